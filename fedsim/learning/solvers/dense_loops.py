@@ -74,6 +74,35 @@ class LoopPlan(NamedTuple):
     last_epoch: int
 
 
+class Network(NamedTuple):
+    """Parameters of all layers in training."""
+
+    entry: FirstLayer
+    kernels: Parameter
+    """kernels of all later layers, padded to one shape, [layers - 1, outputs, inputs]; outputs are
+    a multiple of four.
+    """
+    biases: Parameter
+    """all biases, [layers, 1, outputs]."""
+    sizes: Positions
+    """count of outputs of each layer, int64 [layers]."""
+
+
+class Memory(NamedTuple):
+    """Working memory of a local training, for the padded batch size and count of outputs."""
+
+    outputs: AnyFloats
+    """outputs of each layer for a batch, [layers, b, outputs]."""
+    errors: AnyFloats
+    """gradients with respect to the outputs of a layer and of the layer below, [2, b, outputs]."""
+    scratch: AnyFloats
+    """features of a batch, [b, c], if the first layer's kernel is transposed."""
+    every: Positions
+    """0, 1, 2, ..., as many as the longest axis needs."""
+    batch: Positions
+    """indices of the samples of a batch, int64 [b]."""
+
+
 @compiled_entry
 def descend(
     entry: FirstLayer,
@@ -97,58 +126,119 @@ def descend(
     Returns:
         The sum of the losses over the samples of the last epoch.
     """
-    dtype = entry.features.dtype
-    top = len(sizes) - 1
-    total = 0.0
-    width = _fours(plan.rows.shape[1])
-    widest = _fours(sizes.max())
-    near = entry.features.shape[1] if entry.turned else 0
-    outputs = np.zeros((top + 1, width, widest), dtype)
-    errors = np.zeros((2, width, widest), dtype)
-    scratch = np.empty((width, near), dtype)
-    every = np.arange(max(width, widest, near))
-    batch = np.arange(width)
+    network = Network(entry, kernels, biases, sizes)
+    memory = _allocate(network, plan)
+    loss = 0.0
     for step in range(len(plan.counts)):
         count = plan.counts[step]
-        filled = _fours(count)
-        for at in range(filled):
-            batch[at] = plan.rows[step, at if at < count else 0]
-        _enter(entry, step, batch[:filled], biases.weight[0], sizes[0], scratch, every, outputs[0])
-        for layer in range(1, top + 1):
-            below = outputs[layer - 1]
-            for row in range(filled):
-                for column in range(sizes[layer - 1]):
-                    # NaN stays NaN
-                    below[row, column] = 0 if below[row, column] < 0 else below[row, column]
-            weight = kernels.weight[layer - 1]
-            bias = biases.weight[layer]
-            _inner_products(below, every[:filled], weight, bias, sizes[layer], outputs[layer])
-        error = errors[top % 2]
-        loss = _judge(outputs[top], error, plan.labels, batch[:filled], count, sizes[top])
+        batch = _fill_batch(memory, plan, step)
+        logits = _pass_forward(network, memory, step, batch)
+        error = _error_of(memory, len(sizes) - 1)
+        batch_loss = _judge(logits, error, plan.labels, batch, count, sizes[-1])
         if step >= plan.last_epoch:
-            total += loss
-        for layer in range(top, 0, -1):
-            kernel = _of(kernels, layer - 1)
-            hidden = outputs[layer - 1]
-            below = errors[(layer - 1) % 2]
-            _pass_back(
-                error,
-                every[: _fours(sizes[layer])],
-                kernel.weight,
-                hidden,
-                below,
-                filled,
-                sizes[layer - 1],
-            )
-            _descend_kernel(kernel, sizes[layer], hidden, every[:filled], error, rule)
-            _descend_bias(_of(biases, layer), sizes[layer], count, error, rule)
-            error = below
-        if entry.products.shape[1]:
-            _descend_along(entry, batch[:count], sizes[0], error, rule)
-        else:
-            _descend_kernel(entry.kernel, sizes[0], entry.features, batch[:filled], error, rule)
-        _descend_bias(_of(biases, 0), sizes[0], count, error, rule)
-    return total
+            loss += batch_loss
+        _descend_layers(network, memory, batch, count, rule)
+    return loss
+
+
+@compiled
+def _allocate(network: Network, plan: LoopPlan) -> Memory:
+    """Allocate the working memory of a local training."""
+    entry = network.entry
+    dtype = entry.features.dtype
+    layers = len(network.sizes)
+    samples = _fours(plan.rows.shape[1])
+    widest = _fours(network.sizes.max())
+    columns = entry.features.shape[1] if entry.turned else 0
+    return Memory(
+        np.zeros((layers, samples, widest), dtype),
+        np.zeros((2, samples, widest), dtype),
+        np.empty((samples, columns), dtype),
+        np.arange(max(samples, widest, columns)),
+        np.arange(samples),
+    )
+
+
+@compiled
+def _fill_batch(memory: Memory, plan: LoopPlan, step: int) -> Positions:
+    """Return the samples of a batch, padded with its first sample to a multiple of four."""
+    count = plan.counts[step]
+    padded = _fours(count)
+    for at in range(padded):
+        memory.batch[at] = plan.rows[step, at if at < count else 0]
+    batch: Positions = memory.batch[:padded]
+    return batch
+
+
+@compiled
+def _error_of(memory: Memory, layer: int) -> AnyFloats:
+    """Return the memory of the gradient with respect to a layer's outputs."""
+    error: AnyFloats = memory.errors[layer % 2]
+    return error
+
+
+@compiled
+def _pass_forward(network: Network, memory: Memory, step: int, batch: Positions) -> AnyFloats:
+    """Compute the outputs of all layers for a batch.
+
+    Returns:
+        The outputs of the last layer.
+    """
+    entry = network.entry
+    sizes = network.sizes
+    outputs = memory.outputs
+    bias = network.biases.weight
+    _enter(entry, step, batch, bias[0], sizes[0], memory.scratch, memory.every, outputs[0])
+    rows = memory.every[: len(batch)]
+    for layer in range(1, len(sizes)):
+        hidden = outputs[layer - 1]
+        _rectify(hidden, len(batch), sizes[layer - 1])
+        kernel = network.kernels.weight[layer - 1]
+        _inner_products(hidden, rows, kernel, bias[layer], sizes[layer], outputs[layer])
+    logits: AnyFloats = outputs[-1]
+    return logits
+
+
+@compiled
+def _descend_layers(
+    network: Network, memory: Memory, batch: Positions, count: int, rule: Rule
+) -> None:
+    """Take one SGD step of all parameters, from the last layer to the first.
+
+    Args:
+        network: the parameters.
+        memory: the outputs of all layers, and the gradient with respect to the logits.
+        batch: indices of the samples, padded to a multiple of four.
+        count: count of samples in the batch.
+        rule: the rule of an SGD step.
+    """
+    sizes = network.sizes
+    rows = memory.every[: len(batch)]
+    for layer in range(len(sizes) - 1, 0, -1):
+        error = _error_of(memory, layer)
+        below = _error_of(memory, layer - 1)
+        kernel = _of(network.kernels, layer - 1)
+        hidden = memory.outputs[layer - 1]
+        positions = memory.every[: _fours(sizes[layer])]
+        inputs = sizes[layer - 1]
+        _pass_back(error, positions, kernel.weight, hidden, below, len(batch), inputs)
+        _descend_kernel(kernel, sizes[layer], hidden, rows, error, rule)
+        _descend_bias(_of(network.biases, layer), sizes[layer], count, error, rule)
+    entry = network.entry
+    error = _error_of(memory, 0)
+    if entry.products.shape[1]:
+        _descend_along(entry, batch[:count], sizes[0], error, rule)
+    else:
+        _descend_kernel(entry.kernel, sizes[0], entry.features, batch, error, rule)
+    _descend_bias(_of(network.biases, 0), sizes[0], count, error, rule)
+
+
+@compiled
+def _rectify(outputs: AnyFloats, rows: int, columns: int) -> None:
+    """Apply ReLU to the first rows and columns; NaN stays NaN."""
+    for row in range(rows):
+        for column in range(columns):
+            outputs[row, column] = 0 if outputs[row, column] < 0 else outputs[row, column]
 
 
 @compiled
