@@ -39,6 +39,7 @@ from fedsim.version import __version__
 
 if TYPE_CHECKING:
     from fedsim.cli.results import RunResult
+    from fedsim.running.runner import Job
 
 _WATCHED_S = 2.0  # real time (s) between two updates of a watched run
 
@@ -160,8 +161,7 @@ def run_command(
     that of the run. Elsewhere, and with --json or --quiet, it ends with the run.
     """
     from fedsim.clock.executors import make_executor
-    from fedsim.lab.terminal import Console, RunProgress, summary_lines
-    from fedsim.records.folder import SCENARIO
+    from fedsim.lab.terminal import summary_lines
     from fedsim.records.live import EVERY_S
     from fedsim.running.more import Extension
     from fedsim.running.runner import Job, end_soon
@@ -172,53 +172,39 @@ def run_command(
     served_port = options.port_of(watch, port)
     if watch:
         from fedsim.analysis.watch import watching
-    loaded = load(
-        scenario,
-        changes,
-        seed,
-        allow_code=allow_code,
-        tell=options.tell_dropped,
-    )
+    loaded = load(scenario, changes, seed, allow_code=allow_code, tell=options.tell_dropped)
     device = loaded.training.device
+    page = None
     with (
         closing(make_executor(executor, workers, address, device, resources)) as pool,
         ExitStack() as stack,
     ):
         live_every_s = EVERY_S
-        page = None
         if watch:
-            live_every_s = _WATCHED_S
             page = stack.enter_context(watching(out, served_port))
+            live_every_s = _WATCHED_S
         job = Job(loaded, out, pool, resume=resume, more=extension, live_every_s=live_every_s)
         if not is_quiet():
-            stop = job.scenario.stop
-            notes = (*stop.notes, *loaded.strategy.notes, *job.run.learner.notes, *job.notes)
-            say(*notes, err=True)
-            horizon = loaded.strategy.horizon(stop)
-            progress = RunProgress(horizon, Console(stderr=True), job.run.strategy.facts)
-            job.simulation.listen(progress.take, kinds=("round", "task-end"))
-            job.simulation.at_close(progress.close)
-            if job.checkpointer is not None:
-                job.checkpointer.tell = progress.saved
+            _say_notes(job)
+            _show_progress(job)
         with interrupted_once(partial(end_soon, job), again=end_at_once) as interruption:
             result = asyncio.run(job.execute())
-        interrupted = result.summary["status"] == "interrupted"
-        kept = ExitStack()
-        stays = watch and options.is_attended() and not interrupted
-        if stays:
-            kept = stack.pop_all()  # the page is there while the summary is printed, and after it
+        is_interrupted = result.summary["status"] == "interrupted"
+        open_page = ExitStack()
+        if options.is_attended() and not is_interrupted:
+            open_page = stack.pop_all()  # until the reader of the summary presses Ctrl-C
+        else:
+            page = None
     resumption = None
-    if job.checkpointer is not None and interrupted:
-        resumption = f"fedsim run {quote(str(out / SCENARIO))} --out {quote(str(out))} --resume"
-        if allow_code:
-            resumption += " --allow-code"
+    if is_interrupted and job.checkpointer is not None:
+        resumption = _resumption(out, allow_code=allow_code)
 
     def show() -> None:
         say(*summary_lines(result.summary), f"written to {out}")
         if resumption is not None:
             say(f"interrupted; to go on: {resumption}", err=True)
-        with kept:
-            if stays and page is not None:
+        with open_page:
+            if page is not None:
                 page.stay()
 
     def make() -> "RunResult":
@@ -226,4 +212,32 @@ def run_command(
 
         return run_result(out, resumption)
 
-    return VerbOutcome(make, show, interruption.exit_status if interrupted else 0)
+    return VerbOutcome(make, show, interruption.exit_status if is_interrupted else 0)
+
+
+def _say_notes(job: "Job") -> None:
+    """Print the notes on a scenario, its strategy and its learning to stderr."""
+    strategy = job.scenario.strategy
+    say(*job.scenario.stop.notes, *strategy.notes, *job.run.learner.notes, *job.notes, err=True)
+
+
+def _show_progress(job: "Job") -> None:
+    """Display the progress of a run until it ends."""
+    from fedsim.lab.terminal import Console, RunProgress
+
+    horizon = job.scenario.strategy.horizon(job.scenario.stop)
+    progress = RunProgress(horizon, Console(stderr=True), job.run.strategy.facts)
+    job.simulation.listen(progress.take, kinds=("round", "task-end"))
+    job.simulation.at_close(progress.close)
+    if job.checkpointer is not None:
+        job.checkpointer.tell = progress.saved
+
+
+def _resumption(out: Path, *, allow_code: bool) -> str:
+    """Return the command that resumes the run in a folder."""
+    from fedsim.records.folder import SCENARIO
+
+    command = f"fedsim run {quote(str(out / SCENARIO))} --out {quote(str(out))} --resume"
+    if allow_code:
+        command += " --allow-code"
+    return command

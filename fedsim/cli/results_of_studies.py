@@ -21,20 +21,16 @@ from fedsim.lab.reading.study_folder import PUBLISHED
 from fedsim.lab.study.conduct import Conductor
 from fedsim.lab.study.costs import StudyForecast
 from fedsim.lab.study.folder import states
-from fedsim.lab.study.shards import StudyShard, work_of_share
+from fedsim.lab.study.shards import work_of_share
 
 
 def study_result(
-    conductor: Conductor,
-    share: StudyShard | None,
-    status: StudyStatus,
-    forecast: StudyForecast | None = None,
+    conductor: Conductor, status: StudyStatus, forecast: StudyForecast | None = None
 ) -> StudyResult:
     """Return the result of a study that was planned or carried out.
 
     Args:
         conductor: the conductor of the study.
-        share: the share of the runs that was selected; None for all.
         status: how the study ended.
         forecast: the predicted cost of the study; None for none.
     """
@@ -45,7 +41,7 @@ def study_result(
         folder=str(conductor.out),
         status=status,
         runs=_runs_of(conductor),
-        shard=_shard_result(conductor, share),
+        shard=_shard_result(conductor),
         cost=cost,
         lines=[*conductor.notes],
     )
@@ -84,7 +80,8 @@ def _runs_of(conductor: Conductor) -> list[StudyRunResult]:
     ]
 
 
-def _shard_result(conductor: Conductor, share: StudyShard | None) -> ShardResult | None:
+def _shard_result(conductor: Conductor) -> ShardResult | None:
+    share = conductor.shard
     if share is None:
         return None
     runs = [run for run, _ in conductor.selected_runs]

@@ -1,11 +1,11 @@
 """Verbs that run many scenarios: ``study``, and ``bench`` for strategies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from fedsim.cli.results import BenchResult, MergeResult, StudyResult, StudyStatus
     from fedsim.lab.study.conduct import Conductor
     from fedsim.lab.study.costs import StudyForecast
-    from fedsim.lab.study.shards import StudyShard
 
 
 @click.command("study", short_help="Run many strategies in the same worlds; compare them.")
@@ -107,7 +106,9 @@ if TYPE_CHECKING:
     help="With --dry-run: list the runs without their cost; read no data.",
 )
 @reported
-def study_command(words: tuple[str, ...], out: Path, **settings: Any) -> VerbOutcome:
+def study_command(
+    words: tuple[str, ...], out: Path, **options: "Unpack[StudyOptions]"
+) -> VerbOutcome:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on
     where it was left.
 
@@ -115,20 +116,42 @@ def study_command(words: tuple[str, ...], out: Path, **settings: Any) -> VerbOut
     """
     first, *rest = words
     if first == "merge" and rest:
-        return _merge(rest, out, settings)
+        return _merge(rest, out, options)
     if rest:
         raise ScenarioError(
             f"a study is named by one word, and {len(words)} are given: {' '.join(words)}; several "
             "studies are run one after another"
         )
-    return _run_study(first, out, **settings)
+    return _run_study(first, out, options)
 
 
-def _merge(sources: Sequence[str], out: Path, settings: Mapping[str, Any]) -> VerbOutcome:
+class StudyOptions(TypedDict):
+    """Values of the options of ``fedsim study``, without ``--out``."""
+
+    executor: str
+    workers: int | None
+    address: str | None
+    resources: str | None
+    changes: tuple[str, ...]
+    size: str | None
+    seeds: int | None
+    only: tuple[str, ...]
+    shard: str | None
+    until_sure: bool
+    within: str | None
+    error: str | None
+    most_runs: int | None
+    most_time: str | None
+    allow_code: bool
+    dry_run: bool
+    no_trial: bool
+
+
+def _merge(sources: Sequence[str], out: Path, options: StudyOptions) -> VerbOutcome:
     """Carry out ``fedsim study merge``; the exit status is 1 if runs are missing."""
     from fedsim.lab.study.merging import merge
 
-    given = [name for name, value in settings.items() if _is_given(name, value)]
+    given = [name for name, value in options.items() if _is_given(name, value)]
     if given:
         raise ScenarioError(
             f"'study merge' takes --out, --json and --quiet; --{given[0].replace('_', '-')} belongs "
@@ -159,61 +182,68 @@ def _is_given(name: str, value: object) -> bool:
     return bool(value) and (name, value) != ("executor", "processes")
 
 
-def _run_study(
-    study: str,
-    out: Path,
-    *,
-    executor: str,
-    workers: int | None,
-    address: str | None,
-    resources: str | None,
-    changes: tuple[str, ...],
-    only: tuple[str, ...],
-    shard: str | None,
-    dry_run: bool,
-    until_sure: bool,
-    within: str | None,
-    error: str | None,
-    most_runs: int | None,
-    most_time: str | None,
-    no_trial: bool,
-    **settings: Any,
-) -> VerbOutcome:
+def _run_study(study: str, out: Path, options: StudyOptions) -> VerbOutcome:
     """Carry out ``fedsim study STUDY``."""
-    from fedsim.lab.study.conduct import Conductor
+    from fedsim.lab.study.conduct import Conductor, StudyWorkers
     from fedsim.lab.study.plan import read_study
-    from fedsim.lab.study.pool import StudyProgress
     from fedsim.lab.study.shards import StudyShard
-    from fedsim.lab.terminal import Console
 
+    dry_run = options["dry_run"]
     if dry_run and is_quiet() and not prints_json():
         raise ScenarioError(
             "--quiet prints nothing, but --dry-run only prints; give one of the two"
         )
-    if no_trial and not dry_run:
+    if options["no_trial"] and not dry_run:
         raise ScenarioError("--no-trial belongs to --dry-run; give both, or neither")
-    rule = _read_rule(
-        until_sure, within=within, error=error, most_runs=most_runs, most_time=most_time
+    plan = read_study(
+        study,
+        options["changes"],
+        size=options["size"],
+        seeds=options["seeds"],
+        until_sure=_read_rule(options),
+        allow_code=options["allow_code"],
+        tell=tell_dropped,
     )
-    plan = read_study(study, changes, **settings, until_sure=rule, tell=tell_dropped)
-    share = None if shard is None else StudyShard.read(shard)
-    conductor = Conductor(
-        plan,
-        out,
-        workers,
-        executor,
-        address,
-        only,
-        share,
-        tried=not dry_run,
-        resources=resources,
+    shard = None
+    if options["shard"] is not None:
+        shard = StudyShard.read(options["shard"])
+    workers = StudyWorkers(
+        options["executor"], options["workers"], options["address"], options["resources"]
     )
+    conductor = Conductor(plan, out, workers, only=options["only"], shard=shard, tried=not dry_run)
     if not is_quiet():
         say(*(f"fedsim: {note}" for note in conductor.notes), err=True)
-    if dry_run:
-        forecast = None if no_trial else _forecast(conductor)
-        show = partial(_show_plan, conductor, share, forecast)
-        return VerbOutcome(partial(_make_result, conductor, share, "dry-run", forecast), show)
+    if not dry_run:
+        return _carry_out(conductor)
+    forecast = None
+    if not options["no_trial"]:
+        forecast = _forecast(conductor)
+    make = partial(_make_result, conductor, "dry-run", forecast)
+    return VerbOutcome(make, partial(_show_plan, conductor, forecast))
+
+
+def _read_rule(options: StudyOptions) -> dict[str, object] | None:
+    """Return the keys of ``[until_sure]`` that options set; None without ``--until-sure``."""
+    values: dict[str, object] = {
+        "within": options["within"],
+        "error": options["error"],
+        "most_runs": options["most_runs"],
+        "most_time": options["most_time"],
+    }
+    rule = {name: value for name, value in values.items() if value is not None}
+    if options["until_sure"]:
+        return rule
+    for name, value in rule.items():
+        option = name.replace("_", "-")
+        raise ScenarioError(f"--{option} is {value!r}, but it belongs to --until-sure")
+    return None
+
+
+def _carry_out(conductor: "Conductor") -> VerbOutcome:
+    """Carry out the missing runs of a study, with a display of their progress."""
+    from fedsim.lab.study.pool import StudyProgress
+    from fedsim.lab.terminal import Console
+
     with (
         closing(StudyProgress(Console(stderr=True, quiet=is_quiet()))) as progress,
         interrupted_once(conductor.interrupt) as interruption,
@@ -222,37 +252,23 @@ def _run_study(
     for failure in conductor.failed:
         say(f"fedsim: {failure.order.label} failed: {failure.error}", err=True)
     if conductor.interrupted:
-        make = partial(_make_result, conductor, share, "interrupted")
+        make = partial(_make_result, conductor, "interrupted")
         return VerbOutcome(make, show_nothing, interruption.exit_status)
     show = partial(_show_figures, conductor)
     if conductor.complete:
-        return VerbOutcome(partial(_make_result, conductor, share, "done"), show)
+        return VerbOutcome(partial(_make_result, conductor, "done"), show)
     complaints: tuple[str, ...] = ()
     if conductor.trials is not None:
         complaints = tuple(conductor.trials.lines_of_text())
-    return VerbOutcome(partial(_make_result, conductor, share, "incomplete"), show, 1, complaints)
-
-
-def _read_rule(until_sure: bool, **details: object) -> dict[str, object] | None:
-    """Return the keys of ``[until_sure]`` that options set; None without ``--until-sure``."""
-    rule = {name: value for name, value in details.items() if value is not None}
-    if until_sure:
-        return rule
-    for name, value in rule.items():
-        option = name.replace("_", "-")
-        raise ScenarioError(f"--{option} is {value!r}, but it belongs to --until-sure")
-    return None
+    return VerbOutcome(partial(_make_result, conductor, "incomplete"), show, 1, complaints)
 
 
 def _make_result(
-    conductor: "Conductor",
-    share: "StudyShard | None",
-    status: "StudyStatus",
-    forecast: "StudyForecast | None" = None,
+    conductor: "Conductor", status: "StudyStatus", forecast: "StudyForecast | None" = None
 ) -> "StudyResult":
     from fedsim.cli.results_of_studies import study_result
 
-    return study_result(conductor, share, status, forecast)
+    return study_result(conductor, status, forecast)
 
 
 def _forecast(conductor: "Conductor") -> "StudyForecast | None":
@@ -264,9 +280,7 @@ def _forecast(conductor: "Conductor") -> "StudyForecast | None":
         return None
 
 
-def _show_plan(
-    conductor: "Conductor", share: "StudyShard | None", forecast: "StudyForecast | None"
-) -> None:
+def _show_plan(conductor: "Conductor", forecast: "StudyForecast | None") -> None:
     """Print the selected runs of a study, how far each is, and their cost."""
     from fedsim.lab.study.costs import forecast_lines
     from fedsim.lab.study.shards import work_of_share
@@ -280,6 +294,7 @@ def _show_plan(
             f"more seeds follow where they decide: at most {conductor.seeding.most_runs} runs in all"
         )
     planned = conductor.study.runs
+    share = conductor.shard
     if share is not None and planned:
         runs = [run for run, _ in conductor.selected_runs]
         work = work_of_share(runs, planned)
@@ -328,7 +343,9 @@ def bench_command(
     out: Path | None,
     changes: tuple[str, ...],
     keep: Path | None,
-    **settings: Any,
+    seeds: int | None,
+    workers: int | None,
+    allow_code: bool,
 ) -> VerbOutcome:
     """Run strategies in six frozen worlds, and place them on the kept board.
 
@@ -341,7 +358,9 @@ def bench_command(
     from fedsim.lab.terminal import Console
 
     target = out or Path("runs") / f"bench-{safe_name(strategies[0])}"
-    lines = bench.bench(strategies, target, changes, **settings)
+    lines = bench.bench(
+        strategies, target, changes, seeds=seeds, workers=workers, allow_code=allow_code
+    )
     board = bench.read_board()
     tables = bench.tables_of(target)
     changed = bench.changed_tables(tables)

@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -82,10 +82,11 @@ def run_study(
     plan = read_study(
         study, changes, size=size, seeds=seeds, until_sure=until_sure, allow_code=allow_code
     )
-    share = None if shard is None else StudyShard.read(shard)
-    conductor = Conductor(
-        plan, Path(out), workers, executor, address, only, share, resources=resources
-    )
+    share = None
+    if shard is not None:
+        share = StudyShard.read(shard)
+    places = StudyWorkers(executor, workers, address, resources)
+    conductor = Conductor(plan, Path(out), places, only=only, shard=share)
     with closing(StudyProgress(Console(quiet=True))) as progress:
         conductor.run(progress)
     if not conductor.complete:
@@ -97,24 +98,78 @@ def run_study(
     return load_study(out, allow_code=allow_code)
 
 
+@dataclass(frozen=True)
+class StudyWorkers:
+    """Processes that carry out the runs of a study. They do not influence results.
+
+    Attributes:
+        executor: ``processes`` of this machine, or ``ray``, whose nodes need not see the study's
+            folder.
+        number: count of parallel runs; None for one per core that this process may use.
+        address: Ray cluster, ``HOST:PORT`` or ``auto``; None to start Ray locally.
+        resources: resources that each run on Ray reserves on its node, as ``TaskResources.read``
+            takes them; None for one core.
+
+    Raises:
+        ScenarioError: a value is not allowed, or values exclude each other.
+    """
+
+    executor: str = "processes"
+    number: int | None = None
+    address: str | None = None
+    resources: str | Mapping[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        executor = self.executor
+        if self.number is not None and self.number < 1:
+            raise ScenarioError(f"--workers is {self.number}; allowed is 1 or more")
+        if executor not in _EXECUTORS:
+            allowed = f"{', '.join(_EXECUTORS)}{nearest(executor, _EXECUTORS)}"
+            raise ScenarioError(f"--executor is {executor!r}; allowed are {allowed}")
+        if self.address is not None and not self.are_on_ray:
+            raise ScenarioError(
+                f"--address is {self.address!r}, but --executor is {executor!r}; only 'ray' has an "
+                "address"
+            )
+        if self.resources is not None and not self.are_on_ray:
+            raise ScenarioError(
+                f"--resources is {self.resources!r}, but --executor is {executor!r}; only 'ray' "
+                "places runs by their resources"
+            )
+
+    @property
+    def are_on_ray(self) -> bool:
+        return self.executor == "ray"
+
+    @property
+    def local_number(self) -> int:
+        """Count of parallel runs in processes of this machine."""
+        return usable_cores() if self.number is None else self.number
+
+    def join_cluster(self, device: str) -> "Ray":
+        """Join the Ray cluster, or start Ray on this machine.
+
+        Args:
+            device: torch's name of the device that computes.
+        """
+        executor = make_executor("ray", self.number, self.address, device, self.resources)
+        return cast("Ray", executor)
+
+
 class Conductor:
     """Conductor that carries out the missing runs of a study.
 
     Args:
         study: the planned study.
         out: folder of the study.
-        workers: count of parallel runs; by default one per core that this process may use.
-        executor: ``processes`` of this machine, or ``ray``, whose nodes need not see the study's
-            folder. The executor does not influence results.
-        address: Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started locally.
+        workers: the processes that carry out the runs.
         only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; other runs are not done.
         shard: share of the selected runs to carry out; by default all.
         tried: whether to build a run of each variant first, with its data, to reject invalid
             variants.
-        resources: resources that each run on Ray reserves on its node, as ``TaskResources.read``
-            takes them; by default one core.
 
     Attributes:
+        study, out, workers, shard: as the arguments.
         trials: trials of the search; None if the study has no search.
         seeding: adds seeds to the variants that may still be the best; None if all variants have
             the same seeds.
@@ -130,64 +185,46 @@ class Conductor:
         self,
         study: Study,
         out: Path,
-        workers: int | None = None,
-        executor: str = "processes",
-        address: str | None = None,
+        workers: StudyWorkers | None = None,
+        *,
         only: Sequence[str] = (),
         shard: StudyShard | None = None,
         tried: bool = True,
-        resources: str | Mapping[str, object] | None = None,
     ) -> None:
-        if workers is not None and workers < 1:
-            raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
-        if executor not in _EXECUTORS:
-            allowed = f"{', '.join(_EXECUTORS)}{nearest(executor, _EXECUTORS)}"
-            raise ScenarioError(f"--executor is {executor!r}; allowed are {allowed}")
-        if address is not None and executor != "ray":
-            raise ScenarioError(
-                f"--address is {address!r}, but --executor is {executor!r}; only 'ray' has an "
-                "address"
-            )
-        if resources is not None and executor != "ray":
-            raise ScenarioError(
-                f"--resources is {resources!r}, but --executor is {executor!r}; only 'ray' places "
-                "runs by their resources"
-            )
-        if study.spec.search is not None and only:
-            raise ScenarioError(
-                f"--only is {only[0]!r}, but the study searches: which trials follow depends on "
-                "all its runs"
-            )
-        if study.spec.until_sure is not None:
-            _refuse_part("--until-sure adds seeds: which ones follow", only, shard)
+        _refuse_part(study, only, shard)
         files.refuse_unusable(out)
         self.study = study
         self.out = out
-        self._only = only
-        self._shard = shard
-        self._executor = executor
-        self._address = address
-        self._workers = workers
-        self._resources = resources
-        self._inputs = StudyInputs() if executor == "ray" else None
-        self.trials = make_trials(study, out, shard, self.workers)
+        self.workers = workers or StudyWorkers()
+        self.shard = shard
+        self.trials = make_trials(study, out, shard, self.workers.local_number)
         self.seeding: Seeding | None = None
         if study.spec.until_sure is not None:
             self.seeding = Seeding(study, study.spec.until_sure)
         self.ended: list[Ended] = []
-        if self.trials is not None:
-            with from_file(study.allow_code):
-                self.trials.begin(out, self._try_to_build)
-        if self.seeding is not None:
-            self.seeding.grow(out)
-        self._read_states()
+        self.states: list[RunState] = []
         self.notes: list[str] = []
-        if self.trials is None:
-            self.notes = study.notes_on_ineffective_changes(self._selection)
-        if tried:
-            self._try_variants()
+        self._only = only
+        self._selection: frozenset[Path] = frozenset()
+        self._inputs: StudyInputs | None = None
+        if self.workers.are_on_ray:
+            self._inputs = StudyInputs()
         self._pool: WorkerPool | RayWorkers | None = None
         self._stopped: int | None = None
+        self._begin()
+        if tried:
+            self._try_variants()
+
+    def _begin(self) -> None:
+        """Plan the first trials or seeds, if any, and read the states of all runs."""
+        if self.trials is not None:
+            with from_file(self.study.allow_code):
+                self.trials.begin(self.out, self._try_to_build)
+        if self.seeding is not None:
+            self.seeding.grow(self.out)
+        self._read_states()
+        if self.trials is None:
+            self.notes = self.study.notes_on_ineffective_changes(self._selection)
 
     def _try_variants(self) -> None:
         """Build the first missing run of each variant, to reject invalid variants."""
@@ -215,11 +252,6 @@ class Conductor:
         return [(run, state) for run, state in runs if run.folder in self._selection]
 
     @property
-    def workers(self) -> int:
-        """Count of parallel runs in processes of this machine."""
-        return usable_cores() if self._workers is None else self._workers
-
-    @property
     def _holds_lock(self) -> bool:
         """Whether this process locks the study's folder for as long as it carries out runs."""
         if self.seeding is not None:
@@ -242,7 +274,7 @@ class Conductor:
 
         A shard of a search is complete if none of its runs failed.
         """
-        if self.trials is None or self._shard is not None:
+        if self.trials is None or self.shard is not None:
             return not self.failed
         if not self.trials.is_over:
             return False
@@ -259,15 +291,15 @@ class Conductor:
 
     def _read_states(self) -> None:
         self._selection = self._select()
-        self.states: list[RunState] = files.states(self.out, self.study)
+        self.states = files.states(self.out, self.study)
 
     def _select(self) -> frozenset[Path]:
         """Return the folders of the runs that ``only`` and the shard select."""
         selection = self.study.only(self._only)
-        if self._shard is None or isinstance(self.trials, SharedTrials):
+        if self.shard is None or isinstance(self.trials, SharedTrials):
             return selection
         runs = [run for run in self.study.runs if run.folder in selection]
-        return folders_of(self._shard, runs)
+        return folders_of(self.shard, runs)
 
     def forecast(self) -> StudyForecast:
         """Predict the cost of the study, or of each shard, on this machine.
@@ -284,8 +316,10 @@ class Conductor:
             runs += self.trials.foreseen_runs()
         states = zip(self.study.runs, self.states, strict=True)
         finished = {run.folder for run, state in states if state == "done"}
-        count = 1 if self._shard is None else self._shard.count
-        return forecast_study(runs, lambda run: run.folder in finished, count, self.workers)
+        count = 1 if self.shard is None else self.shard.count
+        return forecast_study(
+            runs, lambda run: run.folder in finished, count, self.workers.local_number
+        )
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Interrupt the active runs, which are saved, and begin no other run.
@@ -368,10 +402,12 @@ class Conductor:
             stack: its exit ends the workers and releases the lock.
             progress: display of the runs' progress.
         """
-        if self._executor == "ray":
+        if self.workers.are_on_ray:
             from fedsim.lab.study.cluster import RayWorkers
 
-            cluster = stack.enter_context(closing(self._cluster()))
+            other_devices = [device for device in self._torch_devices() if device != "cpu"]
+            device = other_devices[0] if other_devices else "cpu"
+            cluster = stack.enter_context(closing(self.workers.join_cluster(device)))
             if self._holds_lock:
                 stack.enter_context(files.locked(self.out))
             assert self._inputs is not None
@@ -382,18 +418,12 @@ class Conductor:
         # a run that names a GPU by its number needs to see all of them
         devices = set(self._torch_devices())
         gpus = usable_gpus() if "cuda" in devices and devices <= {"cpu", "cuda"} else []
-        pool = WorkerPool(self.workers, progress, lock, gpus=gpus)
+        pool = WorkerPool(self.workers.local_number, progress, lock, gpus=gpus)
         return stack.enter_context(closing(pool))
 
     def _torch_devices(self) -> list[str]:
         """Return the torch device of each run."""
         return [run.scenario.training.device for run, _ in self.selected_runs]
-
-    def _cluster(self) -> "Ray":
-        devices = self._torch_devices()
-        device = next((device for device in devices if device != "cpu"), "cpu")
-        executor = make_executor("ray", self._workers, self._address, device, self._resources)
-        return cast("Ray", executor)
 
     def _orders(self) -> list[RunOrder]:
         orders = []
@@ -408,14 +438,20 @@ class Conductor:
         return orders
 
 
-def _refuse_part(reason: str, only: Sequence[str], shard: StudyShard | None) -> None:
-    option = None
+def _refuse_part(study: Study, only: Sequence[str], shard: StudyShard | None) -> None:
+    """Raise ``ScenarioError`` if only a part is selected of a study whose runs depend on others."""
+    if study.spec.search is not None and only:
+        raise ScenarioError(
+            f"--only is {only[0]!r}, but the study searches: which trials follow depends on all its "
+            "runs"
+        )
+    if study.spec.until_sure is None:
+        return
+    reason = "--until-sure adds seeds: which ones follow depends on all its runs"
     if only:
-        option = f"--only is {only[0]!r}"
-    elif shard is not None:
-        option = f"--shard is '{shard}'"
-    if option is not None:
-        raise ScenarioError(f"{option}, but {reason} depends on all its runs")
+        raise ScenarioError(f"--only is {only[0]!r}, but {reason}")
+    if shard is not None:
+        raise ScenarioError(f"--shard is '{shard}', but {reason}")
 
 
 def try_to_build(run: PlannedRun) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import fedsim
 from fedsim.lab.study import costs
-from fedsim.lab.study.conduct import Conductor
+from fedsim.lab.study.conduct import Conductor, StudyWorkers
 from fedsim.lab.study.costs import RunCost, ShareCost, StudyForecast, forecast_lines
 from fedsim.lab.study.plan import read_study
 from fedsim.lab.study.shards import StudyShard
@@ -44,13 +44,15 @@ def test_runs_that_were_not_tried_cost_in_proportion_to_their_work(
     monkeypatch.setattr(costs, "_MOST_TRIED", 1)
     monkeypatch.setattr(costs, "_start_s", lambda: 0.0)
     study = read_study(quick, ["stop.rounds=4"])
-    forecast = Conductor(study, tmp_path / "out", workers=1, tried=False).forecast()
+    forecast = Conductor(study, tmp_path / "out", StudyWorkers(number=1), tried=False).forecast()
     assert (forecast.tried, forecast.variants) == (1, 2)
     (share,) = forecast.shares
     assert share.untold == 0
     lines = forecast_lines(forecast, None)
     assert "the beginnings of 1 of 2 variants were tried" in lines[1]
-    alone = Conductor(study, tmp_path / "out", 1, only=["fedavg"], tried=False).forecast()
+    alone = Conductor(
+        study, tmp_path / "out", StudyWorkers(number=1), only=["fedavg"], tried=False
+    ).forecast()
     # both strategies have as many rounds, clients and epochs
     assert share.disk_bytes == pytest.approx(2 * alone.shares[0].disk_bytes, rel=0.05)
 
@@ -62,7 +64,9 @@ def test_what_is_left_to_do_is_counted_shard_by_shard(quick: Path, tmp_path: Pat
     assert "the 2 shards take" in before
     fedsim.run_study(quick, out, shard="2/2", workers=1)
     size = sum(path.stat().st_size for path in out.glob("runs/*/*/*") if path.is_file())
-    conductor = Conductor(read_study(quick), out, 1, shard=StudyShard(2, 2), tried=False)
+    conductor = Conductor(
+        read_study(quick), out, StudyWorkers(number=1), shard=StudyShard(2, 2), tried=False
+    )
     forecast = conductor.forecast()
     assert [share.runs for share in forecast.shares] == [2, 0]
     assert "nothing is left to do of shard 2/2" in forecast_lines(forecast, StudyShard(2, 2))
@@ -77,7 +81,7 @@ def test_trials_that_follow_from_results_are_foreseen(
     space = {"strategy.clients_per_round": {"low": 1, "high": 12}}
     search = {"kind": "random", "trials": 3, "metric": "traffic", "space": space, "prune": True}
     study = read_study(write(quick, tables | {"search": search}))
-    forecast = Conductor(study, tmp_path / "out", 1, tried=False).forecast()
+    forecast = Conductor(study, tmp_path / "out", StudyWorkers(number=1), tried=False).forecast()
     # three trials of two variants: at least the first seed of each is planned, all are foreseen
     assert forecast.shares[0].runs >= 6
     assert forecast.shares[0].real_s > 0
