@@ -4,9 +4,9 @@ The server sees neither data nor state.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -234,7 +234,15 @@ class Device:
         return sum(part.bytes for part in payloads(contents, self._devices.sizes)) + state
 
 
-_REMEMBERED = ("states", "used_versions", "initial", "residuals", "bases", "zero")
+class DevicesState(TypedDict):
+    """State of ``Devices`` in a snapshot; its attributes of the same names describe the entries."""
+
+    states: dict[int, dict[str, Any]]
+    used_versions: dict[int, int]
+    initial: dict[int, Ref]
+    residuals: dict[int, dict[str, Ref]]
+    bases: dict[int, bool]
+    zero: NotRequired[Ref]
 
 
 class Devices:
@@ -292,13 +300,28 @@ class Devices:
 
     # Snapshots. They are taken between two instants.
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> DevicesState:
         """Return the state of all devices for ``restore``.
 
         ``zero`` is included if the zero model was used.
         """
-        return {name: value for name, value in vars(self).items() if name in _REMEMBERED}
+        state: DevicesState = {
+            "states": self.states,
+            "used_versions": self.used_versions,
+            "initial": self.initial,
+            "residuals": self.residuals,
+            "bases": self.bases,
+        }
+        if "zero" in vars(self):
+            state["zero"] = self.zero
+        return state
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: DevicesState) -> None:
         """Restore the state from ``snapshot``."""
-        vars(self).update(state)
+        self.states = state["states"]
+        self.used_versions = state["used_versions"]
+        self.initial = state["initial"]
+        self.residuals = state["residuals"]
+        self.bases = state["bases"]
+        if "zero" in state:
+            self.zero = state["zero"]

@@ -5,9 +5,9 @@ the task runs. The end of the task, like the end of any other message, is posted
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from fedsim.federation.contents import (
     received,
 )
 from fedsim.federation.costs import ServerSpec, cost_s
+from fedsim.federation.devices import DevicesState
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, Measured
 from fedsim.federation.local import ClientHalves
@@ -43,16 +44,22 @@ if TYPE_CHECKING:
 
 # outcome -> outcome that the server sees, as it does not learn why a device has disconnected
 _VISIBLE: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
-_SAVED = (
-    "busy_until",
-    "unnoticed",
-    "unrecorded",
-    "finished",
-    "postponed",
-    "residuals",
-    "bases_at",
-)
-"""Attributes that a snapshot holds under their own names."""
+
+
+class DispatchState(TypedDict):
+    """State of ``Dispatch`` in a snapshot; its attributes of the same names describe the entries."""
+
+    busy_until: float
+    unnoticed: dict[int, TaskEnd]
+    unrecorded: dict[int, tuple[int, list[int]]]
+    finished: dict[int, tuple[int, int]]
+    postponed: list[tuple[str, int]]
+    residuals: dict[int, dict[str, Ref]]
+    bases_at: dict[int, bool]
+    in_transit: dict[int, tuple[Contents, dict[str, Ref]]]
+    timer_names: dict[int, str]
+    timer_count: int
+    devices: DevicesState
 
 
 class Dispatch:
@@ -117,8 +124,8 @@ class Dispatch:
         self.unrecorded: dict[int, tuple[int, list[int]]] = {}
         self.finished: dict[int, tuple[int, int]] = {}
         self.postponed: list[tuple[str, int]] = []
-        self.in_transit: dict[int, tuple[Contents, dict[str, Any]]] = {}
-        self.residuals: dict[int, dict[str, Any]] = {}
+        self.in_transit: dict[int, tuple[Contents, dict[str, Ref]]] = {}
+        self.residuals: dict[int, dict[str, Ref]] = {}
         self.bases_at: dict[int, bool] = {}
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
@@ -496,24 +503,36 @@ class Dispatch:
 
     # Snapshots. They are taken between two instants.
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> DispatchState:
         """Return the state for ``restore``, without the alarms, which the clock saves."""
-        state: dict[str, Any] = {name: getattr(self, name) for name in _SAVED}
-        state["sent"] = self.in_transit
-        state["timers"] = {alarm.name[1]: name for name, alarm in self._timers.items()}
-        state["count"] = self._timer_count
-        state["devices"] = self.devices.snapshot()
-        return state
+        return {
+            "busy_until": self.busy_until,
+            "unnoticed": self.unnoticed,
+            "unrecorded": self.unrecorded,
+            "finished": self.finished,
+            "postponed": self.postponed,
+            "residuals": self.residuals,
+            "bases_at": self.bases_at,
+            "in_transit": self.in_transit,
+            "timer_names": {alarm.name[1]: name for name, alarm in self._timers.items()},
+            "timer_count": self._timer_count,
+            "devices": self.devices.snapshot(),
+        }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: DispatchState) -> None:
         """Restore the state from ``snapshot``; the clock then sets the alarms again."""
         self._timers = {}
-        self._timer_names = dict[int, str](state["timers"])
-        self._timer_count = state["count"]
+        self._timer_names = state["timer_names"]
+        self._timer_count = state["timer_count"]
         self.devices.restore(state["devices"])
-        for name in _SAVED:
-            setattr(self, name, state[name])
-        self.in_transit = state["sent"]
+        self.busy_until = state["busy_until"]
+        self.unnoticed = state["unnoticed"]
+        self.unrecorded = state["unrecorded"]
+        self.finished = state["finished"]
+        self.postponed = state["postponed"]
+        self.residuals = state["residuals"]
+        self.bases_at = state["bases_at"]
+        self.in_transit = state["in_transit"]
         for number in self.in_transit:
             self.messages.under_way[number].on_end = self.on_message_end
 

@@ -2,14 +2,22 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
 
 import numpy as np
 
 from fedsim.records.schema import EventRow
 
 ROWS_A_BLOCK = 512
+
+
+class ChainState(TypedDict):
+    """State of ``EventChain`` in a snapshot; JSON-able."""
+
+    count: int
+    state: str
+    rows: str
 
 
 class EventChain:
@@ -47,8 +55,8 @@ class EventChain:
             return self._state.hex()
         return _hash_block(self._state, self._rows).hex()
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the state for ``restore``, JSON-able."""
+    def snapshot(self) -> ChainState:
+        """Return the state for ``restore``."""
         # the rows are one text, because a checkpoint saves it faster than thousands of values
         return {
             "count": self.count,
@@ -56,7 +64,7 @@ class EventChain:
             "rows": json.dumps(self._rows, separators=(",", ":")),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: ChainState) -> None:
         """Restore the state from ``snapshot``."""
         self.count = state["count"]
         self._state = bytes.fromhex(state["state"])

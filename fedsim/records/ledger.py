@@ -6,7 +6,7 @@ and other control traffic.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from fedsim.common.units import show_bytes
 from fedsim.world.meters.base import Payloads
@@ -108,6 +108,19 @@ def total_of_round(row: Mapping[str, Any]) -> float:
     return float(row["bytes_down"] + row["bytes_up"] + (row.get("bytes_peer") or 0.0))
 
 
+class LedgerState(TypedDict):
+    """State of ``Ledger`` in a snapshot; its attributes of the same names describe the entries."""
+
+    down: float
+    up: float
+    peer: float
+    wasted: float
+    by_purpose: dict[str, float]
+    by_task: dict[int, float]
+    idle: dict[int, bool]
+    at_edges: dict[int, float]
+
+
 class Ledger:
     """Sums of the bytes that messages moved, in the order in which the messages ended.
 
@@ -202,7 +215,31 @@ class Ledger:
         """
         self._at_edges = {task: moved for task, moved in self._at_edges.items() if task in running}
 
-    def summary(self) -> dict[str, Any]:
+    def snapshot(self) -> LedgerState:
+        """Return the state for ``restore``."""
+        return {
+            "down": self.down,
+            "up": self.up,
+            "peer": self.peer,
+            "wasted": self.wasted,
+            "by_purpose": self.by_purpose,
+            "by_task": self._by_task,
+            "idle": self._idle,
+            "at_edges": self._at_edges,
+        }
+
+    def restore(self, state: LedgerState) -> None:
+        """Restore the state from ``snapshot``."""
+        self.down = state["down"]
+        self.up = state["up"]
+        self.peer = state["peer"]
+        self.wasted = state["wasted"]
+        self.by_purpose = state["by_purpose"]
+        self._by_task = state["by_task"]
+        self._idle = state["idle"]
+        self._at_edges = state["at_edges"]
+
+    def summary(self) -> dict[str, object]:
         """Return the entry ``bytes`` of ``summary.json``; ``peer`` only if it is not 0."""
         return {
             "down": self.down,

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from fedsim.clock.simulation import Record
 from fedsim.common.files import sync
 from fedsim.records import folder as files
-from fedsim.records.chain import EventChain
-from fedsim.records.ledger import Ledger
+from fedsim.records.chain import ChainState, EventChain
+from fedsim.records.ledger import Ledger, LedgerState
 from fedsim.records.parquet import TableWriter
 from fedsim.records.schema import (
     EVENTS,
@@ -19,9 +19,23 @@ from fedsim.records.schema import (
     event_row,
     with_columns,
 )
-from fedsim.world.meters.base import DIRECTIONS, Column, Meters, Transfer, transfer_of
+from fedsim.world.meters.base import DIRECTIONS, Column, Meters, MetersState, Transfer, transfer_of
 
 _ROWS_AT_ONCE = 4_096
+
+
+class RecorderState(TypedDict):
+    """State of ``Recorder`` in a snapshot."""
+
+    parts: dict[str, list[str]]
+    """table -> sha256 of each of its parts."""
+    chain: ChainState
+    ledger: LedgerState
+    rounds: list[dict[str, Any]]
+    last_time: float
+    starts: dict[int, float]
+    moved: tuple[float, float, float]
+    meters: MetersState
 
 
 class Recorder:
@@ -48,7 +62,7 @@ class Recorder:
         self._chain = EventChain()
         # rows of events and transfers that are not in a table yet
         self._rows: list[EventRow] = []
-        self._transfers: list[tuple[Any, ...]] = []
+        self._transfers: list[tuple[object, ...]] = []
         self.ledger = Ledger()
         self.rounds: list[dict[str, Any]] = []
         self.last_time = 0.0
@@ -109,13 +123,8 @@ class Recorder:
         if self._tables:
             self._transfers.append((*ended[:11], encode(ended.payloads), *ended[12:]))
 
-    def _take_round(self, time: float, fields: dict[str, Any]) -> None:
-        """Append a round's row to the table of rounds, with the bytes that moved since the round before.
-
-        Args:
-            time: time at which the round ended (s).
-            fields: fields of the record of its end; those that are columns of the table are taken.
-        """
+    def _take_round(self, time: float, fields: Mapping[str, object]) -> None:
+        """Append the row of a round, with the bytes that moved since the round before."""
         moved = (self.ledger.down, self.ledger.up, self.ledger.peer)
         down, up, peer = (now - before for now, before in zip(moved, self._moved, strict=True))
         self._moved = moved
@@ -169,7 +178,7 @@ class Recorder:
         """Paths of the parts of all tables."""
         return [part for table in self._tables.values() for part in table.parts]
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> RecorderState:
         """Return the state for ``restore``, after all rows were written to parts and synced."""
         chain = self.chain.snapshot()
         parts = {name: table.flush() for name, table in self._tables.items()}
@@ -178,7 +187,7 @@ class Recorder:
         return {
             "parts": parts,
             "chain": chain,
-            "ledger": vars(self.ledger),
+            "ledger": self.ledger.snapshot(),
             "rounds": self.rounds,
             "last_time": self.last_time,
             "starts": self._starts,
@@ -186,7 +195,7 @@ class Recorder:
             "meters": self.meters.snapshot(),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: RecorderState) -> None:
         """Restore the state from ``snapshot``.
 
         Raises:
@@ -197,7 +206,7 @@ class Recorder:
         self._rows = []
         self._transfers = []
         self._chain.restore(state["chain"])
-        vars(self.ledger).update(state["ledger"])
+        self.ledger.restore(state["ledger"])
         self.rounds = state["rounds"]
         self.last_time = state["last_time"]
         self._starts = state["starts"]

@@ -1,8 +1,8 @@
 """Timing of data shifts during a run; ``learning.data.shifts`` implements the shifts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,13 @@ from fedsim.learning.data.shifts import ShiftSpec
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
     from fedsim.learning.data.federated import FederatedData
+
+
+class DriftState(TypedDict):
+    """State of ``Drift`` in a snapshot: the last round begun, and the candidates of past shifts."""
+
+    begun: int
+    candidates: list[NDArray[np.int64]]
 
 
 class Drift:
@@ -67,7 +74,7 @@ class Drift:
             dispatch.learner.check_sizes({change.device: len(shard.train)})
             dispatch.population.shift(change.device, change.version, len(shard.train))
             dispatch.learner.shift(change.device, change.version)
-            fields: dict[str, Any] = {"what": self._spec.kind, "occasion": occasion}
+            fields: dict[str, object] = {"what": self._spec.kind, "occasion": occasion}
             if change.partner is not None:
                 fields["partner"] = change.partner
             dispatch.simulation.emit("shift", device=change.device, **fields)
@@ -89,14 +96,11 @@ class Drift:
             candidates &= selected
         return np.flatnonzero(candidates)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the state to save: the last round begun, and the candidates of each past shift.
-
-        Seed and candidates determine the shifted data.
-        """
+    def snapshot(self) -> DriftState:
+        """Return the state to save; seed and candidates determine the shifted data."""
         return {"begun": self._begun, "candidates": self._candidates_before}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: DriftState) -> None:
         """Apply all past shifts to the data again, without records and messages to the server.
 
         The caller sets the alarms of future shifts.

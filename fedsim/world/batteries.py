@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -29,6 +29,15 @@ _AT, _LEVEL, _FLAT, _TAIL = range(4)  # columns of ``Batteries._points``
 _LOOK_S = 3_600.0  # s until the next check of a battery during a transfer, whose end is unknown
 
 
+class BatteriesState(TypedDict):
+    """State of ``Batteries`` in a snapshot; dicts are by device."""
+
+    points: Floats
+    loads: dict[int, "Load"]
+    turns: dict[int, list[float]]
+    paths: dict[int, list[float]]
+
+
 @dataclass(slots=True)
 class Load:
     """What the running step of a device's task draws from its battery: power, and energy of bytes.
@@ -40,7 +49,7 @@ class Load:
         moved: bytes of the message whose energy has been subtracted from the level.
         scarce: whether the battery may run out during the message.
         rate: rate of the message (bytes/s) if it is ``scarce``; otherwise 0.
-        off: whether the battery was flat when the task began. Such a device draws no energy, may
+        was_flat: whether the battery was flat when the task began. Such a device draws no energy, may
             be charging, and its task is cut off at once.
     """
 
@@ -50,7 +59,7 @@ class Load:
     moved: float = 0.0
     scarce: bool = False
     rate: float = 0.0
-    off: bool = False
+    was_flat: bool = False
 
     @property
     def total(self) -> float:
@@ -242,25 +251,25 @@ class Batteries:
             alarm.cancel()
         self._paths.setdefault(device, array("d"))
         self._emit_battery(device)
-        self._loads[device] = Load(off=bool(self._points[device, _FLAT]))
+        self._loads[device] = Load(was_flat=bool(self._points[device, _FLAT]))
 
     def begin(self, device: int, step: TaskStep) -> None:
         self.settle(device)
         watts = 0.0 if step.power is None else self._coefficient(device, f"{step.power}_w")
-        load = Load(watts, off=self._loads[device].off)
+        load = Load(watts, was_flat=self._loads[device].was_flat)
         self._loads[device] = load
         if step.direction is not None:
             load.moves = True
             load.byte = self._coefficient(device, f"{step.power}_j_byte")
             self._points[device, _TAIL] = 0.0
 
-    def dry(self, device: int, until: float) -> float:
+    def flat_at(self, device: int, until: float) -> float:
         """Return the time (s) at which a device runs flat during its step, up to ``until`` (s).
 
         The result is infinity if the device does not run flat by ``until``, and also if it was flat
         when its task began, because such a task is lost.
         """
-        if self._loads[device].off:
+        if self._loads[device].was_flat:
             return math.inf
         point = self._point(device)
         watts = self._loads[device].total
@@ -284,7 +293,7 @@ class Batteries:
         point = self._point(device)
         load = self._loads[device]
         until = self._simulation.now + _LOOK_S
-        if load.off:
+        if load.was_flat:
             return until, False, False
         reserve = load.byte * left
         load.scarce = reserve >= point.level
@@ -295,20 +304,20 @@ class Batteries:
         self._follow_breakpoints(device, point, until, load.total, to_flat=True, reserve=reserve)
         return point.at if point.flat else until, point.flat and not reserve, load.scarce
 
-    def end(self, device: int, moved: float, *, dry: bool) -> None:
-        """Subtract from the battery what the running step has drawn; the step ends now.
+    def end(self, device: int, moved: float, *, is_flat: bool) -> None:
+        """Subtract the energy of the running step, which ends now, and remove its load.
 
         Args:
             device: index of the device.
             moved: bytes transferred in the step.
-            dry: whether an empty battery ended the step.
+            is_flat: whether an empty battery ended the step.
         """
         self.settle(device, moved)
         load = self._loads[device]
-        self._loads[device] = Load(off=load.off)
+        self._loads[device] = Load(was_flat=load.was_flat)
         point = self._point(device)
         if (
-            dry and not load.off
+            is_flat and not load.was_flat
         ):  # The level is 0 within a tick. A device that was flat before may have charged.
             point.level = 0.0
             point.flat = True
@@ -470,20 +479,19 @@ class Batteries:
             path=path,
         )
 
-    _STATE = ("_points", "_loads")
+    def snapshot(self) -> BatteriesState:
+        return {
+            "points": self._points,
+            "loads": self._loads,
+            "turns": {device: times.tolist() for device, times in self._turns.items()},
+            "paths": {device: times.tolist() for device, times in self._paths.items()},
+        }
 
-    def snapshot(self) -> dict[str, object]:
-        state: dict[str, object] = {name: getattr(self, name) for name in self._STATE}
-        for name in ("_turns", "_paths"):
-            state[name] = {device: times.tolist() for device, times in getattr(self, name).items()}
-        return state
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        for name in self._STATE:
-            setattr(self, name, state[name])
-        for name in ("_turns", "_paths"):
-            times = {device: array("d", values) for device, values in state[name].items()}
-            setattr(self, name, times)
+    def restore(self, state: BatteriesState) -> None:
+        self._points = state["points"]
+        self._loads = state["loads"]
+        self._turns = {device: array("d", times) for device, times in state["turns"].items()}
+        self._paths = {device: array("d", times) for device, times in state["paths"].items()}
 
 
 class Powered(Availability):

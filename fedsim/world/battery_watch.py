@@ -1,15 +1,22 @@
 """Watch over the batteries of devices with a task, which cuts off tasks if a battery is flat."""
 
 import math
-from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from fedsim.clock.environment import CUT
 from fedsim.world.task import StepServices, Task, TaskStep
 
 if TYPE_CHECKING:
-    from fedsim.world.batteries import Batteries
+    from fedsim.world.batteries import Batteries, BatteriesState
+
+
+class BatteryWatchState(TypedDict):
+    """State of ``BatteryWatch`` in a snapshot."""
+
+    batteries: "BatteriesState | None"
+    scarce: list[int]
+    """IDs of the tasks whose battery may run out during their message."""
 
 
 class BatteryWatch:
@@ -59,8 +66,8 @@ class BatteryWatch:
         if battery is not None:
             task.cancel("battery")
             self._scarce.pop(task.id, None)
-            task.dry = math.inf
-            battery.end(task.device, sent, dry=is_flat)
+            task.flat_at = math.inf
+            battery.end(task.device, sent, is_flat=is_flat)
 
     def end_task(self, task: Task) -> None:
         battery = self._find_batteries(task)
@@ -69,15 +76,15 @@ class BatteryWatch:
 
     # alarms for flat batteries
 
-    def runs_dry(self, task: Task, until: float) -> bool:
-        """Whether the battery runs flat by ``until`` (s); stores the time in ``task.dry``.
+    def runs_flat(self, task: Task, until: float) -> bool:
+        """Whether the battery runs flat by ``until`` (s); stores the time in ``task.flat_at``.
 
-        If the device has no battery, ``task.dry`` is not changed.
+        If the device has no battery, ``task.flat_at`` is not changed.
         """
         battery = self._find_batteries(task)
         if battery is not None:
-            task.dry = battery.dry(task.device, until)
-        return task.dry < math.inf
+            task.flat_at = battery.flat_at(task.device, until)
+        return task.flat_at < math.inf
 
     def look(self, task: Task) -> None:
         """Set the alarm for the next check of the battery during a message or a wait.
@@ -96,10 +103,10 @@ class BatteryWatch:
             # batteries count bytes of payload, as ``remaining`` does
             rate = self._network.rate(flow) / self._network.overhead
         when, is_flat, is_scarce = battery.look(task.device, remaining, rate)
-        task.dry = when if is_flat else math.inf
+        task.flat_at = when if is_flat else math.inf
         if is_scarce:
             self._scarce[task.id] = task
-        if when < task.off:
+        if when < task.disconnects_at:
             self.set_alarm(task.id, max(when, self._simulation.now))
 
     def set_alarm(self, number: int, when: float) -> None:
@@ -110,7 +117,7 @@ class BatteryWatch:
         )
 
     def _ring(self, task: Task) -> None:
-        if self._simulation.now >= task.dry:
+        if self._simulation.now >= task.flat_at:
             self._runner.cut(task)
         else:
             self._check_again(task)
@@ -130,15 +137,16 @@ class BatteryWatch:
 
     # snapshots between two instants
 
-    def snapshot(self) -> dict[str, object]:
+    def snapshot(self) -> BatteryWatchState:
         batteries = None if self.batteries is None else self.batteries.snapshot()
         return {"batteries": batteries, "scarce": list(self._scarce)}
 
-    def restore_batteries(self, state: Mapping[str, Any]) -> None:
+    def restore_batteries(self, state: BatteryWatchState) -> None:
         """Restore the batteries; called before the tasks are restored."""
-        if self.batteries is not None:
-            self.batteries.restore(state["batteries"])
+        batteries = state["batteries"]
+        if self.batteries is not None and batteries is not None:
+            self.batteries.restore(batteries)
 
-    def restore_tasks(self, state: Mapping[str, Any]) -> None:
+    def restore_tasks(self, state: BatteryWatchState) -> None:
         """Restore the list of tasks with scarce batteries; called after the tasks are restored."""
         self._scarce = {number: self._runner.running[number] for number in state["scarce"]}

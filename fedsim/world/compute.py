@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 
 import numpy as np
 import simpy
@@ -273,6 +273,18 @@ class _Cores:
     alarm: Alarm | None = None
 
 
+class HostsState(TypedDict):
+    """State of ``Hosts`` in a snapshot."""
+
+    cores: dict[int, tuple[float, float]]
+    """host -> ``at`` and ``served`` of its cores (s)."""
+    jobs: dict[int, tuple[float, float]]
+    """task ID -> begin and end of its running computation, as values of ``served`` (s)."""
+    used: dict[int, float]
+    pools: dict[int, list[int]]
+    """host -> IDs of the tasks that hold a worker, then of tasks that wait."""
+
+
 class Hosts:
     """Machines on which several devices run, each with cores and workers that its devices share.
 
@@ -400,23 +412,23 @@ class Hosts:
                 self.stop(job.task)
                 self._on_end(job.task)
 
-    def snapshot(self, running: Mapping[int, Task]) -> dict[str, Any]:
+    def snapshot(self, running: Mapping[int, Task]) -> HostsState:
         pools = {host: in_line("worker", pool, running) for host, pool in self._pools.items()}
-        cores = {host: [cores.at, cores.served] for host, cores in self._cores.items()}
+        cores = {host: (cores.at, cores.served) for host, cores in self._cores.items()}
         jobs = {
-            task_id: [job.begun, job.end]
+            task_id: (job.begun, job.end)
             for cores in self._cores.values()
             for task_id, job in cores.jobs.items()
         }
         return {"cores": cores, "jobs": jobs, "used": self._used, "pools": pools}
 
-    def restore(self, state: Mapping[str, Any], running: Mapping[int, Task]) -> None:
+    def restore(self, state: HostsState, running: Mapping[int, Task]) -> None:
         """Restore the state; called after the tasks and before the alarms are restored."""
         self._used = state["used"]
-        self._cores = {host: _Cores(*saved) for host, saved in state["cores"].items()}
-        for task_id, saved in state["jobs"].items():
+        self._cores = {host: _Cores(at, served) for host, (at, served) in state["cores"].items()}
+        for task_id, (begun, end) in state["jobs"].items():
             task = running[task_id]
-            self._cores[self._host(task)].jobs[task_id] = _HostComputation(task, *saved)
+            self._cores[self._host(task)].jobs[task_id] = _HostComputation(task, begun, end)
         for waiting in state["pools"].values():
             for task_id in waiting:
                 self._take_worker(running[task_id])

@@ -6,18 +6,26 @@ does not disconnect before. If the end is far away, the alarm rings earlier, for
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
 from fedsim.clock.simulation import TICK_S, on_grid, on_grid_after
 from fedsim.common.training import Limit, Training
-from fedsim.world.compute import EpochTimes, Hosts, HostSpec
+from fedsim.world.compute import EpochTimes, Hosts, HostSpec, HostsState
 from fedsim.world.steps.computations import EpochStep, Plan
 from fedsim.world.task import Cause, StepServices, Task
 
 
-class Computing:
+class TimerState(TypedDict):
+    """State of ``ComputationTimer`` in a snapshot."""
+
+    paces: dict[int, float]
+    fixed_ends: dict[int, list[float]]
+    budget_used: dict[int, float]
+    hosts: HostsState | None
+
+
+class ComputationTimer:
     """Timer of the computations of tasks, which are steps derived from ``EpochStep``.
 
     Attributes:
@@ -74,7 +82,7 @@ class Computing:
         now = self._simulation.now
         limit = plan.limit
         # time (s) after which the device is disconnected or the run is over
-        last = max(start, min(task.off, self._simulation.end))
+        last = max(start, min(task.disconnects_at, self._simulation.end))
         reach = self._compute.reach_s
         if reach < math.inf:
             reach = on_grid(start + max(reach, 2 * (now - start)))
@@ -88,7 +96,7 @@ class Computing:
         if not is_far:
             end = ends[-1] if _all_fit(ends, plan) else max(limit, now)
             self._runner.end_step_at(task, end)
-        elif self._runner.charge.runs_dry(task, reach):
+        elif self._runner.charge.runs_flat(task, reach):
             self._runner.end_step_at(task, math.inf)
         else:
             self._set_look(task.id, reach)
@@ -164,7 +172,7 @@ class Computing:
 
     # ends of computations
 
-    def end(self, task: Task, limit: Limit, cause: Cause | None) -> dict[str, Any]:
+    def end(self, task: Task, limit: Limit, cause: Cause | None) -> dict[str, object]:
         """End the running computation; return the fields of its record about a shared host."""
         now = self._simulation.now
         self._fixed_ends.pop(task.id, None)
@@ -212,23 +220,25 @@ class Computing:
             ("look-ahead", number), when, partial(self.look_ahead, task)
         )
 
-    def snapshot(self) -> dict[str, object]:
-        state: dict[str, Any] = {
-            "paces": self.paces,
-            "known_ends": self._fixed_ends,
-            "spent": self._budget_used,
-        }
+    def snapshot(self) -> TimerState:
+        hosts = None
         if self.hosts is not None:
-            state["hosts"] = self.hosts.snapshot(self._runner.running)
-        return state
+            hosts = self.hosts.snapshot(self._runner.running)
+        return {
+            "paces": self.paces,
+            "fixed_ends": self._fixed_ends,
+            "budget_used": self._budget_used,
+            "hosts": hosts,
+        }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: TimerState) -> None:
         """Restore the state; called after the tasks and before the alarms are restored."""
         self.paces = state["paces"]
-        self._fixed_ends = state["known_ends"]
-        self._budget_used = state["spent"]
-        if self.hosts is not None:
-            self.hosts.restore(state["hosts"], self._runner.running)
+        self._fixed_ends = state["fixed_ends"]
+        self._budget_used = state["budget_used"]
+        hosts = state["hosts"]
+        if self.hosts is not None and hosts is not None:
+            self.hosts.restore(hosts, self._runner.running)
 
 
 def _all_fit(ends: list[float], plan: Plan) -> bool:

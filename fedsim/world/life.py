@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import simpy
@@ -22,14 +22,29 @@ from fedsim.common.arrays import Flags, Ints
 from fedsim.common.errors import SimulationError
 from fedsim.world.availability import Availability
 from fedsim.world.batteries import Batteries
-from fedsim.world.battery_watch import BatteryWatch
+from fedsim.world.battery_watch import BatteryWatch, BatteryWatchState
 from fedsim.world.compute import EpochTimes, HostSpec
-from fedsim.world.computing import Computing
+from fedsim.world.computing import ComputationTimer, TimerState
 from fedsim.world.messages import Messages
 from fedsim.world.population import Population
-from fedsim.world.slots import MessageSlots
+from fedsim.world.slots import MessageSlots, SlotsState
 from fedsim.world.steps import Queue
 from fedsim.world.task import Cause, Task, TaskStep
+
+
+class RunnerState(TypedDict):
+    """State of ``TaskRunner`` in a snapshot."""
+
+    tasks: int
+    """count of all tasks so far."""
+    times_asked: Ints
+    """rows of device and count; int64 [devices with a count, 2]."""
+    times_selected: Ints
+    running: list[Task]
+    switched_off: list[int]
+    batteries: BatteryWatchState
+    computations: TimerState
+    slots: SlotsState
 
 
 class TaskRunner:
@@ -76,7 +91,7 @@ class TaskRunner:
         self._env.declare_alarm("vanish", self._set_vanish)
         self.running: dict[int, Task] = {}
         self._working: dict[int, Task] = {}  # device -> its task
-        self.computing = Computing(self, compute, host)
+        self.computing = ComputationTimer(self, compute, host)
         self.charge = BatteryWatch(self, batteries)
         self.slots = MessageSlots(self.running)
         self._availability = availability
@@ -110,7 +125,7 @@ class TaskRunner:
         self._end(task, cause)
 
     def _begin(self, task: Task) -> None:
-        fields: dict[str, Any] = dict(task.fields)
+        fields: dict[str, object] = dict(task.fields)
         if task.continues:
             fields["continues"] = True
         self.simulation.record("task-start", fields)
@@ -185,10 +200,10 @@ class TaskRunner:
             task: the task of the step.
             end: time at which the step is complete (s); infinity for never.
         """
-        off = max(task.off, self.simulation.now)
-        runs_dry = self.batteries is not None and self.charge.runs_dry(task, min(end, off))
-        if runs_dry and task.dry < end:
-            self.charge.set_alarm(task.id, task.dry)
+        off = max(task.disconnects_at, self.simulation.now)
+        runs_flat = self.batteries is not None and self.charge.runs_flat(task, min(end, off))
+        if runs_flat and task.flat_at < end:
+            self.charge.set_alarm(task.id, task.flat_at)
         elif end <= off:
             self._set_step_end(task.id, end)
 
@@ -262,7 +277,7 @@ class TaskRunner:
         *,
         continues: bool = False,
         edge: int | None = None,
-        context: Any = None,
+        context: object = None,
     ) -> Task:
         """Start a task on an idle device in this instant; the arguments are attributes of ``Task``.
 
@@ -284,7 +299,7 @@ class TaskRunner:
             self.times_selected[device] += 1
         lost = edge in self.messages.lost
         # the task is cut off now if its device or its edge server is unavailable
-        task.off = self.simulation.now if lost else self.reachable_until(device)
+        task.disconnects_at = self.simulation.now if lost else self.reachable_until(device)
         self._start_process(task)
         self._watch_vanish(task)
         return task
@@ -318,7 +333,7 @@ class TaskRunner:
         now = self.simulation.now
         if now >= self.population.departure[task.device]:
             self._interrupt(task, "left")
-        elif now >= task.dry:
+        elif now >= task.flat_at:
             self._interrupt(task, "battery")
         else:
             self._interrupt(task, "lost")
@@ -334,8 +349,8 @@ class TaskRunner:
     def _watch_vanish(self, task: Task) -> None:
         if task.vanish is not None:
             task.cancel("vanish")
-        if task.off < math.inf:
-            self._set_vanish(task.id, max(task.off, self._env.now))
+        if task.disconnects_at < math.inf:
+            self._set_vanish(task.id, max(task.disconnects_at, self._env.now))
 
     def switch_off(self, device: int) -> None:
         self.switched_off.add(device)
@@ -349,38 +364,38 @@ class TaskRunner:
                 self._cut_off(task)
 
     def _cut_off(self, task: Task) -> None:
-        task.off = self.simulation.now
+        task.disconnects_at = self.simulation.now
         self._watch_vanish(task)
 
     # snapshots between two instants
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> RunnerState:
         return {
-            "asked": self._asked,
+            "tasks": self._asked,
             "times_asked": _to_array(self.times_asked),
             "times_selected": _to_array(self.times_selected),
             "running": list(self.running.values()),
-            "off": sorted(self.switched_off),
-            **self.charge.snapshot(),
-            **self.computing.snapshot(),
-            **self.slots.snapshot(),
+            "switched_off": sorted(self.switched_off),
+            "batteries": self.charge.snapshot(),
+            "computations": self.computing.snapshot(),
+            "slots": self.slots.snapshot(),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.charge.restore_batteries(state)
-        self._asked = state["asked"]
+    def restore(self, state: RunnerState) -> None:
+        self.charge.restore_batteries(state["batteries"])
+        self._asked = state["tasks"]
         self.times_asked = Counter(dict(state["times_asked"].tolist()))
         self.times_selected = Counter(dict(state["times_selected"].tolist()))
-        self.switched_off = set(state["off"])
+        self.switched_off = set(state["switched_off"])
         for task in state["running"]:
             task.take_up()
             task.done = self._env.event()
             if task.flow is not None:
                 task.flow.done = task.carried_out
             self._start_process(task)
-        self.charge.restore_tasks(state)
-        self.computing.restore(state)
-        self.slots.restore(state)
+        self.charge.restore_tasks(state["batteries"])
+        self.computing.restore(state["computations"])
+        self.slots.restore(state["slots"])
 
     def _set_step_end(self, number: int, when: float) -> None:
         task = self.running[number]

@@ -1,13 +1,20 @@
 """Queues for messages of tasks, if a process limits how many messages are sent at a time."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 import simpy
 
 from fedsim.common.errors import SimulationError
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.task import Task, TaskStep, in_line
+
+
+class SlotsState(TypedDict):
+    """State of ``MessageSlots`` in a snapshot."""
+
+    lines: dict[Direction, list[int]]
+    """task IDs by direction, holders of slots first."""
 
 
 class MessageSlots:
@@ -56,13 +63,13 @@ class MessageSlots:
             return False
         return not task.request("slot", self.queues[direction])
 
-    def snapshot(self) -> dict[str, object]:
+    def snapshot(self) -> SlotsState:
         lines = {
             direction: in_line("slot", slots, self._running)
             for direction, slots in self.queues.items()
         }
-        return {"queued": lines}
+        return {"lines": lines}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: SlotsState) -> None:
         """Restore the state; tasks take their slots when a process calls ``add`` again."""
-        self._lines = state["queued"]
+        self._lines = state["lines"]

@@ -73,7 +73,7 @@ class DeviceTimes(Protocol):
 
 
 class ComputationTimer(Protocol):
-    """The timing of computations; ``Computing`` implements it."""
+    """The timing of computations; ``ComputationTimer`` implements it."""
 
     @property
     def hosts(self) -> "HostQueue | None":
@@ -98,7 +98,7 @@ class ChargeWatch(Protocol):
     def look(self, task: "Task") -> None:
         """Set the alarm for the next check of the battery during a message or a wait."""
 
-    def runs_dry(self, task: "Task", until: float) -> bool:
+    def runs_flat(self, task: "Task", until: float) -> bool:
         """Whether the battery runs flat by ``until`` (s)."""
 
 
@@ -239,7 +239,7 @@ class Task:
             of its data.
         epoch_ends: ends of the epochs of the running training or evaluation (simulated s).
         budget_from: time from which the budget of a limit counts (s).
-        off, dry: time at which the device disconnects, and time at which its battery is flat (s);
+        disconnects_at, flat_at: time at which the device disconnects, and time at which its battery is flat (s);
             infinity if unknown.
         fails: whether the running computation ends for lack of memory.
         flow: flow of the running message.
@@ -280,8 +280,8 @@ class Task:
     epoch_ends: list[float] | None = None
     spent_s: float = 0.0
     budget_from: float | None = None
-    off: float = math.inf
-    dry: float = math.inf
+    disconnects_at: float = math.inf
+    flat_at: float = math.inf
     fails: bool = False
     flow: Flow | None = None
     outcome: Outcome | None = None

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -40,9 +40,16 @@ from fedsim.world.steps import Payload, TaskStep
 from fedsim.world.task import Task
 
 if TYPE_CHECKING:
+    from fedsim.common.arrays import Ints
+    from fedsim.federation.dispatch import DispatchState
     from fedsim.learning.data.federated import FederatedData
-    from fedsim.records.recorder import Recorder
+    from fedsim.records.recorder import Recorder, RecorderState
     from fedsim.running.assembly import Run
+    from fedsim.running.drift import DriftState
+    from fedsim.world.life import RunnerState
+    from fedsim.world.lifetimes import LifetimesState
+    from fedsim.world.messages import MessagesState
+    from fedsim.world.processes.processes import ProcessesState
 
 _CLASSES = (
     *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
@@ -227,24 +234,24 @@ class Checkpointer:
 def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Checkpoint:
     """Return the state of a run as a checkpoint; no event of the present time may be left."""
     encoder = Encoder(_saved_classes(), _unsaved_fields())
-    state: dict[str, object] = {
+    data = None
+    if run.drift is not None:
+        data = run.population.samples, run.population.version
+    state: RunState = {
         "origins": origins.fingerprints,
         "now": run.simulation.now,
         "stopped": run.simulation.stopped,
         "alarms": run.simulation.alarms(),
         "recorder": recorder.snapshot(),
-        "data": None,
+        "data": data,
+        "parts": _snapshot_parts(run),
+        "processes": run.processes.snapshot(),
+        "strategy": run.strategy.state,
+        "last": run.evaluator.last,
+        "ever": run.evaluator.ever,
+        "unseen": run.evaluator.unseen.accuracy,
+        "progress": run.evaluator.ending.progress,
     }
-    if run.drift is not None:
-        state["data"] = run.population.samples, run.population.version
-    for name, part in _parts(run).items():
-        state[name] = part.snapshot()
-    state["processes"] = run.processes.snapshot()
-    state["strategy"] = run.strategy.state
-    state["last"] = run.evaluator.last
-    state["ever"] = run.evaluator.ever
-    state["unseen"] = run.evaluator.unseen.accuracy
-    state["progress"] = run.evaluator.ending.progress
     tree = encoder.encode(state)
     return store.Checkpoint(recorder.chain.count, tree, encoder.arrays)
 
@@ -256,30 +263,66 @@ def saved_models(run: "Run") -> list[Ref]:
         run: the run, of which no event of the present time is left.
     """
     encoder = Encoder(_saved_classes(), _unsaved_fields())
-    state: list[object] = [part.snapshot() for part in _parts(run).values()]
-    encoder.encode([*state, run.strategy.state, run.evaluator.ending.progress])
+    parts = _snapshot_parts(run)
+    encoder.encode([*parts.values(), run.strategy.state, run.evaluator.ending.progress])
     return [value for value in encoder.objects if isinstance(value, Ref)]
 
 
-class _SavedPart(Protocol):
-    """Part of a run that saves and restores its state."""
+class PartsState(TypedDict):
+    """States of a run's parts in a snapshot."""
 
-    def snapshot(self) -> Any: ...
-    def restore(self, state: Any) -> None: ...
+    drift: "DriftState | None"
+    network: dict[str, Any]
+    messages: "MessagesState"
+    tasks: "RunnerState"
+    lifetimes: "LifetimesState"
+    learner: int
+    server: "DispatchState"
 
 
-def _parts(run: "Run") -> dict[str, _SavedPart]:
-    """Return the parts of a run by snapshot key, in the order in which they are restored."""
-    parts: dict[str, _SavedPart] = {}
+def _snapshot_parts(run: "Run") -> PartsState:
+    drift = None
     if run.drift is not None:
-        parts["drift"] = run.drift
-    parts["network"] = run.network
-    parts["edges"] = run.messages
-    parts["tasks"] = run.tasks
-    parts["lifetimes"] = run.lifetimes
-    parts["learner"] = run.learner
-    parts["server"] = run.dispatch
-    return parts
+        drift = run.drift.snapshot()
+    return {
+        "drift": drift,
+        "network": run.network.snapshot(),
+        "messages": run.messages.snapshot(),
+        "tasks": run.tasks.snapshot(),
+        "lifetimes": run.lifetimes.snapshot(),
+        "learner": run.learner.snapshot(),
+        "server": run.dispatch.snapshot(),
+    }
+
+
+def _restore_parts(run: "Run", state: PartsState) -> None:
+    if run.drift is not None and state["drift"] is not None:
+        run.drift.restore(state["drift"])
+    run.network.restore(state["network"])
+    run.messages.restore(state["messages"])
+    run.tasks.restore(state["tasks"])
+    run.lifetimes.restore(state["lifetimes"])
+    run.learner.restore(state["learner"])
+    run.dispatch.restore(state["server"])
+
+
+class RunState(TypedDict):
+    """State of a run in a checkpoint."""
+
+    origins: dict[str, str]
+    now: float
+    stopped: str | None
+    alarms: list[tuple[str, int, float]]
+    recorder: "RecorderState"
+    data: "tuple[Ints, Ints] | None"
+    """sample count and data version of each device, if data shift."""
+    parts: PartsState
+    processes: "ProcessesState"
+    strategy: Any
+    last: Evaluation | None
+    ever: dict[str, list[int] | None]
+    unseen: dict[int, float | None]
+    progress: Progress
 
 
 def resume(place: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
@@ -307,14 +350,13 @@ def resume(place: Path, run: "Run", recorder: "Recorder", origins: Origins) -> N
         ) from None
 
 
-def _restore(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
+def _restore(run: "Run", recorder: "Recorder", state: RunState) -> None:
     run.simulation.env.restart(state["now"])
     run.simulation.stopped = state["stopped"]
     recorder.restore(state["recorder"])
-    if run.drift is not None:
+    if run.drift is not None and state["data"] is not None:
         run.population.samples, run.population.version = state["data"]
-    for name, part in _parts(run).items():
-        part.restore(state[name])
+    _restore_parts(run, state["parts"])
     run.strategy.state = state["strategy"]
     run.evaluator.last = state["last"]
     run.evaluator.ever = state["ever"]

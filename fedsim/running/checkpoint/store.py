@@ -20,7 +20,7 @@ _STATE = "state.json"
 _ARRAYS = "arrays.safetensors"
 _MANIFEST = "manifest.json"
 _KEPT = 2
-_FORMAT = 20
+_FORMAT = 21
 
 
 class Checkpoint(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, TypeVarTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, TypeVar, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -338,6 +338,15 @@ class Meter:
 _Listener = Callable[[float, Mapping[str, object]], object]
 
 
+class MetersState(TypedDict):
+    """State of ``Meters`` in a snapshot."""
+
+    starts: dict[int, float]
+    last_totals: dict[str, float]
+    meters: dict[str, dict[str, object]]
+    """entry of the summary -> snapshot of its meter."""
+
+
 class Meters:
     """All meters of a run, which receive its records.
 
@@ -497,16 +506,16 @@ class Meters:
             for name, content in meter.files().items():
                 yield name, content, meter.tables.get(name, {})
 
-    def snapshot(self) -> dict[str, object]:
+    def snapshot(self) -> MetersState:
         return {
             "starts": self._starts,
-            "told": self._last_totals,
+            "last_totals": self._last_totals,
             "meters": {entry: meter.snapshot() for entry, meter in self._all.items()},
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: MetersState) -> None:
         self._starts = state["starts"]
-        self._last_totals = state["told"]
+        self._last_totals = state["last_totals"]
         for entry, meter in self._all.items():
             meter.restore(state["meters"][entry])
 

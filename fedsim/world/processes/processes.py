@@ -1,9 +1,9 @@
 """Manager of the processes of a run, which starts them and restores them from a snapshot."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import simpy
 
@@ -23,6 +23,18 @@ from fedsim.world.processes.activity import Call, ComputationState, ComputeActiv
 from fedsim.world.processes.base import Process
 from fedsim.world.processes.holds import Holds
 from fedsim.world.processes.world import World
+
+
+class ProcessesState(TypedDict):
+    """State of ``Processes`` in a snapshot."""
+
+    states: list[dict[str, object]]
+    sending: list[tuple[int, Call, int]]
+    """index of a process, call that began the message, and ID of the message."""
+    computing: list[tuple[int, ComputationState]]
+    """index of a process, and arguments of its computation."""
+    computed: int
+    acts: dict[str, int]
 
 
 class Processes:
@@ -172,7 +184,7 @@ class Processes:
 
     # snapshots between two instants
 
-    def snapshot(self) -> dict[str, object]:
+    def snapshot(self) -> ProcessesState:
         return {
             "states": [world.state for world in self._worlds],
             "sending": [
@@ -186,7 +198,7 @@ class Processes:
             "acts": dict(self.acts),
         }
 
-    def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
+    def restore(self, state: ProcessesState, alarms: Sequence[tuple[str, int, float]]) -> None:
         """Restore the processes; called after all other parts and before the alarms are restored.
 
         Args:
@@ -202,9 +214,9 @@ class Processes:
         self.acts = Counter(state["acts"])
         for number, call, message in state["sending"]:
             self.begun.setdefault((number, call), []).append(self.messages.under_way[message])
-        for number, saved in state["computing"]:
-            self.begun.setdefault((number, saved[0]), []).append(
-                self.add_computation(number, *saved)
+        for number, computation in state["computing"]:
+            self.begun.setdefault((number, computation[0]), []).append(
+                self.add_computation(number, *computation)
             )
         self.silent = self.restoring = True
         self._start()
