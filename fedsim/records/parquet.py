@@ -49,11 +49,11 @@ class TableWriter:
         )
         # ``pa.Schema.empty_table`` would load pandas
         self._empty_table = pa.Table.from_batches([], schema=self._plain)
-        self._rows: list[tuple[Any, ...]] = []
+        self._rows: list[tuple[object, ...]] = []
         self._packed = self._empty_table
         self._parts: dict[Path, str] = {}  # part -> sha256
 
-    def extend(self, rows: list[tuple[Any, ...]]) -> None:
+    def extend(self, rows: Sequence[tuple[object, ...]]) -> None:
         """Append rows, each a tuple in the order of the schema's columns."""
         self._rows += rows
         if len(self._rows) >= _ROWS_A_BATCH:

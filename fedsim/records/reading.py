@@ -38,17 +38,18 @@ _SCHEMAS = {
 }
 
 
-def as_list(column: Any) -> list[Any]:
+def as_list(column: pa.ChunkedArray) -> list[Any]:
     """Return the values of a ``pyarrow`` column as Python objects.
 
     A dictionary column is cast to its values first, as its ``to_pylist`` is 25 times as slow.
     """
-    names = pa.types.is_dictionary(column.type)
-    values: list[Any] = (column.cast(column.type.value_type) if names else column).to_pylist()
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    values: list[Any] = column.to_pylist()
     return values
 
 
-def as_rows(table: Any) -> Records:
+def as_rows(table: pa.Table) -> Records:
     """Return the rows of a ``pyarrow`` table, each as a dict from column to value."""
     return [
         dict(zip(table.schema.names, row, strict=True))
@@ -56,14 +57,14 @@ def as_rows(table: Any) -> Records:
     ]
 
 
-def as_frame(table: Any) -> "pd.DataFrame":
+def as_frame(table: pa.Table) -> "pd.DataFrame":
     """Return a ``pyarrow`` table as a DataFrame.
 
     Integer columns keep an integer type, with ``pd.NA`` in empty cells.
     """
     import pandas as pd
 
-    whole: dict[Any, Any] = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
+    whole = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
     frame: pd.DataFrame = table.to_pandas(types_mapper=whole.get)
     return frame
 
@@ -114,11 +115,8 @@ Columns without an entry, such as a loss, may have any values; rates may be infi
 """
 
 
-def _check_magnitudes(table: Any) -> None:
-    """Raise ``ValueError`` if a table has a time or a count of bytes that no run could have written.
-
-    Such a value is NaN or too large; it shows that the file was changed.
-    """
+def _check_magnitudes(table: pa.Table) -> None:
+    """Raise ``ValueError`` if a time or size is larger than any run writes, or is NaN."""
     for name, column in zip(table.column_names, table.columns, strict=True):
         most = _LARGEST.get(name)
         if most is None or not pa.types.is_floating(column.type):
@@ -129,6 +127,58 @@ def _check_magnitudes(table: Any) -> None:
         if pc.all(allowed).as_py() is False:
             value = known.filter(pc.invert(allowed))[0].as_py()
             raise ValueError(f"its column {name} holds {value:g}")
+
+
+def _types_of(name: str, stored: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the type of each column of a table of a run folder, for tables that a run writes.
+
+    Integers and floats of any width are accepted, as other programs that write such tables may use
+    other widths. Columns of ``schema.LATER`` may be missing in older folders.
+
+    Args:
+        name: name of the file.
+        stored: the columns in the file.
+
+    Raises:
+        KeyError, TypeError: a column is missing, or has another type.
+    """
+    types = dict(zip(stored.names, stored.types, strict=True))
+    for field in _SCHEMAS.get(name, ()):
+        if field.name not in types and field.name not in schema.LATER:
+            raise KeyError(f"it has no column {field.name}")
+        stored_type = types.get(field.name, field.type)
+        if not _can_be_read_as(stored_type, field.type):
+            raise TypeError(f"its column {field.name} is {stored_type}, not {field.type}")
+        types[field.name] = field.type
+    return types
+
+
+def _can_be_read_as(stored: pa.DataType, target: pa.DataType) -> bool:
+    """Whether values of a stored type are read as another type; an empty column as any type."""
+    if stored == target or pa.types.is_null(stored):
+        return True
+    if pa.types.is_integer(target):
+        return bool(pa.types.is_integer(stored))
+    return bool(pa.types.is_floating(target) and pa.types.is_floating(stored))
+
+
+def _read_columns(file: pq.ParquetFile, columns: Sequence[str]) -> pa.Table:
+    """Read columns of a table, in this order.
+
+    A column of ``schema.LATER`` that the file lacks is read from its older equivalent, or is empty.
+    """
+    stored = file.schema_arrow.names
+    equivalents: dict[str, str | None] = {}
+    for name in columns:
+        if name not in stored and name in schema.LATER:
+            equivalents[name] = schema.LATER[name]
+    sources = [equivalents.get(name, name) for name in columns]
+    table = file.read(list(dict.fromkeys(name for name in sources if name is not None)))
+    for name, equivalent in equivalents.items():
+        has_values = equivalent in table.column_names
+        values = table[equivalent] if has_values else pa.nulls(len(table))
+        table = table.append_column(name, values)
+    return table.select(columns)
 
 
 class RunFolder:
@@ -156,25 +206,27 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._tables = next(
-            (place for place in (self.path, self.path / LIVE) if (place / files.SUMMARY).is_file()),
-            self.path,
-        )
-        if not (self._tables / files.SUMMARY).is_file():
-            lacks = (
-                f"it holds no {files.SUMMARY}"
-                if self.path.is_dir()
-                else "it is no folder"
-                if self.path.exists()
-                else ""
-            )
-            lacks = f"is not a run folder: {lacks}" if lacks else "does not exist"
-            begun = (
-                "; a run that goes on can be read after some seconds"
-                if (self.path / files.SCENARIO).is_file()
-                else ""
-            )
-            raise RunFolderError(f"{str(self.path)!r} {lacks}{begun}")
+        self._tables = self.path
+        if not self._has_summary(self.path) and self._has_summary(self.path / LIVE):
+            self._tables = self.path / LIVE
+        if not self._has_summary(self._tables):
+            raise RunFolderError(self._explain_absence())
+
+    @staticmethod
+    def _has_summary(place: Path) -> bool:
+        return (place / files.SUMMARY).is_file()
+
+    def _explain_absence(self) -> str:
+        """Return the reason why the folder holds no run that can be read."""
+        name = repr(str(self.path))
+        if not self.path.exists():
+            return f"{name} does not exist"
+        if not self.path.is_dir():
+            return f"{name} is not a run folder: it is no folder"
+        reason = f"{name} is not a run folder: it holds no {files.SUMMARY}"
+        if (self.path / files.SCENARIO).is_file():
+            reason += "; a run that goes on can be read after some seconds"
+        return reason
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -213,7 +265,7 @@ class RunFolder:
             else int(self.scenario["population"]["devices"])
         )
 
-    def table(self, name: str, columns: Sequence[str] | None = None) -> Any:
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Return a Parquet table of the folder.
 
         Args:
@@ -221,46 +273,19 @@ class RunFolder:
             columns: the columns to read, in this order; None for all.
 
         Returns:
-            A ``pyarrow.Table``.
+            The table, with the columns' types of ``fedsim.records.schema``.
 
         Raises:
             RunFolderError: the file is missing or damaged.
         """
         # ``pq.read_table`` is half as fast on small files.
         with self._reading(name), pq.ParquetFile(regular(self._tables / name)) as file:
-            there = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
-            later: dict[str, str | None] = {}
-            for wanted in _SCHEMAS.get(name, ()):
-                found = there.get(wanted.name)
-                if found is None and wanted.name in schema.LATER:
-                    later[wanted.name], found = schema.LATER[wanted.name], wanted.type
-                if found is None:
-                    raise KeyError(f"it has no column {wanted.name}")
-                # Integers and floats of any width are accepted, as other programs that write such
-                # tables may use other widths.
-                alike = any(
-                    kind(found) and kind(wanted.type)
-                    for kind in (pa.types.is_integer, pa.types.is_floating)
-                )
-                if not (alike or found == wanted.type or pa.types.is_null(found)):
-                    raise TypeError(f"its column {wanted.name} is {found}, not {wanted.type}")
-                there[wanted.name] = wanted.type
-            wish = [*there] if columns is None else columns
-            table = file.read(
-                list(dict.fromkeys(one for key in wish if (one := later.get(key, key))))
-            )
-            for key, same in later.items():
-                table = table.append_column(
-                    key, table[same] if same in table.column_names else pa.nulls(len(table))
-                )
-            table = table.select(wish)
+            types = _types_of(name, file.schema_arrow)
+            selection = [*types] if columns is None else columns
+            table = _read_columns(file, selection)
             _check_magnitudes(table)
-            return table.cast(
-                pa.schema(
-                    [field.with_type(there[field.name]) for field in table.schema],
-                    table.schema.metadata,
-                )
-            )
+            fields = [field.with_type(types[field.name]) for field in table.schema]
+            return table.cast(pa.schema(fields, table.schema.metadata))
 
     def has(self, name: str) -> bool:
         """Return whether the folder has a file. Some files are missing while the run goes on.
