@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import simpy
 from simpy.events import EventPriority
@@ -38,6 +38,7 @@ from fedsim.clock.executors import Executor, Inline
 from fedsim.common.errors import SimulationError
 from fedsim.common.units import CLOCK_END_S, EXACT_S, TICK_S
 
+T = TypeVar("T")
 _WAITS = (
     "a handler waits for something that is no value of this run; use server.timer to wait, "
     "server.value for results"
@@ -257,10 +258,8 @@ class Simulation:
         if not self._over:
             self.env.call(lambda: self._handle(handler().__await__()), SERVE)
 
-    def submit(
-        self, function: Callable[..., Any], *args: Any, alone: bool = False
-    ) -> "Future[Any]":
-        """Start a real computation, such as a training, on the executor; ``join`` waits for it.
+    def submit(self, function: Callable[..., T], *args: object, alone: bool = False) -> "Future[T]":
+        """Start real work on the executor; ``join`` waits for it.
 
         Args:
             function: the function to call.
@@ -288,8 +287,8 @@ class Simulation:
         """
         return self.env.join(work)
 
-    def emit(self, kind: str, **fields: Any) -> None:
-        """Record an event at the present simulated time, and pass the record to all that listen.
+    def emit(self, kind: str, **fields: object) -> None:
+        """Record an event in this instant.
 
         Args:
             kind: name of the kind, such as ``task-end``.
@@ -465,13 +464,8 @@ class Simulation:
             return False
         return True
 
-    def _handle(self, handler: Generator[Any, None, None]) -> None:
-        """Run a handler of the server until it returns or waits for real work.
-
-        Args:
-            handler: the handler, whose coroutine yields a ``Join`` for each wait; anything else that
-                it awaits raises ``SimulationError`` in it.
-        """
+    def _handle(self, handler: Generator[object, None, None]) -> None:
+        """Continue a handler to its end or its next wait."""
         self.env.handling = True
         try:
             waited = next(handler)

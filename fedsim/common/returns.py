@@ -255,12 +255,8 @@ def _in_words(hint: object) -> str:
     return f"{article} {name}"
 
 
-def _hint_of(override: Override) -> Any:
-    """Return the type that a user's method is annotated to return, or that an attribute has.
-
-    Returns:
-        The type; ``Any`` if there is no annotation.
-    """
+def _hint_of(override: Override) -> object:
+    """Return the annotated type of a hook's result, or of a value; ``Any`` if it is unknown."""
     function = function_of(override.first)
     try:
         if isinstance(function, FunctionType):
@@ -381,7 +377,7 @@ def _check_of(hint: object, allowed: Returns) -> FindMistake:
     """
     is_right_type = is_of_type(hint)
 
-    def find(value: object, *arguments: object, **options: object) -> str:
+    def find(value: Any, *arguments: object, **options: object) -> str:
         if not is_right_type(value):
             return shown(value)
         return allowed.find_mistake(value, *arguments, **options)
@@ -392,7 +388,7 @@ def _check_of(hint: object, allowed: Returns) -> FindMistake:
 def _make_checking(
     own: FunctionType,
     label: str,
-    hint: Any,
+    hint: object,
     allowed: Returns,
     *,
     is_method: bool,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Annotated, ClassVar, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -266,7 +266,7 @@ def json_schema(spec: type[Spec], handler: GetJsonSchemaHandler) -> JsonSchemaVa
         spec: the class of the table.
         handler: pydantic's generator of the other schema.
     """
-    schema: dict[str, Any] = {**spec.__pydantic_core_schema__}
+    schema: dict[str, object] = {**spec.__pydantic_core_schema__}
     if schema["type"] == "model":
         schema["ref"] = f"{spec.__module__}.{spec.__qualname__}:{id(spec)}"
     definition = cast(CoreSchema, schema)

@@ -21,6 +21,7 @@ from fedsim.deployed.run import ServerRun
 from fedsim.deployed.step_log import read_step
 from fedsim.federation.client import Client
 from fedsim.federation.contents import Contents, received
+from fedsim.federation.envelopes import TaskContext
 from fedsim.learning.refs import Ref
 from fedsim.world.task import Task
 
@@ -136,7 +137,7 @@ def _model_at(task: Task, place: ModelPlace) -> Ref:
         PacketError: there is no model.
     """
     name, index = place
-    content = task.context.instruction.contents.get(name)
+    content = TaskContext.of(task).instruction.contents.get(name)
     if isinstance(content, list | tuple) and index is not None and index < len(content):
         content = content[index]
     if not isinstance(content, Ref):

@@ -237,7 +237,7 @@ class DeviceHalf:
         """
         self._envelopes.last = None
         steps = self._side.next_steps(task)
-        context: TaskContext = task.context
+        context = TaskContext.of(task)
         if not context.replied:
             for step in steps:
                 if not self._compute(task, step, clock):
@@ -327,7 +327,7 @@ class DeviceHalf:
 
         Without a pace, the device's speed is measured.
         """
-        ahead = task.context.ahead
+        ahead = TaskContext.of(task).ahead
         if len(ahead) != len(task.trained) - 1:
             return
         began = time.perf_counter()
@@ -402,7 +402,7 @@ class DeviceHalf:
         Returns:
             Name of the content and index within it; None if the request has no equal model.
         """
-        instruction: Instruction = task.context.instruction
+        instruction = TaskContext.of(task).instruction
         for place, model in models_in(instruction.contents):
             if model is start:
                 return place
@@ -481,7 +481,7 @@ class DeviceHalf:
             answer: the answer.
         """
         writer = TreeWriter(self._learner)
-        context: TaskContext = task.context
+        context = TaskContext.of(task)
         instruction = context.instruction
         last: dict[str, object] | None = None
         is_needed = (

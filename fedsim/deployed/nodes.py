@@ -158,7 +158,7 @@ class Nodes:
 
     def send(self, task: Task) -> None:
         """Send a task to its device's node."""
-        context: SentContext = task.context
+        context = SentContext.of(task)
         packet = self._down.pack(context.outgoing, {}, {})
         if context.brings_base:
             packet.payloads[BASE] = self._run.learner.frozen().astype("<f4").tobytes()

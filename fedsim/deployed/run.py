@@ -42,7 +42,7 @@ class RemoteClientSide(ClientSide):
     """
 
     def arrived(self, task: Task) -> Mapping[str, object]:
-        context: TaskContext = task.context
+        context = TaskContext.of(task)
         if context.brings_base:
             self.devices.bases[task.device] = True
         return _Received(task, received(context.reply or {}))

@@ -160,7 +160,7 @@ class RemoteTasks:
         if task is None:
             return
         if outcome is None:
-            task.context.reply = contents
+            TaskContext.of(task).reply = contents
             self.arrived[task.device] = (task.count, self.simulation.now)
         self._finish(task, outcome)
 

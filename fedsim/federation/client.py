@@ -114,8 +114,8 @@ class Real(NamedTuple):
         arguments: positional arguments of the function, picklable.
     """
 
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
 
 
 class LocalResult(NamedTuple):

@@ -104,11 +104,8 @@ class ClientSide:
             context.real = self._simulation.submit(real.function, *real.arguments, alone=True)
 
     def next_steps(self, task: Task) -> tuple[TaskStep, ...]:
-        """Return the steps that a device does next in its task, once its earlier steps are done.
-
-        Those are first what it computes, then the sending of its answer. Empty at the task's end.
-        """
-        context: TaskContext = task.context
+        """Return a task's next steps when its earlier steps are done; empty at the task's end."""
+        context = TaskContext.of(task)
         if context.replied:
             return ()
         if not context.begun:
@@ -175,7 +172,7 @@ class ClientSide:
         """
         results = _Results()
         epochs = iter(task.trained)
-        ahead = iter(task.context.ahead)
+        ahead = iter(TaskContext.of(task).ahead)
         for step in task.steps:
             if isinstance(step, Evaluate):
                 batch = None if step.samples is None else (step.samples, task.count)
@@ -245,10 +242,10 @@ class ClientSide:
             number: index of the training in the task, from 0.
             version: version of the device's data.
         """
-        before: Any = None  # the trainer's kept state, packed like a model
+        before: Ref | None = None  # the trainer's kept state, packed like a model
         if self._trainer.state == "kept":
             before = self.devices.of(task.device).state.get(f"trainer/{number}")
-        if self._trainer.state == "sent" and task.context.instruction.job == "train":
+        if self._trainer.state == "sent" and TaskContext.of(task).instruction.job == "train":
             before = training.start
         return self._learner.train(
             training,
@@ -274,7 +271,7 @@ class ClientSide:
         if not isinstance(step, Train):
             return step
         training = step.training
-        ahead = task.context.ahead
+        ahead = TaskContext.of(task).ahead
         if not isinstance(training.start, Ref) or isinstance(training.anchor, PreviousResult):
             raise ScenarioError(
                 f"training.kind is {self._trainer.kind!r}, which may stop early, and the "
@@ -320,7 +317,7 @@ class ClientSide:
         Returns:
             The contents of the answer by name; empty if the device sends no answer.
         """
-        context: TaskContext = task.context
+        context = TaskContext.of(task)
         if context.computed and task.version:
             self.devices.used_versions[task.device] = task.version
         if context.reply is None:

@@ -6,7 +6,7 @@ The server sees neither data, labels nor speed of a client.
 import math
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,7 +205,7 @@ class Clients:
         if devices.population.version.item(device) != devices.used_versions.get(device, 0):
             await self._dispatch.notify_shift(device)
 
-    def exists(self, device: Any) -> bool:
+    def exists(self, device: object) -> bool:
         """Return whether a value is the ID of a device.
 
         Args:
@@ -214,7 +214,7 @@ class Clients:
         return isinstance(device, int | np.integer) and 0 <= int(device) < self.count
 
     def chosen(
-        self, devices: Sequence[int], by: Callable[..., Any], *, idle: bool = True
+        self, devices: Sequence[int], by: Callable[..., object], *, idle: bool = True
     ) -> list[int]:
         """Check the devices that a function has chosen, and return them as a list.
 

@@ -80,11 +80,11 @@ class Arithmetic(Protocol):
         function: Function,
         models: Sequence[Ref],
         *,
-        stream: tuple[Any, ...] | None = None,
+        stream: tuple[object, ...] | None = None,
         otherwise: Ref | None = None,
         leave_out: bool = False,
         size: int | None = None,
-        **constants: Any,
+        **constants: object,
     ) -> Ref:
         """Return the result of a pure function of models; see ``ServerModels.apply``.
 
@@ -127,7 +127,7 @@ class CodedParts(NamedTuple):
     start: Ref | None = None
 
 
-def _find_wrong_code(value: Coded, *_: Any, **__: Any) -> str:
+def _find_wrong_code(value: Coded, *_: object, **__: object) -> str:
     is_right = isinstance(value.received, Ref) and isinstance(value.kept, Ref | None)
     return "" if is_right else shown(value)
 

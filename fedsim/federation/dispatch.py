@@ -28,7 +28,7 @@ from fedsim.federation.contents import (
 )
 from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.federation.devices import DevicesState
-from fedsim.federation.envelopes import Envelopes
+from fedsim.federation.envelopes import Envelopes, TaskContext
 from fedsim.federation.evaluator import Evaluator, Measured
 from fedsim.federation.local import ClientHalves
 from fedsim.learning.refs import Ref
@@ -279,7 +279,7 @@ class Dispatch:
 
         If the device was lost, the notification follows after ``server.patience``.
         """
-        instruction = task.context.instruction
+        instruction = TaskContext.of(task).instruction
         outcome = task.outcome or "done"
         visible_outcome = _VISIBLE.get(outcome, outcome)
         contents: Contents = {}

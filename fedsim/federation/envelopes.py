@@ -7,7 +7,7 @@ an upload. The contents pass through the codecs of ``[messages]``.
 from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.codecs import Wire
@@ -25,6 +25,7 @@ from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.steps import Download, Payload, TaskStep, Upload
+from fedsim.world.task import Task
 
 
 @dataclass(slots=True)
@@ -51,10 +52,16 @@ class TaskContext:
     computed: bool = False
     reply: Contents | None = None
     replied: bool = False
-    residuals: dict[str, Any] | None = None
-    real: "Future[Any] | None" = None
+    residuals: dict[str, Ref] | None = None
+    real: "Future[object] | None" = None
     brings_base: bool = False
     ahead: list[Ref] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, task: Task) -> Self:
+        """Return the context of a task that a strategy has asked for."""
+        assert isinstance(task.context, cls)
+        return task.context
 
 
 class Request(NamedTuple):

@@ -434,7 +434,7 @@ class Server:
         if not unrecorded:
             return
         total = sum(weight for _, _, weight in unrecorded)
-        fields: dict[str, Any] = {"tasks": [task for task, _, _ in unrecorded]}
+        fields: dict[str, object] = {"tasks": [task for task, _, _ in unrecorded]}
         if total:
             fields["weights"] = [weight / total for _, _, weight in unrecorded]
         else:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -228,7 +228,7 @@ class FlowerParams(StrategyParams):
 
     kind: Literal["flower"] = "flower"
     app: str
-    run_config: dict[str, Any] = Field(default_factory=dict)
+    run_config: dict[str, object] = Field(default_factory=dict)
     node_config: dict[str, Value | list[Value]] = Field(default_factory=dict)
     time: TimeSpec = SamplesTime()
     accuracy: str = "accuracy"

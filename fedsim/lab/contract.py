@@ -5,12 +5,12 @@ import copy
 import json
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ __all__ = [  # noqa: RUF022 - the contract, its worlds, running them, comparing 
     "assert_sound", "assert_same_run", "ScenarioTables", "TABLES", "FIGURES",
 ]  # fmt: skip
 
+T = TypeVar("T")
 ScenarioTables = dict[str, Any]
 
 TABLES = (
@@ -138,7 +139,7 @@ class Delayed(Threads):
         workers: count of threads.
     """
 
-    def submit(self, function: Any, *args: Any) -> "Future[Any]":
+    def submit(self, function: Callable[..., T], *args: object) -> "Future[T]":
         """Call ``function(*args)`` in a thread after a delay.
 
         Args:
@@ -149,7 +150,7 @@ class Delayed(Threads):
             The future of the result.
         """
 
-        def call_late() -> Any:
+        def call_late() -> T:
             time.sleep(random.SystemRandom().random() * 0.003)
             return function(*args)
 

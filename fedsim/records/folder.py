@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from fedsim.common.errors import RunFolderError
 from fedsim.common.files import (
@@ -283,7 +282,7 @@ def _is_part(name: str) -> bool:
     return re.fullmatch(r"(events|transfers|rounds)\.part-[0-9]{5,}\.parquet", name) is not None
 
 
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+def write_summary(folder: Path, summary: Mapping[str, object]) -> None:
     """Write ``summary.json`` with its seal, after all other files are synced to the disk.
 
     A folder with a summary thus has all files of the run.
@@ -296,17 +295,17 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     write_text(folder / SUMMARY, summary_text({**summary, SEAL: _seal(summary)}))
 
 
-def summary_text(summary: Mapping[str, Any]) -> str:
+def summary_text(summary: Mapping[str, object]) -> str:
     """Return the text of ``summary.json``."""
     return json.dumps(summary, indent=2, allow_nan=False) + "\n"
 
 
-def _seal(summary: Mapping[str, Any]) -> str:
+def _seal(summary: Mapping[str, object]) -> str:
     unsealed = {key: value for key, value in summary.items() if key != SEAL}
     return hashlib.sha256(summary_text(unsealed).encode()).hexdigest()
 
 
-def write_network(folder: Path, layout: Mapping[str, Any] | None) -> None:
+def write_network(folder: Path, layout: Mapping[str, object] | None) -> None:
     """Write ``network.json``, the links and routes that a network has read from a file.
 
     Args:

@@ -12,7 +12,7 @@ direction ``peer``, ``sender`` and ``receiver``.
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -209,7 +209,7 @@ def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
     return schema
 
 
-def column(values: "Sequence[Any] | AnyArray", kind: pa.DataType) -> pa.Array:
+def column(values: "Sequence[object] | AnyArray", kind: pa.DataType) -> pa.Array:
     """Return strings or numbers as a ``pyarrow`` column; None becomes an empty cell.
 
     The result equals ``pyarrow.array(values, kind)``, which would load pandas.

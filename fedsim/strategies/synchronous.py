@@ -229,7 +229,7 @@ class Synchronous(Strategy[S]):
         return [selection.draws_of(memory, entry["device"]) for entry in entries]
 
     async def next_model(
-        self, model: Ref, entries: list[Entry], slot: int = 0, **record: Any
+        self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
     ) -> Ref:
         """Return the next model, by the scenario's aggregation and server optimiser.
 
@@ -273,7 +273,7 @@ class Synchronous(Strategy[S]):
         return self._optimiser.step(self.server, memory, model, aggregated)
 
     def record_aggregate(
-        self, entries: Sequence[Entry], weights: Sequence[float], **record: Any
+        self, entries: Sequence[Entry], weights: Sequence[float], **record: object
     ) -> None:
         """Record which updates became a model, if ``aggregate`` does not call ``next_model``.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from fedsim.federation import Contents
 from fedsim.learning.refs import Ref
@@ -32,8 +32,8 @@ class Update(Entries):
     """The model from which the update was trained, if known."""
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Self:
-        """Return an update with the values of a dict.
+    def of(cls, entry: Mapping[str, object]) -> Self:
+        """Return an update with the entries of a dict.
 
         Args:
             entry: a dict with names of fields as keys, which may lack fields; or an update, which

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -129,7 +129,7 @@ class _Tokens(Objective):
             raise self.misfit(f"tokens of shape {tuple(shape)}")
         return shape.vocabulary
 
-    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
+    def each(self, outputs: "Tensor", targets: "Tensor", **options: object) -> "Tensor":
         return entropies(outputs.transpose(1, 2), targets, ignore_index=UNASKED, **options)
 
     def asked(self, targets: "Tensor") -> "Tensor":
@@ -207,7 +207,7 @@ class Regression(_Numbers):
     def _takes(self, targets: AnyArray) -> bool:
         return targets.ndim == 2 and np.issubdtype(targets.dtype, np.floating)
 
-    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
+    def each(self, outputs: "Tensor", targets: "Tensor", **options: object) -> "Tensor":
         return (outputs - targets).square()
 
     def answers(self, outputs: "Tensor") -> "Tensor":
@@ -227,7 +227,7 @@ class MultiLabel(_Numbers):
     def _takes(self, targets: AnyArray) -> bool:
         return targets.ndim == 2 and bool(np.isin(targets, (0, 1)).all())
 
-    def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
+    def each(self, outputs: "Tensor", targets: "Tensor", **options: object) -> "Tensor":
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         return binary_cross_entropy_with_logits(outputs, targets, reduction="none")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -341,7 +341,7 @@ class PopulationSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _expand_short_form(cls, data: Any) -> Any:
+    def _expand_short_form(cls, data: object) -> object:
         return {"capacity": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ its costs, and its fields are saved in checkpoints.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import simpy
 from simpy.resources.resource import Request
@@ -26,7 +26,7 @@ Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
 Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory", "cancelled"]
 
 
-Ending = tuple[Cause | None, dict[str, Any]]
+Ending = tuple[Cause | None, dict[str, object]]
 """Cause of a step's early end (None for a completed step), and other fields of its record."""
 
 
@@ -88,7 +88,7 @@ class ComputationTimer(Protocol):
     def limit_of(self, task: "Task", limit: Limit) -> float:
         """Return the time at which a limit ends the running step (s); infinity without a limit."""
 
-    def end(self, task: "Task", limit: Limit, cause: "Cause | None") -> dict[str, Any]:
+    def end(self, task: "Task", limit: Limit, cause: "Cause | None") -> dict[str, object]:
         """End the running computation; return fields for the record of its step."""
 
 
@@ -269,7 +269,7 @@ class Task:
     count: int
     continues: bool = False
     edge: int | None = None
-    context: Any = None
+    context: object = None
     position: int = 0
     begun: bool = False
     step_start: float = 0.0

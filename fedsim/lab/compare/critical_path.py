@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from fedsim.common.errors import RunFolderError
 from fedsim.common.files import parse_json
@@ -21,6 +21,7 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_rows
 
+_Key = TypeVar("_Key")
 _KINDS = (
     *("task-start", "step-start", "step-end", "task-end", "edge-transfer", "message"),
     *("round-start", "aggregate", "round", "run-end"),
@@ -317,9 +318,9 @@ class CriticalPaths:
     def _cut(self, step: PathStep, start: float, end: float) -> PathStep:
         """Return the part of a step between two times (s), with a proportional part of ``shared``."""
         part = replace(step, start=start, end=end)
-        direction = {"download": "link_down", "upload": "link_up"}.get(step.step)
+        column = {"download": "link_down", "upload": "link_up"}.get(step.step, "")
         link = self._links.get(step.device, {})
-        rate = link.get(direction)
+        rate = link.get(column)
         latency = link.get("latency")
         if not rate or latency is None or not step.data:
             return part
@@ -329,7 +330,7 @@ class CriticalPaths:
         return replace(part, shared=min(part.seconds, math.floor(shared / TICK_S) * TICK_S))
 
     @cached_property
-    def _links(self) -> dict[int | None, dict[Any, Any]]:
+    def _links(self) -> dict[int | None, dict[str, Any]]:
         table = self._run.table(DEVICES).select(["device", *_LINK])
         return {row["device"]: row for row in as_rows(table)}
 
@@ -341,9 +342,9 @@ def _label(kind: str, facts: Mapping[str, object]) -> str:
     return f"edge {facts['edge']} {preposition} the server"
 
 
-def _sum(times: Iterable[tuple[Any, float]]) -> dict[Any, float]:
+def _sum(times: Iterable[tuple[_Key, float]]) -> dict[_Key, float]:
     """Return the sums of seconds by key, most first. Sums of 0 are left out."""
-    totals: defaultdict[Any, float] = defaultdict(float)
+    totals: defaultdict[_Key, float] = defaultdict(float)
     for key, seconds in times:
         totals[key] += seconds
     order = sorted(totals.items(), key=lambda item: -item[1])

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -82,8 +82,8 @@ class Reading(Spec):
     number: int = Field(default=1, ge=1)
     figure: str | None = None
     ledger: LedgerPreset = "strict"
-    over: dict[str, Any] = Field(default={})
-    minus: dict[str, Any] = Field(default={})
+    over: dict[str, object] = Field(default={})
+    minus: dict[str, object] = Field(default={})
     tolerance: float | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
@@ -102,7 +102,7 @@ class Reading(Spec):
         return self
 
     @property
-    def comparison(self) -> dict[str, Any]:
+    def comparison(self) -> dict[str, object]:
         """Variant or grid values of the lines to compare with; empty if there is no comparison."""
         return self.over or self.minus
 

@@ -77,11 +77,11 @@ class PublishedRow(Spec):
 
     name: str
     variant: str = ""
-    at: dict[str, Any] = Field(default={})
+    at: dict[str, object] = Field(default={})
     title: str = ""
 
     @property
-    def where(self) -> dict[str, Any]:
+    def where(self) -> dict[str, object]:
         """Variant and grid values that select the line of the row."""
         return {"variant": self.variant or self.name, **self.at}
 
@@ -101,7 +101,7 @@ class Claims(Spec):
     pairs: list[Annotated[list[str], Field(min_length=2, max_length=2)]]
     measure: str = ""
     by: float = 0.0
-    at: dict[str, list[Any]] = Field(default={})
+    at: dict[str, list[object]] = Field(default={})
 
 
 class PublishedFigures(Spec):
@@ -119,7 +119,7 @@ class PublishedFigures(Spec):
     """
 
     title: str
-    at: dict[str, Any] = Field(default={})
+    at: dict[str, object] = Field(default={})
     measures: list[str] = Field(min_length=1)
     rows: list[Annotated[PublishedRow, BeforeValidator(_read_row)]] = Field(min_length=1)
     published: dict[str, Any] = Field(default={})
@@ -132,17 +132,18 @@ class PublishedFigures(Spec):
 
         Figures are given for each value separately, or once for all values.
         """
-        key = next((key for key, values in self.at.items() if isinstance(values, list)), None)
-        if key is None:
+        lists = [(key, values) for key, values in self.at.items() if isinstance(values, list)]
+        if not lists:
             return [self]
-        values = [*map(str, self.at[key])]
+        key, listed = lists[0]
+        values = [str(value) for value in listed]
         has_values = any(value in self.published for value in values)
         has_rows = any(row.name in self.published for row in self.rows)
         is_by_value = has_values or not has_rows
         if is_by_value:
             _refuse_unknown(self, f"value of {key!r}", self.published, values)
         tables = []
-        for value in self.at[key]:
+        for value in listed:
             update = {
                 "title": self.title.replace(f"{{{key}}}", str(value)),
                 "published": self.published,
@@ -173,12 +174,12 @@ class Published(Spec):
     """Content of a file of published figures; see the module."""
 
     about: str = ""
-    judged: dict[str, Any] = Field(default={})
+    judged: dict[str, object] = Field(default={})
     titles: dict[str, str] = Field(default={})
     measures: dict[str, Reading]
     tables: list[PublishedFigures] = Field(min_length=1)
 
-    def __init__(self, **tables: Any) -> None:
+    def __init__(self, **tables: object) -> None:
         try:
             super().__init__(**tables)
         except ValidationError as error:

@@ -8,7 +8,7 @@ resumed.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -60,8 +60,8 @@ class IndexedVariant(_IndexPart):
 
     name: str
     label: str
-    point: dict[str, Any]
-    changes: dict[str, Any]
+    point: dict[str, object]
+    changes: dict[str, object]
     reference: bool
     runs: tuple[IndexedRun, ...]
 

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fedsim.common.errors import RunFolderError, ScenarioError
 from fedsim.common.files import read_bytes
@@ -140,12 +139,12 @@ def _copy(source: Path, destination: Path) -> None:
         partial.rename(destination)
 
 
-def _results(folder: Path) -> Mapping[str, Any]:
+def _results(folder: Path) -> Mapping[str, object]:
     summary = RunFolder(folder).summary
     return {key: summary.get(key) for key in _PROMISED}
 
 
-def _refuse_other_results(folder: Path, reference: Path, results: Mapping[str, Any]) -> None:
+def _refuse_other_results(folder: Path, reference: Path, results: Mapping[str, object]) -> None:
     repeated = _results(folder)
     for key in _PROMISED:
         if repeated[key] != results[key]:

@@ -189,12 +189,12 @@ class Range(Spec):
         return FloatDistribution(low, high, self.log)
 
 
-class OneOf(RootModel[Annotated[list[Any], Field(min_length=1)]]):
+class OneOf(RootModel[Annotated[list[object], Field(min_length=1)]]):
     """One of a list of values; methods see a value's place in the list as its number."""
 
     @field_validator("root")
     @classmethod
-    def _check_distinct(cls, values: list[Any]) -> list[Any]:
+    def _check_distinct(cls, values: list[object]) -> list[object]:
         if len({repr(value) for value in values}) < len(values):
             raise ValueError(f"{values} has one of them twice")
         return values
@@ -247,7 +247,7 @@ Space = Annotated[
             Discriminator(_tag),
         ],
     ],
-    BeforeValidator(_dot_keys, json_schema_input_type=dict[str, Any]),
+    BeforeValidator(_dot_keys, json_schema_input_type=dict[str, object]),
 ]
 """Candidate values by dotted key."""
 

@@ -139,13 +139,13 @@ class _AsInScenario:
         return {"anyOf": [{"type": "string"}, tables]} if self.or_path else tables
 
 
-Changes = Annotated[dict[str, Any], _AsInScenario()]
+Changes = Annotated[dict[str, object], _AsInScenario()]
 """Tables as in a scenario, or dotted keys."""
 
-Base = Annotated[dict[str, Any], _AsInScenario(or_path=True)]
+Base = Annotated[dict[str, object], _AsInScenario(or_path=True)]
 
 
-def _refuse_equal(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+def _refuse_equal(grid: dict[str, list[object]]) -> dict[str, list[object]]:
     if "seed" in grid:
         raise ValueError(
             "'seed' is no key of a grid; the study's 'seeds' are what runs are repeated with"
@@ -165,8 +165,8 @@ def _flatten(grid: object) -> object:
 
 
 Grid = Annotated[
-    dict[str, list[Any]],
-    BeforeValidator(_flatten, json_schema_input_type=dict[str, Any]),
+    dict[str, list[object]],
+    BeforeValidator(_flatten, json_schema_input_type=dict[str, object]),
     AfterValidator(_refuse_equal),
 ]
 """Values by dotted key."""
@@ -234,7 +234,7 @@ class StudyPart(Spec):
         "variants", mode="before", json_schema_input_type=list[str] | dict[str, Changes]
     )
     @classmethod
-    def _name_variants(cls, variants: Any) -> Any:
+    def _name_variants(cls, variants: object) -> object:
         return {name: {} for name in variants} if isinstance(variants, list) else variants
 
 
@@ -292,7 +292,7 @@ class StudySpec(Spec):
     """
     published: (
         Annotated[
-            dict[str, Any], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})
+            dict[str, object], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})
         ]
         | None
     ) = None
@@ -300,7 +300,7 @@ class StudySpec(Spec):
     path of a file of tables.
     """
 
-    def __init__(self, **tables: Any) -> None:
+    def __init__(self, **tables: object) -> None:
         try:
             super().__init__(**tables)
         except ValidationError as error:
@@ -318,7 +318,7 @@ class StudySpec(Spec):
         return None if name is None else (name, self.sizes[name])
 
     @property
-    def _grids(self) -> list[dict[str, list[Any]]]:
+    def _grids(self) -> list[dict[str, list[object]]]:
         """The grid of each part, merged with the grid of the study."""
         return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
 
@@ -331,7 +331,7 @@ class StudySpec(Spec):
 
     @field_validator("variants", "parts", "sizes")
     @classmethod
-    def _check_names(cls, named: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    def _check_names(cls, named: dict[str, object], info: ValidationInfo) -> dict[str, object]:
         is_variants = info.field_name == "variants"
         noun = "a variant's name" if is_variants else "a name"
         most = 200 if is_variants else 60
@@ -341,7 +341,7 @@ class StudySpec(Spec):
                     f"{noun} has {len(name)} characters; allowed are 1 to {most}, not all of "
                     "them blank"
                 )
-            if is_variants and "seed" in tables:
+            if is_variants and isinstance(tables, Mapping) and "seed" in tables:
                 raise ValueError(
                     f"{name!r} has a seed of its own; all variants run with the study's 'seeds'"
                 )

@@ -13,7 +13,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from fedsim.common.errors import RunFolderError
 from fedsim.common.files import flat
@@ -22,6 +23,9 @@ from fedsim.records.folder import writing
 from fedsim.records.ledger import total_of_round
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import OF_PEERS
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
 
 _TAGS = {
     "model": ("accuracy", "loss", "train_loss", "discrepancy"),
@@ -144,7 +148,7 @@ def _find_study_runs(path: Path) -> list[Export]:
     return runs
 
 
-def _import_tracker(module: str, name: str, package: str) -> Any:
+def _import_tracker(module: str, name: str, package: str) -> ModuleType:
     """Import a module of a tracker.
 
     Args:
@@ -228,7 +232,7 @@ def write_mlflow(paths: Sequence[str | Path], out: str | Path) -> list[str]:
     return [run.name for run in runs]
 
 
-def _write_mlflow(client: Any, run: Export) -> None:
+def _write_mlflow(client: "MlflowClient", run: Export) -> None:
     """Write one run to an MLflow store, after deleting its earlier exports."""
     from mlflow.entities import Metric, Param
 
@@ -256,12 +260,14 @@ def _write_mlflow(client: Any, run: Export) -> None:
     client.set_terminated(number, status, end_time=end)
 
 
-def _mlflow_experiment(client: Any, name: str) -> Any:
+def _mlflow_experiment(client: "MlflowClient", name: str) -> str:
     """Return the ID of the MLflow experiment with this name, and create it if it is missing."""
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        return client.create_experiment(name)
-    return experiment.experiment_id
+        number: str = client.create_experiment(name)
+    else:
+        number = experiment.experiment_id
+    return number
 
 
 def _mlflow_name(tag: str) -> str:
@@ -295,7 +301,7 @@ def write_wandb(paths: Sequence[str | Path], out: Path, project: str = "fedsim")
         wandb.teardown()
 
 
-def _write_wandb(wandb: Any, run: Export, out: Path, project: str) -> Path:
+def _write_wandb(wandb: ModuleType, run: Export, out: Path, project: str) -> Path:
     """Write one run as a W&B run to upload later, after deleting its earlier exports.
 
     Returns:

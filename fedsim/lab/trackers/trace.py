@@ -249,7 +249,7 @@ def _entry(
     lane: int,
     time: float,
     data: RecordData,
-    **fields: Any,
+    **fields: object,
 ) -> TraceEvent:
     """Return an event of the trace format, with its time in microseconds.
 

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,7 +225,7 @@ class PartitionFile(Partition):
         return federated(dataset, train, test)
 
 
-def _read_entries(path: Path) -> list[dict[str, Any]]:
+def _read_entries(path: Path) -> list[dict[str, object]]:
     """Read a partition file.
 
     Returns:
@@ -255,7 +255,7 @@ def _read_entries(path: Path) -> list[dict[str, Any]]:
     return [_entry(path, name, content[name]) for name in names]
 
 
-def _entry(path: Path, name: str, entry: object) -> dict[str, Any]:
+def _entry(path: Path, name: str, entry: object) -> dict[str, object]:
     parts = {"train": entry} if isinstance(entry, list) else entry
     if not isinstance(parts, dict) or "train" not in parts:
         raise DataError(
@@ -444,7 +444,7 @@ class Rotations(Partition):
             groups * size,
             f"'{dataset.name}' has {size} training samples for each rotation",
         )
-        shards: list[Any] = [None] * devices
+        shards: dict[int, Shard] = {}
         for group, degrees in enumerate(self.degrees):
             members = range(group, devices, groups)
             generator = streams.generator("world/data/train", group)
@@ -452,4 +452,5 @@ class Rotations(Partition):
             test = np.array_split(dataset.test, len(members))
             for device, train_index, test_index in zip(members, train, test, strict=True):
                 shards[device] = Shard(train_index[: self.most_samples], test_index, degrees // 90)
-        return FederatedData(dataset.pool, shards, truth=np.arange(devices) % groups)
+        in_order = [shards[device] for device in range(devices)]
+        return FederatedData(dataset.pool, in_order, truth=np.arange(devices) % groups)

@@ -4,7 +4,7 @@ import os
 import secrets
 import socket
 from functools import cache
-from typing import Any
+from types import ModuleType
 
 from fedsim.common.errors import ScenarioError
 
@@ -41,7 +41,7 @@ def require_token() -> None:
     Config.initialize("")  # Ray may have read its settings when it was imported
 
 
-def load_ray(address: str | None) -> Any:
+def load_ray(address: str | None) -> ModuleType:
     """Import Ray, set to listen on the loopback interface if ``address`` is None.
 
     Raises:
@@ -61,7 +61,8 @@ def load_ray(address: str | None) -> Any:
             f"--executor is 'ray', but the Ray that is installed is {ray.__version__}; "
             f"{_show_oldest()} or later is needed"
         )
-    return ray
+    module: ModuleType = ray
+    return module
 
 
 def _show_oldest() -> str:

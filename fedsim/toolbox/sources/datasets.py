@@ -55,9 +55,9 @@ class MapDataset(Source):
     """``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a function
     annotated to return one.
     """
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """keyword arguments of the factory."""
-    test: dict[str, Any] | None = None
+    test: dict[str, object] | None = None
     """keyword arguments that differ for the test samples (``{ train = false }``); None: every
     fifth sample is one.
     """

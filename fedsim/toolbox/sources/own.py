@@ -1,7 +1,7 @@
 """Sources of users' files: numpy archives, and folders of Hugging Face's ``datasets``."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 from zipfile import is_zipfile
 
 import numpy as np
@@ -23,6 +23,9 @@ from fedsim.toolbox.sources.arrays import (
     surplus,
 )
 from fedsim.toolbox.sources.decoding import open_image
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Npz(Source):
@@ -151,7 +154,7 @@ class HuggingFace(Source):
         return "channels-first" if images.ndim == 4 else None
 
 
-def _read_table(folder: Path, names: list[str]) -> Any:
+def _read_table(folder: Path, names: list[str]) -> "pa.Table":
     """Read the Arrow table of a folder that ``save_to_disk`` has written.
 
     Args:
@@ -196,13 +199,13 @@ def _read_table(folder: Path, names: list[str]) -> Any:
     return table
 
 
-def _read_column(folder: Path, name: str, chunks: Any) -> AnyArray:
+def _read_column(folder: Path, name: str, chunks: "pa.ChunkedArray") -> AnyArray:
     """Convert a column to an array.
 
     Args:
         folder: the folder, for error messages.
         name: name of the column, for error messages.
-        chunks: the column, as Arrow's ``ChunkedArray``.
+        chunks: the column.
 
     Returns:
         Numbers [n], nested lists [n, ...], or images [n, c, h, w] or [n, h, w].
@@ -245,7 +248,7 @@ def _holds_lists(kind: object) -> bool:
     return bool(is_list or pa.types.is_fixed_size_list(kind))
 
 
-def _holds_images(kind: Any) -> bool:
+def _holds_images(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)

@@ -1,7 +1,7 @@
 """FedDyn: local objectives whose optima become the global optimum (Acar et al., 2021)."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -96,7 +96,7 @@ class FedDyn(FedAvg[FedDynParams]):
         await super().on_start()
 
     async def next_model(
-        self, model: Ref, entries: list[Entry], slot: int = 0, **record: Any
+        self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
     ) -> Ref:
         state = self.state
         state.moved = await mean_after_changes(

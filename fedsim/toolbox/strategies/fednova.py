@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import OnlyWith
@@ -96,7 +96,7 @@ class FedNova(FedProx):
             )
 
     async def next_model(
-        self, model: Ref, entries: list[Entry], slot: int = 0, **record: Any
+        self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
     ) -> Ref:
         assert isinstance(self.params, FedNovaParams)
         pull = self.params.mu * self.setting.lr_in(self.state.round)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -125,7 +125,7 @@ class HierFAVGState(FedAvgState):
     """Count of clients whose last task of the round brought an update."""
     over: bool = False
     """Whether the deadline of the round has passed."""
-    cloud: dict[str, Any] = field(default_factory=dict)
+    cloud: dict[str, object] = field(default_factory=dict)
     """State of the aggregation by which the server averages the edge servers' models."""
 
 

@@ -173,7 +173,7 @@ class IFCA(Migrating[IFCAParams]):
         await self.test_again(newcomers)
 
     async def next_model(
-        self, model: Ref, entries: list[Entry], slot: int = 0, **record: int
+        self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
     ) -> Ref:
         if self.params.averaging == "models":
             return await super().next_model(model, entries, slot, **record)

@@ -248,7 +248,7 @@ class CutModels(FedAvg[CutParams]):
         return {"model": model, "size": Header(size)}
 
     async def next_model(
-        self, model: Ref, entries: list[Entry], slot: int = 0, **record: Any
+        self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
     ) -> Ref:
         weights = await self.weighed(entries)
         self.record_aggregate(entries, weights, **record)

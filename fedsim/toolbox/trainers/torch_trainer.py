@@ -46,7 +46,7 @@ class LearningRateSchedule(Spec):
 
     name: str
     """class of the schedule, such as ``CosineAnnealingLR``."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """arguments of the class.
 
     ``T_max`` and ``total_steps`` are by default the length of the local training.
@@ -72,7 +72,7 @@ class LearningRateSchedule(Spec):
         from torch.optim import lr_scheduler
 
         schedule_class = getattr(lr_scheduler, self.name)
-        arguments: dict[str, Any] = {}
+        arguments: dict[str, object] = {}
         if self.every != "round":
             parameters = inspect.signature(schedule_class).parameters
             for name in _LENGTHS:
@@ -93,7 +93,7 @@ class ParameterGroup(Spec):
 
     match: list[str] = Field(min_length=1)
     """patterns of the parameters' names in the model, such as ``*.bias``."""
-    args: dict[str, Any]
+    args: dict[str, object]
     """arguments of the optimiser for these parameters."""
 
 
@@ -110,7 +110,7 @@ class TorchTrainer(Trainer):
     kind: Literal["torch"] = "torch"
     optimizer: str = "SGD"
     """a class of ``torch.optim``, such as ``AdamW``."""
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: dict[str, object] = Field(default_factory=dict)
     """arguments of the optimiser; the learning rate is ``training.lr``."""
     groups: list[ParameterGroup] = Field(default_factory=list)
     """parameters with other arguments; each belongs to the first group that matches its name."""

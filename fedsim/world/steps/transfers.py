@@ -1,7 +1,7 @@
 """Messages between a device and the server, or the device's edge server."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
@@ -43,7 +43,7 @@ class TransferStep(TaskStep):
             has_arrived = flow.sent == flow.size and services.simulation.now > task.step_start
             if cause in _DISCONNECTED and has_arrived:
                 cause = None
-        facts: dict[str, Any] = {
+        facts: dict[str, object] = {
             "bytes": flow.size,
             "delivered": flow.sent,
             "payloads": self.payloads,
