@@ -13,7 +13,7 @@ from fedsim.analysis.report.findings import find_in_series
 from fedsim.analysis.report.gather import MOST_DRAWN, DetailedRun, Subject
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.analysis.report.runs import headline_figures
-from fedsim.common.files import flat
+from fedsim.common.files import flatten
 from fedsim.common.harmless import visible
 from fedsim.records.reading import RunFolder
 from fedsim.running.overrides import Tables
@@ -57,7 +57,7 @@ def _scenario(run: RunFolder) -> Iterator[Markup]:
 def _scenario_in_short(scenario: Tables) -> str:
     """Return a text with the kinds in a scenario, and its most important values."""
     values = {}
-    for name, value in flat(scenario).items():
+    for name, value in flatten(scenario).items():
         is_important = name.endswith(".kind") or name.startswith(_IMPORTANT_KEYS)
         is_usual = value == "constant" or (name == "stop.min_delta" and not value)
         if is_important and not is_usual:

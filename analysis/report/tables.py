@@ -7,7 +7,7 @@ import pandas as pd
 
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, plain
-from fedsim.common.files import flat
+from fedsim.common.files import flatten
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.columns import ComparedColumn, ComparedTable
 from fedsim.lab.compare.show import by_topic, format_cell
@@ -340,7 +340,7 @@ def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
     Returns:
         The table; None if the scenarios are the same.
     """
-    scenarios = [flat(without_places(run.scenario)) for run in runs]
+    scenarios = [flatten(without_places(run.scenario)) for run in runs]
     keys = _differing_keys(scenarios)
     if not keys:
         return None

@@ -97,7 +97,7 @@ def is_full(error: Exception) -> bool:
     return getattr(error, "errno", None) in _FULL or os.strerror(errno.ENOSPC) in str(error)
 
 
-def told(error: Exception, folder: Path | None = None) -> str:
+def show_error(error: Exception, folder: Path | None = None) -> str:
     """Format the message of an error that fedsim did not raise on purpose.
 
     Args:
@@ -172,7 +172,7 @@ def home_of(code: Any) -> str:
     return "" if _FEDSIM in file.resolve().parents else f" ({file.name}, line {line})"
 
 
-def shown(value: object) -> str:
+def show_value(value: object) -> str:
     """Format a value for messages, as ``repr(value)`` cut to 80 characters."""
     text = repr(value)
     if len(text) <= _LONGEST_VALUE:

@@ -189,12 +189,12 @@ def refuse_long_key(key: str, place: str = "") -> None:
         )
 
 
-def flat(tables: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
+def flatten(tables: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
     """Flatten nested tables to a dict, dotted key -> value, in order."""
     values: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping):
-            values |= flat(value, f"{prefix}{key}.")
+            values |= flatten(value, f"{prefix}{key}.")
         else:
             values[prefix + key] = value
     return values

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from fedsim.common.errors import ScenarioError, nearest, shown
+from fedsim.common.errors import ScenarioError, nearest, show_value
 from fedsim.common.field_words import hint_for_kind
 from fedsim.common.imports import at, entry_points_of, find
 from fedsim.common.returns import guard
@@ -142,7 +142,7 @@ class Registry:
         is_path = ":" in kind and bool(self.base)
         path = kind if is_path else self.kinds.get(kind)
         if path is None:
-            raise ScenarioError(f"{key} is {shown(kind)}{self._why_refused(kind)}")
+            raise ScenarioError(f"{key} is {show_value(kind)}{self._why_refused(kind)}")
         public_name = f"fedsim.plugin.{self.base.rpartition(':')[2]}"
         base = at(self.base, self.called)
         kind_class = find(str(path), key, base, public_name, permitted=path is not kind)
@@ -229,7 +229,7 @@ class Registry:
             )
         if not isinstance(kind, str):
             raise PydanticCustomError(
-                "part_kind", "kind is {kind}; it must be a name", {"kind": shown(kind)}
+                "part_kind", "kind is {kind}; it must be a name", {"kind": show_value(kind)}
             )
         try:
             spec = self.spec(kind)

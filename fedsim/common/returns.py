@@ -29,7 +29,7 @@ from typing import (
 import numpy as np
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import ScenarioError, SimulationError, home_of, shown
+from fedsim.common.errors import ScenarioError, SimulationError, home_of, show_value
 from fedsim.common.hooks import (
     METHODS,
     UNIONS,
@@ -139,7 +139,7 @@ def find_outside(
         if value is None:
             return ""
         if not isinstance(value, np.ndarray):
-            return "" if is_within(value) else shown(value)
+            return "" if is_within(value) else show_value(value)
         if not value.size or (is_within(value.min()) and is_within(value.max())):
             return ""  # an array with NaN has NaN as its minimum and maximum
         places = enumerate(value.ravel())
@@ -166,7 +166,7 @@ def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
         The mistake in words; empty: none.
     """
     if not isinstance(value, np.ndarray):
-        return shown(value)
+        return show_value(value)
     if value.shape != (length,) or value.dtype.kind not in "iuf":
         return f"an array of {value.dtype} of shape {value.shape}"
     return find(value)
@@ -379,7 +379,7 @@ def _check_of(hint: object, allowed: Returns) -> FindMistake:
 
     def find(value: Any, *arguments: object, **options: object) -> str:
         if not is_right_type(value):
-            return shown(value)
+            return show_value(value)
         return allowed.find_mistake(value, *arguments, **options)
 
     return find

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fedsim.common.errors import nearest, shown
+from fedsim.common.errors import nearest, show_value
 
 _BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
 
@@ -39,9 +39,9 @@ def in_words(problem: ErrorDetails) -> str:
                 entry = 10
             elif isinstance(value, str) and number is not None:  # without its quotes
                 entry = round(number) if number == round(number) else number
-            return f"it must be a list, such as {shown([entry])}"
+            return f"it must be a list, such as {show_value([entry])}"
         case "string_type":
-            return f"it must be a text in quotes, such as {shown(str(value))}"
+            return f"it must be a text in quotes, such as {show_value(str(value))}"
         case "dict_type":
             return "it must be a table, such as { name = 1 }"
         case "too_short" | "too_long" | "string_too_long" | "string_too_short" as kind:
@@ -118,7 +118,7 @@ def _explain_problem(key: str, problem: ErrorDetails) -> str:
             return message if message.startswith(f"{key}.") else f"{key}.{message}"
         case "model_type":
             return (
-                f"{key} is {shown(value)}; it must be a table, and 'fedsim list {key}' names its "
+                f"{key} is {show_value(value)}; it must be a table, and 'fedsim list {key}' names its "
                 "keys"
             )
         case "missing":
@@ -127,12 +127,12 @@ def _explain_problem(key: str, problem: ErrorDetails) -> str:
             words = problem["ctx"]["expected"].replace(" or ", ",").split(",")
             allowed = [word.strip("' ") for word in words]
             hint = nearest(str(value), allowed)
-            return f"{key} is {shown(value)}; allowed are {', '.join(allowed)}{hint}"
+            return f"{key} is {show_value(value)}; allowed are {', '.join(allowed)}{hint}"
         case "value_error":
             return f"{key}: {message.removeprefix('Value error, ')}"
         case "quantity":
-            return f"{key} is {shown(value)}: {message}"
-    return f"{key} is {shown(value)}; {in_words(problem)}"
+            return f"{key} is {show_value(value)}: {message}"
+    return f"{key} is {show_value(value)}; {in_words(problem)}"
 
 
 def _key_path(location: tuple[int | str, ...], sections: Any) -> str:

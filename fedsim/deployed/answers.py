@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from flwr.app import RecordDict
 
-from fedsim.common.errors import shown
+from fedsim.common.errors import show_value
 from fedsim.deployed.packing import FORGOT, SHIFT, ContentPacker, ModelPlace, Packet
 from fedsim.deployed.reading import (
     PacketError,
@@ -65,7 +65,7 @@ def read_answer(records: RecordDict, task: Task) -> CheckedAnswer:
         raise PacketError(f"it is an answer to task {number}, and not to task {task.id}")
     outcome = text_of(entry_of(head, "outcome"), "outcome")
     if outcome not in _OUTCOMES:
-        raise PacketError(f"outcome is {shown(outcome)}; allowed are {', '.join(_OUTCOMES)}")
+        raise PacketError(f"outcome is {show_value(outcome)}; allowed are {', '.join(_OUTCOMES)}")
     finite_of(entry_of(head, "took_s"), "took_s")
     for step in list_of(entry_of(head, "steps"), "steps"):
         read_step(step)
@@ -141,5 +141,5 @@ def _model_at(task: Task, place: ModelPlace) -> Ref:
     if isinstance(content, list | tuple) and index is not None and index < len(content):
         content = content[index]
     if not isinstance(content, Ref):
-        raise PacketError(f"its base is the model {shown(place)}, which no request had")
+        raise PacketError(f"its base is the model {show_value(place)}, which no request had")
     return content

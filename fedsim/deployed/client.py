@@ -8,7 +8,7 @@ from flwr import __version__ as flower_version
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsim.common.errors import SimulationError, shown
+from fedsim.common.errors import SimulationError, show_value
 from fedsim.common.files import read_text
 from fedsim.deployed.device import DeviceHalf
 from fedsim.deployed.packing import Packet
@@ -42,7 +42,7 @@ def client_half(scenario: Path, device: int, pace: float, slept: str) -> DeviceH
     """
     if slept not in SLEPT:
         raise SimulationError(
-            f"the run configuration has slept = {shown(slept)}; allowed are {' and '.join(SLEPT)}"
+            f"the run configuration has slept = {show_value(slept)}; allowed are {' and '.join(SLEPT)}"
         )
     key = (read_text(scenario), device, pace, slept)
     if key not in _halves:
@@ -107,7 +107,7 @@ def pace_of(value: object) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0.0 <= float(str(value)) < math.inf:
         raise SimulationError(
-            f"the run configuration has pace = {shown(value)}; allowed are 0 (as fast as the "
+            f"the run configuration has pace = {show_value(value)}; allowed are 0 (as fast as the "
             "nodes are) and numbers above 0 (real seconds in a second of the scenario)"
         )
     return float(str(value))
@@ -122,7 +122,7 @@ def _device_of(context: Context) -> int:
     device = context.node_config.get(PARTITION)
     if not isinstance(device, int):
         raise SimulationError(
-            f"the node's configuration has {PARTITION} = {shown(device)}; allowed is the number "
+            f"the node's configuration has {PARTITION} = {show_value(device)}; allowed is the number "
             f"of the device, from 0: flower-supernode --node-config '{PARTITION}=0'"
         )
     return device

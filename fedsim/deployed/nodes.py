@@ -9,7 +9,7 @@ from flwr import __version__ as flower_version
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedsim.common.errors import shown
+from fedsim.common.errors import show_value
 from fedsim.deployed.answers import AnswerReader, CheckedAnswer, read_answer
 from fedsim.deployed.clock import WallClock
 from fedsim.deployed.packing import ContentPacker, Packet
@@ -142,7 +142,7 @@ class Nodes:
         device = count_of(number, "partition-id")
         if device >= self._devices:
             raise PacketError(
-                f"a node has partition-id = {shown(number)}; allowed are 0 to "
+                f"a node has partition-id = {show_value(number)}; allowed are 0 to "
                 f"{self._devices - 1} (population.devices of the app's scenario.toml)"
             )
         return device

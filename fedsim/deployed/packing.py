@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import SimulationError, shown
+from fedsim.common.errors import SimulationError, show_value
 from fedsim.deployed.reading import (
     Json,
     PacketError,
@@ -188,7 +188,7 @@ class ContentPacker:
         contents: dict[str, object] = {}
         forms = table_of(entry_of(packet.head, "contents"), "contents")
         for name, form in forms.items():
-            label = f"the content {shown(name)}"
+            label = f"the content {show_value(name)}"
             read = partial(self._unpack, packet, name, table_of(form, label), model_at)
             contents[name] = read_safely(label, read)
         return contents
@@ -212,7 +212,7 @@ class ContentPacker:
                 values.append(self._unpack(packet, f"{place}/{index}", fields, model_at))
             return values
         if place not in packet.payloads:
-            raise PacketError(f"it has no payload {shown(place)}")
+            raise PacketError(f"it has no payload {show_value(place)}")
         payload = packet.payloads[place]
         if "model" in form:
             return self._unpack_model(payload, form, model_at)
@@ -257,14 +257,14 @@ class ContentPacker:
             case "numbers":
                 pass
             case _:
-                raise PacketError(f"it has computed numbers of the unknown kind {shown(what)}")
+                raise PacketError(f"it has computed numbers of the unknown kind {show_value(what)}")
         return Lazy(what, ref, len(values))
 
 
 def _unpack_numbers(payload: bytes, form: Mapping[str, Json]) -> object:
     wire = text_of(entry_of(form, "wire"), "wire")
     if wire not in ("<f4", "<i4"):
-        raise PacketError(f"numbers have the type {shown(wire)}; allowed are '<f4' and '<i4'")
+        raise PacketError(f"numbers have the type {show_value(wire)}; allowed are '<f4' and '<i4'")
     shape = list_of(entry_of(form, "shape"), "shape")
     sizes = [count_of(size, "a size of an array") for size in shape]
     array = np.frombuffer(payload, wire).reshape(sizes)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from fedsim.common.errors import FedsimError, SimulationError, shown
+from fedsim.common.errors import FedsimError, SimulationError, show_value
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 """A value that JSON has."""
@@ -36,7 +36,7 @@ def read_safely(name: str, read: Callable[[], ReadValue]) -> ReadValue:
     except FedsimError as error:
         raise PacketError(f"{name} cannot be read: {error}") from error
     except Exception as error:
-        reason = f"{type(error).__name__}: {shown(str(error))}"
+        reason = f"{type(error).__name__}: {show_value(str(error))}"
         raise PacketError(f"{name} cannot be read: {reason}") from error
 
 
@@ -47,7 +47,9 @@ def entry_of(table: Mapping[str, Json], name: str) -> Json:
         PacketError: the table has no such entry.
     """
     if name not in table:
-        raise PacketError(f"{shown(name)} is missing; there are {shown(', '.join(table))}")
+        raise PacketError(
+            f"{show_value(name)} is missing; there are {show_value(', '.join(table))}"
+        )
     return table[name]
 
 
@@ -159,4 +161,4 @@ def table_of(value: Json, name: str) -> dict[str, Json]:
 
 
 def _wrong(value: Json, name: str, allowed: str) -> PacketError:
-    return PacketError(f"{name} is {shown(value)}; allowed is {allowed}")
+    return PacketError(f"{name} is {show_value(value)}; allowed is {allowed}")

@@ -13,7 +13,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsim.clock.simulation import Record
-from fedsim.common.errors import RunFolderError, SimulationError, shown
+from fedsim.common.errors import RunFolderError, SimulationError, show_value
 from fedsim.deployed.client import SLEPT, pace_of
 from fedsim.deployed.clock import WallClock
 from fedsim.deployed.measured import DeploymentEnd, with_steps, write_run_folder
@@ -66,7 +66,7 @@ def _number_in(config: Mapping[str, object], key: str) -> float:
     value = config[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0.0:
         raise SimulationError(
-            f"the run configuration has {key} = {shown(value)}; allowed are numbers from 0"
+            f"the run configuration has {key} = {show_value(value)}; allowed are numbers from 0"
         )
     return float(value)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedsim.common.errors import shown
+from fedsim.common.errors import show_value
 from fedsim.common.files import read_text
 from fedsim.deployed.reading import (
     Json,
@@ -64,7 +64,7 @@ def read_step(value: Json) -> LoggedStep:
     tree = table_of(value, "a step")
     name = text_of(entry_of(tree, "step"), "the name of a step")
     if name not in _NAMES:
-        raise PacketError(f"a step is {shown(name)}; allowed are {', '.join(_NAMES)}")
+        raise PacketError(f"a step is {show_value(name)}; allowed are {', '.join(_NAMES)}")
     start = finite_of(entry_of(tree, "start"), "the start of a step")
     end = finite_of(entry_of(tree, "end"), "the end of a step")
     facts: dict[str, Json] = {}
@@ -74,7 +74,7 @@ def read_step(value: Json) -> LoggedStep:
         elif key == "bytes":
             facts[key] = table_of(fact, key)
         else:
-            raise PacketError(f"a step has the unknown fact {shown(key)}")
+            raise PacketError(f"a step has the unknown fact {show_value(key)}")
     if name == "train":
         entry_of(facts, "epochs")
     return LoggedStep(name, start, end, facts)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import SimulationError, shown
+from fedsim.common.errors import SimulationError, show_value
 from fedsim.deployed.reading import (
     Json,
     PacketError,
@@ -60,7 +60,7 @@ class TreeWriter:
         if isinstance(value, Mapping):
             return {"dict": [[self.write(key), self.write(value[key])] for key in value]}
         raise SimulationError(
-            f"{shown(value)} is a {type(value).__name__}, which cannot be sent; allowed are "
+            f"{show_value(value)} is a {type(value).__name__}, which cannot be sent; allowed are "
             "numbers, texts, arrays, models, and lists, tuples and dicts of them"
         )
 
@@ -97,9 +97,9 @@ def read_tree(tree: Json, arrays: Sequence[AnyArray], learner: Learner) -> objec
     if "model" in tree:
         return _read_model(tree, arrays, learner)
     if len(tree) != 1:
-        raise PacketError(f"a tree has the kinds {shown(', '.join(tree))}; allowed is one")
+        raise PacketError(f"a tree has the kinds {show_value(', '.join(tree))}; allowed is one")
     ((kind, content),) = tree.items()
-    entries = list_of(content, f"a tree's {shown(kind)}")
+    entries = list_of(content, f"a tree's {show_value(kind)}")
     if kind == "dict":
         pairs: dict[object, object] = {}
         for entry in entries:
@@ -113,7 +113,7 @@ def read_tree(tree: Json, arrays: Sequence[AnyArray], learner: Learner) -> objec
         case "tuple":
             return tuple(items)
     raise PacketError(
-        f"a tree has the kind {shown(kind)}; allowed are array, model, dict, list and tuple"
+        f"a tree has the kind {show_value(kind)}; allowed are array, model, dict, list and tuple"
     )
 
 
@@ -146,7 +146,7 @@ def read_report(report: Json) -> Loss:
     value, entries = pair_of(report, "a report")
     numbers: dict[str, float] = {}
     for name, number in table_of(entries, "the numbers of a report").items():
-        numbers[name] = number_of(number, f"the report {shown(name)}")
+        numbers[name] = number_of(number, f"the report {show_value(name)}")
     return Loss(number_of(value, "the loss of a report"), numbers)
 
 

@@ -10,7 +10,7 @@ import os
 import time
 from types import SimpleNamespace
 
-from fedsim.common.errors import SimulationError, shown
+from fedsim.common.errors import SimulationError, show_value
 
 VARIABLE = "FEDSIM_FLOWER_WAITS"
 """Environment variable with the longest wait (s) of Flower's processes; Flower's own if not set."""
@@ -32,7 +32,7 @@ def longest_wait_s() -> float | None:
         seconds = 0.0
     if not 0.0 < seconds < 60.0:
         raise SimulationError(
-            f"the environment has {VARIABLE} = {shown(text)}; allowed are seconds above 0 and "
+            f"the environment has {VARIABLE} = {show_value(text)}; allowed are seconds above 0 and "
             "below 60, or nothing for Flower's own waits"
         )
     return seconds

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.clock.simulation import on_grid
-from fedsim.common.errors import SimulationError, home_of, shown
+from fedsim.common.errors import SimulationError, home_of, show_value
 from fedsim.common.machine import usable_memory
 from fedsim.common.streams import Shuffle
 
@@ -232,7 +232,7 @@ class Clients:
         """
         if not isinstance(devices, list | tuple | range | np.ndarray):
             raise SimulationError(
-                f"{by.__qualname__}{home_of(by)} returns {shown(devices)}; allowed is a list "
+                f"{by.__qualname__}{home_of(by)} returns {show_value(devices)}; allowed is a list "
                 "of devices"
             )
         existing = {int(device) for device in devices if self.exists(device)}

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from fedsim.common.errors import shown
+from fedsim.common.errors import show_value
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
@@ -129,7 +129,7 @@ class CodedParts(NamedTuple):
 
 def _find_wrong_code(value: Coded, *_: object, **__: object) -> str:
     is_right = isinstance(value.received, Ref) and isinstance(value.kept, Ref | None)
-    return "" if is_right else shown(value)
+    return "" if is_right else show_value(value)
 
 
 class Codec(Spec):

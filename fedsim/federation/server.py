@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from fedsim.clock.simulation import on_grid
-from fedsim.common.errors import SimulationError, shown
+from fedsim.common.errors import SimulationError, show_value
 from fedsim.federation.client import RunInfo
 from fedsim.federation.clients import Clients
 from fedsim.federation.contents import Contents, Header, Partial, payloads
@@ -487,4 +487,4 @@ def _check_models(models: ModelAssignment, strategy: object) -> None:
             "if it comes from 'state', the loop may keep an entry of that name there: use another "
             "name"
         )
-        raise SimulationError(f"{owner} gives {shown(model)} for {name!r}; {needed}; {hint}")
+        raise SimulationError(f"{owner} gives {show_value(model)} for {name!r}; {needed}; {hint}")

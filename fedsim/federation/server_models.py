@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.common.errors import SimulationError, shown
+from fedsim.common.errors import SimulationError, show_value
 from fedsim.federation.contents import Contents, Lazy
 from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
@@ -68,7 +68,7 @@ class ServerModels:
                     "another name"
                 )
                 raise SimulationError(
-                    f"mix is given {shown(model)}; a model (Ref) is needed; {hint}"
+                    f"mix is given {show_value(model)}; a model (Ref) is needed; {hint}"
                 )
         self._dispatch.compute("mix", len(parts), self._parameters, 1)
         return self._learner.mix(parts, otherwise, rescale=rescale)

@@ -6,8 +6,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Literal
 
-from fedsim.common.errors import ScenarioError, SimulationError, nearest, shown
-from fedsim.common.files import flat, read_toml
+from fedsim.common.errors import ScenarioError, SimulationError, nearest, show_value
+from fedsim.common.files import flatten, read_toml
 from fedsim.flower.app_errors import error_of_app
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def read_app(place: str, run_config: Mapping[str, object]) -> App:
                 f"strategy.app is {place!r}, whose {_FILE} does not say {key} = 'module:attribute'"
             )
         paths[name] = path
-    config = flat(tables.get("config", {}))
-    changes = flat(run_config)
+    config = flatten(tables.get("config", {}))
+    changes = flatten(run_config)
     for key, value in changes.items():
         if key not in config:
             names = ", ".join(config) or "none"
@@ -105,7 +105,7 @@ def read_app(place: str, run_config: Mapping[str, object]) -> App:
             )
         if not isinstance(value, Value):
             raise ScenarioError(
-                f"strategy.run_config.{key} is {shown(value)}; allowed are numbers, texts, "
+                f"strategy.run_config.{key} is {show_value(value)}; allowed are numbers, texts, "
                 "true and false"
             )
     return App(folder, paths["serverapp"], paths["clientapp"], config | changes)

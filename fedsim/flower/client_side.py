@@ -18,7 +18,7 @@ from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedsim.common.errors import SimulationError, shown
+from fedsim.common.errors import SimulationError, show_value
 from fedsim.flower.app import App
 from fedsim.flower.app_errors import error_of_app
 from fedsim.flower.params import Config, FlowerParams, is_training
@@ -117,7 +117,7 @@ def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
     is_message = isinstance(reply, Message)
     if not is_message or reply.metadata.reply_to_message_id != metadata.message_id:
         raise SimulationError(
-            f"{label} answered with {shown(reply)}, a {type(reply).__name__}; allowed is a "
+            f"{label} answered with {show_value(reply)}, a {type(reply).__name__}; allowed is a "
             f"Message that is a reply to the one that it got{_place_of(app, message)}"
         )
     source = reply

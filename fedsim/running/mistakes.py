@@ -19,7 +19,7 @@ from fedsim.common.errors import (
     is_full,
     on_command_line,
     place_of,
-    told,
+    show_error,
 )
 from fedsim.common.harmless import say
 
@@ -110,10 +110,10 @@ def _message(error: Exception, out: object) -> str:
     if isinstance(error, FedsimError):
         return str(error)
     if isinstance(error, OSError):
-        return told(error, folder)
+        return show_error(error, folder)
     if isinstance(error, MemoryError):
         return f"there is not enough memory: {error}".rstrip(": ")
-    message = told(error, folder)
+    message = show_error(error, folder)
     if is_full(error):
         return message
     return f"{message}{place_of(error)} (--debug shows where)"

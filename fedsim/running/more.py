@@ -7,7 +7,7 @@ run that had the new end from the start, unless the strategy depends on the plan
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedsim.common.errors import CheckpointError, RunFolderError, ScenarioError, home_of, shown
+from fedsim.common.errors import CheckpointError, RunFolderError, ScenarioError, home_of, show_value
 from fedsim.common.units import Seconds, read_quantity
 from fedsim.records import folder as files
 from fedsim.running.checkpoint import store
@@ -41,7 +41,7 @@ class Extension(NamedTuple):
             if seconds > 0:
                 return cls(None, seconds)
         raise ScenarioError(
-            f"--more is {shown(value)}; allowed is a count of rounds, 1 or more, or a time such as "
+            f"--more is {show_value(value)}; allowed is a count of rounds, 1 or more, or a time such as "
             "'2 h'"
         )
 

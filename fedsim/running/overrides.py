@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.common import files
-from fedsim.common.errors import ScenarioError, nearest, shown
-from fedsim.common.files import flat
+from fedsim.common.errors import ScenarioError, nearest, show_value
+from fedsim.common.files import flatten
 from fedsim.common.registry import spec_of
 from fedsim.common.spec import Spec
 from fedsim.strategies import STRATEGIES, params_class
@@ -90,7 +90,7 @@ def read_toml(path: str | Path, role: str, descendants: Sequence[Path] = ()) -> 
     if base is None:
         return tables
     if not isinstance(base, str):
-        raise ScenarioError(f"{name} extends {shown(base)}; allowed is the name of a file")
+        raise ScenarioError(f"{name} extends {show_value(base)}; allowed is the name of a file")
     if file.resolve() in descendants:
         raise ScenarioError(f"{name} extends itself")
     base_tables = read_toml(file.parent / base, role, [*descendants, file.resolve()])
@@ -159,7 +159,7 @@ def _remove_key(scenarios: Sequence[Tables], change: SetChange) -> None:
     removals = [_unset(sections, change.keys) for sections in scenarios]
     if any(removals):
         return
-    present_keys = [key for sections in scenarios for key in flat(sections)]
+    present_keys = [key for sections in scenarios for key in flatten(sections)]
     hint = nearest(".".join(change.keys), present_keys)
     raise ScenarioError(f"--set {change.text!r} takes away a key that is not given{hint}")
 
@@ -179,11 +179,11 @@ def read_change(text: str) -> SetChange:
     except ValueError as error:
         if value[0] in "{[\"'":
             raise ScenarioError(
-                f"--set {shown(text)}: {shown(value)} is not valid TOML: {error}"
+                f"--set {show_value(text)}: {show_value(value)} is not valid TOML: {error}"
             ) from None
         return SetChange(text, keys, value)
     except RecursionError:
-        raise ScenarioError(f"--set {shown(text)} is nested too deeply") from None
+        raise ScenarioError(f"--set {show_value(text)} is nested too deeply") from None
 
 
 def _set(sections: Tables, change: SetChange) -> None:
@@ -235,7 +235,7 @@ def _drop_strangers(
     for key in strangers:
         value = table.pop(key)
         tell(
-            f"{'.'.join([*keys, key])} = {shown(value)} is dropped: {table['kind']!r} "
+            f"{'.'.join([*keys, key])} = {show_value(value)} is dropped: {table['kind']!r} "
             "has no such key"
         )
 
@@ -303,8 +303,8 @@ def _merge(base: Any, change: Any, path: str) -> Any:
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return a text on the first key by which two scenarios differ; empty if they are equal."""
-    old = flat(before)
-    new = flat(now)
+    old = flatten(before)
+    new = flatten(now)
     for key in {**old, **new}:
         if old.get(key) != new.get(key):
             old_text = repr(old[key]) if key in old else "not given"

@@ -8,7 +8,7 @@ import tomli_w
 from pydantic import ValidationError, model_validator
 
 from fedsim.clock.simulation import Simulation
-from fedsim.common.errors import ScenarioError, shown
+from fedsim.common.errors import ScenarioError, show_value
 from fedsim.common.harmless import clean
 from fedsim.common.imports import from_file
 from fedsim.common.wording import explain
@@ -132,7 +132,7 @@ def load(
     """
     if not isinstance(path, str | Path):
         raise ScenarioError(
-            f"{shown(path)} is no file's path or name; tables become a scenario by "
+            f"{show_value(path)} is no file's path or name; tables become a scenario by "
             "fedsim.Scenario(**tables)"
         )
     sections = read_toml(find_file(path), "scenario")

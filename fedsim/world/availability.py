@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 
 from fedsim.common.arrays import AnyArray, Flags, Floats, Ints
-from fedsim.common.errors import shown
+from fedsim.common.errors import show_value
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, find_wrong_entry, returns
 from fedsim.common.spec import Spec
@@ -29,16 +29,16 @@ _SPANS = "an array of bools, and one of ends that are later than the times (s)"
 
 def _find_wrong_span(span: Span, paths: object, device: int, time: float) -> str:
     is_right = isinstance(span.on, bool | np.bool_) and span.start <= time < span.end
-    return "" if is_right else f"{shown(span)} for {time!r} s"
+    return "" if is_right else f"{show_value(span)} for {time!r} s"
 
 
 def _find_wrong_return(when: float, paths: object, device: int, time: float) -> str:
-    return "" if when >= time else f"{shown(when)} for {time!r} s"
+    return "" if when >= time else f"{show_value(when)} for {time!r} s"
 
 
 def _find_wrong_flags(flags: AnyArray, paths: object, devices: Ints, time: float) -> str:
     is_right = flags.shape == devices.shape and flags.dtype == np.bool_
-    return "" if is_right else shown(flags)
+    return "" if is_right else show_value(flags)
 
 
 def _find_wrong_spans(

@@ -17,7 +17,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from fedsim.common.arrays import Floats
-from fedsim.common.errors import ScenarioError, nearest, shown
+from fedsim.common.errors import ScenarioError, nearest, show_value
 from fedsim.common.files import read_toml
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
@@ -165,7 +165,7 @@ def figures(name: object, key: str, file: Path = _TABLE) -> dict[str, Figure]:
     table = _table(file)
     if not isinstance(name, str) or name not in table:
         raise ScenarioError(
-            f"{key} is {shown(name)}; allowed are {', '.join(table)}{nearest(str(name), table)}"
+            f"{key} is {show_value(name)}; allowed are {', '.join(table)}{nearest(str(name), table)}"
         )
     return {field: Figure(*entry) for field, entry in table[name].items() if field != "title"}
 
@@ -214,7 +214,7 @@ def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
     names = [*own, *_table()]
     if name not in names:
         allowed = f"allowed are {', '.join(names)}, or your own in population.kinds"
-        raise ScenarioError(f"{key} is {shown(name)}; {allowed}{nearest(name, names)}")
+        raise ScenarioError(f"{key} is {show_value(name)}; {allowed}{nearest(name, names)}")
     table = {field: figure.value for field, figure in figures(name, key).items()}
     return DeviceKind.model_validate(table)
 

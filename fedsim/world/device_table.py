@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.common.errors import DataError, nearest, shown
+from fedsim.common.errors import DataError, nearest, show_value
 from fedsim.common.files import SOUGHT, open_file, regular
 from fedsim.common.notes import note
 from fedsim.common.units import Quantity
@@ -129,7 +129,7 @@ class DeviceTable:
             column: name of the column.
             why: reason, with which the message ends.
         """
-        cell = f"{column} is {shown(self.cells[column][row])}"
+        cell = f"{column} is {show_value(self.cells[column][row])}"
         return DataError(f"{self._key}: row {row + 1} of {str(self._path)!r}: {cell}: {why}")
 
     def values(
@@ -273,7 +273,7 @@ class DeviceTable:
                 raise self.wrong(
                     row,
                     name,
-                    f"it comes after {shown(before)}, and these are not the numbers of the "
+                    f"it comes after {show_value(before)}, and these are not the numbers of the "
                     f"devices, 0 to {self.rows - 1}; sort the rows, or name the device of each in "
                     "a column 'device'",
                 )

@@ -20,7 +20,7 @@ import pytest
 
 import fedsim
 from fedsim.clock.executors import Inline, Threads
-from fedsim.common.errors import told
+from fedsim.common.errors import show_error
 from fedsim.common.tensor_files import open_tensors, write_tensors
 from fedsim.common.training import Training
 from fedsim.learning import scratch as scratch_module
@@ -321,7 +321,7 @@ def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="No space") as failure:
         _play([mean], Plain())
     assert updates
-    assert told(failure.value).startswith("the disk that holds '")
+    assert show_error(failure.value).startswith("the disk that holds '")
 
 
 def test_a_model_on_disk_is_saved_and_sent_as_its_weights() -> None:

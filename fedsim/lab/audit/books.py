@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedsim.clock.simulation import Record
 from fedsim.common.errors import ScenarioError
-from fedsim.common.files import flat
+from fedsim.common.files import flatten
 from fedsim.common.streams import Streams
 from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import NOTHING, is_close, read, report, report_differences
@@ -200,8 +200,8 @@ def ledgers_agree(evidence: Evidence) -> Iterator[str]:
     The summary has bytes by direction and by purpose, and wasted bytes. Rounds have bytes by
     direction.
     """
-    ledger = flat(_compute_ledger(evidence).summary())
-    stated = flat(evidence.run.summary["bytes"])
+    ledger = flatten(_compute_ledger(evidence).summary())
+    stated = flatten(evidence.run.summary["bytes"])
     for key in sorted({*ledger, *stated}):
         missing = math.nan if "." in key else 0.0  # a purpose has to be in both tables
         if not is_close(ledger.get(key, missing), stated.get(key, missing)):
@@ -268,7 +268,7 @@ def meters_agree(evidence: Evidence) -> Iterator[str]:
     of_devices = meters.of_devices(evidence.devices["device"].to_numpy(np.int64))
     yield from _check_columns(evidence, files.ROUNDS, of_rounds)
     yield from _check_columns(evidence, files.DEVICES, pd.DataFrame(of_devices))
-    yield from _check_entries(flat(summary), flat(meters.summary()))
+    yield from _check_entries(flatten(summary), flatten(meters.summary()))
 
 
 def _check_columns(evidence: Evidence, file: str, due: pd.DataFrame) -> Iterator[str]:

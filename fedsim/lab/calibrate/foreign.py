@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedsim.common.errors import DataError, shown
+from fedsim.common.errors import DataError, show_value
 from fedsim.common.files import parse_json, read_text
 from fedsim.records.reading import RunFolder
 
@@ -215,7 +215,7 @@ def _read_appfl(path: Path, where: str, size: float | None, epochs: int) -> pd.D
 
 
 def _format_clients(rows: pd.DataFrame) -> str:
-    return shown(", ".join(rows["client"].unique()) or "nobody")
+    return show_value(", ".join(rows["client"].unique()) or "nobody")
 
 
 def _find_updates(lines: list[_Line]) -> pd.DataFrame:

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from fedsim.common.errors import DataError, nearest, shown
+from fedsim.common.errors import DataError, nearest, show_value
 from fedsim.common.files import regular
 from fedsim.common.units import CLOCK_END_S
 from fedsim.lab.calibrate import foreign
@@ -211,7 +211,7 @@ def _tasks_by_client(
     if single:
         notes.append(
             f"left out: {len(single)} clients with one task, which tells no device from chance: "
-            f"{shown(', '.join(single))}"
+            f"{show_value(', '.join(single))}"
         )
     return tasks_of
 
@@ -334,7 +334,7 @@ def _parse_numbers(texts: "pd.Series[str]", name: str, where: str) -> "pd.Series
     if len(wrong):
         row = wrong[0]
         raise DataError(
-            f"row {row + 1} of {where}: {name} is {shown(texts[row])}, which cannot be read"
+            f"row {row + 1} of {where}: {name} is {show_value(texts[row])}, which cannot be read"
         )
     return numbers
 
@@ -378,7 +378,7 @@ def _find_problem(row: _Row) -> str | None:
     """Return the reason why a row cannot be used; None if it can."""
     if row.what not in _KNOWN:
         hint = nearest(row.what, _KNOWN)
-        return f"what is {shown(row.what)}; allowed are {', '.join(_KNOWN)}{hint}"
+        return f"what is {show_value(row.what)}; allowed are {', '.join(_KNOWN)}{hint}"
     if row.what in (*_ORDER, "on") and not row.client:
         return "client is empty"
     for name in ("start", "end", *_NEEDS.get(row.what, ())):

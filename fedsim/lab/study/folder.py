@@ -14,7 +14,7 @@ from typing import Any, Literal
 import tomli_w
 
 from fedsim.common.errors import RunFolderError
-from fedsim.common.files import flat, read_text, toml
+from fedsim.common.files import flatten, read_text, toml
 from fedsim.lab.reading.study_folder import (
     PUBLISHED,
     RUNS,
@@ -150,7 +150,7 @@ def index_of(study: Study) -> StudyIndex:
                 name=variant.name,
                 label=variant.label,
                 point=_plain(dict(variant.point)),
-                changes=_plain(flat(spread_out(variant.changes))),
+                changes=_plain(flatten(spread_out(variant.changes))),
                 reference=variant.name in spec.references,
                 runs=tuple(runs),
             )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
-from fedsim.common.errors import RunFolderError, told
+from fedsim.common.errors import RunFolderError, show_error
 from fedsim.lab.study.search import Space, import_optuna
 from fedsim.lab.study.trials import SearchedVariant, Trial, TrialState
 
@@ -119,7 +119,7 @@ class Journal:
         except (ValueError, KeyError, OSError) as error:
             raise RunFolderError(
                 f"{str(self._path)!r} cannot be used as the journal of this search "
-                f"({told(error)}); give another folder"
+                f"({show_error(error)}); give another folder"
             ) from None
 
 

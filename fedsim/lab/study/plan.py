@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from fedsim.common.errors import ScenarioError, nearest
-from fedsim.common.files import flat
+from fedsim.common.files import flatten
 from fedsim.common.imports import from_file, is_allowed
 from fedsim.common.stop import MORE_IS_BETTER
 from fedsim.lab.compare.lines import ComparedLine, format_value, short_key
@@ -435,7 +435,7 @@ def _refuse_ineffective(spec: StudySpec, changes: Sequence[SetChange]) -> None:
             origin = ("--set", change.text)
             is_reached[origin] = is_reached.get(origin, False) or change.holds_in(tables)
         for place, layer in layers.items():
-            keys = _strange_keys(layer) if place == "base" else flat(layer)
+            keys = _strange_keys(layer) if place == "base" else flatten(layer)
             for key in keys:
                 holds = key.endswith("kind") or at(tables, key.split(".")) is not None
                 is_reached[place, key] = is_reached.get((place, key), False) or holds

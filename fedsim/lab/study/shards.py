@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.common.errors import ScenarioError, shown
+from fedsim.common.errors import ScenarioError, show_value
 from fedsim.lab.study.plan import PlannedRun
 from fedsim.running.scenario import Scenario
 from fedsim.strategies.asynchronous import AsynchronousParams
@@ -42,12 +42,14 @@ class StudyShard:
         """
         match = _FORM.fullmatch(text.strip())
         if match is None:
-            raise ScenarioError(f"--shard is {shown(text)}; allowed is NUMBER/COUNT, such as 3/16")
+            raise ScenarioError(
+                f"--shard is {show_value(text)}; allowed is NUMBER/COUNT, such as 3/16"
+            )
         number = int(match[1])
         count = int(match[2])
         if not 1 <= number <= count:
             raise ScenarioError(
-                f"--shard is {shown(text)}; allowed are 1/{max(count, 1)} to "
+                f"--shard is {show_value(text)}; allowed are 1/{max(count, 1)} to "
                 f"{max(count, 1)}/{max(count, 1)}"
             )
         return cls(number, count)

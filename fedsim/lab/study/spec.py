@@ -21,7 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from fedsim.common.errors import ScenarioError, nearest
-from fedsim.common.files import flat
+from fedsim.common.files import flatten
 from fedsim.common.spec import Spec, json_schema
 from fedsim.common.stop import MORE_IS_BETTER
 from fedsim.common.wording import explain
@@ -161,7 +161,7 @@ def _refuse_equal(grid: dict[str, list[object]]) -> dict[str, list[object]]:
 
 def _flatten(grid: object) -> object:
     """Return a grid with dotted keys instead of nested tables."""
-    return flat(grid) if isinstance(grid, dict) else grid
+    return flatten(grid) if isinstance(grid, dict) else grid
 
 
 Grid = Annotated[

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
-from fedsim.common.errors import shown as overridden
+from fedsim.common.errors import show_value as overridden
 from fedsim.lab.compare.lines import format_value, short_key
 from fedsim.lab.study.spec import PART, SIZE, TRIAL, Size, StudyPart, StudySpec
 from fedsim.running.overrides import Tables, at, changed, spread_out

@@ -24,7 +24,7 @@ from typing import TypedDict
 
 from fedsim.clock.executors import Inline
 from fedsim.clock.simulation import Record
-from fedsim.common.errors import CheckpointError, FedsimError, told
+from fedsim.common.errors import CheckpointError, FedsimError, show_error
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.lab.study.folder import claimed, state_of
 from fedsim.lab.terminal import share_done
@@ -158,7 +158,7 @@ def failure(error: Exception, folder: Path | None = None) -> str:
         error: the error.
         folder: the folder of the run.
     """
-    return str(error) if isinstance(error, FedsimError) else told(error, folder)
+    return str(error) if isinstance(error, FedsimError) else show_error(error, folder)
 
 
 def describe_outcome(summary: RecordData | None) -> RecordData:

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from fedsim.common.errors import RunFolderError
-from fedsim.common.files import flat
+from fedsim.common.files import flatten
 from fedsim.lab.reading.study_folder import is_done, is_study, names_apart, read_index
 from fedsim.records.folder import writing
 from fedsim.records.ledger import total_of_round
@@ -253,7 +253,7 @@ def _write_mlflow(client: "MlflowClient", run: Export) -> None:
         if not isinstance(figure, str):
             metrics.append(Metric(_mlflow_name(f"summary/{name}"), float(figure), end, 0))
     params = [
-        Param(key, str(value)[:_MLFLOW_LIMIT]) for key, value in flat(run.run.scenario).items()
+        Param(key, str(value)[:_MLFLOW_LIMIT]) for key, value in flatten(run.run.scenario).items()
     ]
     client.log_batch(number, metrics=metrics, params=params)
     status = "FAILED" if run.exit_code else "FINISHED"
@@ -319,7 +319,7 @@ def _write_wandb(wandb: ModuleType, run: Export, out: Path, project: str) -> Pat
     logged = wandb.init(
         mode="offline",
         dir=str(out),
-        config=flat(run.run.scenario),
+        config=flatten(run.run.scenario),
         settings=settings,
         project=project,
         name=run.name,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import shown
+from fedsim.common.errors import show_value
 from fedsim.common.returns import find_outside
 from fedsim.learning.data.federated import Dataset, FederatedData, Pool, Raw, Shard
 
@@ -55,22 +55,22 @@ def find_wrong_raw(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
 def find_wrong_sizes(sizes: tuple[tuple[int, ...], int], *_: object, **__: object) -> str:
     """Return a text if a dimension of a sample's shape or the count of classes is below 1."""
     shape, classes = sizes
-    return shown(sizes) if min(*shape, classes) < 1 else ""
+    return show_value(sizes) if min(*shape, classes) < 1 else ""
 
 
 def _find_wrong_number(raw: Raw) -> str:
     for name, least in (("classes", 1), ("vocabulary", 0)):
         value = getattr(raw, name)
         if not isinstance(value, int | np.integer) or value < least:
-            return f"a Raw with {name} = {shown(value)}"
-    return f"a Raw with peak = {shown(raw.peak)}" if find_outside(above=0.0)(raw.peak) else ""
+            return f"a Raw with {name} = {show_value(value)}"
+    return f"a Raw with peak = {show_value(raw.peak)}" if find_outside(above=0.0)(raw.peak) else ""
 
 
 def _find_wrong_array(raw: Raw) -> str:
     for name in ("x_train", "y_train", "x_test", "y_test"):
         array: object = getattr(raw, name)
         if not isinstance(array, np.ndarray) or not array.ndim or array.dtype.kind not in "biuf":
-            return f"a Raw whose {name} is {shown(array)}"
+            return f"a Raw whose {name} is {show_value(array)}"
         mistake = find_outside()(array) if array.dtype.kind == "f" else ""
         if mistake:
             return f"a Raw whose {name} is {mistake}"
@@ -150,7 +150,7 @@ def find_wrong_split(
         return ""
     if isinstance(truth, np.ndarray) and truth.dtype.kind in "iu" and truth.shape == (devices,):
         return ""
-    return f"data whose 'truth' is {shown(truth)}"
+    return f"data whose 'truth' is {show_value(truth)}"
 
 
 def find_wrong_change(
@@ -166,7 +166,7 @@ def find_wrong_change(
     for change in changes:
         device = getattr(change, "device", None)
         if device is None:
-            return f"{shown(change)} among the changes"
+            return f"{show_value(change)} among the changes"
         if device not in unchanged:
             return f"a change of device {device!r}, which is no candidate or has changed already"
         unchanged.remove(device)
@@ -185,7 +185,7 @@ def find_wrong_change(
 def _find_wrong_shard(pool: Pool, devices: Iterable[int], shards: Sequence[object]) -> str:
     for device, shard in zip(devices, shards, strict=True):
         if not isinstance(shard, Shard):
-            return f"{shown(shard)} as the shard of device {device}"
+            return f"{show_value(shard)} as the shard of device {device}"
         # a device that has only test samples may be one of population.tested_only
         if not len(shard.train) and (device == 0 or not len(shard.test)):
             return f"no training sample for device {device}"
@@ -197,7 +197,7 @@ def _find_wrong_shard(pool: Pool, devices: Iterable[int], shards: Sequence[objec
         if len(np.unique(shard.test)) < len(shard.test):
             return f"a test index twice for device {device}"
         if shard.label_map is not None and _is_wrong_map(shard.label_map, pool.classes):
-            labels = shown(shard.label_map)
+            labels = show_value(shard.label_map)
             return f"the label map {labels} for device {device}, of {pool.classes} classes"
     return ""
 

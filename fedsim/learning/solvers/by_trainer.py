@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.common.errors import FedsimError, SimulationError, nearest, place_of, shown
+from fedsim.common.errors import FedsimError, SimulationError, nearest, place_of, show_value
 from fedsim.learning.draws import find_draws, global_states
 from fedsim.learning.entropy import entropy_watched
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
@@ -172,8 +172,8 @@ class ByTrainer(Reference):
                 state[name] = np.atleast_1d(to_host(value).copy())
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             raise SimulationError(
-                f"{self._label} gave back {shown(outcome)}, and its state is "
-                f"{shown(context.state)}; it must give back two mappings: "
+                f"{self._label} gave back {show_value(outcome)}, and its state is "
+                f"{show_value(context.state)}; it must give back two mappings: "
                 "trained tensors (model.state_dict()) and numbers by name, and the state has "
                 f"tensors: {error}"
             ) from error

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from fedsim.common.errors import shown
+from fedsim.common.errors import show_value
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
@@ -80,7 +80,7 @@ def _find_wrong_weight(
 ) -> str:
     numbers = np.asarray(weights)
     if numbers.shape != (len(entries),) or numbers.dtype.kind not in "iuf":
-        return f"{shown(weights)} for {len(entries)} updates"
+        return f"{show_value(weights)} for {len(entries)} updates"
     return find_outside()(numbers)
 
 
@@ -97,7 +97,7 @@ def _find_wrong_weighing(
 def _find_wrong_parts(parts: Sequence[object], *_: object, **__: object) -> str:
     for part in parts:
         if not _is_part(part):
-            return f"{shown(part)} as a part"
+            return f"{show_value(part)} as a part"
     return ""
 
 

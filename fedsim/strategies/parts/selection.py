@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from fedsim.common.errors import shown
+from fedsim.common.errors import show_value
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
@@ -94,7 +94,7 @@ def _find_wrong_choice(
     is_distinct = len({*chosen}) == len(chosen)
     if is_distinct and len(chosen) <= count:
         return ""
-    return f"{shown(chosen)} for a count of {count}"
+    return f"{show_value(chosen)} for a count of {count}"
 
 
 def _find_wrong_candidate(

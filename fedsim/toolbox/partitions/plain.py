@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import DataError, ScenarioError, nearest, shown
+from fedsim.common.errors import DataError, ScenarioError, nearest, show_value
 from fedsim.common.files import find_file, read_keyed_json, reading
 from fedsim.common.notes import note
 from fedsim.common.streams import Streams
@@ -241,7 +241,7 @@ def _read_entries(path: Path) -> list[dict[str, object]]:
     for name in content:
         if _NUMBER.fullmatch(name) is None:
             raise DataError(
-                f"'{path}' has the key {shown(name)}; allowed are the numbers of the devices, "
+                f"'{path}' has the key {show_value(name)}; allowed are the numbers of the devices, "
                 f"from '0' to '{len(content) - 1}', as in {_EXAMPLE}"
             )
     names = [str(device) for device in range(len(content))]
@@ -266,7 +266,7 @@ def _entry(path: Path, name: str, entry: object) -> dict[str, object]:
         if part not in ("train", "test"):
             hint = nearest(part, ("train", "test"))
             raise DataError(
-                f"'{path}': device {name} has {shown(part)}, which nothing uses; known are "
+                f"'{path}': device {name} has {show_value(part)}, which nothing uses; known are "
                 f"'train' and 'test'{hint}"
             )
     return parts

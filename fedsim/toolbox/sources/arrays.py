@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import DataError, nearest, shown
+from fedsim.common.errors import DataError, nearest, show_value
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import check_labels, every_fifth
@@ -267,7 +267,7 @@ def _pair(
 def _refuse_other_values(path: Path, name: str, array: AnyArray) -> None:
     """Raise ``DataError`` with advice if an array has text, objects or a non-numeric type."""
     if array.dtype.kind in _TEXT:
-        words = ", ".join(shown(value) for value in np.unique(array.astype(str))[:3].tolist())
+        words = ", ".join(show_value(value) for value in np.unique(array.astype(str))[:3].tolist())
         advice = (
             f"it takes numbers; np.unique({name}, return_inverse=True)[1] numbers words in their "
             "order, from 0"

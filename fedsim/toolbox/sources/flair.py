@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.common.errors import DataError, shown
+from fedsim.common.errors import DataError, show_value
 from fedsim.common.files import find_file, read_bytes, read_json
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
@@ -141,11 +141,11 @@ def _photo(path: Path, number: int, entry: object, labels: Literal["coarse", "fi
         raise DataError(f"{place} needs {', '.join(_KEYS)}")
     image = str(entry["image_id"])
     if not _NAME.fullmatch(image):
-        raise DataError(f"{place} has the image_id {shown(image)}, which is no name of a file")
+        raise DataError(f"{place} has the image_id {show_value(image)}, which is no name of a file")
     key = "labels" if labels == "coarse" else "fine_grained_labels"
     names = entry[key]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{place} has {key} {shown(names)}; a list of words is expected")
+        raise DataError(f"{place} has {key} {show_value(names)}; a list of words is expected")
     return _Photo(image, str(entry["user_id"]), str(entry["partition"]), names)
 
 

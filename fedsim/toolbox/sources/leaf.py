@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import DataError, nearest, shown
+from fedsim.common.errors import DataError, nearest, show_value
 from fedsim.common.files import find_file, read_json
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
@@ -141,7 +141,7 @@ def _read(path: Path) -> UserSamples:
     for name in table["users"]:
         if not isinstance(data, dict) or name not in data:
             raise DataError(
-                f"'{path}': 'user_data' has no user {shown(name)}, and 'users' lists it"
+                f"'{path}': 'user_data' has no user {show_value(name)}, and 'users' lists it"
             )
         users.append(_user(path, str(name), data[name], sizes.get(name)))
     return users
@@ -157,7 +157,7 @@ def _user(path: Path, name: str, data: object, size: object) -> tuple[str, UserA
         raise DataError(f"{place} needs lists 'x' and 'y'")
     if len(data["x"]) != len(labels) or size not in (len(labels), None):
         raise DataError(
-            f"{place} has {len(data['x'])} samples, {len(labels)} labels, and {shown(size)} in "
+            f"{place} has {len(data['x'])} samples, {len(labels)} labels, and {show_value(size)} in "
             "'num_samples'; the three must agree"
         )
     if any(isinstance(sample, str) for sample in data["x"]):
@@ -181,7 +181,7 @@ def _characters(place: str, texts: list[object]) -> NDArray[np.int64]:
     for text in texts:
         if not isinstance(text, str) or not text or len(text) != len(str(texts[0])):
             raise DataError(
-                f"{place} has the sample {shown(text)}; texts are all of one length, as in LEAF's "
+                f"{place} has the sample {show_value(text)}; texts are all of one length, as in LEAF's "
                 "Shakespeare: number others first"
             )
         rows.append([_NUMBERS.get(character, _UNKNOWN) for character in text])
@@ -193,7 +193,7 @@ def _next_characters(path: Path, labels: list[object]) -> tuple[NDArray[np.int64
     for label in labels:
         if not isinstance(label, str) or len(label) != 1:
             raise DataError(
-                f"'{path}' has the label {shown(label)} of a text; a single character is expected"
+                f"'{path}' has the label {show_value(label)} of a text; a single character is expected"
             )
     numbers = [_NUMBERS.get(str(label), _UNKNOWN) for label in labels]
     return np.array(numbers, dtype=np.int64), len(CHARACTERS)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import DataError, nearest, shown
+from fedsim.common.errors import DataError, nearest, show_value
 from fedsim.common.files import find_file, reading, regular
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
@@ -210,7 +210,7 @@ def _numbers(path: Path, table: "pd.DataFrame", names: list[str]) -> NDArray[np.
             wrong = [value for value in values if not _is_number(value)] or values
             mixed = "numbers and other values" if len(wrong) < len(values) else "no numbers"
             raise DataError(
-                f"'{path}': the column {name!r} has {mixed}, such as {shown(wrong[0])}; features "
+                f"'{path}': the column {name!r} has {mixed}, such as {show_value(wrong[0])}; features "
                 "are numbers: list the columns of numbers in data.source.features"
             )
         with np.errstate(over="ignore"):

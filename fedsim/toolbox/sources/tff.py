@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.common.errors import DataError, shown
+from fedsim.common.errors import DataError, show_value
 from fedsim.common.files import find_file, reading, regular
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
@@ -128,7 +128,7 @@ class Tff(Source):
                     example = parse_example(message)
                 except ValueError as error:
                     raise DataError(
-                        f"'{path}': an example of the user {shown(name)} is damaged: {error}"
+                        f"'{path}': an example of the user {show_value(name)} is damaged: {error}"
                     ) from None
                 part.users.append(number)
                 part.examples.append(example)

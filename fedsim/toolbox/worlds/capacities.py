@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedsim.common.arrays import Floats
-from fedsim.common.errors import DataError, shown
+from fedsim.common.errors import DataError, show_value
 from fedsim.common.files import find_file, read_toml
 from fedsim.common.notes import note
 from fedsim.common.streams import Streams
@@ -74,7 +74,7 @@ def _published(path: Path) -> Floats:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         raise DataError(
-            f"{where}: entry {problem['loc'][0]} is {shown(problem['input'])}: {in_words(problem)}"
+            f"{where}: entry {problem['loc'][0]} is {show_value(problem['input'])}: {in_words(problem)}"
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{where} cannot be read as FedScale's pickle: {error}") from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.common.errors import ScenarioError, nearest, shown
+from fedsim.common.errors import ScenarioError, nearest, show_value
 from fedsim.common.files import read_keyed_json
 from fedsim.common.notes import note
 from fedsim.common.units import LinkRate, Seconds
@@ -124,11 +124,15 @@ def _check_top(where: str, data: Mapping[str, object]) -> None:
         raise ScenarioError(f"{where} has 'edges' and 'links'; allowed is one of them")
     for key in ("directed", "multigraph"):
         if not isinstance(data.get(key, False), bool):
-            raise ScenarioError(f"{where}: {key!r} is {shown(data[key])}; it must be true or false")
+            raise ScenarioError(
+                f"{where}: {key!r} is {show_value(data[key])}; it must be true or false"
+            )
     _refuse_unused(where, data, _TOP, ())
     graph = data.get("graph", {})
     if not isinstance(graph, Mapping):
-        raise ScenarioError(f"{where}: 'graph' is {shown(graph)}; it must be an object of labels")
+        raise ScenarioError(
+            f"{where}: 'graph' is {show_value(graph)}; it must be an object of labels"
+        )
     _refuse_unused(f"{where}: 'graph'", graph, (), LABELS)
 
 
@@ -150,7 +154,7 @@ def _refuse_unused(
         uses = f"used are {', '.join(used)}" if used else "none is used"
         more = f", and labels are {', '.join(labels)}" if labels else ""
         raise ScenarioError(
-            f"{owner} has {shown(name)}, which nothing uses; {uses}{more}{nearest(name, allowed)}"
+            f"{owner} has {show_value(name)}, which nothing uses; {uses}{more}{nearest(name, allowed)}"
         )
 
 
@@ -198,4 +202,4 @@ def _quantity(edge: str, name: str, quantity: TypeAdapter[float], text: object) 
         return quantity.validate_python(text)
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise ScenarioError(f"{edge} has the {name} {shown(text)}: {message}") from None
+        raise ScenarioError(f"{edge} has the {name} {show_value(text)}: {message}") from None

@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from fedsim.common.errors import nearest, shown
+from fedsim.common.errors import nearest, show_value
 from fedsim.common.files import read_keyed_json, regular
 
 _PICKLE = b"\x80"  # first byte of a pickle, of protocol 2 or later
@@ -162,7 +162,7 @@ def _form_of(first: object) -> str:
         if {*fields} <= {*names}:
             return form
     forms = "; ".join(f"{form} have {', '.join(fields)}" for form, fields in _FIELDS.items())
-    contents = shown(", ".join(map(str, names)) or first)
+    contents = show_value(", ".join(map(str, names)) or first)
     raise ValueError(f"it is no table of traces by phone: the first has {contents}; {forms}")
 
 
@@ -178,16 +178,16 @@ def _phone(form: str, name: str, entry: object) -> Phone:
         ValueError: the entry lacks a field, or has one that is unknown.
     """
     if not isinstance(entry, dict):
-        raise ValueError(f"phone {shown(name)} is {shown(entry)}, no object")
+        raise ValueError(f"phone {show_value(name)} is {show_value(entry)}, no object")
     required = _FIELDS[form]
     for field in required:
         if field not in entry:
-            raise ValueError(f"phone {shown(name)} has no {field!r}, which {form} have")
+            raise ValueError(f"phone {show_value(name)} has no {field!r}, which {form} have")
     allowed = (*required, *_LEFT_OUT.get(form, ()))
     for field in entry:
         if field not in allowed:
             raise ValueError(
-                f"phone {shown(name)} has {shown(field)}, which nothing uses; {form} have "
+                f"phone {show_value(name)} has {show_value(field)}, which nothing uses; {form} have "
                 f"{', '.join(required)}{nearest(str(field), required)}"
             )
     if form == "fedsim's":
@@ -202,11 +202,11 @@ def _phone(form: str, name: str, entry: object) -> Phone:
 
 def _phone_of_log(name: str, messages: object) -> Phone:
     if not isinstance(messages, str):
-        raise ValueError(f"phone {shown(name)}: 'messages' is {shown(messages)}, no text")
+        raise ValueError(f"phone {show_value(name)}: 'messages' is {show_value(messages)}, no text")
     try:
         recording = ready_intervals(messages)
     except ValueError as error:
-        raise ValueError(f"phone {shown(name)}: {error}") from None
+        raise ValueError(f"phone {show_value(name)}: {error}") from None
     if recording is None:
         return {"ok": False}
     start, end, ready = recording
@@ -222,7 +222,7 @@ def _phone_of_fedscale(name: str, entry: Mapping[str, object]) -> Phone:
         or len(active) != len(inactive)
     ):
         raise ValueError(
-            f"phone {shown(name)}: 'active' and 'inactive' are not lists of the same length"
+            f"phone {show_value(name)}: 'active' and 'inactive' are not lists of the same length"
         )
     return {
         "start": 0.0,
@@ -254,7 +254,7 @@ def fedscale_capacities(path: Path) -> list[tuple[Any, Any]]:
     for name, entry in content.items():
         if not isinstance(entry, dict) or entry.keys() != {*required}:
             raise ValueError(
-                f"client {shown(name)} is {shown(entry)}; each has {' and '.join(required)}, and "
+                f"client {show_value(name)} is {show_value(entry)}; each has {' and '.join(required)}, and "
                 "nothing else"
             )
         rows.append((entry["computation"], entry["communication"]))

@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from fedsim.common.errors import DataError, nearest, shown
+from fedsim.common.errors import DataError, nearest, show_value
 from fedsim.common.files import SOUGHT, read_bytes, regular
 from fedsim.common.units import CLOCK_END_S
 from fedsim.world.device_table import IDS, natural_key
@@ -213,10 +213,12 @@ class _File:
         try:
             value = float(cell)
         except ValueError:
-            raise self.wrong_line(line, f"{what} is {shown(cell)}; it must be a number") from None
+            raise self.wrong_line(
+                line, f"{what} is {show_value(cell)}; it must be a number"
+            ) from None
         if not 0 <= value <= most:
             raise self.wrong_line(
-                line, f"{what} is {shown(cell)}; allowed is a number from 0 to {most:g}"
+                line, f"{what} is {show_value(cell)}; allowed is a number from 0 to {most:g}"
             )
         return value
 

@@ -21,7 +21,7 @@ from fedsim.common.errors import (
     SimulationError,
     home_of,
     place_of,
-    told,
+    show_error,
 )
 from fedsim.common.streams import Streams
 
@@ -566,5 +566,5 @@ def _call(
     except Exception as error:
         when = "" if time is None else f" at {time!r} s"
         raise SimulationError(
-            f"the meter {entry!r} failed{when}{place_of(error)}: {told(error)}"
+            f"the meter {entry!r} failed{when}{place_of(error)}: {show_error(error)}"
         ) from error

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, create_model
 
 from fedsim.common.arrays import Floats
-from fedsim.common.errors import FedsimError, ScenarioError, place_of, told
+from fedsim.common.errors import FedsimError, ScenarioError, place_of, show_error
 from fedsim.common.registry import Registry, keys_of
 from fedsim.common.spec import Spec
 from fedsim.world.meters.base import Column, Meter, MeterContext, Transfer
@@ -183,7 +183,7 @@ class MeterSpec(Spec):
             raise
         except Exception as error:
             raise ScenarioError(
-                f"the meter {self.kind!r} cannot be made{place_of(error)}: {told(error)}"
+                f"the meter {self.kind!r} cannot be made{place_of(error)}: {show_error(error)}"
             ) from error
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.common.arrays import Floats
-from fedsim.common.errors import shown
+from fedsim.common.errors import show_value
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import OnlyWith, Spec
@@ -31,7 +31,7 @@ _LEAST_ROUND_TRIP_S = 1e-3  # round trip (s) below which weights by round trip a
 def _find_wrong_times(value: object, *_: object, **__: object) -> str:
     is_array = isinstance(value, np.ndarray) and value.dtype.kind in "iuf"
     if not is_array and not isinstance(value, Real):
-        return shown(value)
+        return show_value(value)
     find_mistake = find_outside(least=0.0, infinite=True)
     return find_mistake(value)
 

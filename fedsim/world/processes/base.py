@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, create_model
 
 from fedsim.clock.environment import ProcessGenerator
-from fedsim.common.errors import ScenarioError, shown
+from fedsim.common.errors import ScenarioError, show_value
 from fedsim.common.imports import named
 from fedsim.common.registry import Registry, keys_of
 from fedsim.common.returns import returns
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _find_wrong_run(events: object, *_: object, **__: object) -> str:
-    return "" if isinstance(events, Generator) else shown(events)
+    return "" if isinstance(events, Generator) else show_value(events)
 
 
 class Process(Spec):

@@ -14,7 +14,7 @@ from fedsim.common.errors import (
     ScenarioError,
     SimulationError,
     place_of,
-    told,
+    show_error,
 )
 from fedsim.common.streams import Streams
 from fedsim.world.device_kinds import Capacity
@@ -109,7 +109,7 @@ class Processes:
         except CheckpointError as error:
             raise CheckpointError(f"the process {spec.kind!r} {error}") from None
         except Exception as error:
-            reason = f"{place_of(error)}: {told(error)}"
+            reason = f"{place_of(error)}: {show_error(error)}"
             if isinstance(error, FedsimError):
                 reason = f": {error}"
             raise SimulationError(
