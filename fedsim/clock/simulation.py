@@ -259,7 +259,7 @@ class Simulation:
             self.env.call(lambda: self._handle(handler().__await__()), SERVE)
 
     def submit(self, function: Callable[..., T], *args: object, alone: bool = False) -> "Future[T]":
-        """Start real work on the executor; ``join`` waits for it.
+        """Start a real computation, such as a training, on the executor; ``join`` waits for it.
 
         Args:
             function: the function to call.
@@ -465,7 +465,12 @@ class Simulation:
         return True
 
     def _handle(self, handler: Generator[object, None, None]) -> None:
-        """Continue a handler to its end or its next wait."""
+        """Run a handler of the server until it returns or waits for real work.
+
+        Args:
+            handler: the handler, whose coroutine yields a ``Join`` for each wait; anything else that
+                it awaits raises ``SimulationError`` in it.
+        """
         self.env.handling = True
         try:
             waited = next(handler)

@@ -256,7 +256,11 @@ def _in_words(hint: object) -> str:
 
 
 def _hint_of(override: Override) -> object:
-    """Return the annotated type of a hook's result, or of a value; ``Any`` if it is unknown."""
+    """Return the type that a user's method is annotated to return, or that an attribute has.
+
+    Returns:
+        The type; ``Any`` if there is no annotation.
+    """
     function = function_of(override.first)
     try:
         if isinstance(function, FunctionType):

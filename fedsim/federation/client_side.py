@@ -104,7 +104,10 @@ class ClientSide:
             context.real = self._simulation.submit(real.function, *real.arguments, alone=True)
 
     def next_steps(self, task: Task) -> tuple[TaskStep, ...]:
-        """Return a task's next steps when its earlier steps are done; empty at the task's end."""
+        """Return the steps that a device does next in its task, once its earlier steps are done.
+
+        Those are first what it computes, then the sending of its answer. Empty at the task's end.
+        """
         context = TaskContext.of(task)
         if context.replied:
             return ()

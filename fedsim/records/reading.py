@@ -116,7 +116,10 @@ Columns without an entry, such as a loss, may have any values; rates may be infi
 
 
 def _check_magnitudes(table: pa.Table) -> None:
-    """Raise ``ValueError`` if a time or size is larger than any run writes, or is NaN."""
+    """Raise ``ValueError`` if a table has a time or a count of bytes that no run could have written.
+
+    Such a value is NaN or too large; it shows that the file was changed.
+    """
     for name, column in zip(table.column_names, table.columns, strict=True):
         most = _LARGEST.get(name)
         if most is None or not pa.types.is_floating(column.type):

@@ -124,7 +124,12 @@ class Recorder:
             self._transfers.append((*ended[:11], encode(ended.payloads), *ended[12:]))
 
     def _take_round(self, time: float, fields: Mapping[str, object]) -> None:
-        """Append the row of a round, with the bytes that moved since the round before."""
+        """Append a round's row to the table of rounds, with the bytes that moved since the round before.
+
+        Args:
+            time: time at which the round ended (s).
+            fields: fields of the record of its end; those that are columns of the table are taken.
+        """
         moved = (self.ledger.down, self.ledger.up, self.ledger.peer)
         down, up, peer = (now - before for now, before in zip(moved, self._moved, strict=True))
         self._moved = moved

@@ -33,7 +33,7 @@ class Update(Entries):
 
     @classmethod
     def of(cls, entry: Mapping[str, object]) -> Self:
-        """Return an update with the entries of a dict.
+        """Return an update with the values of a dict.
 
         Args:
             entry: a dict with names of fields as keys, which may lack fields; or an update, which
