@@ -379,7 +379,7 @@ class Shrinking(fed.Deadline):
         state["late"] = False
         return float(state["limit"])
 
-    def heard(self, state: dict[str, Any], took_s: float, in_time: bool) -> None:
+    def on_task_end(self, state: dict[str, Any], took_s: float, in_time: bool) -> None:
         """Notes that somebody was late."""
         state["late"] = state.get("late", False) or not in_time
 

@@ -32,7 +32,7 @@ class Slowest(fed.Selection):
         took = state.get("took", {})
         return sorted(there, key=lambda device: -took.get(device, self.patience))[:count]
 
-    def heard(self, server: fed.Server, state: dict[str, Any], message: fed.TaskEnd) -> None:
+    def on_task_end(self, server: fed.Server, state: dict[str, Any], message: fed.TaskEnd) -> None:
         state.setdefault("took", {})[message.device] = server.now - state["begun"]
 
 
@@ -114,7 +114,9 @@ class ProudClient(fed.SynchronousClient[ProudParams]):
         )
         return {"update": bold, "times": times, "samples": fed.Header(result.samples)}
 
-    def sent(self, device: fed.Device, instruction: fed.Instruction, reply: fed.Contents) -> None:
+    def on_sent(
+        self, device: fed.Device, instruction: fed.Instruction, reply: fed.Contents
+    ) -> None:
         device.state["times"] = device.state.get("times", 0) + 1
 
 
@@ -218,7 +220,7 @@ class Charged(fed.Selection):
     ) -> fed.Contents:
         return {"power": fed.Header([device.battery, device.plugged_in, device.link])}
 
-    def heard(self, server: fed.Server, state: dict[str, Any], message: fed.TaskEnd) -> None:
+    def on_task_end(self, server: fed.Server, state: dict[str, Any], message: fed.TaskEnd) -> None:
         if message.outcome == "done":
             state["said"][message.device] = message["power"]
 

@@ -17,7 +17,14 @@ from pydantic import Field
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.hooks import refuse_wrong_hooks
 from fedsim.lab.terminal import summary_lines
-from fedsim.plugin import AggregatingParams, Synchronous, SynchronousParams
+from fedsim.plugin import (
+    AggregatingParams,
+    Aggregation,
+    Deadline,
+    Selection,
+    Synchronous,
+    SynchronousParams,
+)
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.testing import StrategyContract, eventful_world, run
 from tests import own_parts
@@ -206,6 +213,25 @@ class TestWhatAPartOfOnesOwnMustNotDo:
         own = type("Own", (FedAvg,), {"Params": retyped, "__module__": __name__})
         with pytest.raises(ScenarioError, match=rf"kind: Retyped.local_epochs.* {says}"):
             refuse_wrong_hooks(own, "kind")
+
+    @pytest.mark.parametrize(
+        ("base", "former", "present"),
+        [
+            (FedAvg.Client, "sent", "on_sent"),
+            (Selection, "heard", "on_task_end"),
+            (Selection, "closed", "on_round_end"),
+            (Deadline, "heard", "on_task_end"),
+            (Aggregation, "told", "record_fields"),
+        ],
+    )
+    def test_define_no_hook_by_its_former_name(self, base: type, former: str, present: str) -> None:
+        own = type("Own", (base,), {former: lambda self: None, "__module__": __name__})
+        with pytest.raises(ScenarioError, match=rf"Own\.{former}.* now called '{present}'"):
+            refuse_wrong_hooks(own, "kind")
+        halved = type("Halved", (FedAvg,), {"Client": own, "__module__": __name__})
+        if issubclass(own, FedAvg.Client):
+            with pytest.raises(ScenarioError, match=rf"Own\.{former}"):
+                refuse_wrong_hooks(halved, "kind")
 
     @pytest.mark.parametrize("annotation", [int, Annotated[int, Field(ge=2)], Literal[1, 2], None])
     def test_may_narrow_an_inherited_key(self, annotation: Any) -> None:

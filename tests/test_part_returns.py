@@ -380,7 +380,7 @@ CASES = [
     *each("aggregation", "combine", None),
     *each("aggregation", "on_device", None),
     *each("aggregation", "for_rounds_of", None),
-    *each("aggregation", "told", None),
+    *each("aggregation", "record_fields", None),
     *each("aggregation", "accounts", None),
     declared("aggregation", "protection", "strong"),
     *each("codec", "bytes", -1.0, NAN, INF, None),

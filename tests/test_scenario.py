@@ -319,12 +319,12 @@ def test_defaults_that_are_written_out_are_taken() -> None:
 def test_what_few_updates_bear_is_said(tmp_path: Any) -> None:
     assert [cut_off(0.1, count) for count in (1, 2, 3, 9, 10, 19, 20)] == [0, 0, 1, 1, 1, 1, 2]
     assert [cut_off(0.0, count) for count in (3, 30)] == [0, 0]
-    assert [Krum(malicious=2).told(count) for count in (7, 6, 3)] == [
+    assert [Krum(malicious=2).record_fields(count) for count in (7, 6, 3)] == [
         {},
         {"bears": 1},
         {"bears": 0},
     ]
-    assert Bulyan(malicious=2).told(10) == {"bears": 1}
+    assert Bulyan(malicious=2).record_fields(10) == {"bears": 1}
     how = {"kind": "krum", "malicious": 1}
     found = ran(
         with_cells(

@@ -59,7 +59,7 @@ class BoldClient(SynchronousClient[BoldParams]):
         bold = device.mix([(result.update, 1 + extra), (instruction["model"], -extra)])
         return {"update": bold, "times": Header(times), "samples": Header(result.samples)}
 
-    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+    def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """One time more."""
         device.state["times"] = device.state.get("times", 0) + 1
 

@@ -65,6 +65,7 @@ def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> 
             "it has to have"
         )
     for half in halves_of(user_class):
+        _refuse_former_hooks(half, key, like)
         for name, own, base, _ in overrides(half, like):
             form = _required_form(own, base)
             if form:
@@ -79,6 +80,30 @@ def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> 
                 f"{_type_name(own_type)}; the inherited key holds {_type_name(inherited_type)}: "
                 "repeat its type, or choose another name"
             )
+
+
+def _refuse_former_hooks(half: type, key: str, like: type | None) -> None:
+    """Raise ``ScenarioError`` if a class defines a hook by a name that the hook had before.
+
+    The fedsim classes list such names in ``former_hooks``: former name -> present name.
+
+    Args:
+        half: the user's class, or a class nested in it.
+        key: the key of a scenario that names the user's class.
+        like: a fedsim class that counts as its base.
+    """
+    former: dict[str, str] = {}
+    for parent in (*half.__mro__, like):
+        if parent is not None and _is_fedsims(parent):
+            former |= vars(parent).get("former_hooks", {})
+    own_parents = [parent for parent in half.__mro__ if not _is_fedsims(parent)]
+    for parent in own_parents:
+        for name, present in former.items():
+            if callable(vars(parent).get(name)):
+                raise ScenarioError(
+                    f"{key}: {half.__qualname__}.{name}{home_of(half)} is a hook that is now called "
+                    f"{present!r}; rename it"
+                )
 
 
 def overrides(user_class: type, like: type | None = None) -> Iterator[Override]:

@@ -416,7 +416,7 @@ class DeviceHalf:
     # Memory between requests, as a packet.
 
     def _recall(self, memory: Packet, head: Mapping[str, Json]) -> bool:
-        """Restore the device's state, and call ``Client.sent`` if its last answer has arrived.
+        """Restore the device's state, and call ``Client.on_sent`` if its last answer has arrived.
 
         Args:
             memory: the device's memory after its last task.
@@ -453,7 +453,7 @@ class DeviceHalf:
             self._devices.residuals[self.device] = last["residuals"]
         instruction = Instruction(last["job"], last["contents"], last["round"])
         client = self._side.halves.of(self.device)
-        client.sent(self._devices.of(self.device), instruction, last["reply"])
+        client.on_sent(self._devices.of(self.device), instruction, last["reply"])
         return False
 
     def _shift(self) -> dict[str, Json] | None:
@@ -468,9 +468,9 @@ class DeviceHalf:
 
     @property
     def _keeps_state(self) -> bool:
-        """Whether a delivered answer changes the device's state (``Client.sent``, or a codec)."""
+        """Whether a delivered answer changes the device's state (``Client.on_sent``, or a codec)."""
         client = self._side.halves.of(self.device)
-        return type(client).sent is not Client.sent or self._keeps_rest
+        return type(client).on_sent is not Client.on_sent or self._keeps_rest
 
     def _remember(self, memory: Packet, task: Task, answer: Packet) -> None:
         """Write what the device remembers, with its answer until the server confirms the arrival.
@@ -485,7 +485,8 @@ class DeviceHalf:
         instruction = context.instruction
         last: dict[str, object] | None = None
         is_needed = (
-            type(self._side.halves.of(self.device)).sent is not Client.sent or context.residuals
+            type(self._side.halves.of(self.device)).on_sent is not Client.on_sent
+            or context.residuals
         )
         if context.reply is not None and is_needed:
             last = {
@@ -523,10 +524,7 @@ class DeviceHalf:
 
 
 def _kept(contents: Mapping[str, object]) -> dict[str, object]:
-    """Return those contents of an answer that ``Client.sent`` can still read after the process's end.
-
-    Values that are computed when the server reads them are left out.
-    """
+    """Return the contents that ``Client.on_sent`` can read later, without deferred values."""
     return {name: value for name, value in contents.items() if not isinstance(value, Lazy)}
 
 

@@ -3,9 +3,9 @@
 The client half reads only the state of that device and the messages of the server.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from fedsim.common.spec import Spec
 from fedsim.common.training import NO_LIMIT, CutBy, Limit, Training
@@ -146,15 +146,16 @@ class LocalResult(NamedTuple):
 class Client(Generic[P]):
     """Base of a strategy's code on devices: what a device does with a message, and what it answers.
 
-    One object serves all devices (or those that train alike), so what a device remembers is in its
-    ``Device.state``; an attribute of this object is lost when a run is resumed. For each task the
-    methods are called in this order: ``real``, ``work`` (by default by way of ``training`` and
-    ``limit``), ``computed``, ``reply``, and ``sent`` if the answer arrives.
+    Each device's memory is in ``Device.state``. An attribute of this object is lost when a run is
+    resumed. For each task the hooks are called in this order: ``real``, ``work`` (by default
+    ``training`` and ``limit``), ``computed``, ``reply``, and ``on_sent`` if the answer arrives.
 
     Attributes:
         params: the keys of ``[strategy]``.
         setting: what is known of the run before it begins, a ``RunInfo``.
     """
+
+    former_hooks: ClassVar[Mapping[str, str]] = {"sent": "on_sent"}
 
     def __init__(self, params: P, setting: RunInfo) -> None:
         self.params = params
@@ -247,8 +248,8 @@ class Client(Generic[P]):
             "epochs": Header(result.epochs),
         }
 
-    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Change the device's state (``Device.state``) after its answer has arrived; by default nothing.
+    def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        """Called when the answer has arrived; the place to change the device's state.
 
         The method is not called if the answer is cut off.
 

@@ -311,7 +311,7 @@ class ClientSide:
     def arrived(self, task: Task) -> Mapping[str, Any]:
         """Commit the answer of a task that is done, and return what the server receives.
 
-        The device stores the residuals of its codec, and ``Client.sent`` is called. If an answer is
+        The device stores the residuals of its codec, and ``Client.on_sent`` is called. If an answer is
         cut off, this method is not called, and the residuals remain as they were.
 
         Args:
@@ -328,5 +328,5 @@ class ClientSide:
         if context.residuals:
             self.devices.residuals[task.device] = dict(context.residuals)
         device = self.devices.of(task.device)
-        self.halves.of(task.device).sent(device, context.instruction, context.reply)
+        self.halves.of(task.device).on_sent(device, context.instruction, context.reply)
         return received(context.reply)

@@ -195,7 +195,7 @@ class Asynchronous(Strategy[A]):
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
         task = state.open.pop(message.task)
-        self.params.selection.heard(self.server, state.selection, message)
+        self.params.selection.on_task_end(self.server, state.selection, message)
         if state.over:
             return
         if message.outcome == "done":

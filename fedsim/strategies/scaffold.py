@@ -92,7 +92,7 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         contents = super().reply(device, instruction, result) or {}
         return {**contents, "control-variate": change}
 
-    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+    def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         before = device.state.get("control", device.zero())
         device.state["control"] = device.mix(
             [(before, 1.0), (reply["control-variate"], 1.0)], otherwise=before

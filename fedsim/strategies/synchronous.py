@@ -284,7 +284,7 @@ class Synchronous(Strategy[S]):
         """
         tasks = [entry["task"] for entry in entries]
         if self._aggregation is not None:
-            record |= self._aggregation.told(len(entries))
+            record |= self._aggregation.record_fields(len(entries))
         draws = self._draws(entries)
         if draws is not None:
             record["draws"] = draws
@@ -510,10 +510,10 @@ class Synchronous(Strategy[S]):
     def _notify_parts(self, message: TaskEnd) -> None:
         state = self.state
         if self._selection is not None:
-            self._selection.heard(self.server, state.selection, message)
+            self._selection.on_task_end(self.server, state.selection, message)
         if self._deadline is not None and state.asked_at is not None:
             took_s = self.server.now - state.asked_at
-            self._deadline.heard(state.deadline, took_s, message.outcome == "done")
+            self._deadline.on_task_end(state.deadline, took_s, message.outcome == "done")
 
     async def _close_round(self) -> None:
         state = self.state
@@ -546,7 +546,7 @@ class Synchronous(Strategy[S]):
         )
         if goes_on and selection is not None:
             models = self._shared_models()
-            await selection.closed(server, state.selection, received, models)
+            await selection.on_round_end(server, state.selection, received, models)
             await selection.learn(server, state.selection)
         state.received = []
         if goes_on:

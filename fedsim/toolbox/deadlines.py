@@ -81,6 +81,6 @@ class Quantile(Deadline):
             return self.most
         return min(self.most, 1.2 * in_time[enough - 1])
 
-    def heard(self, state: QuantileState, took_s: float, in_time: bool) -> None:
+    def on_task_end(self, state: QuantileState, took_s: float, in_time: bool) -> None:
         state.times.append(took_s if in_time else None)
         del state.times[: -self.over]

@@ -43,9 +43,9 @@ class PartClient(Client[Any]):
     ) -> Contents | None:
         return self._client.reply(device, instruction, result)
 
-    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+    def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         if instruction.job not in self.jobs:
-            self._client.sent(device, instruction, reply)
+            self._client.on_sent(device, instruction, reply)
 
     def on_shift(self, device: Device) -> Contents | None:
         return self._client.on_shift(device)

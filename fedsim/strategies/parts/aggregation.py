@@ -130,6 +130,8 @@ class Aggregation(Spec):
     State: ClassVar[type[PartState]] = dict
     """Class of the aggregation's state for one model: a plain dict, or a subclass of ``State``."""
 
+    former_hooks: ClassVar[Mapping[str, str]] = {"told": "record_fields"}
+
     @property
     def looks_at_each(self) -> str | None:
         """Reason for which the server needs single updates; None if their sum is enough.
@@ -254,8 +256,8 @@ class Aggregation(Spec):
         """
         return [(model, share) for model in models]
 
-    def told(self, updates: int) -> dict[str, int]:
-        """Return what the record ``aggregate`` says in addition; by default nothing.
+    def record_fields(self, updates: int) -> dict[str, int]:
+        """Return additional fields of the record ``aggregate``; by default an empty dict.
 
         Args:
             updates: count of the aggregated updates.

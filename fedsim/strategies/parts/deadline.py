@@ -1,5 +1,6 @@
 """Deadlines: time limits of a round, or of each client's training."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from fedsim.common.registry import Registry
@@ -40,6 +41,8 @@ class Deadline(Spec):
     State: ClassVar[type[PartState]] = dict
     """Class of the deadline's ``state``: a plain dict, or a subclass of ``State``."""
 
+    former_hooks: ClassVar[Mapping[str, str]] = {"heard": "on_task_end"}
+
     @property
     def bounds_training(self) -> bool:
         """Whether the deadline counts from each client's download and bounds only the training."""
@@ -78,8 +81,8 @@ class Deadline(Spec):
         """
         raise NotImplementedError
 
-    def heard(self, state: PartState, took_s: float, in_time: bool) -> None:
-        """Learn from the end of a round's task, such as how long clients take; by default nothing.
+    def on_task_end(self, state: PartState, took_s: float, in_time: bool) -> None:
+        """Called when a task of a round has ended.
 
         Args:
             state: state of the deadline.

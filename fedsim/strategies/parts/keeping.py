@@ -132,8 +132,8 @@ class KeepingClient(PartClient):
         update = Partial(result.update, instruction["model"], self._part.sent)
         return {**(reply or {}), "update": update, "kept": Header(kept)}
 
-    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        super().sent(device, instruction, reply)
+    def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        super().on_sent(device, instruction, reply)
         device.state["kept"] = reply["kept"].value
 
     def _whole(self, device: Device, instruction: Instruction) -> Ref:

@@ -369,10 +369,10 @@ class SecureClient(PartClient):
         size = sum(part.bytes for part in payloads(reply, sizes))
         return {**reply, "masked-numbers": Header(size / 4)}
 
-    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+    def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         if instruction.job in PHASES:
             return
         before = {name: value for name, value in device.state.items() if name != "before_sum"}
-        super().sent(device, instruction, reply)
+        super().on_sent(device, instruction, reply)
         if "update" in reply:
             device.state["before_sum"] = before

@@ -112,10 +112,9 @@ def _find_wrong_candidate(
 class Selection(Spec):
     """Base of rules by which the server chooses the devices of a round.
 
-    What a rule remembers is in ``state``, one for the whole run. Most rules implement only
-    ``select``. ``heard`` and ``learn`` receive ends of tasks and clients' reports (``report``).
-    With a ``question``, ``select`` returns candidates, and ``choose`` selects some of the
-    candidates that have answered.
+    Most selections implement only ``select``. ``on_task_end`` and ``learn`` receive ends of tasks and
+    clients' reports (``report``). With a ``question``, ``select`` returns candidates, and
+    ``choose`` selects some of the candidates that have answered.
 
     Example:
         A selection that prefers devices with low numbers, in ``mine.py``:
@@ -160,6 +159,11 @@ class Selection(Spec):
     uniform: ClassVar[bool] = False
     """Whether all available devices are equally likely to be chosen, independent of the past."""
 
+    former_hooks: ClassVar[Mapping[str, str]] = {
+        "heard": "on_task_end",
+        "closed": "on_round_end",
+    }
+
     @property
     def repeats(self) -> bool:
         """Whether a client may be drawn more than once for a round.
@@ -181,7 +185,7 @@ class Selection(Spec):
     @property
     def looks_at_data(self) -> bool:
         """Whether the selection uses results of clients' data: of questions, reports or updates."""
-        hooks = ("look", "report", "closed")
+        hooks = ("look", "report", "on_round_end")
         return any(getattr(type(self), hook) is not getattr(Selection, hook) for hook in hooks)
 
     @property
@@ -257,10 +261,8 @@ class Selection(Spec):
         """
         return chosen
 
-    def heard(self, server: Server, state: PartState, message: TaskEnd) -> None:
-        """Learn from the end of a round's task, with any outcome, before its update is used.
-
-        By default nothing is done.
+    def on_task_end(self, server: Server, state: PartState, message: TaskEnd) -> None:
+        """Called when a task of the round has ended, with any outcome, before its update is used.
 
         Args:
             server: all that a strategy can do.
@@ -268,7 +270,7 @@ class Selection(Spec):
             message: the ended task.
         """
 
-    async def closed(
+    async def on_round_end(
         self, server: Server, state: PartState, received: Updates, models: ModelAssignment
     ) -> None:
         """Learn from the updates of a round that is over, before ``learn`` is called.

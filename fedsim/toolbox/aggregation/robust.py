@@ -54,8 +54,8 @@ class Robust(Aggregation):
             "'mean'"
         )
 
-    def told(self, updates: int) -> dict[str, int]:
-        """Return how many malicious updates are tolerated, if it is fewer than usual.
+    def record_fields(self, updates: int) -> dict[str, int]:
+        """Return the field ``bears`` of the record ``aggregate``, if too few updates have arrived.
 
         The result has the field ``bears``, with this count, for the record ``aggregate`` of the
         run's events. It is empty if enough updates have arrived. Here ``bears`` is 0 with one or
@@ -266,7 +266,7 @@ class _ByDistance(Robust):
         """
         if not server.models.learns:
             return weights
-        if self.told(len(entries)):
+        if self.record_fields(len(entries)):
             return [0.0] * len(entries)
         models = await server.models.values([entry["update"] for entry in entries])
         finite = [place for place, model in enumerate(models) if np.isfinite(model).all()]
@@ -285,11 +285,11 @@ class _ByDistance(Robust):
         weights: Sequence[float],
         otherwise: Ref,
     ) -> Ref:
-        if self.told(len(entries)):
+        if self.record_fields(len(entries)):
             return otherwise
         return super().combine(server, state, entries, weights, otherwise)
 
-    def told(self, updates: int) -> dict[str, int]:
+    def record_fields(self, updates: int) -> dict[str, int]:
         f = self.tolerated(updates)
         return {"bears": f} if f < self.malicious else {}
 

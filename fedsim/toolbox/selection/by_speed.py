@@ -200,7 +200,7 @@ class FLANP(BySpeed):
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         return {"steps": Header(result.steps)}
 
-    async def closed(
+    async def on_round_end(
         self, server: Server, state: FLANPState, received: Updates, models: ModelAssignment
     ) -> None:
         stage = state.stage

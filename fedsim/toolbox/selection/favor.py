@@ -219,7 +219,7 @@ class FAVOR(Selection):
             await self._evaluate(server, state)
         return self._select_best(server, state, count, list(answers))
 
-    async def closed(
+    async def on_round_end(
         self, server: Server, state: FAVORState, received: Updates, models: ModelAssignment
     ) -> None:
         if state.axes is None or not received:

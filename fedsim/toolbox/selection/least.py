@@ -93,6 +93,6 @@ class LeastAvailable(Selection):
         state.at_work += devices
         return devices
 
-    def heard(self, server: Server, state: LeastAvailableState, message: TaskEnd) -> None:
+    def on_task_end(self, server: Server, state: LeastAvailableState, message: TaskEnd) -> None:
         if message.device in state.at_work:
             state.at_work.remove(message.device)

@@ -219,7 +219,7 @@ class Oort(Selection):
         places = able[draw_weighted(utility[able], count, variates)]
         return [reporters[place] for place in places.tolist()]
 
-    def heard(self, server: Server, state: OortState, message: TaskEnd) -> None:
+    def on_task_end(self, server: Server, state: OortState, message: TaskEnd) -> None:
         device = message.device
         if device not in state.begun:
             return

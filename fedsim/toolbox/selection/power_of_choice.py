@@ -106,7 +106,7 @@ class PowerOfChoice(Selection):
             return candidates
         return nsmallest(count, candidates, lambda device: -state.losses.get(device, math.inf))
 
-    def heard(self, server: Server, state: PowerOfChoiceState, message: TaskEnd) -> None:
+    def on_task_end(self, server: Server, state: PowerOfChoiceState, message: TaskEnd) -> None:
         if "trained-on" in message.contents:
             state.samples[message.device] = message["trained-on"]
             if not self.asks:

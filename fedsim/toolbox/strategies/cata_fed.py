@@ -332,7 +332,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
             contents["parts"] = Header(sizes)
         return contents
 
-    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+    def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         if "update" in reply or "unchanged-model" in reply:
             device.state["upload_s"] = device.clock_s - device.state["trained_at"]
 

@@ -245,7 +245,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         for entry, weight in zip(received, weights, strict=True):
             entry |= {"weight": weight, "staleness": state.version - entry["version"]}
         model = self.server.models.mix(self._cross_tier_parts(), otherwise=state.model)
-        await self.publish(model, received, group=tier, **aggregation.told(len(received)))
+        await self.publish(model, received, group=tier, **aggregation.record_fields(len(received)))
 
     def _cross_tier_parts(self) -> list[tuple[Ref, float]]:
         """Return each tier's model with its weight in the global model, the fastest tier first.

@@ -303,7 +303,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         state = self.state
         task = state.open.pop(message.task)
         device = message.device
-        self.params.selection.heard(self.server, state.selection, message)
+        self.params.selection.on_task_end(self.server, state.selection, message)
         if state.over:
             return
         number = state.group_of.pop(device, None)

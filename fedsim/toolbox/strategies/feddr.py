@@ -84,8 +84,8 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         points = Header([result.trained, self._next_y(device, instruction)])
         return {**(super().reply(device, instruction, result) or {}), "own": points}
 
-    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Store the new points x and y, and add to ``z`` the change that the server has received.
+    def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        """Store the new points, and add to ``z`` the change that the server has received.
 
         Neither the server nor the client adds a change that is not finite.
         """

@@ -50,7 +50,7 @@ class FedDynClient(SynchronousClient[FedDynParams]):
             linear = device.mix([(device.state["moved"], alpha)])
         return Training(instruction["model"], epochs, mu=alpha, linear=linear)
 
-    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+    def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         before = device.state.get("moved", device.zero())
         parts = [(before, 1.0), (reply["update"], 1.0), (instruction["model"], -1.0)]
         device.state["moved"] = device.mix(parts, otherwise=before)

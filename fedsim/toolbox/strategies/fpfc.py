@@ -74,8 +74,8 @@ class FPFCClient(SynchronousClient[FPFCParams]):
         epochs = self.params.local_epochs
         return Training(start, epochs, mu=self.params.rho, anchor=instruction["model"])
 
-    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Store the client's model that the server has received, if it is finite.
+    def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        """Store the model that the server has received, if it is finite.
 
         The server does not store a model that is not finite either.
         """

@@ -498,7 +498,7 @@ class MigratingClient(SynchronousClient[M]):
         """
         raise NotImplementedError
 
-    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+    def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         if self.settles(device, instruction):
             device.state["reference"] = device.used_label_counts.tolist()
 

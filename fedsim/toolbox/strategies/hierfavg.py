@@ -355,7 +355,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             round=state.round,
             edges=edges,
             weights=weights,
-            **mean.told(len(edges)),
+            **mean.record_fields(len(edges)),
         )
         model = mean.combine(self.server, state.cloud, arrived, weights, state.model)
         state.model = self.advance(state.model, model)

@@ -96,7 +96,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
                 return {"warm-up": result.update, "start": Header(result.start)}
         return super().reply(device, instruction, result)
 
-    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+    def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         if instruction.job == self.params.second_campaign:
             device.state.pop("own", None)
             device.state.pop("gradient", None)

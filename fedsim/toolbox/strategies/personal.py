@@ -45,7 +45,7 @@ class OwnModelClient(SynchronousClient[S]):
         header = Header(device.mix([(own, 1.0)], otherwise=otherwise))
         return {**(super().reply(device, instruction, result) or {}), "own": header}
 
-    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+    def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         device.state["model"] = reply["own"].value
 
 

@@ -104,7 +104,7 @@ def combined(spec: dict[str, Any], points: Floats) -> Floats:
 
     async def found_by() -> NDArray[np.float32]:
         weights = await how.weigh(server, entries, how.weights(entries))
-        assert math.fsum(weights) == pytest.approx(0 if how.told(len(entries)) else 1)
+        assert math.fsum(weights) == pytest.approx(0 if how.record_fields(len(entries)) else 1)
         return await server.models.value(
             how.combine(server, how.State(), entries, weights, server.models.zero())
         )
