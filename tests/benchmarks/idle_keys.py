@@ -66,7 +66,7 @@ _OTHERS: dict[str, list[Any]] = {
 """Keys of sections that act on most strategies."""
 
 REASONS: dict[str, str] = {
-    "as": "a preset: it stands for other keys",
+    "follows": "a preset: it stands for other keys",
     "aggregation.kind": "the kind of a table, which other keys go with",
     "count_start": "how bytes are told apart in the ledger, not which are sent",
 }

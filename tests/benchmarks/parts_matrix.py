@@ -50,7 +50,12 @@ def normed() -> nn.Module:
 
 
 # without a sweep
-_GROUPED: Sections = {"groups": 2, "clients_per_round": COHORT, "local_epochs": 1, "as": "paper"}
+_GROUPED: Sections = {
+    "groups": 2,
+    "clients_per_round": COHORT,
+    "local_epochs": 1,
+    "follows": "paper",
+}
 _SHARES: Sections = {
     "groups": 2,
     "local_epochs": 1,
@@ -74,7 +79,7 @@ OWN: dict[str, Sections] = {
     "ifca/gradients": {
         "groups": 2,
         "clients_per_round": COHORT,
-        "as": "paper",
+        "follows": "paper",
         "averaging": "gradients",
     },
     "lcfl/members": _SHARES | {"clusters_start": "members"},

@@ -19,6 +19,11 @@ EARLIER: list[tuple[dict[str, Any], str, str]] = [
         "neighbours",
         "neighbors = 4",
     ),
+    (
+        {"learning": "off", "strategy": {"kind": "flexcfl", "groups": 2, "as": "paper"}},
+        "as",
+        'follows = "paper"',
+    ),
 ]
 
 
@@ -31,7 +36,7 @@ def test_an_earlier_name_is_read_with_a_note(
     assert any(repr(earlier) in note for note in notes)
     text = scenario.to_toml()
     assert written in text
-    assert earlier not in text
+    assert f"{earlier} = " not in text
 
 
 def test_both_names_at_once_are_refused() -> None:

@@ -70,7 +70,7 @@ def test_flexcfl_on_mnist(kind: str) -> None:
 
 
 def test_without_the_sweep_a_few_devices_are_never_asked() -> None:
-    found = moved(1000, flexcfl(3, **{"as": "paper"}))
+    found = moved(1000, flexcfl(3, follows="paper"))
     never = 1000 - found["by_purpose"]["directions"] / (3 * D)
     assert 0 <= never <= 10  # about 2: 1000 (1 - 0.02)^300
     assert found["paper"] / FEDAVG == pytest.approx(1.2594, abs=0.001)

@@ -202,7 +202,7 @@ def test_in_the_round_of_a_split_the_children_move_as_one_or_apart(tmp_path: Pat
     """
     for source, after in (("published-code", [A, -A]), ("paper", [A * 0, A * 0])):
         sections = quadratics(
-            [A, A, -A, -A], tmp_path / source, 1, lr=1.0, **{"as": source}, **ALWAYS
+            [A, A, -A, -A], tmp_path / source, 1, lr=1.0, follows=source, **ALWAYS
         )
         run, _ = played(sections)
         parent, *children = weights(run)

@@ -205,7 +205,7 @@ class TestNewcomers:
     def test_epochs_after_a_cold_start(self, tmp_path: Path) -> None:
         for source, first in (("published-code", 3), ("paper", 2)):
             strategy = flexcfl(5, 4, local_epochs=3, moment={"devices": 1, "steps": 50}) | {
-                "as": source
+                "follows": source
             }
             run = ran(world(PAIRED, 20, strategy, 60), tmp_path / source)
             continued = {
@@ -264,7 +264,7 @@ class TestBetweenGroups:
             pytest.approx([2.4, 0.8]),
             pytest.approx([0.75, 3.0]),
         ]
-        literal = self.mixed(tmp_path, members, **{"as": "paper"})
+        literal = self.mixed(tmp_path, members, follows="paper")
         assert literal == [pytest.approx([3, 1]), pytest.approx([1, 4]), [100, 100]]
         # one alone is left as it is
         assert self.mixed(tmp_path, [1, 1, -1, 1]) == [[3, 0], [0, 4], [100, 100]]

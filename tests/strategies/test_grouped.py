@@ -184,7 +184,7 @@ def test_even_if_it_was_prepared_in_the_instant_in_which_enough_had_come(tmp_pat
     nobody else is needed.
     """
     strategy = grouped(
-        "flexcfl", groups=2, moment={"devices": 5}, over_selection=1.5, **{"as": "paper"}
+        "flexcfl", groups=2, moment={"devices": 5}, over_selection=1.5, follows="paper"
     )
     run = twenty(tmp_path, strategy, 20, learning="off")
     seen: set[int] = set()

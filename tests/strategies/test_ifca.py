@@ -46,7 +46,7 @@ def test_one_group_is_fedavg_bit_for_bit(
         world(
             data,
             5,
-            ifca(1, 3, aggregation=aggregation, **{"as": "paper"}),
+            ifca(1, 3, aggregation=aggregation, follows="paper"),
             6,
             training={"batch_size": 4},
         )
@@ -170,7 +170,7 @@ def test_hypcluster_is_ifca_weighted_by_samples(tmp_path: Path) -> None:
     common = {"groups": 2, "clients_per_round": 4, "local_epochs": 1}
     strategies: list[Sections] = [{"kind": "hypcluster"}]
     strategies += [
-        {"kind": "ifca", "aggregation": how, "as": "paper"} for how in ("weighted", "mean")
+        {"kind": "ifca", "aggregation": how, "follows": "paper"} for how in ("weighted", "mean")
     ]
     hypcluster, ifca, plain = (
         played(world(data, 6, common | strategy, 6))[0] for strategy in strategies
@@ -253,7 +253,7 @@ def test_in_the_k_means_form_groups_are_the_means_of_last_models(
 ) -> None:
     data = opposite_groups(tmp_path / "data", [14] * 8)
     run, _ = played(
-        world(data, 8, fesem(2, clients, **{"as": "paper"}), rounds, training={"batch_size": 4})
+        world(data, 8, fesem(2, clients, follows="paper"), rounds, training={"batch_size": 4})
     )
     last, groups = weights(run, run.strategy.state["last"]), run.strategy.state["group"]
     assert sorted({*groups}) == [0, 1]
@@ -269,5 +269,5 @@ def test_in_the_k_means_form_groups_are_the_means_of_last_models(
 
 def test_the_k_means_form_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
     contract = StrategyContract()
-    contract.strategy = fesem(2, 6, **{"as": "paper"})
+    contract.strategy = fesem(2, 6, follows="paper")
     contract.test_it_goes_on_as_if_it_had_not_been_stopped(tmp_path)

@@ -242,7 +242,7 @@ def test_as_the_published_code_medoids_may_begin_in_one_cluster(tmp_path: Path) 
     }
     for source, begins in (("paper", "build"), ("published-code", "heuristic")):
         found = clustering_of(
-            ran(scenario | {"strategy": strategy | {"as": source}}, tmp_path / source)
+            ran(scenario | {"strategy": strategy | {"follows": source}}, tmp_path / source)
         )
         assert (found["groups"] == [0] * 10 + [1] * 3) == (source == "paper")
         by_hand = k_medoids(np.array(found["distance"]), 2, begins, np.random.default_rng(0))  # type: ignore[arg-type]

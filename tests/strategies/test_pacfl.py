@@ -75,14 +75,14 @@ def test_a_signature_has_vectors_of_each_class() -> None:
     np.testing.assert_allclose(signature(x, y, 1, by_class=False), [0, 1], atol=1e-6)
 
 
-@pytest.mark.parametrize("keys", [{}, {"beta": 10.0}, {"as": "paper", "angle": "sum"}])
+@pytest.mark.parametrize("keys", [{}, {"beta": 10.0}, {"follows": "paper", "angle": "sum"}])
 def test_rotations_are_found_before_the_first_round(keys: dict[str, Any], tmp_path: Path) -> None:
     """Digits that are rotated by 0, 90, 180 and 270 degrees: device d by d mod 4."""
     folder = ran(quiet_world(PACFL | keys, rounds=2), tmp_path / "run")
     groups = [event["group"] for event in of_kind(folder, "assign")]
     assert len(groups) == 24
     by_device = {event["device"]: event["group"] for event in of_kind(folder, "assign")}
-    if "as" not in keys:
+    if "follows" not in keys:
         assert [by_device[device] for device in range(24)] == [*range(4)] * 6
         assert folder.rows("rounds.parquet")[0]["ari"] == 1.0
     first = of_kind(folder, "round-start")[0]["time"]
@@ -97,7 +97,7 @@ def test_vectors_and_their_time_are_counted(tmp_path: Path) -> None:
     sections: dict[str, Any] = {
         "data": {"source": "digits", "partition": {"kind": "file", "path": str(partition)}},
         "population": {"devices": 4, "speed": "10 samples/s"},
-        "strategy": PACFL | {"clients_per_round": 2, "groups": 2, "as": "paper"},
+        "strategy": PACFL | {"clients_per_round": 2, "groups": 2, "follows": "paper"},
         "stop": {"rounds": 1},
     }
     folder = ran(sections, tmp_path / "run")

@@ -185,8 +185,8 @@ PARAMETERS: list[Case] = [
             ),
             *(
                 ("ifca", "dynamic", "moment.shift"),
-                ("fesem", "sweep", "as"),
-                ("cfl", "split_step", "as"),
+                ("fesem", "sweep", "follows"),
+                ("cfl", "split_step", "follows"),
             ),
         )
     ),
@@ -195,7 +195,7 @@ PARAMETERS: list[Case] = [
         {},
         "moment.kind is 'pre-training'; allowed are rounds, local",
     ),
-    ({"kind": "fesem", "aggregation": "first", "as": "paper"}, {}, "'as' is 'paper'"),
+    ({"kind": "fesem", "aggregation": "first", "follows": "paper"}, {}, "'follows' is 'paper'"),
     ({"kind": "fpfc", "rho": 0.3}, {}, r"allowed is \(a - 1\) rho above 1"),
     (
         {"kind": "tifl", "mode": "static"},

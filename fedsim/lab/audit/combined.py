@@ -66,6 +66,8 @@ class _WeightRule:
         self._strategy: TomlTable = scenario["strategy"]
         self._kind: str = self._strategy["kind"]
         self._aggregation: TomlTable = self._strategy.get("aggregation", {"kind": "weighted"})
+        # folders of earlier versions call the key ``as``
+        self._source = self._strategy.get("follows", self._strategy.get("as"))
         self._devices = evidence.trainable
         selection = self._strategy.get("selection")
         self._repeats = isinstance(selection, dict) and selection.get("replacement", False)
@@ -152,7 +154,7 @@ class _WeightRule:
             return np.full(count, 1 / self._remembered_devices(tasks))
         if self._strategy.get("averaging") == "gradients":
             return np.full(count, 1 / self._updates_in_round[aggregate.round])
-        if self._kind in ("fesem", "fesem-mig") and self._strategy["as"] == "paper":
+        if self._kind in ("fesem", "fesem-mig") and self._source == "paper":
             return self._fesem_weights(weights)
         if self._kind == "refl" and any(aggregate.staleness or ()):
             return None

@@ -36,7 +36,7 @@ class CFLParams(GroupedParams):
             (``recursive``, Algorithm 2).
     """
 
-    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "split_step": "as"}
+    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "split_step": "follows"}
     unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"
     kind: Literal["cfl"] = "cfl"
     clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]

@@ -27,7 +27,7 @@ class FeSEMParams(GroupedParams):
             groups.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "centers": "as"}
+    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "centers": "follows"}
     sweeps: ClassVar[bool] = True
     kind: Literal["fesem", "fesem-mig"] = "fesem"
     clients_per_round: int = Field(default=20, ge=1)
@@ -38,7 +38,7 @@ class FeSEMParams(GroupedParams):
     def _check_paper_mean(self) -> Self:
         if not self.as_published and (self.aggregation.kind != "mean" or self.server is not None):
             raise ValueError(
-                "'as' is 'paper', where a group's model is the mean of its points; "
+                "'follows' is 'paper', where a group's model is the mean of its points; "
                 "'aggregation' must be 'mean'"
             )
         return self

@@ -38,7 +38,7 @@ class FLHCParams(LCFLParams):
         AfterRounds()
     )
     aggregation: AggregationSpec = Weighted()
-    __annotations__["as"] = Annotated[None, Field(default=None)]
+    __annotations__["follows"] = Annotated[None, Field(default=None)]
 
 
 def update_distances(

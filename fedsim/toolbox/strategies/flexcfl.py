@@ -43,7 +43,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         "pretrain_epochs": "moment.epochs",
         **dict.fromkeys(("newcomers", "on_arrival"), "moment.newcomers"),
         "cold_start": "measure",
-        **dict.fromkeys(("epochs_after_cold_start", "inter_group"), "as"),
+        **dict.fromkeys(("epochs_after_cold_start", "inter_group"), "follows"),
     }
     sweeps: ClassVar[bool] = True
     beside: ClassVar[str | None] = "groups begin with the plain mean of pre-trained models"

@@ -28,21 +28,21 @@ class ClusteredParams(SelectingParams, CombiningParams):
 
     Attributes:
         groups: m, the number of groups.
-        as: the source that the strategy follows if they differ: its ``paper`` or the
+        follows: the source that the strategy follows if they differ: its ``paper`` or the
             ``published-code``; docs/strategies.md has the differences.
     """
 
+    renamed: ClassVar[Mapping[str, str]] = {"as": "follows"}
     sweeps: ClassVar[bool] = False
     """Whether the published code first asks the devices in turn, until each was asked once."""
 
     groups: int = Field(default=3, ge=1, le=10_000)
-    # ``as`` is a keyword of Python, so that the class cannot declare this key in the usual form
-    __annotations__["as"] = Annotated[Preset, Field(default="published-code")]
+    follows: Preset = "published-code"
 
     @property
     def as_published(self) -> bool:
-        """Whether the strategy follows its authors' published code, instead of the paper."""
-        return bool(getattr(self, "as") == "published-code")
+        """Whether the strategy follows the published code."""
+        return self.follows == "published-code"
 
 
 class PlainDeadline(SelectingParams):
@@ -68,7 +68,7 @@ class GroupedParams(ClusteredParams, SynchronousParams):
     A group is a set of devices that share a model. A round asks ``clients_per_round`` clients.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {**SynchronousParams.instead, "sweep": "as"}
+    instead: ClassVar[Mapping[str, str]] = {**SynchronousParams.instead, "sweep": "follows"}
 
     def combined_at_once(self, devices: int) -> int:
         return super().combined_at_once(devices) // self.groups

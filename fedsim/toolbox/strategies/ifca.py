@@ -199,7 +199,7 @@ class HypClusterParams(IFCAParams):
     kind: Literal["hypcluster"] = "hypcluster"  # type: ignore[assignment]
     aggregation: AggregationSpec = Weighted()
     local_epochs: Epochs = 1
-    __annotations__["as"] = Annotated[Preset, Field(default="paper")]
+    follows: Preset = "paper"
 
 
 class HypCluster(IFCA):

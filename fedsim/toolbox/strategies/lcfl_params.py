@@ -77,7 +77,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds"),
     ] = AfterRounds()
     clusters_start: Literal["global", "members"] = "global"
-    __annotations__["as"] = Annotated[Preset, Field(default="paper")]
+    follows: Preset = "paper"
 
     def unprotected(self, protection: Protection) -> str | None:
         if self.clusters_start == "members" and protection == "private":

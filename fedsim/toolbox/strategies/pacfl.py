@@ -159,7 +159,7 @@ class PACFL(Grouped[PACFLParams]):
     (number not checked).
 
     Before the first round each available client decomposes its data once, and sends p left singular
-    vectors of each class (``as = "published-code"``) or of all its data (``paper``): 4 bytes for
+    vectors of each class (``follows = "published-code"``) or of all its data (``paper``): 4 bytes for
     each entry. The decomposition takes the time of a training with as many FLOPs. The server
     computes the angles between all pairs of clients, and clusters the clients hierarchically:
     clusters are merged while their distance is at most the threshold ``beta``. All clusters begin

@@ -194,7 +194,7 @@ GROUPED: dict[str, Any] = {
     "groups": 2,
     "clients_per_round": 12,
     "local_epochs": 1,
-    "as": "paper",
+    "follows": "paper",
 }
 
 
@@ -300,7 +300,7 @@ def test_a_round_without_finite_updates_moves_on(optimiser: ServerOptimizer) -> 
 def test_each_group_has_a_state_of_its_own() -> None:
     strategy = GROUPED | {
         "clients_per_round": 6,
-        "as": "published-code",
+        "follows": "published-code",
         "server": {"kind": "yogi", "beta1": 0.5},
     }
     run, records = played(FEW | {"strategy": strategy})
