@@ -142,7 +142,7 @@ def _grid(part: Figure | SubFigure, count: int) -> list[Axes]:
     return list(panels)
 
 
-# Similarities and distances as matrices.
+# similarities and distances as matrices
 
 
 @style.styled
@@ -308,7 +308,7 @@ def _colour(group: int) -> str:
     return style.group_colour(int(group)) if group >= 0 else style.GREY
 
 
-# Devices as points.
+# devices as points
 
 
 @style.styled

@@ -241,7 +241,7 @@ def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
     panel.set_ylabel("devices\nin groups", fontsize=10)
 
 
-# The tree of clusters.
+# the tree of clusters
 
 # height per leaf, and least and greatest height of the tree (inches)
 _LEAF_IN = 0.85

@@ -117,7 +117,7 @@ def _describe(view: View) -> str:
     return text + f"the {view.at_work:,} devices that worked, out of {population:,}"
 
 
-# Lanes: steps, wasted steps over them, and marks.
+# lanes: steps, wasted steps over them, and marks
 
 
 def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
@@ -346,7 +346,7 @@ def _draw_path(axes: Axes, view: View) -> list[Artist]:
     return [Line2D([], [], label="critical path: what each round waited for", **_PATH)]
 
 
-# Vertical lines through the lanes and strips.
+# vertical lines through the lanes and strips
 
 
 def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:

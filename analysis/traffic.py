@@ -214,7 +214,7 @@ def _amount(total: float, wasted: float) -> str:
     return text
 
 
-# Purposes of several runs, by all bytes moved and by the bytes that papers count.
+# purposes of several runs, by all bytes moved and by the bytes that papers count
 
 # colours of purposes that nearly every strategy has, the same in every picture
 _FIXED = {"model": style.SKY, "update": style.BLUE}

@@ -44,6 +44,19 @@ def test_no_file_is_long() -> None:
     assert [path.name for path in paths if len(path.read_text().splitlines()) > MOST_LINES] == []
 
 
+_HEADING = re.compile(r"(?<=\n\n) *# (.+)\n(?=\n)")
+
+
+def test_section_headings_are_nouns_without_a_full_stop() -> None:
+    """A heading is a comment of one line between empty lines, such as ``# ends of tasks``."""
+    odd = []
+    for path in SOURCES:
+        for heading in _HEADING.findall(path.read_text()):
+            if heading.endswith(".") or re.match("[A-Z][a-z]", heading):
+                odd.append(f"{path.relative_to(ROOT)}: {heading}")
+    assert odd == []
+
+
 CEILINGS = tomllib.loads((ROOT / "tests" / "ceilings.toml").read_text(encoding="utf-8"))
 _PRONOUNS_AND_PARTICIPLES = (
     "said told found known given taken kept seen there here own how what asked held sought chosen "

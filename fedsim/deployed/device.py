@@ -189,7 +189,7 @@ class DeviceHalf:
         training = Training(start=self._learner.initial(), epochs=1)
         self._learner.compute_now(self._learner.train(training, self.device, key=_PROBE_KEY))
 
-    # Time.
+    # time
 
     def _begin(self, task: Task, asked_at: float, size: int, clock: Callable[[], float]) -> None:
         """Set when the device has received its request, which is where its work on the task begins.
@@ -226,7 +226,7 @@ class DeviceHalf:
         if rest_s > 0.0:
             time.sleep(rest_s)
 
-    # Work.
+    # work
 
     def _work(self, task: Task, clock: Callable[[], float]) -> Packet:
         """Carry out the steps of a task, and return the answer as a message to be sent.
@@ -413,7 +413,7 @@ class DeviceHalf:
                 return place
         return None
 
-    # Memory between requests, as a packet.
+    # memory between requests, as a packet
 
     def _recall(self, memory: Packet, head: Mapping[str, Json]) -> bool:
         """Restore the device's state, and call ``Client.on_sent`` if its last answer has arrived.

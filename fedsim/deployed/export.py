@@ -177,7 +177,7 @@ def _readme(scenario: Scenario) -> str:
     )
 
 
-# Modules of the user's own.
+# modules of the user's own
 
 
 def _own_files(scenario: Scenario) -> Iterator[tuple[Path, Path]]:

@@ -59,7 +59,7 @@ class RemoteTasks:
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)
         self._asked = 0
 
-    # Nodes.
+    # nodes
 
     def connect(self, device: int) -> None:
         """Note that the node of a device is connected, for the first time or again."""
@@ -87,7 +87,7 @@ class RemoteTasks:
         for task in [task for task in self.running.values() if task.device == device]:
             self._finish(task, "lost")
 
-    # What the federation asks of the devices.
+    # requests to the devices
 
     def is_idle(self, device: int) -> bool:
         """Whether the device's node is connected and has no open task."""
@@ -115,7 +115,7 @@ class RemoteTasks:
         """Return True, as a node may always connect."""
         return True
 
-    # Tasks.
+    # tasks
 
     def start(
         self,

@@ -166,7 +166,7 @@ class ClientSide:
         encoding_s = self.envelopes.encoding_s(step.limit.reserve_upload)
         return replace(step, limit=replace(step.limit, reserve_s=encoding_s))
 
-    # Results of a task's steps.
+    # results of a task's steps
 
     def _result(self, task: Task) -> LocalResult:
         """Return what a device has computed in a task whose computations are done.

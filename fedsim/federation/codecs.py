@@ -264,7 +264,7 @@ class Codec(Spec):
         """
         raise NotImplementedError
 
-    # Payloads of a deployment. A simulation never packs a model.
+    # payloads of a deployment; a simulation never packs a model
 
     @property
     def packs(self) -> bool:

@@ -298,7 +298,7 @@ class Devices:
         """The model whose weights are all 0."""
         return self.learner.zero()
 
-    # Snapshots. They are taken between two instants.
+    # snapshots between two instants
 
     def snapshot(self) -> DevicesState:
         """Return the state of all devices for ``restore``.

@@ -165,7 +165,7 @@ class Dispatch:
         size = wire.model_bytes + self.learner.state_bytes
         return self.tasks.network.nominal_s(device, direction, size) + wire.model_s
 
-    # From the server half to the world.
+    # from the server half to the world
 
     def ask(
         self,
@@ -272,7 +272,7 @@ class Dispatch:
         else:
             await self.strategy.on_timer(name)
 
-    # From the world to the server half.
+    # from the world to the server half
 
     def on_task_end(self, task: Task) -> None:
         """Notify the strategy of the end of a task.
@@ -501,7 +501,7 @@ class Dispatch:
             )
         await self.strategy.on_start()
 
-    # Snapshots. They are taken between two instants.
+    # snapshots between two instants
 
     def snapshot(self) -> DispatchState:
         """Return the state for ``restore``, without the alarms, which the clock saves."""

@@ -127,7 +127,7 @@ class Envelopes:
             return (Payload(BASE, base_bytes), *parts)
         return parts
 
-    # From the server to a device.
+    # from the server to a device
 
     def request(
         self, device: int, contents: Contents, job: str, round_number: int | None
@@ -157,7 +157,7 @@ class Envelopes:
         instruction = Instruction(job, received(arriving), round_number)
         return Request(steps, TaskContext(instruction, brings_base=brings_base))
 
-    # From a device to the server.
+    # from a device to the server
 
     def answer(
         self, device: int, contents: Contents, result: LocalResult, context: TaskContext

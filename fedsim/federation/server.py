@@ -135,7 +135,7 @@ class Server:
         self.models = ServerModels(dispatch, setting.parameters)
         self.edges = ServerEdges(dispatch)
 
-    # Time.
+    # time
 
     @property
     def now(self) -> float:
@@ -212,7 +212,7 @@ class Server:
         """
         return least is not None and len(self.clients.reachable()) < least
 
-    # Messages.
+    # messages
 
     def ask(
         self,
@@ -319,7 +319,7 @@ class Server:
         """
         return await self._simulation.join(work)  # type: ignore[no-any-return]
 
-    # Randomness, records, the end.
+    # randomness, records, the end
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
         """Return a random generator; its numbers depend on the run's seed and these arguments alone.

@@ -444,7 +444,7 @@ class Session(SessionBase):
         reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
         self._answer(sent, reply)
 
-    # Handlers of the simulation's messages. Tasks that the previous handler requested have begun.
+    # handlers of the simulation's messages; tasks that the previous handler requested have begun
 
     def _settle(self) -> None:
         """Subtract tasks that another task has continued from their rounds' counts of done tasks.

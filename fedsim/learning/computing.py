@@ -102,7 +102,7 @@ class ModelComputing:
         else:
             self._records.append((ref.serial, kind, fields))
 
-    # Methods of ``streaming.Calculator``, which compute one model at a time.
+    # methods of ``streaming.Calculator``, which compute one model at a time
 
     @property
     def at_once(self) -> int:
@@ -173,7 +173,7 @@ class ModelComputing:
         finally:
             self._records = records
 
-    # Computation in waves.
+    # computation in waves
 
     async def _compute_waves(self, waves: Waves) -> None:
         for wave in waves:

@@ -260,7 +260,7 @@ class Learning(Learner):
     def hold_restored(self, refs: Iterable[Ref]) -> None:
         self._computing.scratch.hold_restored(refs)
 
-    # Computed values of models.
+    # computed values of models
 
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
         await self._computing.compute(refs)

@@ -95,7 +95,7 @@ class Run:
         self._connect()
         self._check()
 
-    # Stages of building, in the order of the constructor.
+    # stages of building, in the order of the constructor
 
     def _choose_malicious(self) -> None:
         scenario = self.scenario

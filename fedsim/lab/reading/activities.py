@@ -173,7 +173,7 @@ class Activities:
     def __init__(self, history: History) -> None:
         self.history = history
 
-    # Lanes of devices.
+    # lanes of devices
 
     @cached_property
     def steps(self) -> list[StepSpan]:
@@ -250,7 +250,7 @@ class Activities:
             messages.append(MessageSpan(data["source"], data["destination"], *_extent(row)))
         return messages
 
-    # Lanes of edge servers.
+    # lanes of edge servers
 
     @cached_property
     def edge_transfers(self) -> list[EdgeTransfer]:
@@ -270,7 +270,7 @@ class Activities:
         """Intervals in which an edge server was lost."""
         return _spans(self.history.lost_edges)
 
-    # The server's lane.
+    # the server's lane
 
     @cached_property
     def server(self) -> list[RoundPeriod | Mark]:

@@ -62,7 +62,7 @@ class History:
         population: pd.DataFrame = self.run.table(DEVICES).to_pandas()
         return population.set_index("device")
 
-    # Tasks, steps and rounds.
+    # tasks, steps and rounds
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
@@ -130,7 +130,7 @@ class History:
         acts = self.events["kind"].astype(str).map(is_act).astype(bool)
         return self.events.loc[acts, ["time"]].rename(columns={"time": "end"})
 
-    # Presence: DataFrames with ``device``, ``start`` and ``end``, sorted by device and time.
+    # presence: DataFrames with ``device``, ``start`` and ``end``, sorted by device and time
 
     @cached_property
     def presence(self) -> pd.DataFrame:
@@ -198,7 +198,7 @@ class History:
         acts = acts.assign(end=_next_start(acts, self.end))
         return acts.loc[acts["kind"] == kind, ["device", "start", "end"]].astype({"device": int})
 
-    # Groups.
+    # groups
 
     @cached_property
     def moves(self) -> pd.DataFrame:

@@ -269,7 +269,7 @@ class _Rehearsal:
         ]
         return processes.start("app", command, env)
 
-    # Absences.
+    # absences
 
     def _watch(self, processes: RehearsalProcesses, app: "subprocess.Popen[bytes]") -> None:
         """Wait for the end of the app; stop the nodes of devices while they are unavailable."""

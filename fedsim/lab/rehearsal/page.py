@@ -208,7 +208,7 @@ def _late(before: Differences) -> Markup:
     return _table(["round", "device", "rehearsed", "simulated", "not done in"], rows)
 
 
-# The time axis.
+# the time axis
 
 
 def _legend(differences: Differences) -> Markup:

@@ -219,7 +219,7 @@ def _devices_at_work(activities: Activities) -> Iterator[TraceEvent]:
         yield _counter("devices at work", time, round(count))
 
 
-# Events of the trace format.
+# events of the trace format
 
 
 def _with_outcome(name: str, outcome: str) -> str:

@@ -253,8 +253,7 @@ def _fours(count: int) -> int:
     return (count + 3) // 4 * 4
 
 
-# Forward and backward pass. A batch is an array of samples' indices, whose length is a multiple of
-# four.
+# forward and backward pass; a batch is an array of samples' indices, padded to a multiple of four
 
 
 @compiled
@@ -445,7 +444,7 @@ def _four(factors: AnyFloats, k: int, row: int, scale: np.floating) -> tuple[np.
     )
 
 
-# SGD step. The gradient is added to the velocity if the rule has momentum, else to the weights.
+# SGD step; the gradient is added to the velocity if the rule has momentum, else to the weights
 
 
 @compiled

@@ -294,7 +294,7 @@ def _is_same(first: AnyArray, repeated: AnyArray | None) -> bool:
     return repeated.astype(first.dtype).tobytes() == np.asarray(first).tobytes()
 
 
-# Global random generators of the process.
+# global random generators of the process
 
 
 def _states() -> dict[str, bytes]:
