@@ -17,7 +17,7 @@ from fedsim.world.task import Cause, StepServices, Task
 
 
 class TimerState(TypedDict):
-    """State of ``ComputationTimer`` in a snapshot."""
+    """State of ``EpochTimer`` in a snapshot."""
 
     paces: dict[int, float]
     fixed_ends: dict[int, list[float]]
@@ -25,7 +25,7 @@ class TimerState(TypedDict):
     hosts: HostsState | None
 
 
-class ComputationTimer:
+class EpochTimer:
     """Timer of the computations of tasks, which are steps derived from ``EpochStep``.
 
     Attributes:

@@ -24,7 +24,7 @@ from fedsim.world.availability import Availability
 from fedsim.world.batteries import Batteries
 from fedsim.world.battery_watch import BatteryWatch, BatteryWatchState
 from fedsim.world.compute import EpochTimes, HostSpec
-from fedsim.world.computing import ComputationTimer, TimerState
+from fedsim.world.computing import EpochTimer, TimerState
 from fedsim.world.messages import Messages
 from fedsim.world.population import Population
 from fedsim.world.slots import MessageSlots, SlotsState
@@ -91,7 +91,7 @@ class TaskRunner:
         self._env.declare_alarm("vanish", self._set_vanish)
         self.running: dict[int, Task] = {}
         self._working: dict[int, Task] = {}  # device -> its task
-        self.computing = ComputationTimer(self, compute, host)
+        self.computing = EpochTimer(self, compute, host)
         self.charge = BatteryWatch(self, batteries)
         self.slots = MessageSlots(self.running)
         self._availability = availability

@@ -73,7 +73,7 @@ class DeviceTimes(Protocol):
 
 
 class ComputationTimer(Protocol):
-    """The timing of computations; ``ComputationTimer`` implements it."""
+    """The timing of computations; ``EpochTimer`` implements it."""
 
     @property
     def hosts(self) -> "HostQueue | None":

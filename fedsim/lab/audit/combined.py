@@ -37,7 +37,7 @@ class _Aggregate(NamedTuple):
 
     @property
     def draw_counts(self) -> Floats:
-        """How often each client was drawn; 1 if nothing is recorded. float64 [updates]."""
+        """Count of draws of each client; 1 if nothing is recorded. float64 [updates]."""
         return np.array(self.draws or np.ones(len(self.tasks)), dtype=np.float64)
 
 

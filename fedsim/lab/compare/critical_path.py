@@ -21,7 +21,7 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_rows
 
-_Key = TypeVar("_Key")
+K = TypeVar("K")
 _KINDS = (
     *("task-start", "step-start", "step-end", "task-end", "edge-transfer", "message"),
     *("round-start", "aggregate", "round", "run-end"),
@@ -342,9 +342,9 @@ def _label(kind: str, facts: Mapping[str, object]) -> str:
     return f"edge {facts['edge']} {preposition} the server"
 
 
-def _sum(times: Iterable[tuple[_Key, float]]) -> dict[_Key, float]:
+def _sum(times: Iterable[tuple[K, float]]) -> dict[K, float]:
     """Return the sums of seconds by key, most first. Sums of 0 are left out."""
-    totals: defaultdict[_Key, float] = defaultdict(float)
+    totals: defaultdict[K, float] = defaultdict(float)
     for key, seconds in times:
         totals[key] += seconds
     order = sorted(totals.items(), key=lambda item: -item[1])

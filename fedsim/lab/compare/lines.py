@@ -22,7 +22,7 @@ from fedsim.records.reading import RunFolder
 _MOST_NAMES = 12
 
 _RunFigures = TypeVar("_RunFigures")
-_Declared = TypeVar("_Declared")  # value that a study may declare
+_Setting = TypeVar("_Setting")  # value that a study may declare
 
 
 @dataclass(frozen=True)
@@ -217,14 +217,14 @@ def read_lines(
     )
 
 
-class _Source(NamedTuple):
+class _FolderLines(NamedTuple):
     """Lines of one folder of a comparison, and the index of its study; None for a single run."""
 
     lines: list[ComparedLine]
     study: StudyIndex | None
 
 
-def _read_sources(paths: Sequence[str | Path], index: StudyIndex | None) -> list[_Source]:
+def _read_sources(paths: Sequence[str | Path], index: StudyIndex | None) -> list[_FolderLines]:
     """Read the folders of a comparison.
 
     Args:
@@ -233,21 +233,21 @@ def _read_sources(paths: Sequence[str | Path], index: StudyIndex | None) -> list
     """
     if index is not None:
         (folder,) = map(Path, paths)
-        return [_Source(_variants(folder, index), index)]
+        return [_FolderLines(_variants(folder, index), index)]
     folders = [Path(path) for path in paths]
     run_names = iter(names_apart([folder for folder in folders if not is_study(folder)]))
     sources = []
     for folder in folders:
         if is_study(folder):
             study = read_index(folder)
-            sources.append(_Source(_variants(folder, study), study))
+            sources.append(_FolderLines(_variants(folder, study), study))
         else:
             run = ComparedLine(next(run_names), (RunFolder(folder),))
-            sources.append(_Source([run], None))
+            sources.append(_FolderLines([run], None))
     return sources
 
 
-def _first(values: Iterable[_Declared | None]) -> _Declared | None:
+def _first(values: Iterable[_Setting | None]) -> _Setting | None:
     """Return the first of ``values`` that is neither None nor empty; None if there is none."""
     return next((value for value in values if value), None)
 

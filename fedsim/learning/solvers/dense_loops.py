@@ -74,7 +74,7 @@ class LoopPlan(NamedTuple):
     last_epoch: int
 
 
-class Network(NamedTuple):
+class DenseParameters(NamedTuple):
     """Parameters of all layers in training."""
 
     entry: FirstLayer
@@ -88,7 +88,7 @@ class Network(NamedTuple):
     """count of outputs of each layer, int64 [layers]."""
 
 
-class Memory(NamedTuple):
+class StepMemory(NamedTuple):
     """Working memory of a local training, for the padded batch size and count of outputs."""
 
     outputs: AnyFloats
@@ -126,7 +126,7 @@ def descend(
     Returns:
         The sum of the losses over the samples of the last epoch.
     """
-    network = Network(entry, kernels, biases, sizes)
+    network = DenseParameters(entry, kernels, biases, sizes)
     memory = _allocate(network, plan)
     loss = 0.0
     for step in range(len(plan.counts)):
@@ -142,7 +142,7 @@ def descend(
 
 
 @compiled
-def _allocate(network: Network, plan: LoopPlan) -> Memory:
+def _allocate(network: DenseParameters, plan: LoopPlan) -> StepMemory:
     """Allocate the working memory of a local training."""
     entry = network.entry
     dtype = entry.features.dtype
@@ -150,7 +150,7 @@ def _allocate(network: Network, plan: LoopPlan) -> Memory:
     samples = _fours(plan.rows.shape[1])
     widest = _fours(network.sizes.max())
     columns = entry.features.shape[1] if entry.turned else 0
-    return Memory(
+    return StepMemory(
         np.zeros((layers, samples, widest), dtype),
         np.zeros((2, samples, widest), dtype),
         np.empty((samples, columns), dtype),
@@ -160,7 +160,7 @@ def _allocate(network: Network, plan: LoopPlan) -> Memory:
 
 
 @compiled
-def _fill_batch(memory: Memory, plan: LoopPlan, step: int) -> Positions:
+def _fill_batch(memory: StepMemory, plan: LoopPlan, step: int) -> Positions:
     """Return the samples of a batch, padded with its first sample to a multiple of four."""
     count = plan.counts[step]
     padded = _fours(count)
@@ -171,14 +171,16 @@ def _fill_batch(memory: Memory, plan: LoopPlan, step: int) -> Positions:
 
 
 @compiled
-def _error_of(memory: Memory, layer: int) -> AnyFloats:
+def _error_of(memory: StepMemory, layer: int) -> AnyFloats:
     """Return the memory of the gradient with respect to a layer's outputs."""
     error: AnyFloats = memory.errors[layer % 2]
     return error
 
 
 @compiled
-def _pass_forward(network: Network, memory: Memory, step: int, batch: Positions) -> AnyFloats:
+def _pass_forward(
+    network: DenseParameters, memory: StepMemory, step: int, batch: Positions
+) -> AnyFloats:
     """Compute the outputs of all layers for a batch.
 
     Returns:
@@ -201,7 +203,7 @@ def _pass_forward(network: Network, memory: Memory, step: int, batch: Positions)
 
 @compiled
 def _descend_layers(
-    network: Network, memory: Memory, batch: Positions, count: int, rule: Rule
+    network: DenseParameters, memory: StepMemory, batch: Positions, count: int, rule: Rule
 ) -> None:
     """Take one SGD step of all parameters, from the last layer to the first.
 

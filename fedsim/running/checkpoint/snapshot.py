@@ -237,7 +237,7 @@ def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Check
     data = None
     if run.drift is not None:
         data = run.population.samples, run.population.version
-    state: RunState = {
+    state: SavedRun = {
         "origins": origins.fingerprints,
         "now": run.simulation.now,
         "stopped": run.simulation.stopped,
@@ -306,8 +306,8 @@ def _restore_parts(run: "Run", state: PartsState) -> None:
     run.dispatch.restore(state["server"])
 
 
-class RunState(TypedDict):
-    """State of a run in a checkpoint."""
+class SavedRun(TypedDict):
+    """Whole state of a run, as a checkpoint stores it."""
 
     origins: dict[str, str]
     now: float
@@ -350,7 +350,7 @@ def resume(place: Path, run: "Run", recorder: "Recorder", origins: Origins) -> N
         ) from None
 
 
-def _restore(run: "Run", recorder: "Recorder", state: RunState) -> None:
+def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
     run.simulation.env.restart(state["now"])
     run.simulation.stopped = state["stopped"]
     recorder.restore(state["recorder"])

@@ -34,7 +34,7 @@ class Plan(NamedTuple):
 
 
 class EpochStep(TaskStep):
-    """Base of steps that consist of epochs, which ``ComputationTimer`` times by the step's ``plan``."""
+    """Base of steps that consist of epochs, which ``EpochTimer`` times by the step's ``plan``."""
 
     __slots__ = ()
     power = "compute"
