@@ -23,6 +23,7 @@ from fedsim.common.arrays import Floats
 from fedsim.common.streams import Streams
 from fedsim.world.network import Flow, Star, ends
 from fedsim.world.network.protocol import Protocol, Tcp, Transport
+from fedsim.world.network.queueing import Queueing
 
 _MBIT_S = 125_000.0
 _ROUNDS = 3
@@ -38,12 +39,14 @@ class Cost:
 
     Attributes:
         cpu_s: CPU time (s).
-        steps: steps of the window model.
+        steps: planned steps of the window model.
+        cuts: those of them that the begin or end of a flow cut short.
         digest: hash of the times of all flows.
     """
 
     cpu_s: float
     steps: int
+    cuts: int
     digest: str
 
 
@@ -91,7 +94,10 @@ def play(protocol: Protocol, clients: int, case: str) -> Cost:
     cpu_s = time.process_time() - began
     times = np.array([[flow.started, flow.ended] for flow in flows])
     digest = hashlib.sha256(times.tobytes()).hexdigest()[:12]
-    return Cost(cpu_s, getattr(network._rules[0], "steps", 0), digest)
+    rule = network._rules[0]
+    if isinstance(rule, Queueing):
+        return Cost(cpu_s, rule.steps, rule.cuts, digest)
+    return Cost(cpu_s, 0, 0, digest)
 
 
 def main() -> None:
@@ -106,7 +112,7 @@ def main() -> None:
                 window = pairs[0][number]
                 window_s = min(pair[number].cpu_s for pair in pairs)
                 print(
-                    f"{clients:5} {case:<11} {name:<7} {window.steps:6} steps  fluid {fluid_s:.3f} s  "
+                    f"{clients:5} {case:<11} {name:<7} {window.steps:6} steps  {window.cuts:5} cuts  fluid {fluid_s:.3f} s  "
                     f"window {window_s:.3f} s  {window_s / fluid_s:5.1f} times  {window.digest}",
                     flush=True,
                 )

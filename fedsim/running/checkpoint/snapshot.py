@@ -30,11 +30,14 @@ from fedsim.strategies.state import state_classes
 from fedsim.world.batteries import Load
 from fedsim.world.messages import Message
 from fedsim.world.network.bbr import BbrSenders
-from fedsim.world.network.congestion import Senders
+from fedsim.world.network.component import LinkComponent
+from fedsim.world.network.congestion import Growth, Senders
+from fedsim.world.network.connections import Connections, SenderMemory
 from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.flow import Flow
+from fedsim.world.network.links import QueuedLinks
 from fedsim.world.network.losses import RandomLosses
-from fedsim.world.network.queues import Level, QueueingRules, SenderMemory, StepPlan
+from fedsim.world.network.queues import Level, QueueingRules, StepPlan
 from fedsim.world.network.star import Place, Tier
 from fedsim.world.steps import Payload, TaskStep
 from fedsim.world.task import Task
@@ -56,7 +59,8 @@ _CLASSES = (
     *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
     *(Task, Payload, Training, Contrast, Limit, Part),
     *(Flow, Message, Load, Place, Tier),
-    *(BbrSenders, SenderMemory, Deliveries, QueueingRules, RandomLosses, Senders, Level, StepPlan),
+    *(BbrSenders, Connections, Deliveries, Growth, Level, LinkComponent, QueuedLinks),
+    *(QueueingRules, RandomLosses, SenderMemory, Senders, StepPlan),
     Progress,
 )
 

@@ -1,21 +1,22 @@
 """Acknowledgements of flows on links with queues, and what senders learn from them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from fedsim.common.arrays import Flags, Floats
 from fedsim.world.network.bbr import change_states, grow_by_bandwidth, note_round
-from fedsim.world.network.congestion import grow, leave_slow_start, pacing_rate, reduce
+from fedsim.world.network.congestion import Growth, grow, leave_slow_start, pacing_rate, reduce
+from fedsim.world.network.movement import NO_BYTES
 from fedsim.world.network.queued import QueuedFlows
 from fedsim.world.network.queues import QueueingRules
 
-NO_BYTES = 1e-6  # bytes that count as none
 _LEAST_PART = 1 / 2  # least share of a step's length to which acknowledgements may shorten it
 
 
 class AcknowledgedFlows(QueuedFlows):
-    """Base of ``Queueing``: flows whose senders know only the deliveries of a round trip ago.
+    """Base of ``LinkComponent``: flows whose senders know only the deliveries of a round trip ago.
 
     Args:
         rules: congestion control, queues and packets.
@@ -27,12 +28,18 @@ class AcknowledgedFlows(QueuedFlows):
 
     def _memory_s(self) -> float:
         """Return how long past deliveries and delays are needed for acknowledgements (s)."""
-        return 2 * float(self._senders.round_trip.max()) + 1.0
+        return 2 * float(self.senders.round_trip.max()) + 1.0
 
-    def _react(self, now: float) -> None:
-        """Change the windows of senders that learn of losses now, or whose round trip ends now."""
-        senders = self._senders
-        acked = self._history.at(now - senders.round_trip)
+    def _react(self, now: float, acked: Floats | None) -> None:
+        """Change the windows of senders that learn of losses now, or whose round trip ends now.
+
+        Args:
+            now: the time (s).
+            acked: bytes that are acknowledged by now, [flows]; None if they are not known yet.
+        """
+        senders = self.senders
+        if acked is None:
+            acked = self._history.at(now - senders.round_trip)
         self._acked = acked
         if np.isfinite(self._mark).any():
             self._learn_losses(acked)
@@ -60,9 +67,9 @@ class AcknowledgedFlows(QueuedFlows):
         learns = (acked >= self._mark - NO_BYTES) | (np.isfinite(self._mark) & is_silent)
         if not learns.any():
             return
-        counts = learns & (self._dropped > NO_BYTES) & ~self._bbr.is_used
+        counts = learns & (self._dropped > NO_BYTES) & ~self.bbr.is_used
         if counts.any():
-            reduce(self._senders, self._rules.control, counts)
+            reduce(self.senders, self._rules.control, counts)
         self._lost[learns] += self._dropped[learns]
         self._dropped[learns] = 0.0
         self._mark[learns] = math.inf
@@ -70,7 +77,7 @@ class AcknowledgedFlows(QueuedFlows):
     def _acked_waits(self, now: float) -> Floats:
         """Return the time in queues of the bytes that are acknowledged now (s), float64 [flows]."""
         self._waits.add(now, self._delays(), self._memory_s())
-        return self._waits.at(now - self._senders.round_trip)
+        return self._waits.at(now - self.senders.round_trip)
 
     def _estimate(self, segments: Floats, turns: Flags, now: float) -> None:
         """Update the estimates of bandwidth and round trip, and the states, of flows with BBR.
@@ -80,8 +87,8 @@ class AcknowledgedFlows(QueuedFlows):
             turns: whether a round trip ends now, [flows].
             now: the time (s).
         """
-        senders = self._senders
-        bbr = self._bbr
+        senders = self.senders
+        bbr = self.bbr
         rows = np.flatnonzero(turns & bbr.is_used & (segments > senders.round_begin))
         limited = (self._size + self._lost - self._sent > NO_BYTES)[rows]
         note_round(bbr, rows, (segments - senders.round_begin)[rows], limited, now)
@@ -89,8 +96,8 @@ class AcknowledgedFlows(QueuedFlows):
         in_flight = (self._sent - self._lost) / self._rules.packet - segments
         change_states(senders, bbr, round_trip, in_flight, now)
 
-    def _grow(self, segments: Floats, limited: Flags, end: float, delays: Floats) -> Floats:
-        """Compute the growth of windows in a step (segments), float64 [flows].
+    def _grow(self, segments: Floats, limited: Flags, end: float, delays: Floats) -> Growth:
+        """Compute the growth of windows in a step.
 
         Args:
             segments: acknowledged segments, [flows].
@@ -98,16 +105,17 @@ class AcknowledgedFlows(QueuedFlows):
             end: end of the step (s).
             delays: time in queues (s), [flows].
         """
-        senders = self._senders
-        is_used = self._bbr.is_used
-        if is_used.all():
-            return grow_by_bandwidth(senders, self._bbr, segments)
+        senders = self.senders
+        is_used = self.bbr.is_used
+        if self._has_bbr and is_used.all():
+            return Growth(grow_by_bandwidth(senders, self.bbr, segments))
         round_trip = senders.round_trip + delays
         by_losses = grow(senders, self._rules.control, segments, limited, end, round_trip)
         if not self._has_bbr:
             return by_losses
-        growth = grow_by_bandwidth(senders, self._bbr, segments)
-        return np.where(is_used, growth, by_losses)
+        by_bandwidth = grow_by_bandwidth(senders, self.bbr, segments)
+        windows = np.where(is_used, by_bandwidth, by_losses.windows)
+        return replace(by_losses, windows=windows)
 
     def _paced(self, growth: Floats, delays: Floats) -> Floats:
         """Return the rates at which senders spread their windows (segments/s), float64 [flows].
@@ -118,11 +126,11 @@ class AcknowledgedFlows(QueuedFlows):
         """
         rates = np.full(len(growth), math.inf)
         if self._rules.pacing:
-            rates = pacing_rate(self._senders, growth, delays)
+            rates = pacing_rate(self.senders, growth, delays)
         if not self._has_bbr:
             return rates
-        by_bandwidth = self._bbr.pacing_gain() * self._bbr.bandwidth
-        return np.where(self._bbr.is_used, by_bandwidth, rates)
+        by_bandwidth = self.bbr.pacing_gain() * self.bbr.bandwidth
+        return np.where(self.bbr.is_used, by_bandwidth, rates)
 
     def _until_acks(self, length_s: float, acked: Floats) -> float:
         """Return the length of a step (s) that ends early, at an awaited acknowledgement.
@@ -134,7 +142,7 @@ class AcknowledgedFlows(QueuedFlows):
             length_s: length of the step without acknowledgements (s).
             acked: acknowledged bytes at the begin of the step, float64 [flows].
         """
-        senders = self._senders
+        senders = self.senders
         room = senders.window * self._rules.packet + acked + self._lost - self._sent
         unsent = self._size + self._lost - self._sent
         waits = ((room < self._rules.packet) & (unsent > NO_BYTES)).nonzero()[0]
@@ -147,6 +155,6 @@ class AcknowledgedFlows(QueuedFlows):
 
     def _is_stuck(self) -> bool:
         """Return whether no byte can move before a link changes."""
-        acked = self._history.at(self._since - self._senders.round_trip)
+        acked = self._history.at(self._since - self.senders.round_trip)
         waits = acked < self._delivered - NO_BYTES
         return not waits.any() and bool(np.isinf(self._mark).all())

@@ -5,7 +5,7 @@ Windows are in segments, so that the formulas are those of the standards.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -22,6 +22,9 @@ RENO_BETA = 0.5
 LEAST_WINDOW = 2.0
 """Smallest window (segments; RFC 5681, section 3.1)."""
 
+# segments by which Reno's window grows for a window of acknowledgements, so that it has CUBIC's mean
+# (RFC 9438, section 4.3)
+_FRIENDLY_SHARE = 3 * (1 - CUBIC_BETA) / (1 + CUBIC_BETA)
 _GROWTH_BEFORE_LOSS = 1.05  # least growth of CUBIC's window a round trip (Linux)
 _SLOW_PACING = 2.0  # windows a round trip in slow start (Linux)
 _PACING = 1.2  # windows a round trip after slow start (Linux)
@@ -79,12 +82,33 @@ class FlowColumns:
         for name, values in self.columns():
             setattr(self, name, values[rows])
 
+    def join(self, others: Self) -> None:
+        """Append the rows of other flows."""
+        for name, values in self.columns():
+            setattr(self, name, np.concatenate((values, getattr(others, name))))
+
     def row(self, row: int) -> dict[str, float | Floats]:
         """Return a copy of the values of a flow, by column."""
         copies: dict[str, float | Floats] = {}
         for name, values in self.columns():
             copies[name] = values.item(row) if values.ndim == 1 else values[row].copy()
         return copies
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Growth of windows by the acknowledgements of a step, which ``Senders.apply`` carries out.
+
+    Attributes:
+        windows: growth of windows (segments), float64 [flows].
+        friendly: growth of the windows that Reno would have (segments), float64 [flows]; None if
+            no flow has a loss-free window to compare.
+        starts: whether an epoch of CUBIC begins, bool [flows]; None if ``friendly`` is.
+    """
+
+    windows: Floats
+    friendly: Floats | None = None
+    starts: Flags | None = None
 
 
 @dataclass(slots=True)
@@ -119,6 +143,24 @@ class Senders(FlowColumns):
         """Return the state without any flow."""
         return cls(*[np.empty(0) for _ in fields(cls)])
 
+    def apply(self, growth: Growth, share: Floats | float, now: float) -> None:
+        """Change the windows, and CUBIC's epochs, by the growth of a step.
+
+        Args:
+            growth: growth of the whole step.
+            share: part of the step that is over, 0 to 1, of each flow or of all; [flows] or a
+                float.
+            now: the time at which this part is over (s), at which epochs begin.
+        """
+        if growth.friendly is not None and growth.starts is not None:
+            starts = growth.starts
+            if starts.any():
+                self.epoch[starts] = now
+                self.epoch_window[starts] = self.window[starts]
+                self.friendly[starts] = self.window[starts]
+            self.friendly += share * growth.friendly
+        self.window += share * growth.windows
+
 
 def first_state(
     round_trip: float, window: float, threshold: float, peak: float
@@ -147,10 +189,8 @@ def first_state(
 
 def grow(
     senders: Senders, control: Control, acked: Floats, limited: Flags, now: float, delay: Floats
-) -> Floats:
-    """Compute the growth of windows by acknowledgements (segments), float64 [flows].
-
-    Only begins of epochs are written into ``senders``.
+) -> Growth:
+    """Compute the growth of windows by acknowledgements, without changing ``senders``.
 
     Args:
         senders: the flows.
@@ -164,29 +204,27 @@ def grow(
     slow = window < senders.threshold
     in_slow_start = np.minimum(acked, np.maximum(senders.threshold - window, 0.0))
     if slow.all():
-        return np.where(limited, in_slow_start, 0.0)
+        return Growth(np.where(limited, in_slow_start, 0.0))
     if control == "reno":
-        beyond = acked / window
-    else:
-        starts = ~slow & limited & np.isnan(senders.epoch)
-        if starts.any():
-            senders.epoch[starts] = now
-            senders.epoch_window[starts] = window[starts]
-            senders.friendly[starts] = window[starts]
-        elapsed = now - senders.epoch
-        elapsed[np.isnan(elapsed)] = 0.0
-        origin = np.maximum(senders.peak, senders.epoch_window)
-        curve = cubic_window(elapsed + delay, origin, senders.epoch_window)
-        # Linux: a sender that has lost nothing yet does not know its share
-        least = np.where(senders.peak > 0, window, _GROWTH_BEFORE_LOSS * window)
-        target = np.minimum(np.maximum(curve, least), 1.5 * window)
-        cubic = (target - window) / window * acked
-        share = np.where(senders.friendly < origin, 3 * (1 - CUBIC_BETA) / (1 + CUBIC_BETA), 1.0)
-        friendly = np.where(~slow & limited, share * acked / window, 0.0)
-        senders.friendly += friendly
-        beyond = np.maximum(cubic, senders.friendly - window)
+        growth = np.where(slow, in_slow_start, acked / window)
+        return Growth(np.where(limited, growth, 0.0))
+    grows = limited & ~slow
+    starts = grows & np.isnan(senders.epoch)
+    elapsed = now - senders.epoch
+    elapsed[np.isnan(elapsed)] = 0.0
+    epoch_window = np.where(starts, window, senders.epoch_window)
+    friendly_before = np.where(starts, window, senders.friendly)
+    origin = np.maximum(senders.peak, epoch_window)
+    curve = cubic_window(elapsed + delay, origin, epoch_window)
+    # Linux: a sender that has lost nothing yet does not know its share
+    least = np.where(senders.peak > 0, window, _GROWTH_BEFORE_LOSS * window)
+    target = np.minimum(np.maximum(curve, least), 1.5 * window)
+    cubic = (target - window) / window * acked
+    share = np.where(friendly_before < origin, _FRIENDLY_SHARE, 1.0)
+    friendly = np.where(grows, share * acked / window, 0.0)
+    beyond = np.maximum(cubic, friendly_before + friendly - window)
     growth = np.where(slow, in_slow_start, beyond)
-    return np.where(limited, growth, 0.0)
+    return Growth(np.where(limited, growth, 0.0), friendly, starts)
 
 
 def reduce(senders: Senders, control: Control, rows: Flags) -> None:

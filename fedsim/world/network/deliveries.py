@@ -35,6 +35,30 @@ class Deliveries:
         if not self._flows:
             self._rows = 0
 
+    def join(self, others: "Deliveries") -> None:
+        """Append the flows of ``others``.
+
+        Args:
+            others: deliveries of other flows, maybe stored at other times.
+        """
+        times = np.union1d(self._times[: self._rows], others._times[: others._rows])
+        rows = max(2 * len(times), _FIRST_ROWS)
+        flows = self._flows + others._flows
+        curves = np.zeros((rows, max(2 * flows, _FIRST_COLUMNS)))
+        column = 0
+        for deliveries in (self, others):
+            for flow in range(deliveries._flows):
+                if deliveries._rows:
+                    past = deliveries._times[: deliveries._rows]
+                    curve = deliveries._curves[: deliveries._rows, flow]
+                    curves[: len(times), column] = np.interp(times, past, curve)
+                column += 1
+        self._times = np.full(rows, math.inf)
+        self._times[: len(times)] = times
+        self._curves = curves
+        self._rows = len(times)
+        self._flows = flows
+
     def add(self, now: float, delivered: Floats, memory_s: float) -> None:
         """Store the bytes that each flow has delivered by now.
 

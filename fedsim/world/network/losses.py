@@ -4,9 +4,43 @@ import math
 
 import numpy as np
 
-from fedsim.common.arrays import Flags, Floats
+from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.streams import Streams
 from fedsim.world.network.congestion import append_row
+
+
+class LossDraws:
+    """Draws of the expected losses of flows until their next lost packets (bytes).
+
+    A draw is a function of the flow's seed and of the count of its earlier draws, so a step that is
+    planned twice draws the same. ``RandomLosses.use`` keeps the counts of a step that is carried
+    out.
+
+    Args:
+        keys: seed of each flow.
+        on_links: count of each flow's draws for its links, int64 [flows].
+        in_queues: count of each flow's draws for queues, int64 [flows].
+        packet: mean of a draw (bytes).
+    """
+
+    def __init__(self, keys: list[int], on_links: Ints, in_queues: Ints, packet: float) -> None:
+        self._keys = keys
+        self.on_links = on_links
+        self.in_queues = in_queues
+        self._packet = packet
+
+    def draw_on_link(self, row: int) -> float:
+        """Draw the expected loss of flow ``row`` until its next packet is lost on its links."""
+        return self._draw("loss", self.on_links, row)
+
+    def draw_in_queue(self, row: int) -> float:
+        """Draw the expected loss of flow ``row`` until its next packet is lost in a queue."""
+        return self._draw("drop", self.in_queues, row)
+
+    def _draw(self, purpose: str, counts: Ints, row: int) -> float:
+        count = counts.item(row)
+        counts[row] += 1
+        return -math.log(Streams(self._keys[row]).uniform(purpose, count)) * self._packet
 
 
 class RandomLosses:
@@ -22,55 +56,89 @@ class RandomLosses:
 
     def __init__(self, packet: float) -> None:
         self._packet = packet
-        self._key: list[int] = []  # seed of each flow's draws
-        self._count: list[int] = []  # count of each flow's draws for its links
-        self._drops: list[int] = []  # count of each flow's draws for queues
+        self._keys: list[int] = []  # seed of each flow's draws
+        self._on_links = np.empty(0, dtype=np.int64)  # count of each flow's draws for its links
+        self._in_queues = np.empty(0, dtype=np.int64)  # count of each flow's draws for queues
         self.may_lose = False  # whether any flow has a chance
         self.first = np.empty(0)  # chance on the sender's own link, [flows]
         self.last = np.empty(0)  # chance on the receiver's own link, [flows]
         self.before = np.empty(0)  # expected loss left until the next lost packet (bytes), [flows]
 
-    def append(self, key: int) -> None:
+    def append(self, key: int) -> float:
         """Add a flow without losses.
 
         Args:
             key: seed of its draws.
+
+        Returns:
+            Its expected loss until its first packet is lost in a queue (bytes).
         """
-        self._key.append(key)
-        self._count.append(0)
-        self._drops.append(0)
+        self._keys.append(key)
+        self._on_links = append_row(self._on_links, 0)
+        self._in_queues = append_row(self._in_queues, 0)
         self.first = append_row(self.first, 0.0)
         self.last = append_row(self.last, 0.0)
-        self.before = append_row(self.before, self._draw(len(self._key) - 1))
+        row = len(self._keys) - 1
+        draws = self.draws()
+        self.before = append_row(self.before, draws.draw_on_link(row))
+        in_queue = draws.draw_in_queue(row)
+        self.use(draws.on_links, draws.in_queues)
+        return in_queue
 
     def select(self, flows: Flags) -> None:
         """Keep only some flows."""
-        rows = flows.nonzero()[0].tolist()
-        self._key = [self._key[row] for row in rows]
-        self._count = [self._count[row] for row in rows]
-        self._drops = [self._drops[row] for row in rows]
+        self._keys = [self._keys[row] for row in flows.nonzero()[0].tolist()]
+        self._on_links = self._on_links[flows]
+        self._in_queues = self._in_queues[flows]
         self.first = self.first[flows]
         self.last = self.last[flows]
         self.before = self.before[flows]
         if self.may_lose:
             self._note_chances()
 
-    def set_chances(self, flows: Flags, first: float, last: float) -> None:
-        """Change the chances of some flows on the sender's and on the receiver's own link."""
-        self.first[flows] = first
-        self.last[flows] = last
+    def join(self, others: "RandomLosses") -> None:
+        """Append the losses of other flows."""
+        self._keys += others._keys
+        self._on_links = np.concatenate((self._on_links, others._on_links))
+        self._in_queues = np.concatenate((self._in_queues, others._in_queues))
+        self.first = np.concatenate((self.first, others.first))
+        self.last = np.concatenate((self.last, others.last))
+        self.before = np.concatenate((self.before, others.before))
+        self._note_chances()
+
+    def has_chances(self, row: int, first: float, last: float) -> bool:
+        """Return whether a flow has these chances on the sender's and on the receiver's own link."""
+        return bool(self.first[row] == first and self.last[row] == last)
+
+    def set_chances(self, row: int, first: float, last: float) -> None:
+        """Change the chances of a flow on the sender's and on the receiver's own link."""
+        self.first[row] = first
+        self.last[row] = last
         self._note_chances()
 
     def _note_chances(self) -> None:
         self.may_lose = bool(self.first.any() or self.last.any())
 
-    def lose(self, chance: Floats, passing: Floats, before: Floats) -> tuple[Floats, Floats]:
+    def draws(self) -> LossDraws:
+        """Return the next draws, which change nothing here until ``use``."""
+        on_links = self._on_links.copy()
+        return LossDraws(self._keys, on_links, self._in_queues.copy(), self._packet)
+
+    def use(self, on_links: Ints, in_queues: Ints) -> None:
+        """Keep the counts of draws that were used, the attributes of ``LossDraws``; [flows] each."""
+        self._on_links = on_links
+        self._in_queues = in_queues
+
+    def lose(
+        self, chance: Floats, passing: Floats, before: Floats, draws: LossDraws
+    ) -> tuple[Floats, Floats]:
         """Compute which part of the bytes that pass a link in a step is lost.
 
         Args:
             chance: chance of each flow's packets, [flows].
             passing: bytes of each flow that pass, [flows].
             before: expected loss left until the next lost packet (bytes), [flows].
+            draws: draws of the step.
 
         Returns:
             Lost bytes, in whole packets but at most ``passing``, and ``before`` after the step;
@@ -81,16 +149,5 @@ class RandomLosses:
         for row in np.flatnonzero(after <= 0).tolist():
             while after[row] <= 0:
                 lost[row] += self._packet
-                after[row] += self._draw(row)
+                after[row] += draws.draw_on_link(row)
         return np.minimum(lost, passing), after
-
-    def draw_drop(self, row: int) -> float:
-        """Draw the expected loss of a flow until its next packet is lost in a queue (bytes)."""
-        count = self._drops[row]
-        self._drops[row] += 1
-        return -math.log(Streams(self._key[row]).uniform("drop", count)) * self._packet
-
-    def _draw(self, row: int) -> float:
-        count = self._count[row]
-        self._count[row] += 1
-        return -math.log(Streams(self._key[row]).uniform("loss", count)) * self._packet

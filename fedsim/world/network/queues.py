@@ -1,4 +1,4 @@
-"""Parts of ``Queueing``: its constants, its plan of a step, and its choice of dropped packets."""
+"""Rules of links with queues, the plan of a step, and the choice of dropped packets."""
 
 import math
 from collections.abc import Callable
@@ -7,35 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
-from fedsim.world.network.congestion import Control
+from fedsim.world.network.congestion import Control, Growth
 
 _LEAST_QUEUE = 2  # packets that every queue holds
 _MOST_DRAWS = 32  # packets of a link and step that are dropped one by one
 _NO_BYTES = 1e-6  # bytes that count as none
 
 
-@dataclass(frozen=True, slots=True)
-class SenderMemory:
-    """State of a sender that lasts from one flow of a pair of endpoints to the next.
-
-    Attributes:
-        window, threshold, peak, epoch_window, friendly: see ``Senders`` (segments).
-        elapsed: time of its flows since CUBIC's epoch began (s); NaN without an epoch.
-        until: end of the last flow (s).
-    """
-
-    window: float
-    threshold: float
-    peak: float
-    epoch_window: float
-    friendly: float
-    elapsed: float
-    until: float
-
-
 @dataclass(frozen=True)
 class QueueingRules:
-    """Constants of ``Queueing``.
+    """Constants of links with congestion windows and queues.
 
     Attributes:
         control: congestion control.
@@ -88,17 +69,25 @@ class Level:
 class StepPlan:
     """Plan of a step of time in which all rates are constant; float64 [flows] if no shape is given.
 
+    To plan a step changes nothing. So a plan that is given up leaves no trace, and of a plan that
+    is carried out in part the rest leaves none.
+
     Attributes:
         length_s: length of the step (s); infinity if no byte moves.
         sent, delivered, dropped: bytes of each flow that are sent, delivered and dropped in it.
-        credit: change of ``Queueing._credit`` (bytes).
+        credit: change of ``LinkComponent._credit`` (bytes).
         before_loss: change of ``RandomLosses.before`` (bytes).
         batches: bytes in queues at the end of the step, float64 [flows, hops, batches].
         waiting, arriving: bytes in the queue of each link of a route, and between it and the next
             link, at the end of the step; float64 [flows, hops].
-        growth: growth of windows (segments).
+        growth: growth of windows.
         ends: end of each flow (s); infinity for flows that go on.
+        parts: part of the step in which the bytes of each flow move, above 0, at most 1; None if
+            this is 1 for all, as no flow ends.
         held: whether the first link of a flow holds its sender back, bool [flows].
+        acked: bytes that are acknowledged at its end; None if they are not known before.
+        is_look: whether a step until the next end was looked for before.
+        draws_on_links, draws_in_queues: counts of draws of losses after it, int64 [flows].
     """
 
     length_s: float
@@ -110,9 +99,14 @@ class StepPlan:
     batches: Floats
     waiting: Floats
     arriving: Floats
-    growth: Floats
+    growth: Growth
     ends: Floats
+    parts: Floats | None
     held: Flags
+    acked: Floats | None
+    is_look: bool
+    draws_on_links: Ints
+    draws_in_queues: Ints
 
 
 def choose_drops(
@@ -133,7 +127,7 @@ def choose_drops(
     Args:
         excess: bytes that do not fit, float64 [links].
         refused: arriving bytes that are not served in this step, float64 [flows on links].
-        spare: ``Queueing._credit`` of each flow (bytes), float64 [flows on links].
+        spare: credit of each flow (bytes), float64 [flows on links].
         numbers: link of each flow, int64 [flows on links].
         flows: argument of ``draw`` for each flow, int64 [flows on links].
         packet: bytes of a packet.

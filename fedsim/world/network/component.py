@@ -1,0 +1,434 @@
+"""Steps of time of flows that share links with queues.
+
+Time goes in coarse steps. Within a step each flow sends what its window allows after the
+acknowledgements of the step, each link serves its queue first in, first out, and everything moves
+linearly. While no queue can lose anything, one step lasts until the next flow ends.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedsim.clock.simulation import on_grid_after
+from fedsim.common.arrays import AnyArray, Flags, Floats
+from fedsim.world.network.batches import open_batch
+from fedsim.world.network.connections import SenderMemory
+from fedsim.world.network.filling import Route
+from fedsim.world.network.links import share_first_links
+from fedsim.world.network.movement import NO_BYTES, MovedBytes, Movement
+from fedsim.world.network.queued import LEAST_STEP_S
+from fedsim.world.network.queues import QueueingRules, StepPlan
+from fedsim.world.network.steady import MOST_STEP_S, SteadyFlows
+
+_STEP_SHARE = 1 / 4  # of a round trip on empty links
+_QUEUE_SHARE = 1 / 4  # of the time in queues
+_LEAST_BUSY = 1e-6  # part of a step that a moving flow takes at least
+_PATIENCE_STEPS = 4  # steps between two looks for a jump
+
+Memories = list[tuple[tuple[int, int], SenderMemory]]
+"""Connections of flows that have ended, as (sender, receiver), with the state of each sender."""
+
+
+class LinkComponent(SteadyFlows):
+    """Flows that share links, directly or through the links of others, and their time.
+
+    A step is planned at its begin, which changes nothing but ``next_end``. ``commit`` carries out a
+    plan up to a time; any change of a flow or a link comes after a ``commit``.
+
+    Args:
+        rules: control, queues and packets.
+
+    Attributes:
+        next_end: next time of an end of a flow or of the planned step (s); infinity without a plan.
+    """
+
+    def __init__(self, rules: QueueingRules) -> None:
+        super().__init__(rules)
+        self.next_end = math.inf
+        self._plan: StepPlan | None = None
+        self._told = -math.inf  # time up to which ``take_ended`` has returned ends
+        self._steps_until_look = 0
+
+    # changes
+
+    def add(
+        self,
+        flow_id: int,
+        size: float,
+        route: Route,
+        ends: tuple[int, int],
+        loss_key: int,
+        sender: Mapping[str, float],
+        estimates: Mapping[str, float | Floats],
+        now: float,
+    ) -> None:
+        """Add a flow, after ``commit``.
+
+        Args:
+            flow_id: ID of the flow.
+            size: bytes of the flow on the wire.
+            route: name and rate (bytes/s) of each of its links, in the order in which its bytes
+                pass them.
+            ends: IDs of sender and receiver.
+            loss_key: seed of its losses.
+            sender: state of its sender, a row of ``Senders``.
+            estimates: estimates of its sender, a row of ``BbrSenders``.
+            now: the time (s).
+        """
+        self._since = now
+        self._append(flow_id, size, route, ends, loss_key, sender, estimates)
+        self._history.add(now, self._delivered, math.inf)
+        self._look_soon()
+
+    def remove(self, flow_id: int, now: float) -> Memories:
+        """Remove a flow that is cancelled, after ``commit``; return its connection.
+
+        Args:
+            flow_id: ID of the flow.
+            now: the time (s).
+        """
+        self._look_soon()
+        is_cancelled = self._id == flow_id
+        return self._end(is_cancelled, np.full(len(self), now))
+
+    def adopt(self, others: "LinkComponent") -> None:
+        """Take over the flows of another component, after ``commit`` of both at the same time."""
+        self._adopt(others)
+        self._look_soon()
+
+    def split(self) -> list["LinkComponent"]:
+        """Return these flows by components, which replace this one; none if there are no flows."""
+        if not len(self):
+            return []
+        if self._is_grouped or len(self) == 1:
+            return [self]
+        return self._split()
+
+    def set_link(self, name: str, rate: float, length: float) -> None:
+        """Change rate (bytes/s) and length of the queue (bytes) of a link, after ``commit``."""
+        number = self.links.names[name]
+        self.links.capacity[number] = rate
+        self.links.length[number] = length
+        self._look_soon()
+
+    def has_loss(self, flow_id: int, first: float, last: float) -> bool:
+        """Return whether a flow has these chances of losses, arguments of ``set_loss``."""
+        return self._losses.has_chances(self.row_of(flow_id), first, last)
+
+    def set_loss(self, flow_id: int, first: float, last: float) -> None:
+        """Change the chances with which a flow's packets are lost on links, after ``commit``."""
+        self._losses.set_chances(self.row_of(flow_id), first, last)
+        self._look_soon()
+
+    def set_round_trip(self, flow_id: int, round_trip: float) -> None:
+        """Change the round trip of a flow on empty links (s), after ``commit``."""
+        self.senders.round_trip[self.row_of(flow_id)] = round_trip
+        self._acked = None
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        self._steps_until_look = 0
+
+    def round_trip(self, flow_id: int) -> float:
+        """Return the round trip of a flow on empty links (s)."""
+        return self.senders.round_trip.item(self.row_of(flow_id))
+
+    # time
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether there is a plan of the next step."""
+        return self._plan is not None
+
+    def take_ended(self, until: float) -> list[tuple[float, int]]:
+        """Return the flows that end up to ``until`` by the present plan, each only once.
+
+        The flows stay here until ``commit``.
+
+        Returns:
+            End (s) and ID of each flow.
+        """
+        plan = self._plan
+        assert plan is not None
+        is_new = (plan.ends <= until) & (plan.ends > self._told)
+        self._told = until
+        self._find_next_end(plan)
+        if not is_new.any():
+            return []
+        return list(zip(plan.ends[is_new].tolist(), self._id[is_new].tolist(), strict=True))
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the planned step is over."""
+        return self._plan is not None and self._since + self._plan.length_s <= now
+
+    def _find_next_end(self, plan: StepPlan) -> None:
+        later = plan.ends[plan.ends > self._told]
+        self.next_end = min(self._since + plan.length_s, float(later.min(initial=math.inf)))
+
+    def commit(self, now: float) -> Memories:
+        """Carry out the plan up to ``now``, give up the rest, and remove the flows that have ended.
+
+        Args:
+            now: the time (s), for which ``take_ended`` has been called.
+
+        Returns:
+            The connections of the removed flows.
+        """
+        plan = self._plan
+        passed = now - self._since
+        if plan is None or passed <= 0:
+            return []
+        self._since = now
+        self._plan = None
+        self.next_end = math.inf
+        part = passed / plan.length_s if plan.length_s < math.inf else 0.0
+        if part >= 1:
+            self._finish(plan)
+        elif plan.parts is None:
+            self._carry_out(plan, np.full(len(self), part))
+        else:
+            self._carry_out(plan, np.minimum(part / plan.parts, 1.0))
+        self._history.add(now, self._delivered, self._memory_s())
+        self._react(now, plan.acked if part >= 1 else None)
+        over = plan.ends <= now
+        if over.any():
+            return self._end(over, plan.ends)
+        return []
+
+    def give_up_plan(self, now: float) -> None:
+        """Forget the plan, before a change at ``now`` (s) up to which it was carried out."""
+        self._plan = None
+        self.next_end = math.inf
+        self._since = now
+
+    def _finish(self, plan: StepPlan) -> None:
+        """Carry out a whole plan."""
+        before = self._carry_out_changes(plan, 1.0)
+        self._batches = plan.batches
+        self._waiting = plan.waiting
+        self._arriving = plan.arriving
+        self._mark_losses(before)
+        self._steps_until_look -= 1
+        if plan.is_look:
+            self._steps_until_look = _PATIENCE_STEPS
+
+    def _carry_out(self, plan: StepPlan, shares: Floats) -> None:
+        """Carry out the begin of a plan.
+
+        Args:
+            plan: the plan.
+            shares: part of each flow's bytes that have moved by now, 0 to 1, float64 [flows].
+        """
+        before = self._carry_out_changes(plan, shares)
+        self._batches = _between(open_batch(self._batches), plan.batches, shares)
+        self._waiting = _between(self._waiting, plan.waiting, shares)
+        self._arriving = _between(self._arriving, plan.arriving, shares)
+        self._mark_losses(before)
+
+    def _carry_out_changes(self, plan: StepPlan, share: Floats | float) -> Flags:
+        """Carry out the changes of bytes and windows; return which flows had lost nothing before."""
+        lost_nothing: Flags = self._dropped <= 0
+        self._sent += share * plan.sent
+        self._delivered += share * plan.delivered
+        self._dropped += share * plan.dropped
+        self._credit += share * plan.credit
+        self._losses.before += share * plan.before_loss
+        self._losses.use(plan.draws_on_links, plan.draws_in_queues)
+        self._held = plan.held
+        self.senders.apply(plan.growth, share, self._since)
+        return lost_nothing
+
+    def _mark_losses(self, lost_nothing: Flags) -> None:
+        """Note after which delivered bytes the senders of new losses learn of them."""
+        is_new = lost_nothing & (self._dropped > 0) & np.isinf(self._mark)
+        if is_new.any():
+            ahead = self._delivered + self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
+            self._mark[is_new] = ahead[is_new]
+
+    def _end(self, rows: Flags, ends: Floats) -> Memories:
+        """Remove flows; return their connections.
+
+        Args:
+            rows: whether each flow is removed, bool [flows].
+            ends: end of each flow (s), float64 [flows].
+        """
+        memories = []
+        for row in np.flatnonzero(rows).tolist():
+            connection = self._ends[self._id.item(row)]
+            memories.append((connection, self._remember(row, ends.item(row))))
+        self._select(~rows)
+        return memories
+
+    # plans
+
+    def plan(self) -> None:
+        """Plan the next step."""
+        if not self._is_grouped:
+            self._is_grouped = True
+            self._has_bbr = bool(self.bbr.is_used.any())
+            self.links.group(self._route, self._lasts)
+        is_look = self._steps_until_look <= 0
+        plan = self._plan_until_end() if is_look else None
+        if plan is None:
+            plan = self._plan_step(is_look)
+        self._plan = plan
+        self._told = self._since
+        self._find_next_end(plan)
+
+    def _length_s(self, delays: Floats, unsent: Floats, acked: Floats) -> float:
+        """Return the length of the next step (s).
+
+        Args:
+            delays: time in queues of each flow's route (s), [flows].
+            unsent: bytes that each sender has still to send, [flows].
+            acked: acknowledged bytes, [flows].
+        """
+        senders = self.senders
+        floor = np.maximum(_STEP_SHARE * senders.round_trip, _QUEUE_SHARE * delays)
+        # acknowledgements change nothing for senders that are held, or have nothing left to send
+        has_sent = (unsent <= NO_BYTES) & np.isinf(self._mark)
+        floor[self._held | has_sent] = MOST_STEP_S
+        length_s = min(max(float(floor.min()), LEAST_STEP_S), MOST_STEP_S)
+        length_s = self._until_acks(length_s, acked)
+        return on_grid_after(self._since + length_s) - self._since
+
+    def _plan_step(self, is_look: bool) -> StepPlan:
+        """Plan a step, short against round trips and queues.
+
+        Args:
+            is_look: whether a step until the next end was looked for before.
+        """
+        senders = self.senders
+        packet = self._rules.packet
+        delays = self._delays()
+        unsent = self._size + self._lost - self._sent
+        acked_before = self._known_acks()
+        length_s = self._length_s(delays, unsent, acked_before)
+        end = self._since + length_s
+        acked = self._history.at(end - senders.round_trip)
+        in_flight = self._sent - self._lost - acked_before
+        # in slow start a window grows up to twice the flight, else only if it is full
+        is_slow = senders.window < senders.threshold
+        full = np.where(is_slow, 0.5, 1.0) * senders.window * packet
+        limited = (in_flight >= full - packet) & np.isinf(self._mark)
+        growth = self._grow((acked - acked_before) / packet, limited, end, delays)
+        room = (senders.window + growth.windows) * packet + acked + self._lost - self._sent
+        # within a step that is longer than its round trip, a held sender sends several windows
+        repeats = self._held & (length_s > senders.round_trip)
+        if repeats.any():
+            repeated = senders.window * packet * length_s / senders.round_trip
+            room = np.where(repeats, np.maximum(room, repeated), room)
+        paced = self._paced(growth.windows, delays) * packet * length_s
+        wants = np.minimum(np.maximum(np.minimum(room, paced), 0.0), unsent)
+        sent = wants
+        if self._rules.holds_back:
+            room_of_links = self.links.capacity * length_s
+            sent = share_first_links(wants, self._route[:, 0], room_of_links)
+        # a held sender whose window outlasts a long step may take one
+        lasting = senders.window * packet * length_s
+        held = (sent < wants) & (lasting >= sent * (senders.round_trip + MOST_STEP_S))
+        draws = self._losses.draws()
+        moved = MovedBytes(
+            dropped=np.zeros(len(self)),
+            delivered=np.zeros(len(self)),
+            credit=np.zeros(len(self)),
+            before_loss=self._losses.before,
+            busy=wants / paced,
+            batches=self._batches,
+            waiting=self._waiting.copy(),
+            arriving=self._arriving.copy(),
+        )
+        movement = Movement(self.links, length_s, packet, self._losses, draws, moved)
+        movement.send(sent)
+        for level in self.links.levels:
+            movement.pass_level(level, self._credit)
+        movement.receive()
+        ends, parts = self._find_ends(moved, length_s)
+        is_known = bool((senders.round_trip >= length_s).all())
+        moves = moved.delivered.any() or sent.any() or moved.arriving.any()
+        if not (moves or growth.windows.any()) and self._is_stuck():
+            length_s = math.inf
+        return StepPlan(
+            length_s,
+            sent,
+            moved.delivered,
+            moved.dropped,
+            moved.credit,
+            moved.before_loss - self._losses.before,
+            moved.batches,
+            moved.waiting,
+            moved.arriving,
+            growth,
+            ends,
+            parts,
+            held,
+            acked if is_known else None,
+            is_look,
+            draws.on_links,
+            draws.in_queues,
+        )
+
+    def _find_ends(self, moved: MovedBytes, length_s: float) -> tuple[Floats, Floats | None]:
+        """Find the flows whose last bytes are delivered in a step.
+
+        A flow that ends within the step moves all its bytes in the part of the step until then.
+
+        Args:
+            moved: bytes at the end of the step.
+            length_s: length of the step (s).
+
+        Returns:
+            End of each flow (s), infinity for flows that go on; and the part of the step in which
+            each flow's bytes move, None if this is 1 for all; float64 [flows] each.
+        """
+        ends = np.full(len(self), math.inf)
+        missing = self._size - self._delivered
+        over = moved.delivered >= missing - NO_BYTES
+        if not over.any():
+            return ends, None
+        parts = np.ones(len(self))
+        parts[over] = np.maximum(moved.busy[over], _LEAST_BUSY)
+        reached = missing[over] / np.maximum(moved.delivered[over], NO_BYTES)
+        after = length_s * parts[over] * np.clip(reached, 0.0, 1.0)
+        ends[over] = np.maximum(self._since + after, math.nextafter(self._since, math.inf))
+        return ends, parts
+
+    # queries
+
+    def sent(self, flow_id: int, at: float) -> float:
+        """Return the bytes of a flow that are delivered by a time.
+
+        Args:
+            flow_id: ID of the flow.
+            at: a time between the last change and ``next_end`` (s).
+        """
+        row = self.row_of(flow_id)
+        plan = self._plan
+        delivered = self._delivered.item(row)
+        if plan is None or plan.length_s == math.inf:
+            return delivered
+        part = 1.0 if plan.parts is None else plan.parts.item(row)
+        passed = min((at - self._since) / plan.length_s / part, 1.0)
+        return delivered + plan.delivered.item(row) * passed
+
+    def rate(self, flow_id: int) -> float:
+        """Return the rate at which a flow is delivered in the planned step (bytes/s)."""
+        row = self.row_of(flow_id)
+        plan = self._plan
+        if plan is None or plan.length_s == math.inf:
+            return 0.0
+        part = 1.0 if plan.parts is None else plan.parts.item(row)
+        return plan.delivered.item(row) / (plan.length_s * part)
+
+
+def _between(before: AnyArray, after: AnyArray, shares: Floats) -> AnyArray:
+    """Return bytes of flows within a step, [flows, ...].
+
+    Args:
+        before, after: bytes at the begin and at the end of the step, [flows, ...].
+        shares: part of each flow's bytes that have moved, 0 to 1, float64 [flows].
+    """
+    column = shares.reshape(-1, *[1] * (before.ndim - 1))
+    between: AnyArray = before + column * (after - before)
+    return between

@@ -1,0 +1,110 @@
+"""Connections between pairs of endpoints, whose senders remember their state between flows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedsim.common.arrays import Floats
+from fedsim.world.network.bbr import FILTER_S, OTHER, first_estimates
+from fedsim.world.network.congestion import Control, first_state
+
+_RETRANSMISSION_S = 0.2  # least timeout beyond the round trip (s; Linux)
+
+
+@dataclass(frozen=True, slots=True)
+class SenderMemory:
+    """State of a sender that lasts from one flow of a pair of endpoints to the next.
+
+    Attributes:
+        window, threshold, peak, epoch_window, friendly: see ``Senders`` (segments).
+        elapsed: time of its flows since CUBIC's epoch began (s); NaN without an epoch.
+        until: end of the last flow (s).
+        estimates: row of ``BbrSenders``; None for senders that have never used BBR.
+    """
+
+    window: float
+    threshold: float
+    peak: float
+    epoch_window: float
+    friendly: float
+    elapsed: float
+    until: float
+    estimates: Mapping[str, float | Floats] | None
+
+
+class Connections:
+    """States of the senders of all connections at the end of their last flows.
+
+    Args:
+        initial_window: window of a new connection (segments).
+
+    Attributes:
+        memories: (sender, receiver) -> state.
+    """
+
+    def __init__(self, initial_window: float) -> None:
+        self._initial_window = initial_window
+        self.memories: dict[tuple[int, int], SenderMemory] = {}
+
+    def first_state(
+        self, ends: tuple[int, int], round_trip: float, now: float, control: Control
+    ) -> dict[str, float]:
+        """Return the state of a sender, a row of ``Senders``: new, or restarted after an idle time.
+
+        After more than a timeout without a byte, the window is the initial one (RFC 5681, section
+        4.1), and the threshold remembers three quarters of the former window (RFC 2861).
+
+        Args:
+            ends: IDs of sender and receiver.
+            round_trip: round trip on empty links (s).
+            now: the time (s).
+            control: congestion control of the flow.
+        """
+        before = self.memories.get(ends)
+        if before is None:
+            return first_state(round_trip, self._initial_window, float("inf"), 0.0)
+        window = before.window
+        threshold = before.threshold
+        # BBR keeps its window over an idle time
+        is_idle = now - before.until > round_trip + _RETRANSMISSION_S
+        if is_idle and control != "bbr":
+            window = min(window, self._initial_window)
+            threshold = max(threshold, 0.75 * before.window)
+        sender = first_state(round_trip, window, threshold, before.peak)
+        # Linux: CUBIC's epoch goes on as if there had been no idle time
+        sender["epoch"] = now - before.elapsed
+        sender["epoch_window"] = before.epoch_window
+        sender["friendly"] = before.friendly
+        return sender
+
+    def first_estimates(
+        self,
+        ends: tuple[int, int],
+        key: int,
+        sender: Mapping[str, float],
+        now: float,
+        control: Control,
+    ) -> Mapping[str, float | Floats]:
+        """Return the estimates of BBR, a row of ``BbrSenders``, which an idle time does not change.
+
+        Args:
+            ends: IDs of sender and receiver.
+            key: random bits, from which the first phase follows.
+            sender: the result of ``first_state``.
+            now: the time (s).
+            control: congestion control of the flow.
+        """
+        memory = self.memories.get(ends)
+        before = None if memory is None else memory.estimates
+        if memory is None or before is None:
+            row = first_estimates(sender["round_trip"], sender["window"], now, key)
+            if control != "bbr":
+                row["state"] = OTHER
+            return row
+        idle_s = now - memory.until
+        estimates = dict(before)
+        estimates["round_since"] = before["round_since"] + idle_s
+        estimates["phase_since"] = before["phase_since"] + idle_s
+        if now > before["least_since"] + FILTER_S:
+            # an idle time has emptied the queues, and needs no small window
+            estimates["least_since"] = now
+        return estimates

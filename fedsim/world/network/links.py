@@ -1,0 +1,181 @@
+"""Links with queues, and the order in which a step passes them."""
+
+import math
+
+import numpy as np
+
+from fedsim.common.arrays import Floats, Ints
+from fedsim.world.network.queues import Level, QueueingRules
+
+UNLIMITED = 1e15  # bytes/s; stands for an infinite rate
+
+
+class QueuedLinks:
+    """Rates and queues' lengths of links that flows share, numbered from 1.
+
+    Number 0 is a link without a limit, which pads shorter routes.
+
+    Args:
+        rules: lengths of queues, and whether first links hold senders back.
+
+    Attributes:
+        names: name -> number.
+        capacity: rates (bytes/s), float64 [links].
+        length: lengths of queues (bytes), float64 [links].
+        levels: the links by their place on routes, as of the last ``group``.
+        never_full: numbers of links that hold senders back instead of dropping, int64 [n].
+    """
+
+    def __init__(self, rules: QueueingRules) -> None:
+        self._rules = rules
+        self.names: dict[str, int] = {}
+        self.capacity: Floats = np.array([UNLIMITED])
+        self.length: Floats = np.array([math.inf])
+        self.levels: list[Level] = []
+        self.never_full = np.empty(0, dtype=np.int64)
+
+    def add(self, name: str, rate: float) -> int:
+        """Add a link, or change the rate of a known one; return its number.
+
+        Args:
+            name: name of the link.
+            rate: its rate (bytes/s), which may be infinite.
+        """
+        number = self.names.setdefault(name, len(self.capacity))
+        if number == len(self.capacity):
+            self.capacity = np.append(self.capacity, 0.0)
+            self.length = np.append(self.length, 0.0)
+        self.capacity[number] = min(rate, UNLIMITED)
+        self.length[number] = self.length_at(name, rate)
+        return number
+
+    def length_at(self, name: str, rate: float) -> float:
+        """Return the length of a link's queue at a rate (bytes); an outage keeps the present one.
+
+        Args:
+            name: name of a known link.
+            rate: the rate (bytes/s).
+        """
+        if rate == 0:
+            return self.length_of(name)
+        return self._rules.length(name, min(rate, UNLIMITED))
+
+    def length_of(self, name: str) -> float:
+        """Return the length of a known link's queue (bytes)."""
+        return self.length.item(self.names[name])
+
+    def has(self, name: str, rate: float, length: float) -> bool:
+        """Return whether a known link has this rate (bytes/s) and length of its queue (bytes)."""
+        number = self.names[name]
+        return bool(self.capacity[number] == rate and self.length[number] == length)
+
+    def join(self, others: "QueuedLinks") -> Ints:
+        """Add other links, with their rates and lengths; return their new numbers, int64 [links]."""
+        numbers = np.zeros(len(others.capacity), dtype=np.int64)
+        for name, number in others.names.items():
+            numbers[number] = self.names.setdefault(name, len(self.names) + 1)
+        more = len(self.names) + 1 - len(self.capacity)
+        self.capacity = np.append(self.capacity, np.zeros(more))
+        self.length = np.append(self.length, np.zeros(more))
+        self.capacity[numbers[1:]] = others.capacity[1:]
+        self.length[numbers[1:]] = others.length[1:]
+        return numbers
+
+    def keep(self, route: Ints) -> Ints:
+        """Forget the links without flows, and renumber the others.
+
+        Args:
+            route: numbers of each flow's links, padded with 0, int64 [flows, hops].
+
+        Returns:
+            The routes by new numbers, int64 [flows, hops].
+        """
+        used = np.union1d(route, [0])
+        new = np.zeros(len(self.capacity), dtype=np.int64)
+        new[used] = np.arange(len(used))
+        names = list(self.names)  # in the order of their numbers
+        self.names = {names[number - 1]: new.item(number) for number in used[1:].tolist()}
+        self.capacity = self.capacity[used]
+        self.length = self.length[used]
+        renumbered: Ints = new[route]
+        return renumbered
+
+    def group(self, route: Ints, lasts: Ints) -> None:
+        """Sort the links by level, so that bytes pass a whole route within a step.
+
+        Args:
+            route: numbers of each flow's links, padded with 0, int64 [flows, hops].
+            lasts: place of the last link of each route, int64 [flows].
+        """
+        hops = route.shape[1]
+        flows, places = (np.arange(hops) <= lasts[:, None]).nonzero()
+        links = route[flows, places]
+        furthest = np.zeros(len(self.capacity), dtype=np.int64)
+        np.maximum.at(furthest, links, places)
+        if self._rules.holds_back:
+            self.never_full = np.flatnonzero(furthest == 0)
+        levels = furthest[links]
+        self.levels = []
+        for level in range(int(levels.max(initial=-1)) + 1):
+            here = levels == level
+            if here.any():
+                is_last = places[here] == lasts[flows[here]]
+                cells = flows[here] * hops + places[here]
+                self.levels.append(Level(flows[here], links[here], cells, is_last))
+
+
+def label_components(route: Ints, links: int) -> Ints:
+    """Return a label for each flow, equal for flows that share links directly or through others.
+
+    Args:
+        route: numbers of each flow's links, padded with 0, which nobody shares; int64
+            [flows, hops].
+        links: count of links, with number 0.
+
+    Returns:
+        The first flow of each flow's component, int64 [flows].
+    """
+    flows = len(route)
+    labels = np.arange(flows)
+    while True:
+        first = np.full(links, flows)
+        np.minimum.at(first, route.ravel(), np.repeat(labels, route.shape[1]))
+        first[0] = flows
+        nearer = np.minimum(labels, first[route].min(axis=1, initial=flows))
+        if np.array_equal(nearer, labels):
+            return labels
+        labels = nearer
+
+
+def share_first_links(wants: Floats, first: Ints, room: Floats) -> Floats:
+    """Share the first link of each route alike among its senders, up to what each wants.
+
+    Args:
+        wants: bytes that each sender wants to send, float64 [flows].
+        first: number of each flow's first link, int64 [flows].
+        room: bytes that each link sends, float64 [links].
+
+    Returns:
+        Bytes that each sender may send, float64 [flows].
+    """
+    total = np.bincount(first, weights=wants, minlength=len(room))
+    is_crowded = (total > room)[first]
+    if not is_crowded.any():
+        return wants
+    rows = np.flatnonzero(is_crowded)
+    # by link, and on a link those who want least first: each in turn takes what it wants, if this
+    # is within its share of the rest
+    rows = rows[np.lexsort((wants[rows], first[rows]))]
+    links = first[rows]
+    ordered = wants[rows]
+    begins = np.flatnonzero(np.diff(links, prepend=-1))
+    counts = np.diff(begins, append=len(rows))
+    group = np.repeat(np.arange(len(begins)), counts)
+    before = np.cumsum(ordered) - ordered
+    before -= before[begins][group]
+    left = (begins + counts)[group] - np.arange(len(rows))
+    shares = (room[links] - before) / left
+    share = np.maximum(np.maximum.reduceat(shares, begins), 0.0)
+    sent = wants.copy()
+    sent[rows] = np.minimum(ordered, share[group])
+    return sent

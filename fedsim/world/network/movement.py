@@ -1,0 +1,212 @@
+"""Movement of bytes through links and their queues in one step.
+
+A step has stages: senders put bytes on their routes, each level of links serves its queues and
+drops what they do not hold, and receivers take what arrives.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.common.arrays import Floats, Ints
+from fedsim.world.network.batches import open_batch, serve_in_order, sum_by_link
+from fedsim.world.network.links import QueuedLinks
+from fedsim.world.network.losses import LossDraws, RandomLosses
+from fedsim.world.network.queues import Level, choose_drops
+
+NO_BYTES = 1e-6  # bytes that count as none
+
+
+@dataclass(slots=True)
+class MovedBytes:
+    """Bytes of flows as they are after the stages of a step so far; float64 [flows] each.
+
+    Arrays of flows and hops have a cell for each link of each route.
+
+    Attributes:
+        dropped: bytes that were lost in the step.
+        delivered: bytes that have passed the last link in it.
+        credit: change of the credit by which ``choose_drops`` chooses (bytes).
+        before_loss: expected loss left until the next lost packet on links (bytes).
+        busy: part of the step in which the busiest link of a route sends, 0 to 1.
+        batches: bytes in queues by the step in which they came, oldest first, float64
+            [flows, hops, batches].
+        waiting: bytes in queues, float64 [flows, hops].
+        arriving: bytes between a link and the next, float64 [flows, hops].
+    """
+
+    dropped: Floats
+    delivered: Floats
+    credit: Floats
+    before_loss: Floats
+    busy: Floats
+    batches: Floats
+    waiting: Floats
+    arriving: Floats
+
+
+class Movement:
+    """Movement of bytes in a step, whose stages are called in order.
+
+    Args:
+        links: the links.
+        length_s: length of the step (s).
+        packet: bytes of a packet.
+        losses: chances of losses on links.
+        draws: draws of the step's losses.
+        bytes_before: bytes at the begin of the step, which the stages change; its ``batches`` are
+            copied.
+    """
+
+    def __init__(
+        self,
+        links: QueuedLinks,
+        length_s: float,
+        packet: float,
+        losses: RandomLosses,
+        draws: LossDraws,
+        bytes_before: MovedBytes,
+    ) -> None:
+        self._links = links
+        self._room = links.capacity * length_s
+        self._divisor = np.where(self._room > 0, self._room, 1.0)
+        self._packet = packet
+        self._losses = losses
+        self._draws = draws
+        self.bytes = bytes_before
+        bytes_before.batches = open_batch(bytes_before.batches)
+
+    def send(self, sent: Floats) -> None:
+        """Put bytes on their routes, less those that senders' own links lose.
+
+        Args:
+            sent: bytes that each sender sends, float64 [flows].
+        """
+        moved = self.bytes
+        entering = sent
+        if self._losses.may_lose:
+            lost = self._lose(self._losses.first, sent)
+            entering = sent - lost
+        moved.arriving[:, 0] += entering
+
+    def pass_level(self, level: Level, credit: Floats) -> None:
+        """Let the links of a level serve what waits and arrives there, and drop the excess.
+
+        Args:
+            level: the links, with the flows on them.
+            credit: credit of each flow at the begin of the step (bytes), float64 [flows].
+        """
+        moved = self.bytes
+        waiting = moved.waiting.reshape(-1)
+        arriving = moved.arriving.reshape(-1)
+        cells = level.cells
+        numbers = level.links
+        new = arriving.take(cells)
+        here = waiting.take(cells) + new
+        loads = np.bincount(numbers, weights=here, minlength=len(self._room))
+        load = np.asarray(loads, dtype=np.float64)
+        is_full = (load > self._room).take(numbers)
+        leaves = here
+        rest = np.zeros(len(cells))
+        if is_full.any():
+            rows = np.flatnonzero(is_full)
+            leaves, rest = self._serve_full(level, rows, here, new, load, credit)
+        else:
+            moved.batches.reshape(-1, moved.batches.shape[2])[cells] = 0.0
+        waiting[cells] = rest
+        arriving[cells] = 0.0
+        is_last = level.is_last
+        moved.delivered[level.flows[is_last]] = leaves[is_last]
+        goes_on = ~is_last
+        arriving[cells[goes_on] + 1] += leaves[goes_on]
+        part_used = np.minimum(load / self._divisor, 1.0)
+        np.maximum.at(moved.busy, level.flows, part_used.take(numbers))
+
+    def _serve_full(
+        self,
+        level: Level,
+        rows: Ints,
+        here: Floats,
+        new: Floats,
+        load: Floats,
+        credit: Floats,
+    ) -> tuple[Floats, Floats]:
+        """Serve links that cannot send all in the step, first in, first out.
+
+        Args:
+            level: a level of links.
+            rows: places in the level's arrays of the flows on full links, int64 [n].
+            here: bytes of each flow that wait or arrive, float64 [flows on links].
+            new: those of them that arrive, float64 [flows on links].
+            load: bytes that wait or arrive at each link, float64 [links].
+            credit: credit of each flow (bytes), float64 [flows].
+
+        Returns:
+            Bytes that leave, and bytes that stay; float64 [flows on links] each.
+        """
+        moved = self.bytes
+        queues = moved.batches.reshape(-1, moved.batches.shape[2])
+        numbers = level.links[rows]
+        queue = queues.take(level.cells[rows], axis=0)
+        queue[:, -1] += new[rows]
+        totals = sum_by_link(queue, numbers, len(load))
+        out = queue * serve_in_order(totals, self._room).take(numbers, axis=0)
+        rest = queue - out
+        excess = np.maximum(load - self._room - self._links.length, 0.0)
+        excess[self._links.never_full] = 0.0
+        if excess.any():
+            self._drop(level, rows, rest, new[rows], excess, credit)
+        queues[level.cells] = 0.0
+        queues[level.cells[rows]] = rest
+        leaves = here.copy()
+        leaves[rows] = out.sum(axis=1)
+        stays = np.zeros(len(here))
+        stays[rows] = rest.sum(axis=1)
+        return leaves, stays
+
+    def _drop(
+        self,
+        level: Level,
+        rows: Ints,
+        rest: Floats,
+        new: Floats,
+        excess: Floats,
+        credit: Floats,
+    ) -> None:
+        """Drop what does not fit into the queues, from the bytes that have just arrived.
+
+        Args:
+            level: a level of links.
+            rows: places in the level's arrays of the flows on full links, int64 [n].
+            rest: bytes that stay in batches, the newest last, float64 [n, batches]; it is changed.
+            new: bytes of each of these flows that arrive, float64 [n].
+            excess: bytes that do not fit at each link, float64 [links].
+            credit: credit of each flow (bytes), float64 [flows].
+        """
+        moved = self.bytes
+        flows = level.flows[rows]
+        falls, change = choose_drops(
+            excess,
+            np.minimum(rest[:, -1], new),
+            (credit + moved.credit)[flows],
+            level.links[rows],
+            flows,
+            self._packet,
+            self._draws.draw_in_queue,
+        )
+        np.add.at(moved.dropped, flows, falls)
+        np.add.at(moved.credit, flows, change)
+        rest[:, -1] = np.maximum(rest[:, -1] - falls, 0.0)
+
+    def receive(self) -> None:
+        """Take the bytes that receivers' own links lose from what was delivered."""
+        if self._losses.may_lose:
+            lost = self._lose(self._losses.last, self.bytes.delivered)
+            self.bytes.delivered -= lost
+
+    def _lose(self, chance: Floats, passing: Floats) -> Floats:
+        moved = self.bytes
+        lost, after = self._losses.lose(chance, passing, moved.before_loss, self._draws)
+        moved.before_loss = after
+        moved.dropped += lost
+        return lost

@@ -1,0 +1,155 @@
+"""Steady flows: one long step to the next end of a flow, while no queue changes what flows deliver."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.world.network.acknowledged import AcknowledgedFlows
+from fedsim.world.network.batches import open_batch
+from fedsim.world.network.congestion import CUBIC_BETA, RENO_BETA, Growth
+from fedsim.world.network.movement import NO_BYTES
+from fedsim.world.network.queues import StepPlan
+
+MOST_STEP_S = 20e-3  # the longest step while flows are not steady
+
+
+@dataclass(frozen=True, slots=True)
+class Bottlenecks:
+    """Narrowest link of each flow's route; arrays [flows].
+
+    Attributes:
+        places: place of the link on the route, int64.
+        rates: its rate (bytes/s), float64.
+        waiting: bytes of the flow in its queue, float64.
+        elsewhere: bytes of the flow in other queues, float64.
+        lengths: length of its queue (bytes), float64.
+    """
+
+    places: Ints
+    rates: Floats
+    waiting: Floats
+    elsewhere: Floats
+    lengths: Floats
+
+
+class SteadyFlows(AcknowledgedFlows):
+    """Base of ``LinkComponent`` that plans the time in which all flows are steady.
+
+    A steady flow is delivered at the rate of its narrowest link, which serves no other flow beyond
+    its rate. Its window is large enough, and its queue long enough, that the link never idles.
+
+    Args:
+        rules: congestion control, queues and packets.
+    """
+
+    def _plan_until_end(self) -> StepPlan | None:
+        """Plan one step until the next end of a flow; None if not all flows are steady."""
+        if self._has_bbr or self._losses.may_lose:
+            return None
+        if self._arriving.any() or np.isfinite(self._mark).any():
+            return None
+        bottlenecks = self._find_bottlenecks()
+        if bottlenecks is None:
+            return None
+        unsent = self._size + self._lost - self._sent
+        held = (bottlenecks.places == 0) & self._rules.holds_back
+        if not self._are_steady(bottlenecks, unsent, held):
+            return None
+        ends = self._since + (self._size - self._delivered) / bottlenecks.rates
+        length_s = float(ends.min()) - self._since
+        if length_s <= MOST_STEP_S:
+            return None
+        return self._plan_steady(bottlenecks, unsent, held, ends, length_s)
+
+    def _find_bottlenecks(self) -> Bottlenecks | None:
+        """Return the narrowest links; None if one is out or any link serves more than its rate."""
+        capacity = self.links.capacity
+        flows = np.arange(len(self))
+        rates_on_route = capacity[self._route]
+        places = rates_on_route.argmin(axis=1)
+        rates = rates_on_route[flows, places]
+        loads = np.repeat(rates, self._route.shape[1])
+        load = np.bincount(self._route.ravel(), weights=loads, minlength=len(capacity))
+        load[0] = 0.0
+        if (load > capacity).any() or not rates.all():
+            return None
+        waiting = self._waiting[flows, places]
+        elsewhere = self._waiting.sum(axis=1) - waiting
+        lengths = self.links.length[self._route[flows, places]]
+        return Bottlenecks(places, rates, waiting, elsewhere, lengths)
+
+    def _are_steady(self, bottlenecks: Bottlenecks, unsent: Floats, held: Flags) -> bool:
+        """Return whether all flows keep the rates of their narrowest links.
+
+        Args:
+            bottlenecks: the narrowest links.
+            unsent: bytes that each sender has still to send, [flows].
+            held: whether the narrowest link holds the sender back, [flows].
+        """
+        senders = self.senders
+        packet = self._rules.packet
+        flight = bottlenecks.rates * senders.round_trip
+        window = senders.window * packet
+        beta = CUBIC_BETA if self._rules.control == "cubic" else RENO_BETA
+        # a queue of this part of the flight never runs dry after a loss
+        keeps = bottlenecks.lengths >= (1 / beta - 1) * flight + packet
+        grows = senders.window < senders.threshold
+        has_queue = (bottlenecks.waiting > packet) & keeps & ~grows
+        is_wide = (window >= flight + packet) & (bottlenecks.elsewhere <= NO_BYTES)
+        in_pipe = self._sent - self._lost - self._known_acks()
+        fills = in_pipe >= flight - packet
+        return bool((is_wide & fills & (held | has_queue | (unsent <= 0))).all())
+
+    def _plan_steady(
+        self,
+        bottlenecks: Bottlenecks,
+        unsent: Floats,
+        held: Flags,
+        ends: Floats,
+        length_s: float,
+    ) -> StepPlan:
+        """Plan a step in which each flow is delivered at the rate of its narrowest link.
+
+        Args:
+            bottlenecks: the narrowest links.
+            unsent: bytes that each sender has still to send, [flows].
+            held: whether the narrowest link holds the sender back, [flows].
+            ends: end of each flow (s), [flows].
+            length_s: length of the step (s).
+        """
+        flows = np.arange(len(self))
+        delivered = bottlenecks.rates * length_s
+        sent = np.minimum(delivered, unsent)
+        waiting = self._waiting.copy()
+        left = np.maximum(bottlenecks.waiting + sent - delivered, 0.0)
+        waiting[flows, bottlenecks.places] = left
+        batches = np.zeros_like(open_batch(self._batches))
+        batches[:, :, -1] = waiting
+        none = np.zeros(len(self))
+        draws = self._losses.draws()
+        return StepPlan(
+            length_s,
+            sent,
+            delivered,
+            none,
+            none,
+            none,
+            batches,
+            waiting,
+            self._arriving,
+            Growth(none),
+            ends,
+            None,
+            held,
+            None,
+            True,
+            draws.on_links,
+            draws.in_queues,
+        )
+
+    def _known_acks(self) -> Floats:
+        """Return the bytes that are acknowledged by now, float64 [flows]."""
+        if self._acked is None:
+            return self._history.at(self._since - self.senders.round_trip)
+        return self._acked
