@@ -58,7 +58,8 @@ def _holds(change: Any, present: Any) -> bool:
         return all(_holds(value, present.get(key)) for key, value in change.items())
     if isinstance(present, Mapping) and isinstance(change, str):
         present = present.get("kind")
-    return bool(change == present)
+    # nan, which validation refuses by name, does not equal itself
+    return change is present or bool(change == present)
 
 
 def read_toml(path: str | Path, role: str, descendants: Sequence[Path] = ()) -> Tables:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Floats, Ints
+from fedsim.common.errors import SimulationError
 from fedsim.world.network.filling import Sharing
 from fedsim.world.network.flow import Flow
 from fedsim.world.network.present import PresentRates
@@ -60,7 +61,10 @@ class RunningFlows(PresentRates):
 
     def _refuse_unknown_queues(self, names: Iterable[str]) -> None:
         for name in names:
-            self.built_rate(name)
+            try:
+                self.built_rate(name)
+            except SimulationError as error:
+                raise SimulationError(f"network.protocol.queues: {error}") from None
 
     def _rule(self, flow: Flow) -> Sharing:
         return self._rules[0]
