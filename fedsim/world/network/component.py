@@ -110,6 +110,7 @@ class LinkComponent(SteadyFlows):
         number = self.links.names[name]
         self.links.capacity[number] = rate
         self.links.length[number] = length
+        self._known_delays = None
         self._look_soon()
 
     def has_loss(self, flow_id: int, first: float, last: float) -> bool:
@@ -151,6 +152,8 @@ class LinkComponent(SteadyFlows):
         """
         plan = self._plan
         assert plan is not None
+        if plan.parts is None:
+            return []
         is_new = (plan.ends <= until) & (plan.ends > self._told)
         self._told = until
         self._find_next_end(plan)
@@ -163,8 +166,10 @@ class LinkComponent(SteadyFlows):
         return self._plan is not None and self._since + self._plan.length_s <= now
 
     def _find_next_end(self, plan: StepPlan) -> None:
-        later = plan.ends[plan.ends > self._told]
-        self.next_end = min(self._since + plan.length_s, float(later.min(initial=math.inf)))
+        self.next_end = self._since + plan.length_s
+        if plan.parts is not None:
+            later = plan.ends[plan.ends > self._told]
+            self.next_end = min(self.next_end, float(later.min(initial=math.inf)))
 
     def commit(self, now: float) -> Memories:
         """Carry out the plan up to ``now``, give up the rest, and remove the flows that have ended.
@@ -191,10 +196,10 @@ class LinkComponent(SteadyFlows):
             self._carry_out(plan, np.minimum(part / plan.parts, 1.0))
         self._history.add(now, self._delivered, self._memory_s())
         self._react(now, plan.acked if part >= 1 else None)
+        if plan.parts is None:
+            return []
         over = plan.ends <= now
-        if over.any():
-            return self._end(over, plan.ends)
-        return []
+        return self._end(over, plan.ends) if over.any() else []
 
     def give_up_plan(self, now: float) -> None:
         """Forget the plan, before a change at ``now`` (s) up to which it was carried out."""
@@ -234,6 +239,7 @@ class LinkComponent(SteadyFlows):
         self._dropped += share * plan.dropped
         self._credit += share * plan.credit
         self._losses.before += share * plan.before_loss
+        self._known_delays = None
         self._losses.use(plan.draws_on_links, plan.draws_in_queues)
         self._held = plan.held
         self.senders.apply(plan.growth, share, self._since)
@@ -276,19 +282,17 @@ class LinkComponent(SteadyFlows):
         self._told = self._since
         self._find_next_end(plan)
 
-    def _length_s(self, delays: Floats, unsent: Floats, acked: Floats) -> float:
+    def _length_s(self, delays: Floats, acked: Floats) -> float:
         """Return the length of the next step (s).
 
         Args:
             delays: time in queues of each flow's route (s), [flows].
-            unsent: bytes that each sender has still to send, [flows].
             acked: acknowledged bytes, [flows].
         """
         senders = self.senders
         floor = np.maximum(_STEP_SHARE * senders.round_trip, _QUEUE_SHARE * delays)
-        # acknowledgements change nothing for senders that are held, or have nothing left to send
-        has_sent = (unsent <= NO_BYTES) & np.isinf(self._mark)
-        floor[self._held | has_sent] = MOST_STEP_S
+        # acknowledgements change nothing for senders that are held
+        floor[self._held] = MOST_STEP_S
         length_s = min(max(float(floor.min()), LEAST_STEP_S), MOST_STEP_S)
         length_s = self._until_acks(length_s, acked)
         return on_grid_after(self._since + length_s) - self._since
@@ -304,7 +308,7 @@ class LinkComponent(SteadyFlows):
         delays = self._delays()
         unsent = self._size + self._lost - self._sent
         acked_before = self._known_acks()
-        length_s = self._length_s(delays, unsent, acked_before)
+        length_s = self._length_s(delays, acked_before)
         end = self._since + length_s
         acked = self._history.at(end - senders.round_trip)
         in_flight = self._sent - self._lost - acked_before
@@ -380,7 +384,7 @@ class LinkComponent(SteadyFlows):
 
         Returns:
             End of each flow (s), infinity for flows that go on; and the part of the step in which
-            each flow's bytes move, None if this is 1 for all; float64 [flows] each.
+            each flow's bytes move, None if no flow ends; float64 [flows] each.
         """
         ends = np.full(len(self), math.inf)
         missing = self._size - self._delivered

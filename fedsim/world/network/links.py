@@ -163,19 +163,26 @@ def share_first_links(wants: Floats, first: Ints, room: Floats) -> Floats:
     if not is_crowded.any():
         return wants
     rows = np.flatnonzero(is_crowded)
+    sent = wants.copy()
+    if np.bincount(first[rows]).max() == 1:
+        sent[rows] = room[first[rows]]
+        return sent
     # by link, and on a link those who want least first: each in turn takes what it wants, if this
     # is within its share of the rest
     rows = rows[np.lexsort((wants[rows], first[rows]))]
     links = first[rows]
     ordered = wants[rows]
-    begins = np.flatnonzero(np.diff(links, prepend=-1))
-    counts = np.diff(begins, append=len(rows))
-    group = np.repeat(np.arange(len(begins)), counts)
+    is_begin = np.ones(len(rows), dtype=bool)
+    is_begin[1:] = links[1:] != links[:-1]
+    begins = np.flatnonzero(is_begin)
+    ends = np.empty_like(begins)
+    ends[:-1] = begins[1:]
+    ends[-1] = len(rows)
+    group = np.cumsum(is_begin) - 1
     before = np.cumsum(ordered) - ordered
     before -= before[begins][group]
-    left = (begins + counts)[group] - np.arange(len(rows))
+    left = ends[group] - np.arange(len(rows))
     shares = (room[links] - before) / left
     share = np.maximum(np.maximum.reduceat(shares, begins), 0.0)
-    sent = wants.copy()
     sent[rows] = np.minimum(ordered, share[group])
     return sent

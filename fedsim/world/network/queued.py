@@ -64,6 +64,7 @@ class QueuedFlows:
         self._is_grouped = True
         self._has_bbr = False
         self._acked: Floats | None = None  # bytes acknowledged by now, if known, [flows]
+        self._known_delays: Floats | None = None  # result of ``_delays``, if nothing has changed
 
     # queries
 
@@ -99,10 +100,11 @@ class QueuedFlows:
 
     def _delays(self) -> Floats:
         """Return the time in queues of each flow's route (s), float64 [flows]."""
-        capacity = self.links.capacity
-        rate = np.where(capacity > 0, capacity, math.inf)
-        delays: Floats = (self._backlog() / rate).take(self._route).sum(axis=1)
-        return delays
+        if self._known_delays is None:
+            capacity = self.links.capacity
+            rate = np.where(capacity > 0, capacity, math.inf)
+            self._known_delays = (self._backlog() / rate).take(self._route).sum(axis=1)
+        return self._known_delays
 
     # flows that come, go, and change their component
 
@@ -221,6 +223,7 @@ class QueuedFlows:
         """Forget what holds only until flows come or go."""
         self._is_grouped = False
         self._acked = None
+        self._known_delays = None
 
 
 _EMPTY_AT_FIRST: Sequence[str] = (

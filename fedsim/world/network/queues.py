@@ -83,7 +83,7 @@ class StepPlan:
         growth: growth of windows.
         ends: end of each flow (s); infinity for flows that go on.
         parts: part of the step in which the bytes of each flow move, above 0, at most 1; None if
-            this is 1 for all, as no flow ends.
+            no flow ends.
         held: whether the first link of a flow holds its sender back, bool [flows].
         acked: bytes that are acknowledged at its end; None if they are not known before.
         is_look: whether a step until the next end was looked for before.

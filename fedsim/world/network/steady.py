@@ -140,7 +140,7 @@ class SteadyFlows(AcknowledgedFlows):
             self._arriving,
             Growth(none),
             ends,
-            None,
+            np.ones(len(self)),
             held,
             None,
             True,
