@@ -7,15 +7,18 @@ linearly. While no queue can lose anything, one step lasts until the next flow e
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from fedsim.clock.simulation import on_grid_after
 from fedsim.common.arrays import AnyArray, Flags, Floats
 from fedsim.world.network.batches import open_batch
+from fedsim.world.network.congestion import Growth
 from fedsim.world.network.connections import SenderMemory
 from fedsim.world.network.filling import Route
 from fedsim.world.network.links import share_first_links
+from fedsim.world.network.losses import LossDraws
 from fedsim.world.network.movement import NO_BYTES, MovedBytes, Movement
 from fedsim.world.network.queued import LEAST_STEP_S
 from fedsim.world.network.queues import QueueingRules, StepPlan
@@ -28,6 +31,25 @@ _PATIENCE_STEPS = 4  # steps between two looks for a jump
 
 Memories = list[tuple[tuple[int, int], SenderMemory]]
 """Connections of flows that have ended, as (sender, receiver), with the state of each sender."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """Bytes that senders send in a step; arrays [flows].
+
+    Attributes:
+        sent: the bytes, float64.
+        busy: part of the step in which each sender sends, 0 to 1, float64.
+        held: whether the first link of a flow holds its sender back in the next step, bool.
+        growth: growth of windows.
+        acked: bytes that are acknowledged at the end of the step, float64.
+    """
+
+    sent: Floats
+    busy: Floats
+    held: Flags
+    growth: Growth
+    acked: Floats
 
 
 class LinkComponent(SteadyFlows):
@@ -303,20 +325,49 @@ class LinkComponent(SteadyFlows):
         Args:
             is_look: whether a step until the next end was looked for before.
         """
+        delays = self._delays()
+        acked = self._known_acks()
+        length_s = self._length_s(delays, acked)
+        sending = self._send(length_s, delays, acked)
+        draws = self._losses.draws()
+        moved = self._move(sending, length_s, draws)
+        ends, parts = self._find_ends(moved, length_s)
+        is_known = bool((self.senders.round_trip >= length_s).all())
+        if not self._moves(sending, moved) and self._is_stuck():
+            length_s = math.inf
+        return StepPlan(
+            length_s,
+            sending.sent,
+            moved.delivered,
+            moved.dropped,
+            moved.credit,
+            moved.before_loss - self._losses.before,
+            moved.batches,
+            moved.waiting,
+            moved.arriving,
+            sending.growth,
+            ends,
+            parts,
+            sending.held,
+            sending.acked if is_known else None,
+            is_look,
+            draws.on_links,
+            draws.in_queues,
+        )
+
+    def _send(self, length_s: float, delays: Floats, acked_before: Floats) -> Sending:
+        """Compute what each sender sends in a step.
+
+        Args:
+            length_s: length of the step (s).
+            delays: time in queues of each flow's route (s), [flows].
+            acked_before: bytes that are acknowledged at its begin, [flows].
+        """
         senders = self.senders
         packet = self._rules.packet
-        delays = self._delays()
-        unsent = self._size + self._lost - self._sent
-        acked_before = self._known_acks()
-        length_s = self._length_s(delays, acked_before)
         end = self._since + length_s
         acked = self._history.at(end - senders.round_trip)
-        in_flight = self._sent - self._lost - acked_before
-        # in slow start a window grows up to twice the flight, else only if it is full
-        is_slow = senders.window < senders.threshold
-        full = np.where(is_slow, 0.5, 1.0) * senders.window * packet
-        limited = (in_flight >= full - packet) & np.isinf(self._mark)
-        growth = self._grow((acked - acked_before) / packet, limited, end, delays)
+        growth = self._grow_windows(acked_before, acked, end, delays)
         room = (senders.window + growth.windows) * packet + acked + self._lost - self._sent
         # within a step that is longer than its round trip, a held sender sends several windows
         repeats = self._held & (length_s > senders.round_trip)
@@ -324,6 +375,7 @@ class LinkComponent(SteadyFlows):
             repeated = senders.window * packet * length_s / senders.round_trip
             room = np.where(repeats, np.maximum(room, repeated), room)
         paced = self._paced(growth.windows, delays) * packet * length_s
+        unsent = self._size + self._lost - self._sent
         wants = np.minimum(np.maximum(np.minimum(room, paced), 0.0), unsent)
         sent = wants
         if self._rules.holds_back:
@@ -332,46 +384,59 @@ class LinkComponent(SteadyFlows):
         # a held sender whose window outlasts a long step may take one
         lasting = senders.window * packet * length_s
         held = (sent < wants) & (lasting >= sent * (senders.round_trip + MOST_STEP_S))
-        draws = self._losses.draws()
+        return Sending(sent, wants / paced, held, growth, acked)
+
+    def _grow_windows(
+        self, acked_before: Floats, acked: Floats, end: float, delays: Floats
+    ) -> Growth:
+        """Compute the growth of windows in a step.
+
+        Args:
+            acked_before, acked: bytes that are acknowledged at its begin and at its end, [flows].
+            end: end of the step (s).
+            delays: time in queues of each flow's route (s), [flows].
+        """
+        senders = self.senders
+        packet = self._rules.packet
+        in_flight = self._sent - self._lost - acked_before
+        # in slow start a window grows up to twice the flight, else only if it is full
+        is_slow = senders.window < senders.threshold
+        full = np.where(is_slow, 0.5, 1.0) * senders.window * packet
+        limited = (in_flight >= full - packet) & np.isinf(self._mark)
+        return self._grow((acked - acked_before) / packet, limited, end, delays)
+
+    def _move(self, sending: Sending, length_s: float, draws: LossDraws) -> MovedBytes:
+        """Move the bytes of a step through links and queues.
+
+        Args:
+            sending: what senders send.
+            length_s: length of the step (s).
+            draws: draws of losses.
+        """
         moved = MovedBytes(
             dropped=np.zeros(len(self)),
             delivered=np.zeros(len(self)),
             credit=np.zeros(len(self)),
             before_loss=self._losses.before,
-            busy=wants / paced,
+            busy=sending.busy,
             batches=self._batches,
             waiting=self._waiting.copy(),
             arriving=self._arriving.copy(),
         )
+        packet = self._rules.packet
         movement = Movement(self.links, length_s, packet, self._losses, draws, moved)
-        movement.send(sent)
+        movement.send(sending.sent)
         for level in self.links.levels:
             movement.pass_level(level, self._credit)
         movement.receive()
-        ends, parts = self._find_ends(moved, length_s)
-        is_known = bool((senders.round_trip >= length_s).all())
-        moves = moved.delivered.any() or sent.any() or moved.arriving.any()
-        if not (moves or growth.windows.any()) and self._is_stuck():
-            length_s = math.inf
-        return StepPlan(
-            length_s,
-            sent,
-            moved.delivered,
-            moved.dropped,
-            moved.credit,
-            moved.before_loss - self._losses.before,
-            moved.batches,
-            moved.waiting,
-            moved.arriving,
-            growth,
-            ends,
-            parts,
-            held,
-            acked if is_known else None,
-            is_look,
-            draws.on_links,
-            draws.in_queues,
-        )
+        return moved
+
+    @staticmethod
+    def _moves(sending: Sending, moved: MovedBytes) -> bool:
+        """Return whether any byte moves, or any window grows."""
+        if sending.sent.any() or moved.delivered.any() or moved.arriving.any():
+            return True
+        return bool(sending.growth.windows.any())
 
     def _find_ends(self, moved: MovedBytes, length_s: float) -> tuple[Floats, Floats | None]:
         """Find the flows whose last bytes are delivered in a step.
