@@ -35,7 +35,8 @@ OF_ONE = {
     "timeline": PictureKind(
         draw_timeline,
         "Timeline",
-        "One lane for each device: its steps over time, and the wasted ones with their cause.",
+        "One lane for each device: its steps over time, the wasted ones with their cause, and its "
+        "messages outside of tasks.",
     ),
     "stragglers": PictureKind(
         draw_stragglers,

@@ -1,4 +1,4 @@
-"""Strips below a timeline: count of active devices, and load of the server's link."""
+"""Strips below a timeline: count of active devices, and load of links."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,13 +16,15 @@ from fedsim.common.arrays import Floats
 from fedsim.common.errors import FedsimError
 from fedsim.common.units import BytesPerSecond, read_quantity
 from fedsim.lab.reading.activities import TimeSpan
-from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
+from fedsim.lab.trackers.link_load import Curve, link_load, means, peer_load, summed
+from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
 
 _BINS = 625  # count of time bins over the width of a timeline; two pixels each
 _FAR_MORE = 10  # greatest ratio of present to active devices at which unreachable devices are drawn
 _FAR_ABOVE = 1.3  # greatest ratio of a drawn capacity to the largest load
-_RATES = (
+# units of rates, as for ``style.unit_for`` (bytes/s)
+RATES = (
     (125e6, 125e6, "Gbit/s"),
     (125e3, 125e3, "Mbit/s"),
     (125.0, 125.0, "kbit/s"),
@@ -99,7 +101,7 @@ def _draw_area(axes: Axes, view: View, top: Floats, base: Floats, gid: str, colo
 
 
 def draw_load(axes: Axes, view: View) -> list[Artist]:
-    """Draw the load of the server's link: down above the line, up below it.
+    """Draw the load of the server's link, or of the messages of devices if no server takes part.
 
     Args:
         axes: the panel.
@@ -107,6 +109,29 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
 
     Returns:
         The legend's entry for the link's capacity, if the capacity is drawn.
+    """
+    if has_no_server(view.history.run.summary["bytes"]):
+        _draw_peer_load(axes, view)
+        return []
+    return _draw_link_load(axes, view)
+
+
+def _draw_peer_load(axes: Axes, view: View) -> None:
+    """Draw the load of all messages between devices."""
+    edges = _edges(view)
+    rate = means(peer_load(view.history.run), edges)
+    most = float(rate.max())
+    unit = style.unit_for(most or 1.0, RATES)
+    _draw_rate(axes, view, rate / unit.size, "peer", _COLOURS["up"])
+    axes.set(ylim=(0, 1.15 * (most or 1.0) / unit.size))
+    axes.set_ylabel(f"messages\nof devices\n({unit.name})")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=3) if most else FixedLocator([0]))
+
+
+def _draw_link_load(axes: Axes, view: View) -> list[Artist]:
+    """Draw the load of the server's link, down above the line and up below it.
+
+    Returns the legend's entry for the link's capacity, if the capacity is drawn.
     """
     edges = _edges(view)
     run = view.history.run
@@ -121,18 +146,12 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
     peaks = {direction: float(rate.max()) for direction, rate in rates.items()}
     moves = max(peaks.values()) > 0
     most = max(peaks.values()) if moves else 1.0
-    unit = style.unit_for(most, _RATES)
+    unit = style.unit_for(most, RATES)
     handles: list[Artist] = []
     for direction in _DIRECTIONS:
         sign = _SIGNS[direction]
-        axes.stairs(
-            sign * rates[direction] / unit.size,
-            edges / view.unit.size,
-            fill=True,
-            color=_COLOURS[direction],
-            linewidth=0,
-            gid=direction,
-        )
+        heights = sign * rates[direction] / unit.size
+        _draw_rate(axes, view, heights, direction, _COLOURS[direction])
         limit = limits[direction]
         if limit is not None and limit <= _FAR_ABOVE * most:
             peaks[direction] = max(peaks[direction], limit)
@@ -146,3 +165,9 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4) if moves else FixedLocator([0]))
     axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
     return handles
+
+
+def _draw_rate(axes: Axes, view: View, heights: Floats, gid: str, colour: str) -> None:
+    """Fill the area between a curve, float64 [_BINS], and zero."""
+    edges = _edges(view) / view.unit.size
+    axes.stairs(heights, edges, fill=True, color=colour, linewidth=0, gid=gid)

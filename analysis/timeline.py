@@ -17,6 +17,7 @@ from fedsim.analysis.marks import draw_marks, mark_rows, number_rounds
 from fedsim.analysis.strips import draw_load, draw_work
 from fedsim.analysis.style import evenly
 from fedsim.analysis.view import MOST_LANES, ORDERS, Interval, View, span_of_rounds
+from fedsim.common.arrays import Floats, Ints
 from fedsim.common.units import show_seconds
 from fedsim.lab.compare.critical_path import CriticalPaths, PathStep
 from fedsim.lab.reading.activities import StepSpan, TimeSpan
@@ -39,6 +40,8 @@ _ACT: style.Look = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1
 _ROUND_END: style.Look = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
 _PATH: style.Look = {"color": style.BLACK, "linewidth": 1.4, "linestyle": "-"}
 _EDGE: style.Look = {"edgecolor": style.GREY, "linewidth": 0.4}  # outline of pale legend entries
+# tracks of messages in a lane, as distances of top and foot from its middle: sent, received
+_TRACKS = ((0.0, 0.2), (0.2, 0.4))
 _MARKED_OUTCOMES = ("late", "lost", "left", "battery")
 MEANING = {
     "late": "late: ended by the server",
@@ -128,6 +131,7 @@ def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
     _draw_bars(axes, view, view.presence, facecolor=style.PALE, zorder=0)
     colours = style.step_colours(step.kind for step in view.all_steps)
     handles = _draw_useful_steps(axes, view, colours)
+    handles += _draw_messages(axes, view)
     handles += _draw_absences(axes, view)
     handles += _draw_wasted_steps(axes, view, colours if has_room else None)
     handles += _mark_task_ends(axes, view, has_room)
@@ -149,6 +153,31 @@ def _draw_useful_steps(axes: Axes, view: View, colours: Mapping[str, str]) -> li
             _draw_steps(axes, view, useful, gid=kind, facecolor=colour)
             handles.append(Patch(facecolor=colour, label=style.short(kind)))
     handles.append(Patch(facecolor=style.OUTCOMES["done"], label="devices at work"))
+    return handles
+
+
+def _draw_messages(axes: Axes, view: View) -> list[Artist]:
+    """Draw messages between devices in both their lanes; return the legend's entries.
+
+    Sent messages are above received ones in the lower half of a lane, over its steps. Lanes that
+    are too thin for this have them in full height, under the steps.
+    """
+    handles: list[Artist] = []
+    for is_sent, kind, label, (top, foot) in (
+        (True, "upload", "message sent", _TRACKS[0]),
+        (False, "download", "message received", _TRACKS[1]),
+    ):
+        messages = [message for message in view.messages if message.is_sent == is_sent]
+        if not messages:
+            continue
+        start, end, lanes = _places(view, messages, least=2 * view.span / _PIXELS)
+        colour = style.STEPS[kind]
+        look: style.Look = {"facecolor": colour, "gid": label.replace(" ", "-")}
+        if len(view.devices) <= _MANY_LANES:
+            style.rectangles(axes, start, end, lanes + top, lanes + foot, zorder=1.5, **look)
+        else:
+            style.bars(axes, start, end, lanes, view.half_lane, zorder=0.9, **look)
+        handles.append(Patch(facecolor=colour, label=label))
     return handles
 
 
@@ -258,12 +287,24 @@ def _draw_bars(
     axes: Axes, view: View, spans: Sequence[TimeSpan], *, least: float = 0.0, **look: Any
 ) -> None:
     """Draw spans of time as bars in the lanes of their devices, at least ``least`` (s) long."""
+    starts, ends, lanes = _places(view, spans, least)
+    style.bars(axes, starts, ends, lanes, view.half_lane, **look)
+
+
+def _places(view: View, spans: Sequence[TimeSpan], least: float) -> tuple[Floats, Floats, Ints]:
+    """Return starts and ends of bars on the time axis, and their lanes; [n] each.
+
+    Args:
+        view: the part of the run to draw.
+        spans: spans of time in the lanes of their devices.
+        least: least length of a bar (s).
+    """
     starts = np.array([span.start for span in spans], dtype=float)
     ends = np.array([span.end for span in spans], dtype=float)
     ends = np.maximum(ends, starts + least)
     lanes = np.array([view.lanes[span.device] for span in spans], dtype=np.int64)
     unit = view.unit.size
-    style.bars(axes, starts / unit, ends / unit, lanes, view.half_lane, **look)
+    return starts / unit, ends / unit, lanes
 
 
 def _name_lanes(axes: Axes, view: View) -> None:

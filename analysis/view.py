@@ -9,7 +9,7 @@ from fedsim.analysis import style
 from fedsim.analysis.style import NothingToDrawError, PictureError, evenly
 from fedsim.common.arrays import Ints
 from fedsim.common.errors import nearest
-from fedsim.lab.reading.activities import Activities, Mark, StepSpan, TimeSpan
+from fedsim.lab.reading.activities import Activities, Mark, MessageEnd, TimeSpan
 from fedsim.lab.reading.attempts import Attempt, Attempts
 from fedsim.lab.reading.history import History
 
@@ -38,10 +38,12 @@ class View:
         activities: activities of the whole run, within the span or not.
         devices: the devices shown, from the top lane down.
         lanes: index of the lane by shown device, 0 at the top.
-        at_work: count of devices that worked within the span, shown or not.
+        at_work: count of devices that worked or exchanged messages within the span, shown or not.
         all_steps: all steps of the run.
         steps: steps of the shown devices that overlap the span.
         attempts: tasks of the shown devices, within the span or not.
+        messages: messages that overlap the span, each in the lanes of the shown devices that send
+            or receive it.
         task_ends: marks of tasks of the shown devices that ended within the span.
         presence: spans of time in which the shown devices were present.
         absences: spans of time in which the shown devices could not be reached; None if
@@ -76,13 +78,14 @@ class View:
 
         attempts = Attempts(self.activities)
         self.all_steps = attempts.steps
-        steps = [step for step in self.all_steps if step.end > self._since and step.start < end]
-        if not steps:
+        steps = [step for step in self.all_steps if self._overlaps(step)]
+        messages = [span for span in self.activities.message_ends if self._overlaps(span)]
+        if not steps and not messages:
             raise NothingToDrawError(
                 f"no device worked between {start:g} s and {end:g} s, so there is no timeline "
                 "to draw"
             )
-        at_work = _order_devices(steps, history, order)
+        at_work = _order_devices([*steps, *messages], history, order)
         self.at_work = len(at_work)
         candidates = at_work
         if len(history.devices_with_phases):
@@ -101,6 +104,7 @@ class View:
         for attempt in attempts.all:
             if attempt.device in self.lanes:
                 self.attempts.append(attempt)
+        self.messages: list[MessageEnd] = self.in_lanes(messages)
         self.task_ends = [mark for mark in self.activities.marks if self._has_task_end(mark)]
         self.rounds = [entry for entry in self.activities.rounds if self._includes(entry.end)]
         self.act_times = [time for time in self.activities.act_times if self._includes(time)]
@@ -108,6 +112,9 @@ class View:
     def in_lanes(self, spans: Sequence[DeviceSpan]) -> list[DeviceSpan]:
         """Return the spans that belong to a shown device."""
         return [span for span in spans if span.device in self.lanes]
+
+    def _overlaps(self, span: TimeSpan) -> bool:
+        return span.end > self._since and span.start < self.end
 
     def _includes(self, time: float) -> bool:
         return self._since < time <= self.end
@@ -135,11 +142,11 @@ def _check_options(start: float, end: float, most: int, order: str) -> None:
         )
 
 
-def _order_devices(steps: Sequence[StepSpan], history: History, order: str) -> Ints:
-    """Return the devices of ``steps`` in the given order, from the top lane down, int64 [n]."""
+def _order_devices(spans: Sequence[TimeSpan], history: History, order: str) -> Ints:
+    """Return the devices of ``spans`` in the given order, from the top lane down, int64 [n]."""
     first_starts: dict[int, float] = {}
-    for step in steps:
-        first_starts[step.device] = min(step.start, first_starts.get(step.device, np.inf))
+    for span in spans:
+        first_starts[span.device] = min(span.start, first_starts.get(span.device, np.inf))
     devices = np.array(sorted(first_starts), dtype=np.int64)
     if order == "number":
         return devices

@@ -72,14 +72,14 @@ def _step_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
 
 
 def _message_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
-    """Return the legend of messages outside of tasks, which are thin lines at the foot of a lane."""
-    if not _has(timelines, "message_lane"):
-        return []
-    ways = ("upload", "message sent"), ("download", "message received")
-    return [
-        (_icon(el("rect", x="0", y="8", width="20", height="4", fill=style.STEPS[step])), text)
-        for step, text in ways
-    ]
+    """Return the legend of messages outside of tasks, which have two tracks in a lane."""
+    ways = (("upload", "message sent", 1, "5"), ("download", "message received", 0, "9"))
+    entries = []
+    for step, text, is_sent, top in ways:
+        if is_sent in _values("message_sent", timelines):
+            bar = el("rect", x="0", y=top, width="20", height="3", fill=style.STEPS[step])
+            entries.append((_icon(bar), text))
+    return entries
 
 
 def _presence_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:

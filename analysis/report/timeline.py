@@ -19,7 +19,7 @@ from fedsim.analysis.strips import capacity, concurrency
 from fedsim.analysis.timeline import critical_steps
 from fedsim.common.arrays import AnyArray, Ints
 from fedsim.common.harmless import harmless
-from fedsim.lab.reading.activities import Activities, StepSpan, TimeSpan
+from fedsim.lab.reading.activities import Activities, MessageEnd, StepSpan, TimeSpan
 from fedsim.lab.reading.attempts import PRE_TRAINING, Attempts
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History
 from fedsim.lab.trackers.link_load import link_load, peer_load, thinned
@@ -60,6 +60,8 @@ class TimelineHeader(TypedDict):
         knows_away: whether the run recorded the times at which devices were unreachable.
         capacity: capacity of the server's link, ``down`` and ``up`` (bytes/s); None if unlimited.
         evaluated: whether any round has an accuracy.
+        endpoints: names of the other endpoints of devices' messages. The column
+            ``message_other`` has indices of this list.
         without_server: whether devices exchange messages, and none with the server.
         clock: name of the run's time.
     """
@@ -72,6 +74,7 @@ class TimelineHeader(TypedDict):
     knows_away: bool
     capacity: dict[str, float | None]
     evaluated: bool
+    endpoints: tuple[str, ...]
     without_server: bool
     clock: str
 
@@ -113,6 +116,7 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         "knows_away": run.has(AVAILABILITY),
         "capacity": capacity(run),
         "evaluated": bool(np.isfinite(arrays["round_accuracy"]).any()),
+        "endpoints": columns.endpoints,
         "without_server": has_no_server(run.summary["bytes"]),
         "clock": run.clock,
     }
@@ -127,6 +131,7 @@ class _ColumnsOfLanes:
         kinds: kinds of the run's steps, in the order in which they are drawn.
         devices: device of each lane, int64 [lanes].
         lanes: index of the lane by device, for devices with a lane.
+        endpoints: names of the other endpoints of messages; set by ``arrays``.
     """
 
     def __init__(self, run: RunFolder, most_lanes: int, most_steps: int) -> None:
@@ -141,6 +146,7 @@ class _ColumnsOfLanes:
         self.kinds = tuple(style.step_colours(step.kind for step in self.attempts.steps))
         self.devices = self._choose_devices(most_lanes, most_steps)
         self.lanes = {device: lane for lane, device in enumerate(self.devices.tolist())}
+        self.endpoints: tuple[str, ...] = ()
 
     def _choose_devices(self, most_lanes: int, most_steps: int) -> Ints:
         everyone = self.history.population.index.to_numpy(np.int64)
@@ -297,21 +303,22 @@ class _ColumnsOfLanes:
 
         Messages of which nothing was sent, as to a device that is away, are left out.
         """
-        rows = []
-        messages = [entry for entry in self.activities.messages if entry.data["delivered"] > 0]
+        messages = [entry for entry in self.activities.messages if entry.ends()]
         some = style.evenly(len(messages), min(len(messages), _MOST_MESSAGES))
-        for message in [messages[index] for index in some.tolist()]:
-            for name, is_sent in ((message.source, True), (message.destination, False)):
-                kind, _, number = name.partition(" ")
-                lane = self.lanes.get(int(number)) if kind == "device" else None
-                if lane is not None:
-                    rows.append((lane, message.start, message.end, is_sent))
-        rows.sort()
+        ends: list[MessageEnd] = []
+        for index in some.tolist():
+            ends += self._in_lanes(messages[index].ends())
+        ends.sort(key=lambda end: (*self._lane_and_start(end), end.end, end.is_sent, end.other))
+        self.endpoints = tuple(sorted({end.other for end in ends}))
+        places = {name: place for place, name in enumerate(self.endpoints)}
         return {
-            "message_lane": np.array([lane for lane, *_ in rows], dtype=np.uint32),
-            "message_start": self._ticks([start for _, start, *_ in rows]),
-            "message_end": self._ticks([end for _, _, end, _ in rows]),
-            "message_sent": np.array([is_sent for *_, is_sent in rows], dtype=np.uint8),
+            "message_lane": np.array([self.lanes[end.device] for end in ends], dtype=np.uint32),
+            "message_start": self._ticks([end.start for end in ends]),
+            "message_end": self._ticks([end.end for end in ends]),
+            "message_sent": np.array([end.is_sent for end in ends], dtype=np.uint8),
+            "message_other": np.array([places[end.other] for end in ends], dtype=np.uint32),
+            "message_bytes": np.array([end.delivered for end in ends], dtype=np.float32),
+            "message_cut": np.array([end.outcome != "done" for end in ends], dtype=np.uint8),
         }
 
     def _curves(self) -> Columns:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from matplotlib.patches import StepPatch
 
 import fedsim
 from fedsim.analysis.fairness import draw_fairness, selections_of_devices
@@ -19,17 +20,22 @@ from fedsim.analysis.report.runs import headline_figures
 from fedsim.analysis.report.sections import answer
 from fedsim.analysis.report.tables import read_devices
 from fedsim.analysis.report.timeline import read_timeline
+from fedsim.analysis.strips import RATES
 from fedsim.analysis.style import NothingToDrawError
 from fedsim.analysis.timeline import draw_timeline
+from fedsim.analysis.view import View
 from fedsim.cli import main
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.explore import CostPoint, ParetoFront
 from fedsim.lab.compare.measures import TIME, TRAFFIC, measure
 from fedsim.lab.compare.ranking import RankedLine, Ranking
+from fedsim.lab.reading.activities import Activities
 from fedsim.lab.reading.fairness import jain_index, jain_over_time
+from fedsim.lab.reading.history import History
 from fedsim.plugin import World
 from fedsim.records.ledger import total
 from fedsim.records.reading import RunFolder
+from tests.analysis.conftest import drawn
 from tests.lab.conftest import finish, write
 
 STAR = {"kind": "star", "device": {"down": "2 Mbit/s", "up": "1 Mbit/s", "latency": "20 ms"}}
@@ -91,6 +97,68 @@ def test_lanes_and_curves_of_peers_show_their_messages(family: str, tmp_path: Pa
     times = columns["peer_time"].astype(float) * data.header["tick"]
     moved = float((np.diff(times) * columns["peer_value"][:-1]).sum())
     assert moved == pytest.approx(between["wire_bytes"].sum(), rel=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_picture_of_a_timeline_has_messages_at_both_ends_and_no_empty_strip(
+    family: str, tmp_path: Path
+) -> None:
+    run = played(family, tmp_path / "run")
+    table = run.table("transfers.parquet").to_pandas()
+    between = table[table["direction"] == "peer"]
+    figure = draw_timeline(run)
+    bars = drawn(figure.axes[0])
+    assert bars["message-sent"] == bars["message-received"] == len(between)
+    labels = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert ({"message sent", "message received"} <= labels) == bool(len(between))
+    strip = figure.axes[2]
+    areas = {patch.get_gid(): patch for patch in strip.patches if isinstance(patch, StepPatch)}
+    if family in ("server", "edges"):
+        assert set(areas) == {"down", "up"}
+        assert "server's link" in strip.get_ylabel()
+        return
+    assert set(areas) == {"peer"}
+    assert "server" not in strip.get_ylabel()
+    data = areas["peer"].get_data()
+    size = next(size for _, size, name in RATES if f"({name})" in strip.get_ylabel())
+    seconds = np.diff(data.edges) * View(History(run)).unit.size
+    assert (data.values * seconds).sum() * size == pytest.approx(between["wire_bytes"].sum())
+
+
+def test_a_window_with_messages_alone_has_a_timeline(tmp_path: Path) -> None:
+    run = played("collectives", tmp_path / "run")
+    exchange = next(message for message in Activities(History(run)).messages if message.ends())
+    window = (exchange.start, exchange.end)
+    figure = draw_timeline(run, window=window)
+    bars = drawn(figure.axes[0])
+    assert bars["message-sent"] == bars["message-received"] > 0
+    assert not bars["train"]
+    assert "critical path" in " ".join(text.get_text() for text in figure.legends[0].get_texts())
+
+
+@pytest.mark.parametrize("family", ["peers", "collectives"])
+def test_messages_of_the_page_are_those_of_the_transfers(family: str, tmp_path: Path) -> None:
+    run = played(family, tmp_path / "run")
+    data = read_timeline(run, most_lanes=100, most_steps=10_000)
+    columns = data.columns
+    found = []
+    for place in range(len(columns["message_lane"])):
+        device = f"device {columns['device'][columns['message_lane'][place]]}"
+        other = data.header["endpoints"][columns["message_other"][place]]
+        route = (device, other) if columns["message_sent"][place] else (other, device)
+        span = [
+            float(columns[f"message_{end}"][place]) * data.header["tick"]
+            for end in ("start", "end")
+        ]
+        found.append((*route, *span, float(columns["message_bytes"][place])))
+    expected = []
+    for row in run.table("transfers.parquet").to_pylist():
+        fact = (row["sender"], row["receiver"], row["start"], row["end"], row["delivered"])
+        expected += [fact, fact]
+    assert len(found) == len(expected)
+    for one, other in zip(sorted(found), sorted(expected), strict=True):
+        assert one[:2] == other[:2]
+        assert one[2:] == pytest.approx(other[2:], abs=2 * data.header["tick"], rel=1e-6)
 
 
 def test_messages_to_devices_that_are_away_are_not_drawn(tmp_path: Path) -> None:

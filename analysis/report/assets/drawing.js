@@ -140,22 +140,23 @@ class Drawing {
     pen.restore();
   }
 
-  /** Messages between devices, as lines at the foot of the sender's and the receiver's lane, if lanes are tall enough. */
+  /** Messages between devices in both their lanes, if lanes are tall enough: sent ones above received ones, in the lower half. */
   drawMessages(pen) {
     const { timeline } = this, { lanes, view, rows, palette } = timeline;
     const { message_lane: own, message_start: starts, message_end: ends, message_sent: sent } = lanes;
     if (!own.length || view.height < 5) return;
-    const tall = Math.max(2, Math.round(view.height / 4)), until = view.from + view.span;
+    const tall = Math.max(2, Math.round(view.height / 5)), until = view.from + view.span;
     const firstRow = Math.max(0, Math.floor(view.top / view.height)), lastRow = Math.ceil((view.top + timeline.lanesHeight) / view.height);
     pen.save();
     pen.beginPath();
     pen.rect(timeline.gutter, SIZES.top, timeline.width, timeline.lanesHeight);
     pen.clip();
     for (let row = firstRow; row < Math.min(lastRow, rows.length); row++) {
-      const lane = rows[row], y = timeline.y(row) + view.height - tall - 1;
+      const lane = rows[row], foot = timeline.y(row) + view.height - 1;
       for (let at = lowerBound(own, lane); at < own.length && own[at] === lane; at++) {
         if (ends[at] < view.from || starts[at] > until) continue;
         const left = timeline.x(starts[at]), wide = Math.max(1.5, timeline.x(ends[at]) - left);
+        const y = foot - tall * (sent[at] ? 2 : 1) - (sent[at] ? 1 : 0);
         pen.fillStyle = "#ffffff";
         pen.fillRect(left, y - 1, wide, tall + 1);
         pen.fillStyle = sent[at] ? palette.steps.upload : palette.steps.download;
@@ -311,7 +312,7 @@ class Drawing {
       const at = `at ${showTime(timeline.seconds(time), timeline.grain)}: ${describeIdle(timeline, found.lane, time)}`;
       lines = found.step >= 0 ? describeStep(timeline, found.lane, found.step)
         : [...describeLane(timeline, found.lane), `${at}${group >= 0 ? `, in group ${group}` : ""}`];
-      lines = [...lines, ...this.marksNear(found.lane, pointer.x)];
+      lines = [...lines, ...describeMessages(timeline, found.lane, time), ...this.marksNear(found.lane, pointer.x)];
     }
     hover.replaceChildren(...lines.map((line) => Object.assign(document.createElement("div"), { textContent: line })));
     const { clientWidth: wide, clientHeight: tall } = timeline.stage;

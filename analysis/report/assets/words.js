@@ -51,9 +51,34 @@ function describeLane(timeline, lane) {
   return parts;
 }
 
-/** What a device does that does nothing. */
+const MOST_MESSAGES = 4; // messages at one time of which each is described
+
+/** The messages of a lane that are under way at a time. */
+function messagesAt(timeline, lane, time) {
+  const { message_lane: own, message_start: starts, message_end: ends } = timeline.lanes, found = [];
+  const slack = timeline.time(1.5) - timeline.time(0); // a short message is drawn as wide as this
+  for (let at = lowerBound(own, lane); at < own.length && own[at] === lane; at++) {
+    if (starts[at] <= time && time < Math.max(ends[at], starts[at] + slack)) found.push(at);
+  }
+  return found;
+}
+
+function describeMessages(timeline, lane, time) {
+  const { lanes, header } = timeline, found = messagesAt(timeline, lane, time);
+  const parts = found.slice(0, MOST_MESSAGES).map((at) => {
+    const begin = timeline.seconds(lanes.message_start[at]), length = timeline.seconds(lanes.message_end[at]) - begin;
+    const way = lanes.message_sent[at] ? "sends" : "receives", preposition = lanes.message_sent[at] ? "to" : "from";
+    const cut = lanes.message_cut[at] ? ", cut short" : "";
+    return `${way} ${showSize(lanes.message_bytes[at])} ${preposition} ${header.endpoints[lanes.message_other[at]]}: ${showLength(length)} from ${showTime(begin, length / 20)} on${cut}`;
+  });
+  if (found.length > parts.length) parts.push(`and ${found.length - parts.length} more messages`);
+  return parts;
+}
+
+/** What a device does that carries out no step. */
 function describeIdle(timeline, lane, time) {
   const { lanes, header } = timeline;
+  if (messagesAt(timeline, lane, time).length) return "exchanges messages";
   if (time < lanes.arrival[lane]) return "it has not arrived yet";
   if (time >= lanes.departure[lane] && lanes.departure[lane] < header.end) return "it has left for good";
   if (lanes.isAway(lane, time)) return "it cannot be reached";

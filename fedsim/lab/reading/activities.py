@@ -77,6 +77,23 @@ class StepSpan(TimeSpan):
 
 
 @dataclass(frozen=True, slots=True)
+class MessageEnd(TimeSpan):
+    """Message in the lane of the device that sends or receives it.
+
+    Attributes:
+        is_sent: whether the device is the sender.
+        other: name of the other endpoint, such as ``device 3``.
+        delivered: bytes that arrived.
+        outcome: ``done``, or the reason why the message was cut short.
+    """
+
+    is_sent: bool
+    other: str
+    delivered: float
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
 class MessageSpan:
     """Message between two endpoints; messages of a device may overlap in time.
 
@@ -97,6 +114,25 @@ class MessageSpan:
     round: int | None
     outcome: str
     data: RecordData
+
+    def ends(self) -> list[MessageEnd]:
+        """Return the message in the lanes of its sender and its receiver that are devices.
+
+        The list is empty if nothing arrived, as at a device that cannot be reached.
+        """
+        delivered = float(self.data["delivered"])
+        if delivered <= 0:
+            return []
+        ends = []
+        for name, other, is_sent in (
+            (self.source, self.destination, True),
+            (self.destination, self.source, False),
+        ):
+            kind, _, number = name.partition(" ")
+            if kind == "device":
+                span = (int(number), self.start, self.end)
+                ends.append(MessageEnd(*span, is_sent, other, delivered, self.outcome))
+        return ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +286,15 @@ class Activities:
             messages.append(MessageSpan(data["source"], data["destination"], *_extent(row)))
         return messages
 
-    # lanes of edge servers
+    @cached_property
+    def message_ends(self) -> list[MessageEnd]:
+        """Messages outside of tasks of which something arrived, in the lanes of their devices."""
+        ends: list[MessageEnd] = []
+        for message in self.messages:
+            ends += message.ends()
+        return ends
+
+    # Lanes of edge servers.
 
     @cached_property
     def edge_transfers(self) -> list[EdgeTransfer]:
