@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.series import Series, each_alone, group_by_scenario
 from fedsim.common.arrays import Floats
 from fedsim.lab.reading.history import History
@@ -21,36 +21,36 @@ from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
 _CUT = 0.02  # greatest start of an accuracy axis that needs no remark
-_TICK: style.Look = {"linestyle": "", "markersize": 5}
-_MARKS: dict[str, style.Look] = {
+_TICK: palette.Look = {"linestyle": "", "markersize": 5}
+_MARKS: dict[str, palette.Look] = {
     "deadline": {
         "label": "a round ends at its deadline",
         "marker": "|",
-        "color": style.VERMILLION,
+        "color": palette.VERMILLION,
         **_TICK,
     },
     "shift": {
         "label": "data shift",
         "marker": "o",
-        "color": style.BLACK,
+        "color": palette.BLACK,
         "markerfacecolor": "white",
         **_TICK,
     },
-    "arrival": {"label": "a device arrives", "marker": ">", "color": style.BLACK, **_TICK},
+    "arrival": {"label": "a device arrives", "marker": ">", "color": palette.BLACK, **_TICK},
     "departure": {
         "label": "a device leaves for good",
         "marker": "<",
-        "color": style.BLACK,
+        "color": palette.BLACK,
         **_TICK,
     },
 }
-_EPSILON: style.Look = {"color": style.PURPLE, "linestyle": "--", "linewidth": 1.3}
+_EPSILON: palette.Look = {"color": palette.PURPLE, "linestyle": "--", "linewidth": 1.3}
 _MARKED = 30  # most evaluations that are drawn as points
 _MOST_APART = (
     4  # series whose axes end further apart than this factor do not fit on one linear axis
 )
 _TOGETHER = 8  # most series with a colour of their own
-_OTHER_SERIES: style.Look = {"color": "#D0D0D0", "linewidth": 0.7}
+_OTHER_SERIES: palette.Look = {"color": "#D0D0D0", "linewidth": 0.7}
 _POINTS = 400  # most points of a band
 _BAND = 0.2  # opacity of a band
 _WIDTH = 1.7  # width of a line (points)
@@ -151,7 +151,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
     panels[0].set_ylabel(_label(name))
     handles = _handles(series[:_TOGETHER], curves[:_TOGETHER])
     words = "from the lowest to the highest of the seeds; lines are means"
-    handles.append(Patch(facecolor=style.GREY, alpha=2 * _BAND, label=words))
+    handles.append(Patch(facecolor=palette.GREY, alpha=2 * _BAND, label=words))
     if len(series) > _TOGETHER:
         label = f"the other {len(series) - _TOGETHER}"
         handles.append(Line2D([], [], label=label, **_OTHER_SERIES))
@@ -306,7 +306,7 @@ def _plot(
 def _plot_line(
     panel: Axes, line: Series, x: Floats, line_band: pd.DataFrame, *, has_seeds: bool
 ) -> None:
-    look = style.line_of(line.number, _WIDTH)
+    look = palette.line_of(line.number, _WIDTH)
     mean = line_band["mean"]
     marker = "o" if not has_seeds and len(x) <= _MARKED else ""
     if has_seeds:
@@ -329,7 +329,7 @@ def _handles(
     handles: list[Artist] = []
     for line, line_curves in zip(series, curves, strict=True):
         label = line.label if line_curves else f"{line.label} (not evaluated)"
-        line_look = style.line_of(line.number, _WIDTH) | look
+        line_look = palette.line_of(line.number, _WIDTH) | look
         handles.append(Line2D([], [], label=label, **line_look))
     return handles
 

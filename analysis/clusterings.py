@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.style import group_name
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import RunFolderError
@@ -25,25 +25,25 @@ _NAMED = 40  # most devices whose rows have names
 _STRIP = 0.035  # width of the groups' colours beside the matrix, as a share of its width
 _OVER_TIME_IN = 4.0
 _PAIRS = {
-    "alike": (style.BLUE, "in one group, data alike"),
-    "unlike": (style.ORANGE, "in one group, data unlike"),
-    "settled": (style.GREY, "in a group whose data are all alike"),
-    "within": (style.BLUE, "in one group"),
-    "across": (style.PURPLE, "in two groups"),
+    "alike": (palette.BLUE, "in one group, data alike"),
+    "unlike": (palette.ORANGE, "in one group, data unlike"),
+    "settled": (palette.GREY, "in a group whose data are all alike"),
+    "within": (palette.BLUE, "in one group"),
+    "across": (palette.PURPLE, "in two groups"),
 }
 """Colour and label of each kind of pairs in a ``cosines`` record.
 
 The colours are those of CFL's Fig. 3, which leaves the last kind out.
 """
-_SPLITS: style.Look = {
-    "color": style.GREY,
+_SPLITS: palette.Look = {
+    "color": palette.GREY,
     "linewidth": 0.9,
     "linestyle": (0, (4, 3)),
     "label": "a cluster splits",
 }
-_MEAN: style.Look = {
+_MEAN: palette.Look = {
     "marker": "+",
-    "color": style.BLACK,
+    "color": palette.BLACK,
     "linestyle": "",
     "markeredgewidth": 0.8,
 }
@@ -194,7 +194,7 @@ def _draw_over_time(part: SubFigure, cosines: list[RecordData], splits: Ints) ->
     panel = part.subplots()
     rounds = [row["round"] for row in cosines]
     unknown = [np.nan] * 3
-    look: style.Look = {"linewidth": 1.6, "marker": "." if len(rounds) < 2 else None}
+    look: palette.Look = {"linewidth": 1.6, "marker": "." if len(rounds) < 2 else None}
     for kind, (colour, label) in _PAIRS.items():
         low, mean, high = np.array([row["data"].get(kind, unknown) for row in cosines]).T
         if np.isfinite(mean).any():
@@ -202,7 +202,7 @@ def _draw_over_time(part: SubFigure, cosines: list[RecordData], splits: Ints) ->
             panel.plot(rounds, mean, color=colour, label=label, gid=f"cosines-{kind}", **look)
     if len(splits):
         style.across([panel], np.unique(splits), gid="splits", **_SPLITS)
-    panel.axhline(0, color=style.BLACK, linewidth=0.6)
+    panel.axhline(0, color=palette.BLACK, linewidth=0.6)
     panel.set(
         xlabel="round", ylabel="cosine of the updates\nof two devices\n(mean, least to largest)"
     )
@@ -228,7 +228,7 @@ def _draw_matrices(part: SubFigure, selection: list[Clustering]) -> None:
     if not most:
         most = 1.0
     least = -most if alike else 0.0
-    look: style.Look = {"cmap": colours, "vmin": least, "vmax": most, "gid": "matrix"}
+    look: palette.Look = {"cmap": colours, "vmin": least, "vmax": most, "gid": "matrix"}
     for panel, clustering, order, matrix in zip(panels, selection, orders, matrices, strict=False):
         interpolation = "nearest" if len(matrix) <= 400 else "antialiased"
         image = panel.imshow(matrix, interpolation=interpolation, **look)
@@ -255,8 +255,8 @@ def _mark_groups(panel: Axes, groups: Ints) -> None:
     """Draw borders between groups, and colours and names of groups beside the matrix."""
     n = len(groups)
     borders = np.flatnonzero(np.diff(groups)) + 0.5
-    panel.hlines(borders, -0.5, n - 0.5, color=style.BLACK, linewidth=0.8)
-    panel.vlines(borders, -0.5, n - 0.5, color=style.BLACK, linewidth=0.8)
+    panel.hlines(borders, -0.5, n - 0.5, color=palette.BLACK, linewidth=0.8)
+    panel.vlines(borders, -0.5, n - 0.5, color=palette.BLACK, linewidth=0.8)
     width = n * _STRIP
     near = -0.5 - width / 5
     far = -0.5 - width
@@ -305,7 +305,7 @@ def _name_devices(panel: Axes, devices: Ints) -> None:
 
 
 def _colour(group: int) -> str:
-    return style.group_colour(int(group)) if group >= 0 else style.GREY
+    return palette.group_colour(int(group)) if group >= 0 else palette.GREY
 
 
 # devices as points
@@ -436,9 +436,9 @@ def principal_components(features: Floats) -> tuple[Floats, float]:
 
 def _draw_points(panel: Axes, groups: Ints, points: Floats) -> None:
     size = float(np.clip(2000 / len(points), 14, 60))
-    look: style.Look = {"s": size, "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
-    panel.axhline(0, color=style.PALE, linewidth=1.2, zorder=0)
-    panel.axvline(0, color=style.PALE, linewidth=1.2, zorder=0)
+    look: palette.Look = {"s": size, "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
+    panel.axhline(0, color=palette.PALE, linewidth=1.2, zorder=0)
+    panel.axvline(0, color=palette.PALE, linewidth=1.2, zorder=0)
     for group in np.unique(groups):
         members = points[groups == group]
         gid = f"group-{group}"
@@ -448,6 +448,6 @@ def _draw_points(panel: Axes, groups: Ints, points: Floats) -> None:
     panel.margins(0.08)
 
 
-def _look(group: int) -> style.Look:
-    marker = style.SHAPES[group % len(style.SHAPES)] if group >= 0 else "."
+def _look(group: int) -> palette.Look:
+    marker = palette.SHAPES[group % len(palette.SHAPES)] if group >= 0 else "."
     return {"label": group_name(group), "marker": marker, "color": _colour(group)}

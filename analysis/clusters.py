@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.files import parse_json
 from fedsim.lab.reading.record_data import RecordData
@@ -16,9 +16,9 @@ from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_list
 
 _BARS = 80  # count of bars in the histogram
-_PALETTE = style.SERIES[:6]  # without black, the colour of borders
-_BORDER: style.Look = {"color": style.BLACK, "linewidth": 1.1}
-_OUTLIER: style.Look = {"marker": "v", "color": style.BLACK, "linestyle": "", "markersize": 5}
+_PALETTE = palette.SERIES[:6]  # without black, the colour of borders
+_BORDER: palette.Look = {"color": palette.BLACK, "linewidth": 1.1}
+_OUTLIER: palette.Look = {"marker": "v", "color": palette.BLACK, "linestyle": "", "markersize": 5}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.series import (
     Series,
     draw_mean_bar,
@@ -30,18 +30,18 @@ from fedsim.world.meters.energy import PHASES, PLACES, TABLE
 
 _COLOURS = {
     "idle": "#A9BFCC",
-    "compute": style.GREEN,
-    "receive": style.SKY,
-    "send": style.BLUE,
-    "tail": style.ORANGE,
+    "compute": palette.GREEN,
+    "receive": palette.SKY,
+    "send": palette.BLUE,
+    "tail": palette.ORANGE,
     "server": "#332288",
     "edge": "#AA8866",
 }
 _LOOKS = {phase: {"color": colour} for phase, colour in _COLOURS.items()}
 _MOST_BATTERIES = 6
-_FLAT: style.Look = {
+_FLAT: palette.Look = {
     "marker": "s",
-    "color": style.OUTCOMES["battery"],
+    "color": palette.OUTCOMES["battery"],
     "linestyle": "",
     "markersize": 5,
 }
@@ -192,8 +192,8 @@ def draw_batteries(run: RunFolder) -> Figure:
     figure = Figure(figsize=(style.WIDTH_IN, 1.2 + 1.15 * len(devices)))
     panels = figure.subplots(len(devices), 1, sharex=True, squeeze=False)[:, 0]
     handles: list[Artist] = [
-        Line2D([], [], color=style.BLUE, label="level of the battery"),
-        Patch(facecolor=style.GREEN, label="works on a task"),
+        Line2D([], [], color=palette.BLUE, label="level of the battery"),
+        Patch(facecolor=palette.GREEN, label="works on a task"),
     ]
     flat_times = 0
     for panel, device in zip(panels, devices, strict=True):
@@ -225,13 +225,13 @@ def _draw_level(panel: Axes, times: Floats, percent: Floats, steps: Floats) -> N
         percent: levels (%).
         steps: start and end of each step, float64 [n, 2].
     """
-    panel.plot(times, percent, color=style.BLUE, linewidth=1.3)
+    panel.plot(times, percent, color=palette.BLUE, linewidth=1.3)
     least = float(percent.min())
     most = float(percent.max())
     span = max(most - least, 0.5)
     low = least - 0.22 * span
     high = least - 0.1 * span
-    style.rectangles(panel, steps[:, 0], steps[:, 1], low, high, facecolor=style.GREEN)
+    style.rectangles(panel, steps[:, 0], steps[:, 1], low, high, facecolor=palette.GREEN)
     panel.set_ylim(least - 0.24 * span, most + 0.06 * span)
     panel.yaxis.set_major_locator(MaxNLocator(nbins=3))
 

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.series import Series, each_alone
 from fedsim.common.arrays import Ints
 from fedsim.lab.reading.fairness import jain_over_time, selectable, selections
@@ -25,7 +25,7 @@ Clock = Literal["round", "time"]
 _MOST = 800  # most points of a line
 # ratio of round counts above which runs are compared by simulated time
 _MOST_APART = 3
-_AGE: style.Look = {"color": style.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
+_AGE: palette.Look = {"color": palette.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
 _WIDTH = 1.6  # width of a line (points)
 _GROUPS = 12  # most groups with a bar
 _FAILED = "not valid: slow, late, lost or cut off"
@@ -64,7 +64,7 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     figure = Figure(figsize=(style.WIDTH_IN, 8.2))
     above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
     _draw_over_rounds(above.subplots(1, 4, sharex=True), series, clock)
-    looks = [style.line_of(line.number, _WIDTH) for line in series]
+    looks = [palette.line_of(line.number, _WIDTH) for line in series]
     by_group = [selections_of_groups(run) for run in runs]
     has_groups = any(len(table) > 1 for table in by_group)
     panels = np.ravel(below.subplots(1, 2 if has_groups else 1))
@@ -76,7 +76,7 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     handles.append(Line2D([], [], label="the run's age: never selected", **_AGE))
     if has_groups:
         _draw_groups(panels[1], by_group, [look["color"] for look in looks])
-        handles.append(Patch(label=_FAILED, **style.HATCHED))
+        handles.append(Patch(label=_FAILED, **palette.HATCHED))
     return style.finished(figure, runs, handles)
 
 
@@ -179,7 +179,7 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
     jain, *waiting_panels = panels
     titles = {"mean": "mean", "tenth": "90th percentile", "longest": "maximum"}
     for line in series:
-        look = style.line_of(line.number, _WIDTH)
+        look = palette.line_of(line.number, _WIDTH)
         waiting = waiting_times(line.runs[0], clock)
         time, index = jain_over_time(line.runs[0])
         x = np.arange(1, len(time) + 1) if by_round else time / unit.size
@@ -202,7 +202,7 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
         panel.grid()
 
 
-def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[style.Look]) -> None:
+def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[palette.Look]) -> None:
     """Draw counts of selections over the share of devices, the most often selected first."""
     for count, look in zip(counts, looks, strict=True):
         # one step per distinct count, of which there are few

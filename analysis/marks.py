@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.common.arrays import Floats, Ints
 from fedsim.lab.reading.activities import Mark
 from fedsim.lab.reading.history import MARKS
@@ -118,14 +118,14 @@ def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) 
     if not count:
         return []
     shape = _SHAPES.get(kind, "o")
-    colour = style.OUTCOMES.get(kind, style.BLACK)
-    look: style.Look = {"marker": shape, "color": colour, "linestyle": ""}
+    colour = palette.OUTCOMES.get(kind, palette.BLACK)
+    look: palette.Look = {"marker": shape, "color": colour, "linestyle": ""}
     if kind == "shift":
         look["markerfacecolor"] = "white"
     if kind == "split":
-        look |= style.SPLIT
+        look |= palette.SPLIT
     width = size / 7 if shape == "o" else max(0.8, size / 4)
-    extra: style.Look = {}
+    extra: palette.Look = {}
     if kind in _OUTLINED:
         outline = patheffects.withStroke(linewidth=width + 1.5, foreground="white")
         extra["path_effects"] = [outline]

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.marks import mark_rows, number_rounds
 from fedsim.analysis.style import group_name
 from fedsim.analysis.view import MOST_LANES
@@ -36,11 +36,11 @@ _FRAME_IN = 1.9
 _NAMED_ROWS = 60  # most rows with device IDs
 _GAPPED_ROWS = 150
 _MOST_NAMED = 20  # most groups that are named in the legend
-_SPLIT: style.Look = {"color": style.BLACK, "linewidth": 1.1, "linestyle": (0, (5, 3))}
-_AGREEMENT: dict[str, style.Look] = {
-    "purity": {"label": "purity", "color": style.BLACK, "linestyle": "-"},
-    "ari": {"label": "adjusted Rand index", "color": style.VERMILLION, "linestyle": "--"},
-    "nmi": {"label": "normalised mutual information", "color": style.BLUE, "linestyle": ":"},
+_SPLIT: palette.Look = {"color": palette.BLACK, "linewidth": 1.1, "linestyle": (0, (5, 3))}
+_AGREEMENT: dict[str, palette.Look] = {
+    "purity": {"label": "purity", "color": palette.BLACK, "linestyle": "-"},
+    "ari": {"label": "adjusted Rand index", "color": palette.VERMILLION, "linestyle": "--"},
+    "nmi": {"label": "normalised mutual information", "color": palette.BLUE, "linestyle": ":"},
 }
 
 
@@ -173,15 +173,15 @@ def draw_pre_trainings(
         return []
     least = panel.get_xlim()[1] / 600  # a bar that is thinner than a point would not be seen
     stops = np.maximum(ends, np.array(starts) + least)
-    look: style.Look = {"facecolor": style.PRE_TRAINING, "gid": "pre-training", "zorder": 2.2}
+    look: palette.Look = {"facecolor": palette.PRE_TRAINING, "gid": "pre-training", "zorder": 2.2}
     look |= {"edgecolor": "white", "linewidth": 0.6}
     style.bars(panel, starts, stops, places, 0.2, **look)
-    return [Patch(facecolor=style.PRE_TRAINING, label="pre-training")]
+    return [Patch(facecolor=palette.PRE_TRAINING, label="pre-training")]
 
 
 def membership_colour(group: int) -> str:
     """Return the colour of members of a group; of devices without a group if it is negative."""
-    return "#DDDDDD" if group == NO_GROUP else style.group_colour(group)
+    return "#DDDDDD" if group == NO_GROUP else palette.group_colour(group)
 
 
 def _name_rows(panel: Axes, history: History, devices: Ints, height: float) -> None:
@@ -206,7 +206,7 @@ def _name_rows(panel: Axes, history: History, devices: Ints, height: float) -> N
         0,
         1,
         transform=panel.get_yaxis_transform(),
-        color=style.BLACK,
+        color=palette.BLACK,
         linewidth=0.7,
         zorder=2,
     )
@@ -235,7 +235,7 @@ def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
         )
         panel.step(times / unit, top, where="post", color="white", linewidth=0.8)
         base = top
-    panel.step(times / unit, base, where="post", color=style.BLACK, linewidth=1.0)
+    panel.step(times / unit, base, where="post", color=palette.BLACK, linewidth=1.0)
     panel.set_ylim(0, max(1.0, base.max() * 1.05))
     style.whole_ticks(panel.yaxis, 4)
     panel.set_ylabel("devices\nin groups", fontsize=10)
@@ -368,7 +368,7 @@ def draw_split_tree(run: RunFolder) -> Figure:
 
 def _number_splits(tree: Axes, splits: list[TreeCluster], rows: dict[int, float]) -> list[Artist]:
     """Write a number on each split; return the legend's entries, which explain the numbers."""
-    look: style.Look = {
+    look: palette.Look = {
         "ha": "center",
         "va": "center_baseline",
         "color": "white",
@@ -380,7 +380,7 @@ def _number_splits(tree: Axes, splits: list[TreeCluster], rows: dict[int, float]
         assert cluster.split_round is not None
         tree.text(cluster.split_round, rows[id(cluster)], str(number), fontsize=8, **look)
         label = f"{number}: {cluster.description}"
-        handles.append(Line2D([], [], marker="o", linestyle="", color=style.BLACK, label=label))
+        handles.append(Line2D([], [], marker="o", linestyle="", color=palette.BLACK, label=label))
     return handles
 
 
@@ -394,9 +394,9 @@ def _draw_tree(
     for cluster in reversed(clusters):  # children come before their parents
         width = _line_width(cluster, most)
         end = float(cluster.split_round or rounds)
-        colour = style.group_colour(cluster.group)
+        colour = palette.group_colour(cluster.group)
         if cluster.children:
-            colour = style.GREY
+            colour = palette.GREY
             _draw_split(panel, cluster, end, most, rows, size=6 if crowded else 13)
         y = rows[id(cluster)]
         panel.plot(
@@ -447,7 +447,7 @@ def _draw_split(
             linewidth=min(_line_width(child, most), 2.5),
             solid_capstyle="butt",
         )
-    panel.plot([end], [row], "o", color=style.BLACK, zorder=4, gid="split", markersize=size)
+    panel.plot([end], [row], "o", color=palette.BLACK, zorder=4, gid="split", markersize=size)
 
 
 def _name_leaves(

@@ -17,36 +17,36 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.lab.reading.activities import Activities
 from fedsim.lab.reading.attempts import Attempt, Attempts
 from fedsim.lab.reading.history import History
 from fedsim.lab.reading.record_data import RecordData
 
 OUTCOMES = {  # outcome: colour and meaning
-    "valid": (style.VALID, "valid"),
-    "slow": (style.ORANGE, "slow: answered untrained"),
-    "late": (style.VERMILLION, "late: ended, nothing arrived"),
-    "lost": (style.BLACK, "lost: device disconnected"),
-    "stopped": (style.GREY, "cut off by the end of the run"),
+    "valid": (palette.VALID, "valid"),
+    "slow": (palette.ORANGE, "slow: answered untrained"),
+    "late": (palette.VERMILLION, "late: ended, nothing arrived"),
+    "lost": (palette.BLACK, "lost: device disconnected"),
+    "stopped": (palette.GREY, "cut off by the end of the run"),
 }
 TIMES = ("train_end", "sends", "answered", "cut", "limit", "deadline", "ended")
 _LEAST_EPOCH_PT = 3.0  # width (points) below which the epochs of a lane are drawn as one bar
 _LEAST_COUNT_PT = 34.0  # width (points) of a bar that has room for its count of epochs
-_ENDS: dict[str, style.Look] = {
-    "limit": {"label": "T, the deadline of training", **style.LIMIT},
-    "deadline": {"label": "the round's deadline", **style.DEADLINE},
+_ENDS: dict[str, palette.Look] = {
+    "limit": {"label": "T, the deadline of training", **palette.LIMIT},
+    "deadline": {"label": "the round's deadline", **palette.DEADLINE},
 }
-_CUT: style.Look = {"facecolor": style.lighten(style.STEPS["upload"], 0.6), "hatch": "//////"}
-_NO_TRAINING: style.Look = {"marker": "s", "markerfacecolor": "white", "linestyle": ""}
-_PRE_TRAINING: style.Look = {
-    "facecolor": style.lighten(style.PRE_TRAINING, 0.55),
-    "edgecolor": style.PRE_TRAINING,
+_CUT: palette.Look = {"facecolor": palette.lighten(palette.STEPS["upload"], 0.6), "hatch": "//////"}
+_NO_TRAINING: palette.Look = {"marker": "s", "markerfacecolor": "white", "linestyle": ""}
+_PRE_TRAINING: palette.Look = {
+    "facecolor": palette.lighten(palette.PRE_TRAINING, 0.55),
+    "edgecolor": palette.PRE_TRAINING,
     "hatch": "......",
     "linewidth": 0.0,
 }
-_PART: style.Look = {"marker": "D", "color": style.PURPLE, "linestyle": ""}
-_SPLITS: style.Look = {**style.SPLIT, "linestyle": ""}
+_PART: palette.Look = {"marker": "D", "color": palette.PURPLE, "linestyle": ""}
+_SPLITS: palette.Look = {**palette.SPLIT, "linestyle": ""}
 # half heights of bars, as parts of a lane
 _EPOCH = 0.38
 _UNFINISHED = 0.34
@@ -321,23 +321,23 @@ def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> N
         downloads += [(start, end, lane) for start, end in spans]
     if downloads:
         starts, stops, lanes = np.array(downloads, dtype=float).T
-        look: style.Look = {"facecolor": style.STEPS["download"], "gid": "download"}
+        look: palette.Look = {"facecolor": palette.STEPS["download"], "gid": "download"}
         style.bars(panel, starts / unit, stops / unit, lanes, _MESSAGE, **look)
     rows = rows.assign(
         queued=rows["sends"].where(rows["answered"].notna()),
         unfinished=rows["train_end"].where(~rows["prepares"]),
     )
-    unfinished: style.Look = {
-        "facecolor": style.lighten(colour, 0.75),
+    unfinished: palette.Look = {
+        "facecolor": palette.lighten(colour, 0.75),
         "edgecolor": colour,
         "hatch": "//////",
         "linewidth": 0.0,
         "gid": "unfinished",
     }
-    queue: style.Look = {"facecolor": style.STEPS["queue"], "gid": "queue"}
-    upload: style.Look = {"facecolor": style.STEPS["upload"], "gid": "upload"}
-    cut: style.Look = {"gid": "cut-upload", "edgecolor": colour, **_CUT}
-    phases: tuple[tuple[str, str, float, style.Look], ...] = (
+    queue: palette.Look = {"facecolor": palette.STEPS["queue"], "gid": "queue"}
+    upload: palette.Look = {"facecolor": palette.STEPS["upload"], "gid": "upload"}
+    cut: palette.Look = {"gid": "cut-upload", "edgecolor": colour, **_CUT}
+    phases: tuple[tuple[str, str, float, palette.Look], ...] = (
         ("done", "unfinished", _UNFINISHED, unfinished),
         ("train_end", "queued", _MESSAGE, queue),
         ("sends", "answered", _MESSAGE, upload),
@@ -390,7 +390,7 @@ def name_lanes(panel: Axes, lanes: pd.DataFrame, sizes: LaneSizes) -> None:
 
 def handles_of(attempts: pd.DataFrame) -> list[Artist]:
     """Return the legend's entries for outcomes and phases that occur in ``attempts``."""
-    no_training = {**_NO_TRAINING, "markeredgecolor": style.BLACK, "markersize": 5}
+    no_training = {**_NO_TRAINING, "markeredgecolor": palette.BLACK, "markersize": 5}
     entries: list[tuple[pd.Series[bool], Artist]] = []
     for outcome, (colour, label) in OUTCOMES.items():
         counts = (attempts["outcome"] == outcome) & attempts["counts"]
@@ -398,7 +398,7 @@ def handles_of(attempts: pd.DataFrame) -> list[Artist]:
     unfinished = (attempts["train_end"] > attempts["done"]) & ~attempts["prepares"]
     pre_trained = (attempts["train_end"] > attempts["begun"]) & attempts["prepares"]
     entries += [
-        (unfinished, Patch(label="epoch begun, not finished", **style.HATCHED)),
+        (unfinished, Patch(label="epoch begun, not finished", **palette.HATCHED)),
         (pre_trained, Patch(label="pre-training", **_PRE_TRAINING)),
         (
             attempts["begun"].isna(),
@@ -406,16 +406,16 @@ def handles_of(attempts: pd.DataFrame) -> list[Artist]:
         ),
         (
             attempts["downloads"].astype(bool),
-            Patch(facecolor=style.STEPS["download"], label="download"),
+            Patch(facecolor=palette.STEPS["download"], label="download"),
         ),
-        (attempts["answered"].notna(), Patch(facecolor=style.STEPS["upload"], label="upload")),
+        (attempts["answered"].notna(), Patch(facecolor=palette.STEPS["upload"], label="upload")),
         (
             attempts["cut"].notna(),
-            Patch(label="upload that was cut short", edgecolor=style.GREY, **_CUT),
+            Patch(label="upload that was cut short", edgecolor=palette.GREY, **_CUT),
         ),
         (
             attempts["sends"] > attempts["train_end"],
-            Patch(facecolor=style.STEPS["queue"], label="queue"),
+            Patch(facecolor=palette.STEPS["queue"], label="queue"),
         ),
     ]
     for column, look in _ENDS.items():

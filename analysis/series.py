@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedsim.analysis.style import BLACK, Look, run_names, short, with_strategy
+from fedsim.analysis.palette import BLACK, Look
+from fedsim.analysis.style import run_names, short, with_strategy
 from fedsim.records.reading import RunFolder
 
 _APART = ("seed", "name")  # keys in which runs of one series may differ

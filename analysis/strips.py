@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.view import View
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import FedsimError
@@ -30,12 +30,12 @@ RATES = (
     (125.0, 125.0, "kbit/s"),
     (0.0, 0.125, "bit/s"),
 )
-_CAPACITY: style.Look = {"color": style.BLACK, "linewidth": 0.8, "linestyle": ":"}
+_CAPACITY: palette.Look = {"color": palette.BLACK, "linewidth": 0.8, "linestyle": ":"}
 
 LaneDirection = Literal["down", "up"]
 _DIRECTIONS: tuple[LaneDirection, ...] = ("down", "up")
 _SIGNS = {"down": 1.0, "up": -1.0}
-_COLOURS = {"down": style.STEPS["download"], "up": style.STEPS["upload"]}
+_COLOURS = {"down": palette.STEPS["download"], "up": palette.STEPS["upload"]}
 
 
 def capacity(run: RunFolder) -> dict[str, float | None]:
@@ -71,7 +71,7 @@ def draw_work(axes: Axes, view: View) -> None:
     edges = _edges(view)
     activities = view.activities
     top = np.zeros(_BINS)
-    for outcome, colour in style.OUTCOMES.items():
+    for outcome, colour in palette.OUTCOMES.items():
         steps = [step for step in activities.steps if step.task_outcome == outcome]
         if steps:
             base = top
@@ -84,7 +84,7 @@ def draw_work(axes: Axes, view: View) -> None:
     if is_complete and present.max() <= _FAR_MORE * most:
         most = max(most, float(present.max()))
         reachable = present - means(concurrency(activities.absences), edges)
-        _draw_area(axes, view, present, reachable, "away", style.AWAY)
+        _draw_area(axes, view, present, reachable, "away", palette.AWAY)
     axes.set(ylim=(0, most), ylabel="devices\nat work")
     style.whole_ticks(axes.yaxis, 3)
 
@@ -157,7 +157,7 @@ def _draw_link_load(axes: Axes, view: View) -> list[Artist]:
             peaks[direction] = max(peaks[direction], limit)
             axes.axhline(sign * limit / unit.size, gid=f"capacity-{direction}", **_CAPACITY)
             handles = [Line2D([], [], label="what the server's link can carry", **_CAPACITY)]
-    axes.axhline(0, color=style.GREY, linewidth=0.8)
+    axes.axhline(0, color=palette.GREY, linewidth=0.8)
     room = 0.15 * max(most, *peaks.values())
     lowest = (-peaks["up"] - room) / unit.size
     highest = (peaks["down"] + room) / unit.size

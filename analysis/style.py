@@ -1,15 +1,11 @@
-"""Shared parts of pictures: palette, units, bars, marks, legends, names, and saving.
-
-The palette is by Okabe and Ito (2008), whose colours stay apart for the colour-blind. Work that
-counts has cool colours, and wasted work has warm and dark colours.
-"""
+"""Shared parts of pictures: units, bars, marks, legends, names, and saving."""
 
 import math
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -18,12 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
+from fedsim.analysis import palette
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import FedsimError
 from fedsim.common.harmless import clean
@@ -31,76 +27,7 @@ from fedsim.lab.reading.study_folder import names_apart
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
 
-Look: TypeAlias = dict[str, Any]
-"""Keyword arguments of an artist of matplotlib, such as ``color`` and ``linewidth``."""
-
-BLACK = "#000000"
-ORANGE = "#E69F00"
-SKY = "#56B4E9"
-GREEN = "#009E73"
-YELLOW = "#F0E442"
-BLUE = "#0072B2"
-VERMILLION = "#D55E00"
-PURPLE = "#CC79A7"
-GREY = "#767676"
-PALE = "#EFEFEF"
-AWAY = "#B3B3B3"
-HATCHED: Look = {
-    "facecolor": PALE,
-    "edgecolor": GREY,
-    "hatch": "//////",
-}  # look of hatched entries in legends
-
-PRE_TRAINING = "#443300"
-STEPS = {
-    "download": SKY,
-    "train": GREEN,
-    "evaluate": YELLOW,
-    "upload": BLUE,
-    "queue": ORANGE,
-    "pre-training": PRE_TRAINING,
-    "decode": "#448888",
-    "encode": "#332288",
-    "compute": "#117733",
-    "start-up": "#7777FF",
-    "sleep": "#665555",
-}
-# colours of kinds of steps that users add
-_ADDED_STEPS = ("#EE3377", "#999933", "#44BB99", "#AA3377", "#EE8866", "#6666CC")
-OUTCOMES = {
-    "done": "#A9BFCC",
-    "late": VERMILLION,
-    "lost": BLACK,
-    "left": PURPLE,
-    "stopped": GREY,
-    "memory": "#882255",
-    "battery": "#8C564B",
-}
-VALID = "#66C5AB"  # lighter than late, so that both can be told apart in grey
-DEADLINE: Look = {"color": VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
-LIMIT: Look = {"color": VERMILLION, "linewidth": 1.8, "linestyle": "-"}  # T, of one device
-SPLIT: Look = {"marker": "D", "color": PURPLE, "markerfacecolor": "white"}
-# The first seven are by Okabe and Ito, the others by Paul Tol.
-SERIES = (
-    *(BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK),
-    *("#882255", "#332288", "#999933", "#661100", GREY, "#117733"),
-)
 FORMATS = ("png", "svg")  # of the pictures; figures for papers have more
-# Colours that no phase has. The first five are distinct for the colour-blind too
-# (``tests/analysis/test_colours.py`` measures these and all other colours that share a picture).
-GROUPS = (
-    "#542788",
-    "#B35806",
-    "#A6DBA0",
-    "#994455",
-    "#C2A5CF",
-    "#661100",
-    "#DDBB77",
-    "#AA4499",
-    "#AA8866",
-    "#7F3B08",
-)
-SHAPES = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 
 TIMES = (
     (2 * 86400.0, 86400.0, "days"),
@@ -124,7 +51,7 @@ _RC: dict[Any, object] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "grid.color": PALE,
+    "grid.color": palette.PALE,
     "grid.linewidth": 1.0,
     "legend.frameon": False,
     "legend.fontsize": 10,
@@ -287,27 +214,6 @@ def whole_ticks(axis: Axis, most: int) -> None:
     axis.set_major_locator(MaxNLocator(nbins=most, integer=True))
 
 
-def lighten(colour: str, share: float) -> tuple[float, float, float]:
-    """Mix a colour with the share ``share`` (0..1) of white; return red, green and blue (0..1)."""
-    red, green, blue = (part + (1 - part) * share for part in to_rgb(colour))
-    return red, green, blue
-
-
-def line_of(number: int, width: float) -> Look:
-    """Return the look of a line. Successive lines differ in colour and dash.
-
-    After 13 and after 26 lines, the colours are paler.
-
-    Args:
-        number: index of the run or series, from 0.
-        width: width of the line (points).
-    """
-    turn, colour = divmod(number, len(SERIES))
-    dash = ("-", "--", ":", "-.")[(number + 2 * turn) % 4]
-    shade = to_hex(lighten(SERIES[colour], 0.3 * min(turn, 2)))
-    return {"color": shade, "linestyle": dash, "linewidth": width}
-
-
 def evenly(count: int, most: int) -> NDArray[np.int64]:
     """Choose at most ``most`` of ``count`` indices, evenly spread, with the first and the last.
 
@@ -321,24 +227,6 @@ def evenly(count: int, most: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
 
 
-def step_colours(kinds: Iterable[str]) -> dict[str, str]:
-    """Assign colours to kinds of steps.
-
-    Args:
-        kinds: kinds of steps, of fedsim and of users.
-
-    Returns:
-        Colours by kind: kinds of fedsim in the order of ``STEPS``, then kinds of users by name.
-        After six kinds of users, the colours repeat in paler shades.
-    """
-    present = set(kinds)
-    colours = {kind: colour for kind, colour in STEPS.items() if kind in present}
-    for place, kind in enumerate(sorted(present - STEPS.keys())):
-        turn, number = divmod(place, len(_ADDED_STEPS))
-        colours[kind] = to_hex(lighten(_ADDED_STEPS[number], 1 - 0.6**turn))
-    return colours
-
-
 def time_label(runs: Iterable[RunFolder], unit: str) -> str:
     """Return the label of an axis of time: simulated, measured, or both.
 
@@ -349,20 +237,6 @@ def time_label(runs: Iterable[RunFolder], unit: str) -> str:
     clocks = {run.clock for run in runs}
     clock = clocks.pop() if len(clocks) == 1 else "time"
     return f"{clock} ({unit})"
-
-
-def group_colour(group: int) -> str:
-    """Return the colour of a group of devices, the same in all pictures.
-
-    After ten groups, the colours repeat in paler shades.
-    """
-    turn, place = divmod(group, len(GROUPS))
-    return to_hex(lighten(GROUPS[place], 1 - 0.5 ** min(turn, 2)))
-
-
-def group_tint(group: int) -> str:
-    """Return the pale background colour of a group of devices."""
-    return to_hex(lighten(group_colour(group), 0.72))
 
 
 def group_name(group: int) -> str:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.marks import draw_marks, mark_rows, number_rounds
 from fedsim.analysis.strips import draw_load, draw_work
 from fedsim.analysis.style import evenly
@@ -36,10 +36,13 @@ _MOST_IN = 8.6
 _STRIPS_IN = (0.8, 1.0)
 _FRAME_IN = 2.3  # height of title, axis labels and legend (inches)
 
-_ACT: style.Look = {"color": style.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
-_ROUND_END: style.Look = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
-_PATH: style.Look = {"color": style.BLACK, "linewidth": 1.4, "linestyle": "-"}
-_EDGE: style.Look = {"edgecolor": style.GREY, "linewidth": 0.4}  # outline of pale legend entries
+_ACT: palette.Look = {"color": palette.PURPLE, "linewidth": 0.8, "linestyle": (0, (1, 2))}
+_ROUND_END: palette.Look = {"color": "#404040", "linewidth": 0.8, "linestyle": "-"}
+_PATH: palette.Look = {"color": palette.BLACK, "linewidth": 1.4, "linestyle": "-"}
+_EDGE: palette.Look = {
+    "edgecolor": palette.GREY,
+    "linewidth": 0.4,
+}  # outline of pale legend entries
 # tracks of messages in a lane, as distances of top and foot from its middle: sent, received
 _TRACKS = ((0.0, 0.2), (0.2, 0.4))
 _MARKED_OUTCOMES = ("late", "lost", "left", "battery")
@@ -128,8 +131,8 @@ def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
     has_room = _has_room(view)
     axes.set_ylim(max(len(view.devices), _LEAST_LANES) - 0.5, -0.5)
     axes.set_xlim(view.start / view.unit.size, view.end / view.unit.size)
-    _draw_bars(axes, view, view.presence, facecolor=style.PALE, zorder=0)
-    colours = style.step_colours(step.kind for step in view.all_steps)
+    _draw_bars(axes, view, view.presence, facecolor=palette.PALE, zorder=0)
+    colours = palette.step_colours(step.kind for step in view.all_steps)
     handles = _draw_useful_steps(axes, view, colours)
     handles += _draw_messages(axes, view)
     handles += _draw_absences(axes, view)
@@ -152,7 +155,7 @@ def _draw_useful_steps(axes: Axes, view: View, colours: Mapping[str, str]) -> li
             useful = [step for step in steps if step.task_outcome == "done"]
             _draw_steps(axes, view, useful, gid=kind, facecolor=colour)
             handles.append(Patch(facecolor=colour, label=style.short(kind)))
-    handles.append(Patch(facecolor=style.OUTCOMES["done"], label="devices at work"))
+    handles.append(Patch(facecolor=palette.OUTCOMES["done"], label="devices at work"))
     return handles
 
 
@@ -171,8 +174,8 @@ def _draw_messages(axes: Axes, view: View) -> list[Artist]:
         if not messages:
             continue
         start, end, lanes = _places(view, messages, least=2 * view.span / _PIXELS)
-        colour = style.STEPS[kind]
-        look: style.Look = {"facecolor": colour, "gid": label.replace(" ", "-")}
+        colour = palette.STEPS[kind]
+        look: palette.Look = {"facecolor": colour, "gid": label.replace(" ", "-")}
         if len(view.devices) <= _MANY_LANES:
             style.rectangles(axes, start, end, lanes + top, lanes + foot, zorder=1.5, **look)
         else:
@@ -183,11 +186,11 @@ def _draw_messages(axes: Axes, view: View) -> list[Artist]:
 
 def _draw_absences(axes: Axes, view: View) -> list[Artist]:
     if view.absences is None:
-        return [Patch(facecolor=style.PALE, label="idle or disconnected", **_EDGE)]
-    handles: list[Artist] = [Patch(facecolor=style.PALE, label="idle", **_EDGE)]
+        return [Patch(facecolor=palette.PALE, label="idle or disconnected", **_EDGE)]
+    handles: list[Artist] = [Patch(facecolor=palette.PALE, label="idle", **_EDGE)]
     if view.absences:
-        _draw_bars(axes, view, view.absences, facecolor=style.AWAY, zorder=0.7, gid="away")
-        handles.append(Patch(facecolor=style.AWAY, label="cannot be reached", **_EDGE))
+        _draw_bars(axes, view, view.absences, facecolor=palette.AWAY, zorder=0.7, gid="away")
+        handles.append(Patch(facecolor=palette.AWAY, label="cannot be reached", **_EDGE))
     return handles
 
 
@@ -202,14 +205,14 @@ def _draw_wasted_steps(axes: Axes, view: View, colours: Mapping[str, str] | None
         wasted = [step for step in view.steps if step.task_outcome == outcome]
         if not wasted:
             continue
-        colour = style.OUTCOMES[outcome]
-        look: style.Look = {"facecolor": colour}
+        colour = palette.OUTCOMES[outcome]
+        look: palette.Look = {"facecolor": colour}
         if colours is not None:
             hatch = {"edgecolor": colour, "hatch": "//////", "linewidth": 0.8}
             look = {"facecolor": "white", **hatch}
             for kind in sorted({step.kind for step in wasted}):
                 steps = [step for step in wasted if step.kind == kind]
-                pale = style.lighten(colours[kind], 0.5)
+                pale = palette.lighten(colours[kind], 0.5)
                 _draw_steps(axes, view, steps, gid=f"{kind}-{outcome}", facecolor=pale, **hatch)
         else:
             _draw_steps(axes, view, wasted, gid=f"wasted-{outcome}", facecolor=colour)
@@ -256,9 +259,9 @@ def _draw_limits(axes: Axes, view: View) -> list[Artist]:
     y = np.array(lanes)
     outline = [patheffects.withStroke(linewidth=3.4, foreground="white")]
     axes.vlines(
-        times, y - 0.5, y + 0.5, gid="limit", zorder=2.5, path_effects=outline, **style.LIMIT
+        times, y - 0.5, y + 0.5, gid="limit", zorder=2.5, path_effects=outline, **palette.LIMIT
     )
-    return [Line2D([], [], label="T, the deadline of a training", **style.LIMIT)]
+    return [Line2D([], [], label="T, the deadline of a training", **palette.LIMIT)]
 
 
 def _mark_splits(axes: Axes, view: View) -> list[Artist]:
@@ -338,9 +341,9 @@ def _tint_groups(axes: Axes, view: View) -> list[Artist]:
         return []
     for group in sorted({stay.group for stay in stays}):
         members = [stay for stay in stays if stay.group == group]
-        colour = style.group_tint(group)
+        colour = palette.group_tint(group)
         _draw_bars(axes, view, members, gid="group", zorder=0.5, facecolor=colour)
-    colour = style.group_tint(stays[0].group)
+    colour = palette.group_tint(stays[0].group)
     return [Patch(facecolor=colour, label="in a group, each its colour")]
 
 
@@ -408,9 +411,9 @@ def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
     handles: list[Artist] = []
     suffix = f" (one round of {every})" if every > 1 else ""
     opacity = 0.5 if every > 1 else 1.0
-    lines: tuple[tuple[str, list[float], style.Look, str], ...] = (
+    lines: tuple[tuple[str, list[float], palette.Look, str], ...] = (
         ("end", ends, _ROUND_END, "round's end"),
-        ("deadline", deadlines, style.DEADLINE, "deadline"),
+        ("deadline", deadlines, palette.DEADLINE, "deadline"),
     )
     for gid, times, look, label in lines:
         if times:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.series import (
     Series,
     draw_mean_bar,
@@ -35,9 +35,9 @@ from fedsim.records.ledger import NOT_IN_PAPER, PROCESS, split_by_purpose
 from fedsim.records.reading import RunFolder
 
 _HUES = {
-    "down": (style.SKY, style.PURPLE, style.YELLOW, "#882255"),
-    "up": (style.BLUE, style.GREEN, style.ORANGE, "#999933"),
-    "peer": (style.GREEN, style.PURPLE),
+    "down": (palette.SKY, palette.PURPLE, palette.YELLOW, "#882255"),
+    "up": (palette.BLUE, palette.GREEN, palette.ORANGE, "#999933"),
+    "peer": (palette.GREEN, palette.PURPLE),
     "server": ("#332288", "#AA8866"),
 }
 _DIRECTIONS = {
@@ -46,9 +46,9 @@ _DIRECTIONS = {
     "peer": "⇄ peers",
     "server": "↔ within the server",
 }
-_WASTED: style.Look = {
+_WASTED: palette.Look = {
     "facecolor": "white",
-    "edgecolor": style.VERMILLION,
+    "edgecolor": palette.VERMILLION,
     "hatch": "////",
     "linewidth": 0.8,
 }
@@ -142,7 +142,7 @@ def _colours(parts: pd.DataFrame) -> dict[_Kind, str]:
     for direction, hues in _HUES.items():
         purposes = [str(purpose) for sent, purpose in sums.index if sent == direction]
         for place, purpose in enumerate(purposes):
-            colours[direction, purpose] = hues[place] if place < len(hues) else style.GREY
+            colours[direction, purpose] = hues[place] if place < len(hues) else palette.GREY
     return colours
 
 
@@ -162,7 +162,7 @@ def _plot_over_time(
     size = style.unit_for(float(parts["bytes"].sum()), style.BYTES)
     moments = np.linspace(0.0, end, _POINTS)
     useful = dict([*parts[~parts["wasted"]].groupby(["direction", "purpose"])])
-    layers: list[tuple[pd.DataFrame, style.Look]] = []
+    layers: list[tuple[pd.DataFrame, palette.Look]] = []
     for kind, colour in colours.items():
         if kind in useful:
             layers.append((useful[kind], {"color": colour, "linewidth": 0}))
@@ -174,7 +174,7 @@ def _plot_over_time(
         top = base + at_moments.to_numpy() / size.size
         panel.fill_between(moments / time.size, base, top, **look)
         base = top
-    panel.plot(moments / time.size, base, color=style.BLACK, linewidth=1.2)
+    panel.plot(moments / time.size, base, color=palette.BLACK, linewidth=1.2)
     panel.set(
         xlabel=style.time_label([run], time.name),
         ylabel=f"moved so far ({size.name})",
@@ -217,13 +217,13 @@ def _amount(total: float, wasted: float) -> str:
 # purposes of several runs, by all bytes moved and by the bytes that papers count
 
 # colours of purposes that nearly every strategy has, the same in every picture
-_FIXED = {"model": style.SKY, "update": style.BLUE}
+_FIXED = {"model": palette.SKY, "update": palette.BLUE}
 _OTHERS = (
-    style.GREEN,
-    style.ORANGE,
-    style.PURPLE,
-    style.VERMILLION,
-    style.YELLOW,
+    palette.GREEN,
+    palette.ORANGE,
+    palette.PURPLE,
+    palette.VERMILLION,
+    palette.YELLOW,
     "#332288",
     "#882255",
     "#999933",

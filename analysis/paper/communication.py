@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.accuracy import band, curves_of
 from fedsim.analysis.paper.lines import refuse_more
 from fedsim.analysis.paper.sheet import (
@@ -32,9 +32,9 @@ from fedsim.records.reading import RunFolder
 MOST_LINES = 12
 _USUAL = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 USUAL_TARGETS = tuple(Target(accuracy) for accuracy in _USUAL)
-DIRECTIONS: dict[str, style.Look] = {
-    "down": {"facecolor": style.STEPS["download"], "label": "to devices"},
-    "up": {"facecolor": style.STEPS["upload"], "label": "from devices", "hatch": "//////"},
+DIRECTIONS: dict[str, palette.Look] = {
+    "down": {"facecolor": palette.STEPS["download"], "label": "to devices"},
+    "up": {"facecolor": palette.STEPS["upload"], "label": "from devices", "hatch": "//////"},
     "peer": {"facecolor": "#CCBB44", "label": "between devices"},
 }
 _LONGEST_NAME = 18  # most characters of a line of a name
@@ -43,15 +43,15 @@ _WIDE_IN = 3.0  # width from which a label has one line
 _BAR_IN = 0.2
 _CURVES_IN = 1.35
 _FRAME_IN = 0.95
-_SEED: style.Look = {
+_SEED: palette.Look = {
     "marker": "o",
     "markersize": 2.6,
     "markerfacecolor": "white",
-    "markeredgecolor": style.BLACK,
+    "markeredgecolor": palette.BLACK,
     "markeredgewidth": 0.6,
     "linestyle": "",
 }
-_TARGET: style.Look = {"color": style.GREY, "linewidth": 0.7, "linestyle": (0, (3, 2))}
+_TARGET: palette.Look = {"color": palette.GREY, "linewidth": 0.7, "linestyle": (0, (3, 2))}
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def _draw_curves(panel: Axes, cost: Communication) -> None:
         look = line_look(line.number)
         every = max(1, len(x) // 8)
         if len(line.runs) > 1:
-            shade: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
+            shade: palette.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
             panel.fill_between(x / unit.size, low, high, gid=f"band-{line.number}", **shade)
         panel.plot(
             x / unit.size,
@@ -339,5 +339,5 @@ def _handles(cost: Communication) -> list[Artist]:
     if seeds > 1:
         handles.append(Line2D([], [], label=f"one of {seeds} seeds", **_SEED))
         label = f"lowest to highest of {seeds} seeds"
-        handles.append(Patch(facecolor=style.GREY, alpha=2 * BAND, label=label))
+        handles.append(Patch(facecolor=palette.GREY, alpha=2 * BAND, label=label))
     return handles

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.marks import mark_rows
 from fedsim.analysis.membership import draw_pre_trainings, membership_colour
 from fedsim.analysis.paper.lines import attempts_of, strategy_of
@@ -115,9 +115,9 @@ def draw_members(series: Series, width: float) -> PaperFigure:
     return PaperFigure(figure, _numbers(series, members), notes)
 
 
-def _group_look(group: int) -> style.Look:
+def _group_look(group: int) -> palette.Look:
     """Return the look of a group: its colour, and a hatch if another group is as dark in grey."""
-    look: style.Look = {"facecolor": membership_colour(group), "linewidth": 0}
+    look: palette.Look = {"facecolor": membership_colour(group), "linewidth": 0}
     hatch = _HATCHES[group % len(_HATCHES)]
     if group != NO_GROUP and hatch:
         look |= {"hatch": hatch, "edgecolor": "white"}
@@ -130,7 +130,7 @@ def _draw_rows(panel: Axes, members: Members, unit: float) -> list[Artist]:
     panel.set_ylim(len(rows) - 0.5, -0.5)
     handles: list[Artist] = []
     presence = members.attempts.activities.presence
-    look: style.Look = {"facecolor": membership_colour(NO_GROUP), "gid": "present"}
+    look: palette.Look = {"facecolor": membership_colour(NO_GROUP), "gid": "present"}
     _draw_spans(panel, presence, rows, unit, look)
     for group in members.attempts.history.groups:
         stays_in_group = [stay for stay in stays if stay.group == group]
@@ -156,7 +156,7 @@ def _name_groups(members: Members) -> list[Artist]:
     others = len(groups) - len(largest)
     if others:
         label = style.counted(others, "smaller group")
-        handles.append(Patch(facecolor="white", edgecolor=style.GREY, linewidth=0.5, label=label))
+        handles.append(Patch(facecolor="white", edgecolor=palette.GREY, linewidth=0.5, label=label))
     return handles
 
 
@@ -165,7 +165,7 @@ def _draw_spans(
     spans: Sequence[TimeSpan],
     rows: Mapping[int, float],
     unit: float,
-    look: style.Look,
+    look: palette.Look,
 ) -> None:
     """Draw spans of time as bars in the rows of their devices; devices without a row are skipped."""
     starts = []
@@ -185,11 +185,11 @@ def _draw_sizes(panel: Axes, members: Members, unit: float) -> None:
     base = np.zeros(len(x))
     for group, sizes in members.sizes.items():
         top = base + sizes
-        look: style.Look = {"gid": f"size-{group}", **_group_look(group)}
+        look: palette.Look = {"gid": f"size-{group}", **_group_look(group)}
         panel.fill_between(x, base, top, step="post", **look)
         panel.step(x, top, where="post", color="white", linewidth=0.5)
         base = top
-    panel.step(x, base, where="post", color=style.BLACK, linewidth=0.8, gid="present")
+    panel.step(x, base, where="post", color=palette.BLACK, linewidth=0.8, gid="present")
     panel.set_ylim(0, max(1.0, float(base.max()) * 1.05))
     style.whole_ticks(panel.yaxis, 3)
     panel.set_ylabel("devices")

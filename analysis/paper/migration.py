@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.paper.lines import attempts_of, measure_each, refuse_more, strategy_of
 from fedsim.analysis.paper.sheet import (
     BAND,
@@ -35,17 +35,17 @@ _DEVICES_IN = 0.85
 _PURITY_IN = 0.6
 _FRAME_IN = 0.45
 
-EVENTS: dict[str, style.Look] = {
+EVENTS: dict[str, palette.Look] = {
     "shift": {
         "label": "data shifts",
-        "color": style.BLACK,
+        "color": palette.BLACK,
         "linestyle": "-",
         "marker": "o",
         "markerfacecolor": "white",
     },
     "noticed": {
         "label": "shifts noticed",
-        "color": style.BLACK,
+        "color": palette.BLACK,
         "linestyle": (0, (1, 1.2)),
         "marker": "o",
     },
@@ -63,18 +63,18 @@ EVENTS: dict[str, style.Look] = {
     },
     "pre-training": {
         "label": "pre-trainings",
-        "color": style.PRE_TRAINING,
+        "color": palette.PRE_TRAINING,
         "linestyle": "-",
         "marker": "D",
     },
 }
 """Looks of cumulative counts by kind of event."""
 
-DEVICES: dict[str, style.Look] = {
-    "present": {"label": "devices present", "color": style.GREY, "linestyle": "-"},
+DEVICES: dict[str, palette.Look] = {
+    "present": {"label": "devices present", "color": palette.GREY, "linestyle": "-"},
     "grouped": {"label": "of them in a group", "color": "#882255", "linestyle": (0, (4, 1.5))},
 }
-_PURITY: style.Look = {"label": "purity of the groups", "color": style.BLACK, "marker": "."}
+_PURITY: palette.Look = {"label": "purity of the groups", "color": palette.BLACK, "marker": "."}
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None
     x = np.array(line.times) / unit
     for kind, look in EVENTS.items():
         if line.totals[kind].high > 0:
-            extra: style.Look = {"markersize": 2.4, "markevery": 2, "gid": kind}
+            extra: palette.Look = {"markersize": 2.4, "markevery": 2, "gid": kind}
             if kind == "shift":
                 extra["markersize"] = 4.2  # a ring, which the dot of its notice does not hide
             _draw_curve(panels[0], x, line.counts[kind], look | extra)
@@ -293,9 +293,9 @@ def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None
         panel.grid(axis="y")
 
 
-def _draw_curve(panel: Axes, x: Floats, spreads: Sequence[Spread], look: style.Look) -> None:
+def _draw_curve(panel: Axes, x: Floats, spreads: Sequence[Spread], look: palette.Look) -> None:
     curve = SpreadCurve.of(spreads)
-    band: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
+    band: palette.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
     if spreads and spreads[0].seeds > 1:
         panel.fill_between(x, curve.low, curve.high, gid=f"band-{look['gid']}", **band)
     panel.plot(x, curve.mean, **look)
@@ -310,5 +310,5 @@ def _handles(lines: Sequence[MigrationLine]) -> list[Artist]:
     seeds = max(map(attrgetter("seeds"), lines))
     if seeds > 1:
         label = f"lowest to highest of {seeds} seeds"
-        handles.append(Patch(facecolor=style.GREY, alpha=2 * BAND, label=label))
+        handles.append(Patch(facecolor=palette.GREY, alpha=2 * BAND, label=label))
     return handles

@@ -16,7 +16,7 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import nearest
 from fedsim.records.folder import writing
@@ -42,11 +42,11 @@ _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)), (0, (6, 1.5
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 BAND = 0.22  # opacity of a band
 
-OUTCOMES: dict[str, style.Look] = {
+OUTCOMES: dict[str, palette.Look] = {
     "valid": {"color": "#009E73", "linestyle": "-", "marker": "o"},
-    "slow": {"color": style.ORANGE, "linestyle": (0, (4, 1.2, 1, 1.2)), "marker": "D"},
-    "late": {"color": style.VERMILLION, "linestyle": (0, (4, 1.5)), "marker": "^"},
-    "lost": {"color": style.BLACK, "linestyle": (0, (1, 1.2)), "marker": "s"},
+    "slow": {"color": palette.ORANGE, "linestyle": (0, (4, 1.2, 1, 1.2)), "marker": "D"},
+    "late": {"color": palette.VERMILLION, "linestyle": (0, (4, 1.5)), "marker": "^"},
+    "lost": {"color": palette.BLACK, "linestyle": (0, (1, 1.2)), "marker": "s"},
 }
 """Looks of lines by the outcome of attempts."""
 
@@ -190,7 +190,7 @@ def pools(rounds: int, pooled: int) -> list[tuple[int, int]]:
     return extents
 
 
-def line_look(number: int) -> style.Look:
+def line_look(number: int) -> palette.Look:
     """Return the look of a line that stands for a strategy: colour, dash and mark.
 
     Args:

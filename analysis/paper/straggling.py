@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.paper.lines import attempts_of, measure_each, refuse_more, strategy_of
 from fedsim.analysis.paper.sheet import (
     BAND,
@@ -251,7 +251,7 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
     seeds = max(map(attrgetter("seeds"), lines))
     if seeds > 1:
         label = f"lowest to highest of {seeds} seeds"
-        handles.append(Patch(facecolor=style.GREY, alpha=2 * BAND, label=label))
+        handles.append(Patch(facecolor=palette.GREY, alpha=2 * BAND, label=label))
     add_legend(figure, handles)
     numbers: list[NumberRow] = []
     for line in lines:
@@ -309,11 +309,11 @@ def _join(panels: Sequence[Axes]) -> None:
     for above, below in pairwise(panels):
         above.spines["bottom"].set_visible(False)
         above.tick_params(axis="x", length=0)
-        marks: style.Look = {
+        marks: palette.Look = {
             "marker": [(-1, -0.5), (1, 0.5)],
             "markersize": 5,
             "linestyle": "",
-            "color": style.BLACK,
+            "color": palette.BLACK,
             "markeredgewidth": 0.6,
             "clip_on": False,
         }
@@ -333,7 +333,7 @@ def _draw_line(
             continue
         look = OUTCOMES[outcome]
         if line.seeds > 1:
-            band: style.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
+            band: palette.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
             panel.fill_between(x, curve.low, curve.high, gid=f"band-{outcome}", **band)
         panel.plot(x, curve.mean, gid=outcome, markersize=2.2, clip_on=False, **look)
     panel.set_ylim(low_limit, high_limit)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.paper.lines import attempts_of, measure_each, refuse_more
 from fedsim.analysis.paper.sheet import (
     NumberRow,
@@ -36,22 +36,22 @@ _MOST_RANKS = 5
 _PERCENT = 0.01
 _PANEL_IN = 0.95
 _FRAME_IN = 0.75
-_EARLY: style.Look = {"facecolor": "#EDEDED", "label": "until half of the clients were done"}
-_MOST_DONE: style.Look = {"facecolor": "#CCCCCC", "label": "until all but the slowest were done"}
-_WAITED: dict[str, style.Look] = {
+_EARLY: palette.Look = {"facecolor": "#EDEDED", "label": "until half of the clients were done"}
+_MOST_DONE: palette.Look = {"facecolor": "#CCCCCC", "label": "until all but the slowest were done"}
+_WAITED: dict[str, palette.Look] = {
     "valid": {
-        "facecolor": style.VALID,
+        "facecolor": palette.VALID,
         "edgecolor": "#00654A",
         "hatch": "//////",
         "label": "waiting for the slowest: it was valid",
     },
-    "slow": {"facecolor": style.ORANGE, "hatch": "....", "label": "it was slow"},
-    "late": {"facecolor": style.VERMILLION, "label": "it came late"},
-    "lost": {"facecolor": style.BLACK, "label": "it was lost"},
+    "slow": {"facecolor": palette.ORANGE, "hatch": "....", "label": "it was slow"},
+    "late": {"facecolor": palette.VERMILLION, "label": "it came late"},
+    "lost": {"facecolor": palette.BLACK, "label": "it was lost"},
 }
 _SEVERITY: tuple[AttemptOutcome, ...] = ("stopped", *COUNTED)  # the worst outcome is the last
-_EXTENT: style.Look = {"color": style.BLACK, "linewidth": 0.8}
-_BAR: style.Look = {"color": "#B0B0B0", "edgecolor": style.BLACK, "linewidth": 0.5}
+_EXTENT: palette.Look = {"color": palette.BLACK, "linewidth": 0.8}
+_BAR: palette.Look = {"color": "#B0B0B0", "edgecolor": palette.BLACK, "linewidth": 0.5}
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ def _draw_rounds(panel: Axes, line: WaitingLine, unit: float) -> None:
     base = np.zeros(len(line.points))
     half = SpreadCurve.of([*map(attrgetter("half_s"), line.points)], unit).mean
     top = SpreadCurve.of([*map(attrgetter("others_s"), line.points)], unit).mean
-    layers: list[tuple[str, Floats, style.Look]] = [
+    layers: list[tuple[str, Floats, palette.Look]] = [
         ("half", half, _EARLY),
         ("others", top, _MOST_DONE),
     ]
@@ -381,7 +381,7 @@ def _draw_devices(panel: Axes, line: WaitingLine) -> None:
     panel.bar(x, curve.mean, width=0.75, gid="awaited", **_BAR)
     if line.seeds > 1:
         panel.vlines(
-            x, curve.low, curve.high, color=style.BLACK, linewidth=0.8, gid="awaited-seeds"
+            x, curve.low, curve.high, color=palette.BLACK, linewidth=0.8, gid="awaited-seeds"
         )
     names = [*map(str, range(1, len(line.ranks) + 1))]
     if line.seeds == 1:

@@ -12,7 +12,7 @@ from typing import TypedDict
 import numpy as np
 import pandas as pd
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.accuracy import CurveAxis, axes_of, band, curves_of, figures_of
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.markup import Markup, data_block, el, join, pack
@@ -119,7 +119,7 @@ def _figure(
     """Return the chart: controls, legend, drawing area and data."""
     lines: list[_ChartLine] = []
     for line in series:
-        look = style.line_of(line.number, 2.0)
+        look = palette.line_of(line.number, 2.0)
         dash = _DASHES[look["linestyle"]]
         lines.append({"name": line.name, "colour": look["color"], "dash": dash})
     header = {

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedsim.analysis import style
+from fedsim.analysis import palette
 from fedsim.analysis.report.markup import Markup, asset, el, join
 from fedsim.analysis.report.timeline import MARKED, OUTCOMES, TimelineData
 from fedsim.analysis.timeline import MEANING
@@ -25,15 +25,15 @@ _SIGNS = {
 }
 # edge and fill colour of signs that are not black
 _SIGN_COLOURS = {
-    "left": (style.PURPLE, style.PURPLE),
+    "left": (palette.PURPLE, palette.PURPLE),
     "shift": ("#000000", "#ffffff"),
-    "split": (style.SPLIT["color"], "#ffffff"),
+    "split": (palette.SPLIT["color"], "#ffffff"),
 }
 
 
 def step_colours(timelines: Sequence[TimelineData]) -> dict[str, str]:
     """Return the colour of each kind of step that occurs in the timelines."""
-    return style.step_colours(kind for data in timelines for kind in data.kinds)
+    return palette.step_colours(kind for data in timelines for kind in data.kinds)
 
 
 def key(timelines: Sequence[TimelineData]) -> Markup:
@@ -48,13 +48,13 @@ def key(timelines: Sequence[TimelineData]) -> Markup:
     ]
     if any(data.header["groups"] for data in timelines):
         tints = [
-            el("rect", x=10 * group, y="0", width="10", height="13", fill=style.group_tint(group))
+            el("rect", x=10 * group, y="0", width="10", height="13", fill=palette.group_tint(group))
             for group in (0, 1)
         ]
         entries.append((_icon(*tints), "in a group, each its colour"))
-    entries.append((_swatch(style.OUTCOMES["done"]), "devices at work"))
+    entries.append((_swatch(palette.OUTCOMES["done"]), "devices at work"))
     if _outcomes(timelines) - {"done"}:
-        entries.append((_swatch(style.VERMILLION), "devices whose work is wasted"))
+        entries.append((_swatch(palette.VERMILLION), "devices whose work is wasted"))
     items = [el("li", swatch, text) for swatch, text in entries]
     return join(el("ul", *items, class_="key", aria_label="Colours and signs"), asset("help.html"))
 
@@ -77,7 +77,7 @@ def _message_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
     entries = []
     for step, text, is_sent, top in ways:
         if is_sent in _values("message_sent", timelines):
-            bar = el("rect", x="0", y=top, width="20", height="3", fill=style.STEPS[step])
+            bar = el("rect", x="0", y=top, width="20", height="3", fill=palette.STEPS[step])
             entries.append((_icon(bar), text))
     return entries
 
@@ -85,9 +85,9 @@ def _message_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
 def _presence_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
     all_known = all(data.header["knows_away"] for data in timelines)
     idle = "idle" if all_known else "idle or disconnected"
-    entries = [(_swatch(style.PALE), idle)]
+    entries = [(_swatch(palette.PALE), idle)]
     if _has(timelines, "off_start"):
-        entries.append((_swatch(style.AWAY), "cannot be reached"))
+        entries.append((_swatch(palette.AWAY), "cannot be reached"))
     return entries
 
 
@@ -96,7 +96,7 @@ def _outcome_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
     entries = []
     for outcome, meaning in MEANING.items():
         if outcome in outcomes:
-            swatch = _swatch("#ffffff", style.OUTCOMES[outcome])
+            swatch = _swatch("#ffffff", palette.OUTCOMES[outcome])
             entries.append((swatch, f"wasted, {meaning}"))
     return entries
 
@@ -119,11 +119,11 @@ def _line_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
         path = el("path", d="M0 10 H9 V3 H20", class_="path")
         entries.append((_icon(path), "critical path: what each round waited for"))
     if _has(timelines, "round_deadline", least=1):
-        entries.append((_line(style.DEADLINE["color"], "4 3"), "deadline that was reached"))
+        entries.append((_line(palette.DEADLINE["color"], "4 3"), "deadline that was reached"))
     if _has(timelines, "limit_lane"):
-        entries.append((_line(style.LIMIT["color"], None), "T, the deadline of a training"))
+        entries.append((_line(palette.LIMIT["color"], None), "T, the deadline of a training"))
     if _has(timelines, "act"):
-        entries.append((_line(style.PURPLE, "1 2"), "a process of the world acts"))
+        entries.append((_line(palette.PURPLE, "1 2"), "a process of the world acts"))
     return entries
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from string import Template
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.report import runs, sections
 from fedsim.analysis.report.drawings import fold
 from fedsim.analysis.report.findings import find_in_run
@@ -145,18 +145,18 @@ def _frame(title: str, body: Markup) -> str:
         f"default-src 'none'; script-src 'sha256-{_digest(script)}'; "
         f"style-src 'sha256-{_digest(sheet)}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    palette = {
-        "steps": style.STEPS,
-        "outcomes": style.OUTCOMES,
-        "idle": style.PALE,
-        "away": style.AWAY,
+    colours = {
+        "steps": palette.STEPS,
+        "outcomes": palette.OUTCOMES,
+        "idle": palette.PALE,
+        "away": palette.AWAY,
     }
     parts = {
         "policy": html.escape(policy),
         "title": html.escape(harmless(title)),
         "sheet": sheet,
         "body": body,
-        "palette": data_block("palette", palette),
+        "palette": data_block("palette", colours),
         "script": script,
     }
     return Template(asset("page.html")).substitute(parts) + "\n"

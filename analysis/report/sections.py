@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import tomli_w
 
-from fedsim.analysis import style
+from fedsim.analysis import palette
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.answer import HINT, answers
 from fedsim.analysis.report.chart import chart
@@ -73,7 +73,7 @@ def answer(subject: Subject) -> Markup:
     """Return the first section of a report on several runs: the best lines, and their leads."""
     lines = subject.lines
     colours = {
-        place: str(style.line_of(rank, 1.0)["color"]) for rank, place in enumerate(subject.order)
+        place: str(palette.line_of(rank, 1.0)["color"]) for rank, place in enumerate(subject.order)
     }
     done = sum(len(line.runs) for line in lines)
     planned = sum(line.planned for line in lines)

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedsim.analysis import style
+from fedsim.analysis import palette, style
 from fedsim.analysis.report.markup import Markup, asset, el
 from fedsim.analysis.strips import capacity, concurrency
 from fedsim.analysis.timeline import critical_steps
@@ -27,7 +27,7 @@ from fedsim.records.folder import AVAILABILITY
 from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
 
-OUTCOMES = tuple(style.OUTCOMES)
+OUTCOMES = tuple(palette.OUTCOMES)
 MARKED = (*MARKS, "split")  # kinds of marks; the column ``mark_kind`` has indices of this
 _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 _TICK_S = 1e-4  # usual length of a tick (s), as precise as a time on the screen
@@ -112,7 +112,7 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         "end": round(columns.history.end / columns.tick),
         "population": run.population,
         "worked": len({step.device for step in columns.activities.steps}),
-        "groups": {str(group): style.group_tint(group) for group in columns.history.groups},
+        "groups": {str(group): palette.group_tint(group) for group in columns.history.groups},
         "knows_away": run.has(AVAILABILITY),
         "capacity": capacity(run),
         "evaluated": bool(np.isfinite(arrays["round_accuracy"]).any()),
@@ -143,7 +143,7 @@ class _ColumnsOfLanes:
         self.tick = max(min(_TICK_S, end / _LEAST_TICKS), end / _MOST_TICKS)
         if not self.tick:
             self.tick = 1.0
-        self.kinds = tuple(style.step_colours(step.kind for step in self.attempts.steps))
+        self.kinds = tuple(palette.step_colours(step.kind for step in self.attempts.steps))
         self.devices = self._choose_devices(most_lanes, most_steps)
         self.lanes = {device: lane for lane, device in enumerate(self.devices.tolist())}
         self.endpoints: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedsim.common.errors import show_value
 from fedsim.common.files import read_text
+from fedsim.common.step_names import COMPUTE, DOWNLOAD, EVALUATE, SLEEP, START_UP, TRAIN, UPLOAD
 from fedsim.deployed.reading import (
     Json,
     PacketError,
@@ -25,7 +26,7 @@ A server on the same machine reads there the steps of tasks whose answers have n
 """
 BEGAN = "began"
 """File in that folder with the time of the day at which the server's clock began."""
-_NAMES = ("download", "start-up", "train", "evaluate", "compute", "sleep", "upload")
+_NAMES = (DOWNLOAD, START_UP, TRAIN, EVALUATE, COMPUTE, SLEEP, UPLOAD)
 _COUNTS = ("epochs", "asked")  # facts of a training
 
 
@@ -75,7 +76,7 @@ def read_step(value: Json) -> LoggedStep:
             facts[key] = table_of(fact, key)
         else:
             raise PacketError(f"a step has the unknown fact {show_value(key)}")
-    if name == "train":
+    if name == TRAIN:
         entry_of(facts, "epochs")
     return LoggedStep(name, start, end, facts)
 
@@ -109,7 +110,7 @@ class StepLog:
             start: begin of the upload (s).
             sizes: bytes of the answer by content.
         """
-        self._write(LoggedStep("upload", start, start, {"bytes": dict(sizes)}))
+        self._write(LoggedStep(UPLOAD, start, start, {"bytes": dict(sizes)}))
 
     def _write(self, step: LoggedStep) -> None:
         if self._file is not None:

@@ -2,14 +2,18 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import get_args, get_type_hints
 
 import matplotlib.colors
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from fedsim.analysis import style
+from fedsim.analysis import palette
+from fedsim.common import step_names
 from fedsim.common.arrays import Floats
+from fedsim.lab.reading.attempts import PRE_TRAINING
+from fedsim.world.steps import Code, Download, Evaluate, Pause, Queue, Train, Upload, Work
 
 _SEEN = {
     "all cones": np.eye(3),
@@ -31,26 +35,28 @@ _SEEN = {
 """Of linear RGB; Machado, Oliveira and Fernandes (2009), severity 1."""
 _LEAST = {"all cones": 14.0, "deuteranopia": 10.0, "protanopia": 10.0}
 """Least CIEDE2000 distance of two colours of one picture; 2 is about what an eye just notices."""
-_PHASES = {name: style.STEPS[name] for name in ("download", "train", "evaluate", "upload", "queue")}
-_IDLE = {"idle": style.PALE, "away": style.AWAY}
-_WASTED = {name: colour for name, colour in style.OUTCOMES.items() if name != "done"}
+_PHASES = {
+    name: palette.STEPS[name] for name in ("download", "train", "evaluate", "upload", "queue")
+}
+_IDLE = {"idle": palette.PALE, "away": palette.AWAY}
+_WASTED = {name: colour for name, colour in palette.OUTCOMES.items() if name != "done"}
 PICTURES: dict[str, Mapping[str, str]] = {
-    "steps of a timeline": style.STEPS | {"idle": style.PALE},
+    "steps of a timeline": palette.STEPS | {"idle": palette.PALE},
     "hatches of a timeline": _WASTED,
     "clients of a round": {
-        "valid": style.VALID,
-        "pre-training": style.PRE_TRAINING,
+        "valid": palette.VALID,
+        "pre-training": palette.PRE_TRAINING,
         **{name: _WASTED[name] for name in ("late", "lost", "stopped", "battery")},
-        **{name: style.STEPS[name] for name in ("download", "upload", "queue")},
+        **{name: palette.STEPS[name] for name in ("download", "upload", "queue")},
     },
     "members of groups": {
-        **{f"group {place}": colour for place, colour in enumerate(style.GROUPS[:5])},
-        "pre-training": style.PRE_TRAINING,
-        "no group": style.PALE,
-        "marks": style.BLACK,
+        **{f"group {place}": colour for place, colour in enumerate(palette.GROUPS[:5])},
+        "pre-training": palette.PRE_TRAINING,
+        "no group": palette.PALE,
+        "marks": palette.BLACK,
     },
-    "pre-training and wasted work": _WASTED | {"pre-training": style.PRE_TRAINING},
-    "pre-training and lanes": _PHASES | _IDLE | {"pre-training": style.PRE_TRAINING},
+    "pre-training and wasted work": _WASTED | {"pre-training": palette.PRE_TRAINING},
+    "pre-training and lanes": _PHASES | _IDLE | {"pre-training": palette.PRE_TRAINING},
 }
 
 
@@ -119,5 +125,12 @@ def test_colours_of_a_picture_are_told_apart(picture: str, eye: str) -> None:
 
 
 def test_groups_do_not_look_like_phases() -> None:
-    for group, phase in itertools.product(style.GROUPS, _PHASES.values()):
+    for group, phase in itertools.product(palette.GROUPS, _PHASES.values()):
         assert distance(lab(group, np.eye(3)), lab(phase, np.eye(3))) > 10
+
+
+def test_every_kind_of_step_of_fedsim_has_one_name_and_a_colour() -> None:
+    names = {value for key, value in vars(step_names).items() if key.isupper()}
+    kinds = {*Code.names, *get_args(get_type_hints(Pause)["name"])}
+    kinds |= {step.name for step in (Download, Upload, Train, Evaluate, Work, Queue)}
+    assert names == kinds == palette.STEPS.keys() - {PRE_TRAINING}

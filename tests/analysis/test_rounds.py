@@ -11,10 +11,11 @@ import pytest
 from matplotlib.axes import Axes
 
 from fedsim.analysis.accuracy import band, draw_accuracy, draw_costs
+from fedsim.analysis.palette import line_of
 from fedsim.analysis.round_lanes import read_attempts, trained_rounds
 from fedsim.analysis.series import group_by_scenario
 from fedsim.analysis.stragglers import MOST_LANES, MOST_PANELS, draw_stragglers
-from fedsim.analysis.style import NothingToDrawError, line_of
+from fedsim.analysis.style import NothingToDrawError
 from fedsim.analysis.traffic import draw_purposes_compared, draw_traffic, read_parts
 from fedsim.lab.reading.history import History
 from fedsim.records.ledger import sum_view

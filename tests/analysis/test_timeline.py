@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 from numpy.typing import NDArray
 
-from fedsim.analysis import style, timeline
+from fedsim.analysis import palette, timeline
 from fedsim.analysis.report.legend import key, step_colours
 from fedsim.analysis.report.markup import pack
 from fedsim.analysis.report.timeline import MARKED, OUTCOMES, TimelineData, read_timeline
@@ -56,7 +56,7 @@ def marks(figure: Figure) -> dict[str, int]:
 
 
 def bars(figure: Figure) -> Counter[str]:
-    kinds = (*style.STEPS, "wasted")
+    kinds = (*palette.STEPS, "wasted")
     return Counter(
         {
             kind: count
@@ -506,7 +506,7 @@ def test_kinds_of_steps_have_colours_of_their_own(every_kind: RunFolder) -> None
     done = {step for *_, step, outcome, _, _ in steps_of(data) if outcome == "done"}
     assert faces.keys() == done
     assert len(set(faces.values())) == len(done)
-    colours = style.step_colours(kinds)
+    colours = palette.step_colours(kinds)
     assert colours == step_colours([data])
     assert len(set(colours.values())) == len(kinds) == len(data.kinds)
     for kind, colour in colours.items():
@@ -517,10 +517,10 @@ def test_kinds_of_steps_have_colours_of_their_own(every_kind: RunFolder) -> None
 
 
 def test_more_added_kinds_than_colours_stay_apart() -> None:
-    kinds = [*style.STEPS, *(f"added-{number}" for number in range(20))]
-    colours = style.step_colours(kinds)
+    kinds = [*palette.STEPS, *(f"added-{number}" for number in range(20))]
+    colours = palette.step_colours(kinds)
     assert len(set(colours.values())) == len(kinds)
-    assert {kind: colours[kind] for kind in style.STEPS} == style.STEPS
+    assert {kind: colours[kind] for kind in palette.STEPS} == palette.STEPS
 
 
 def test_amounts_are_those_of_the_records(run: RunFolder) -> None:

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+from fedsim.common import step_names
 from fedsim.common.errors import RunFolderError
 from fedsim.common.files import parse_json
+from fedsim.common.step_names import DOWNLOAD, UPLOAD
 from fedsim.common.units import TICK_S
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import DEVICES
@@ -30,15 +32,15 @@ _COLUMNS = ("time", "kind", "device", "round", "task", "step", "outcome", "data"
 _LINK = ("link_down", "link_up", "latency")
 WAIT = "wait"
 _CATEGORIES = {
-    "download": "downloads over the device's own link",
-    "upload": "uploads over the device's own link",
-    "queue": "queue at the server",
+    DOWNLOAD: "downloads over the device's own link",
+    UPLOAD: "uploads over the device's own link",
+    step_names.QUEUE: "queue at the server",
     "edge-transfer": "links of edge servers",
     "message": "messages between devices",
     WAIT: "waits between tasks",
 }
 SHARED = "links that are shared, such as the server's"
-QUEUE = _CATEGORIES["queue"]
+QUEUE = _CATEGORIES[step_names.QUEUE]
 AT_HOST = "queue for a worker of the host"
 AFTER = "after the last round"
 
@@ -189,7 +191,7 @@ class CriticalPaths:
                 case "step-start":
                     steps = tasks[task].steps
                     # a task waits for its host before all else, and for the server's slots later
-                    at_host = has_hosts and step == "queue" and not steps
+                    at_host = has_hosts and step == step_names.QUEUE and not steps
                     steps.append(PathStep(step, time, math.inf, device, task, at_host=at_host))
                 case "step-end":
                     steps = tasks[task].steps
@@ -318,7 +320,7 @@ class CriticalPaths:
     def _cut(self, step: PathStep, start: float, end: float) -> PathStep:
         """Return the part of a step between two times (s), with a proportional part of ``shared``."""
         part = replace(step, start=start, end=end)
-        column = {"download": "link_down", "upload": "link_up"}.get(step.step, "")
+        column = {DOWNLOAD: "link_down", UPLOAD: "link_up"}.get(step.step, "")
         link = self._links.get(step.device, {})
         rate = link.get(column)
         latency = link.get("latency")

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from statistics import median
 
+from fedsim.common import step_names
 from fedsim.common.units import show_seconds
 from fedsim.lab.compare.columns import Cell, ComparedTable
 from fedsim.lab.compare.critical_path import (
@@ -110,7 +111,7 @@ def _longest_in_words(path: RoundPath) -> list[str]:
     if path.sooner > 0:
         clients = "the late clients" if path.deadline else f"device {path.device}"
         words.append(f"Without {clients} it would have ended {show_seconds(path.sooner)} sooner.")
-    is_idle = step.step in (WAIT, "queue")
+    is_idle = step.step in (WAIT, step_names.QUEUE)
     if path.sooner > 0 and not is_idle and step.outcome == "done":
         gain = min(step.seconds / 2, path.sooner)
         limit = "; then another client is the last" if gain == path.sooner else ""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from fedsim.analysis.palette import AWAY, OUTCOMES, STEPS
 from fedsim.analysis.report.axis import Axis
 from fedsim.analysis.report.markup import Markup, asset, el, join
-from fedsim.analysis.style import AWAY, OUTCOMES, STEPS
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.rehearsal.differences import (
     Differences,

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common import step_names
 from fedsim.common.arrays import AnyArray
 from fedsim.world.meters.base import Column, Meter, Step
 from fedsim.world.meters.fields import (
@@ -43,13 +44,13 @@ COEFFICIENTS = (
 Power = Literal["receive", "send", "compute"]
 """Phases in which a device draws power, except ``idle`` and ``tail``."""
 POWERS: dict[str, Power] = {
-    "download": "receive",
-    "upload": "send",
-    "train": "compute",
-    "evaluate": "compute",
-    "compute": "compute",
-    "decode": "compute",
-    "encode": "compute",
+    step_names.DOWNLOAD: "receive",
+    step_names.UPLOAD: "send",
+    step_names.TRAIN: "compute",
+    step_names.EVALUATE: "compute",
+    step_names.COMPUTE: "compute",
+    step_names.DECODE: "compute",
+    step_names.ENCODE: "compute",
 }
 """Name of a step in records -> phase whose power the device draws during the step.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from fedsim.clock.simulation import tie_s
+from fedsim.common.step_names import COMPUTE, EVALUATE, TRAIN
 from fedsim.common.training import NO_LIMIT, Limit, Training
 from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
 
@@ -72,7 +73,7 @@ class Train(EpochStep):
 
     training: Training
     limit: Limit = NO_LIMIT
-    name = "train"
+    name = TRAIN
 
     def begin(self, task: Task, services: StepServices) -> None:
         services.note_data(task)
@@ -129,7 +130,7 @@ class Evaluate(EpochStep):
     models: tuple[Any, ...]
     limit: Limit = NO_LIMIT
     samples: int | None = None
-    name = "evaluate"
+    name = EVALUATE
 
     def begin(self, task: Task, services: StepServices) -> None:
         services.note_data(task)
@@ -168,7 +169,7 @@ class Work(EpochStep):
     flops: float = 0.0
     seconds: float = 0.0
     what: str = ""
-    name = "compute"
+    name = COMPUTE
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedsim.clock.simulation import on_grid
+from fedsim.common.step_names import DECODE, ENCODE, QUEUE
 from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
 
 
@@ -13,7 +14,7 @@ class Code(TaskStep):
 
     name: Literal["encode", "decode"]
     seconds: float
-    names: ClassVar[tuple[str, ...]] = ("encode", "decode")
+    names: ClassVar[tuple[str, ...]] = (ENCODE, DECODE)
     power = "compute"
 
     def begin(self, task: Task, services: StepServices) -> None:
@@ -40,7 +41,7 @@ class Pause(TaskStep):
 class Queue(TaskStep):
     """Step in which the device waits for a slot for its next message, or for a host's worker."""
 
-    name = "queue"
+    name = QUEUE
 
     def begin(self, task: Task, services: StepServices) -> None:
         services.charge.look(task)

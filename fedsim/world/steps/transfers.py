@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from fedsim.common.step_names import DOWNLOAD, UPLOAD
 from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
 
@@ -65,7 +66,7 @@ class Download(TransferStep):
     """The server sends payloads to the device, as one message."""
 
     payloads: tuple[Payload, ...]
-    name = "download"
+    name = DOWNLOAD
     power = "receive"
     direction: ClassVar[Direction] = "down"
 
@@ -75,6 +76,6 @@ class Upload(TransferStep):
     """The device sends payloads to the server, as one message."""
 
     payloads: tuple[Payload, ...]
-    name = "upload"
+    name = UPLOAD
     power = "send"
     direction: ClassVar[Direction] = "up"
