@@ -21,6 +21,7 @@ from fedsim.analysis.paper.sheet import (
     NumberRow,
     PaperFigure,
     add_legend,
+    band_handle,
     line_look,
     styled,
 )
@@ -338,6 +339,5 @@ def _handles(cost: Communication) -> list[Artist]:
     seeds = max(len(line.runs) for line in cost.lines)
     if seeds > 1:
         handles.append(Line2D([], [], label=f"one of {seeds} seeds", **_SEED))
-        label = f"lowest to highest of {seeds} seeds"
-        handles.append(Patch(facecolor=palette.GREY, alpha=2 * BAND, label=label))
+        handles.append(band_handle(seeds))
     return handles

@@ -9,7 +9,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from fedsim.analysis import palette, style
 from fedsim.analysis.paper.lines import attempts_of, measure_each, refuse_more, strategy_of
@@ -20,6 +19,7 @@ from fedsim.analysis.paper.sheet import (
     Spread,
     SpreadCurve,
     add_legend,
+    band_handle,
     columns_for,
     styled,
 )
@@ -309,6 +309,5 @@ def _handles(lines: Sequence[MigrationLine]) -> list[Artist]:
     handles += [Line2D([], [], **look) for look in DEVICES.values()]
     seeds = max(map(attrgetter("seeds"), lines))
     if seeds > 1:
-        label = f"lowest to highest of {seeds} seeds"
-        handles.append(Patch(facecolor=palette.GREY, alpha=2 * BAND, label=label))
+        handles.append(band_handle(seeds))
     return handles

@@ -14,6 +14,7 @@ import matplotlib.style
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 from fedsim.analysis import palette, style
@@ -216,6 +217,12 @@ def title_of(name: str, words: str, room: float) -> str:
     if len(title) * _LETTER_IN <= room - _AXIS_IN:
         return title
     return f"{name}:\n{words}"
+
+
+def band_handle(seeds: int) -> Patch:
+    """Return the legend's entry of lines and bands over seeds."""
+    label = f"line: mean; band: lowest to highest of {seeds} seeds"
+    return Patch(facecolor=palette.GREY, alpha=2 * BAND, label=label)
 
 
 def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:

@@ -29,6 +29,7 @@ from fedsim.analysis.paper.sheet import (
     Spread,
     SpreadCurve,
     add_legend,
+    band_handle,
     columns_for,
     pools,
     styled,
@@ -250,8 +251,7 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
         handles.append(Line2D([], [], label=outcome, **OUTCOMES[outcome]))
     seeds = max(map(attrgetter("seeds"), lines))
     if seeds > 1:
-        label = f"lowest to highest of {seeds} seeds"
-        handles.append(Patch(facecolor=palette.GREY, alpha=2 * BAND, label=label))
+        handles.append(band_handle(seeds))
     add_legend(figure, handles)
     numbers: list[NumberRow] = []
     for line in lines:
