@@ -19,6 +19,7 @@ from fedsim.lab.reading.history import History
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
+from fedsim.records.round_words import common_word
 
 _CUT = 0.02  # greatest start of an accuracy axis that needs no remark
 _TICK: palette.Look = {"linestyle": "", "markersize": 5}
@@ -236,8 +237,9 @@ def axes_of(curves: Sequence[Sequence[pd.DataFrame]], runs: Sequence[RunFolder])
     most = pd.concat(every)[["time", "bytes"]].max()
     time = style.unit_for(most["time"], style.TIMES)
     size = style.unit_for(most["bytes"], style.BYTES)
+    word = common_word(run.round_word for run in runs)
     return [
-        CurveAxis("rounds", 1.0, "rounds aggregated"),
+        CurveAxis("rounds", 1.0, f"{word}s aggregated"),
         CurveAxis("time", time.size, style.time_label(runs, time.name)),
         CurveAxis("bytes", size.size, f"moved ({size.name})"),
     ]

@@ -19,6 +19,7 @@ from fedsim.lab.reading.fairness import jain_over_time, selectable, selections
 from fedsim.records.folder import DEVICES
 from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
+from fedsim.records.round_words import common_word
 
 Clock = Literal["round", "time"]
 
@@ -28,7 +29,7 @@ _MOST_APART = 3
 _AGE: palette.Look = {"color": palette.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
 _WIDTH = 1.6  # width of a line (points)
 _GROUPS = 12  # most groups with a bar
-_FAILED = "not valid: slow, late, lost or cut off"
+_FAILED = "not valid: slow, late, lost or unfinished"
 
 
 @style.styled
@@ -173,7 +174,8 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
     by_round = clock == "round"
     column = "rounds" if by_round else "simulated_s"
     end = max(float(line.runs[0].summary[column]) for line in series)
-    unit = style.AxisUnit(0.0, 1.0, "rounds")
+    word = common_word(line.runs[0].round_word for line in series)
+    unit = style.AxisUnit(0.0, 1.0, f"{word}s")
     if not by_round:
         unit = style.unit_for(end, style.TIMES)
     jain, *waiting_panels = panels
@@ -191,7 +193,7 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
         panel.set(title=f"waiting time: {title}", ylim=(0, panel.get_ylim()[1]))
         panel.plot([0, end / unit.size], [0, end / unit.size], scaley=False, zorder=1, **_AGE)
     waiting_panels[0].set_ylabel(f"since the last selection ({unit.name})")
-    label = "rounds aggregated"
+    label = f"{word}s aggregated"
     if not by_round:
         label = style.time_label([line.runs[0] for line in series], unit.name)
     for panel in panels:

@@ -90,7 +90,9 @@ def draw_membership(run: RunFolder) -> Figure:
     if len(agreement):
         handles += _draw_agreement(panels["agreement"], agreement, unit.size)
     ends = history.rounds["end"].to_numpy() / unit.size
-    number_rounds(rows, np.arange(1, len(ends) + 1), ends, "rounds that have ended", tick=3)
+    number_rounds(
+        rows, np.arange(1, len(ends) + 1), ends, f"{run.round_word}s that have ended", tick=3
+    )
     list(panels.values())[-1].set_xlabel(style.time_label([run], unit.name))
     return style.finished(figure, [run], handles, _describe(history, len(devices), len(order)))
 
@@ -357,7 +359,7 @@ def draw_split_tree(run: RunFolder) -> Figure:
     handles: list[Artist] = []
     if len(leaves) <= _CROWDED:
         handles = _number_splits(tree, splits, rows)
-    tree.set_xlabel("rounds that have ended")
+    tree.set_xlabel(f"{run.round_word}s that have ended")
     style.whole_ticks(tree.xaxis, 12)
     tree.set_xlim(0, rounds)
     counts = (

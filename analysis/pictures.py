@@ -1,5 +1,6 @@
 """Every kind of picture by name, with its function, and its heading and caption in a report."""
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,6 +30,10 @@ class PictureKind(NamedTuple):
     draw: Callable[..., Figure]
     title: str
     caption: str
+
+    def caption_for(self, word: str) -> str:
+        """Return the caption with a run's noun for its rounds, such as ``version``."""
+        return re.sub(r"\bround(?=s?\b)", lambda _: word, self.caption)
 
 
 OF_ONE = {

@@ -28,7 +28,7 @@ OUTCOMES = {  # outcome: colour and meaning
     "slow": (palette.ORANGE, "slow: answered untrained"),
     "late": (palette.VERMILLION, "late: ended, nothing arrived"),
     "lost": (palette.BLACK, "lost: device disconnected"),
-    "stopped": (palette.GREY, "cut off by the end of the run"),
+    "stopped": (palette.GREY, "not finished when the records end"),
 }
 TIMES = ("train_end", "sends", "answered", "cut", "limit", "deadline", "ended")
 _LEAST_EPOCH_PT = 3.0  # width (points) below which the epochs of a lane are drawn as one bar

@@ -46,7 +46,7 @@ _EDGE: palette.Look = {
 # tracks of messages in a lane, as distances of top and foot from its middle: sent, received
 _TRACKS = ((0.0, 0.2), (0.2, 0.4))
 _MARKED_OUTCOMES = ("late", "lost", "left", "battery")
-MEANING = {
+_MEANING = {
     "late": "late: ended by the server",
     "lost": "lost: device disconnected",
     "left": "left for good",
@@ -54,6 +54,18 @@ MEANING = {
     "stopped": "cut off by the end of the run",
     "memory": "the model does not fit into the device's memory",
 }
+
+
+def outcome_meanings(*, are_done: bool) -> dict[str, str]:
+    """Return texts for legends on the outcomes of tasks that were not useful, by outcome.
+
+    Args:
+        are_done: whether the runs are done. Otherwise, open tasks are not wasted yet.
+    """
+    meanings = {outcome: f"wasted, {meaning}" for outcome, meaning in _MEANING.items()}
+    if not are_done:
+        meanings["stopped"] = "not finished yet"
+    return meanings
 
 
 @style.styled
@@ -106,7 +118,7 @@ def _number_rounds(lanes: Axes, view: View) -> None:
     ends = np.array([entry.end for entry in view.rounds])
     starts = np.concatenate([[view.start], ends[:-1]])
     middles = (starts + ends) / 2 / view.unit.size
-    number_rounds(lanes, numbers, middles, "round")
+    number_rounds(lanes, numbers, middles, view.history.run.round_word)
 
 
 def _describe(view: View) -> str:
@@ -201,7 +213,7 @@ def _draw_wasted_steps(axes: Axes, view: View, colours: Mapping[str, str] | None
     colour. Otherwise bars have the colour of the task's outcome.
     """
     handles: list[Artist] = []
-    for outcome, meaning in MEANING.items():
+    for outcome, meaning in outcome_meanings(are_done=view.history.run.is_done).items():
         wasted = [step for step in view.steps if step.task_outcome == outcome]
         if not wasted:
             continue
@@ -216,7 +228,7 @@ def _draw_wasted_steps(axes: Axes, view: View, colours: Mapping[str, str] | None
                 _draw_steps(axes, view, steps, gid=f"{kind}-{outcome}", facecolor=pale, **hatch)
         else:
             _draw_steps(axes, view, wasted, gid=f"wasted-{outcome}", facecolor=colour)
-        handles.append(Patch(label=f"wasted, {meaning}", **look))
+        handles.append(Patch(label=meaning, **look))
     return handles
 
 
@@ -377,6 +389,7 @@ def _draw_path(axes: Axes, view: View) -> list[Artist]:
         goes_on[:] = False
     y[~goes_on, 2] = np.nan  # gap in the line
     outline = [patheffects.withStroke(linewidth=3, foreground="w")]
+    label = f"critical path: what each {view.history.run.round_word} waited for"
     axes.plot(
         x.ravel(),
         y.ravel(),
@@ -387,7 +400,7 @@ def _draw_path(axes: Axes, view: View) -> list[Artist]:
         scaley=False,
         **_PATH,
     )
-    return [Line2D([], [], label="critical path: what each round waited for", **_PATH)]
+    return [Line2D([], [], label=label, **_PATH)]
 
 
 # vertical lines through the lanes and strips
@@ -409,10 +422,11 @@ def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
         if entry.reached_deadline is not None:
             deadlines.append(entry.reached_deadline)
     handles: list[Artist] = []
-    suffix = f" (one round of {every})" if every > 1 else ""
+    word = view.history.run.round_word
+    suffix = f" (one {word} of {every})" if every > 1 else ""
     opacity = 0.5 if every > 1 else 1.0
     lines: tuple[tuple[str, list[float], palette.Look, str], ...] = (
-        ("end", ends, _ROUND_END, "round's end"),
+        ("end", ends, _ROUND_END, f"{word}'s end"),
         ("deadline", deadlines, palette.DEADLINE, "deadline"),
     )
     for gid, times, look, label in lines:

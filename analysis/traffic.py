@@ -81,7 +81,9 @@ def draw_traffic(run: RunFolder) -> Figure:
         Patch(facecolor=colour, label=_label(kind)) for kind, colour in colours.items()
     ]
     if parts["wasted"].any():
-        handles.append(Patch(label="wasted: its task was late, lost, cut off or idle", **_WASTED))
+        handles.append(
+            Patch(label="wasted: its task was late, lost, idle or unfinished", **_WASTED)
+        )
     _plot_over_time(over_time, parts, colours, run)
     _plot_totals(totals, parts, colours)
     return style.finished(figure, [run], handles)
@@ -95,7 +97,7 @@ def read_parts(run: RunFolder) -> pd.DataFrame:
         ``wasted`` (bool).
     """
     rows = run.table(TRANSFERS).to_pandas()
-    useful_tasks = _useful_tasks(History(run))
+    useful_tasks = _useful_tasks(run)
     is_of_device = rows["device"].notna()
     is_on_link = is_of_device | (rows["wire_bytes"] > 0) | (rows["direction"] == "peer")
     columns = (
@@ -116,12 +118,13 @@ def read_parts(run: RunFolder) -> pd.DataFrame:
     return pd.DataFrame(parts, columns=names).astype({"wasted": bool})
 
 
-def _useful_tasks(history: History) -> set[int]:
+def _useful_tasks(run: RunFolder) -> set[int]:
     """Return the IDs of useful tasks, whose bytes are not wasted.
 
     A task is useful if it is done, its training (if any) finished an epoch, and its update was not
-    lost on the way to the server.
+    lost on the way to the server. So far, open tasks of a run that may go on are useful too.
     """
+    history = History(run)
     trained = history.steps.query("step == 'train' and data.notna()")
     idle = set()
     for task, data in zip(trained["task"], trained["data"], strict=True):
@@ -130,8 +133,10 @@ def _useful_tasks(history: History) -> set[int]:
     lost: set[int] = set()
     for row in history.data("updates-lost"):
         lost.update(row["data"]["tasks"])
-    done = set(history.tasks.query("outcome == 'done'")["task"])
-    return done - idle - lost
+    useful = set(history.tasks.query("outcome == 'done'")["task"])
+    if not run.is_done:
+        useful.update(history.steps.query("outcome == 'stopped'")["task"])
+    return useful - idle - lost
 
 
 def _colours(parts: pd.DataFrame) -> dict[_Kind, str]:

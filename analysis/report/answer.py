@@ -30,7 +30,7 @@ HINT = (
 
 
 def answers(
-    worlds: Sequence[WorldAnswer], colours: dict[int, str], hint: str
+    worlds: Sequence[WorldAnswer], colours: dict[int, str], hint: str, *, is_over: bool
 ) -> Iterator[Markup | None]:
     """Yield text and drawings of the answer for each world; None stands for nothing.
 
@@ -40,22 +40,23 @@ def answers(
         worlds: the answers. The first six are shown, and the rest is only counted.
         colours: colour of each line by its place.
         hint: remark on the certainty of all answers.
+        is_over: whether all runs are done; otherwise, the answers are those so far.
     """
     for place, answer in enumerate(worlds[:_MOST_WORLDS]):
-        yield from _answer(answer, place, colours, hint)
+        yield from _answer(answer, place, colours, hint, is_over=is_over)
     if len(worlds) > _MOST_WORLDS:
         text = f"{len(worlds) - _MOST_WORLDS} more worlds are in the tables below."
         yield el("p", text, class_="soft")
 
 
 def _answer(
-    answer: WorldAnswer, place: int, colours: dict[int, str], hint: str
+    answer: WorldAnswer, place: int, colours: dict[int, str], hint: str, *, is_over: bool
 ) -> Iterator[Markup | None]:
     if answer.world:
         yield el("h3", answer.world)
     goal = answer.rankings[0] if answer.rankings else None
     if goal is not None and goal.sentences:
-        yield _first_sentence(answer, goal)
+        yield _first_sentence(answer, goal, is_over=is_over)
     if not answer.rankings:
         text = "Nothing was evaluated, so no line is ranked; their costs are among all figures."
         yield el("p", el("a", text, href="#tables"))
@@ -64,19 +65,28 @@ def _answer(
         yield others
     if answer.missed:
         yield el("p", answer.missing)
-    figures = [*_figures(answer, colours), *_folds(answer, place, colours, hint)]
+    figures = [*_figures(answer, colours, is_over=is_over)]
+    figures += _folds(answer, place, colours, hint, is_over=is_over)
     if not place:
         yield from figures
         return
     yield el("details", el("summary", f"Figures of {answer.world}"), *figures)
 
 
-def _first_sentence(answer: WorldAnswer, goal: Ranking) -> Markup:
-    """Return the answer to the goal; the sentence is strong if the lead is certain."""
-    text: str = sentence(answer.target_prefix(goal) + goal.sentences[0])
+def _first_sentence(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Markup:
+    """Return the answer to the goal; the sentence is strong if the lead is certain for good."""
+    prefix = answer.target_prefix(goal)
+    if not is_over:
+        return el("p", f"{_so_far(prefix)}{goal.sentences[0]}", class_="answer")
+    text: str = sentence(prefix + goal.sentences[0])
     if goal.is_sure:
         text = el("strong", text)
     return el("p", text, class_="answer")
+
+
+def _so_far(prefix: str) -> str:
+    """Return the beginning of a sentence on runs that are not all done, with a target's prefix."""
+    return f"So far, {prefix[:1].lower()}{prefix[1:]}"
 
 
 def sentence(text: str) -> str:
@@ -98,11 +108,13 @@ def _anchor(place: int) -> str:
     return f"rankings-{place}"
 
 
-def _figures(answer: WorldAnswer, colours: dict[int, str]) -> Iterator[Markup | None]:
+def _figures(
+    answer: WorldAnswer, colours: dict[int, str], *, is_over: bool
+) -> Iterator[Markup | None]:
     """Yield the best line's costs, and drawings of the goal."""
     goal = answer.rankings[0] if answer.rankings else None
     if goal is not None and goal.sentences:
-        yield _best_figures(answer, goal)
+        yield _best_figures(answer, goal, is_over=is_over)
     plots = []
     heat_map = explore.heat_map(answer)
     if heat_map is not None:
@@ -116,11 +128,16 @@ def _figures(answer: WorldAnswer, colours: dict[int, str]) -> Iterator[Markup | 
         yield key
 
 
-def _folds(answer: WorldAnswer, place: int, colours: dict[int, str], hint: str) -> Iterator[Markup]:
+def _folds(
+    answer: WorldAnswer, place: int, colours: dict[int, str], hint: str, *, is_over: bool
+) -> Iterator[Markup]:
     """Yield folded parts: the certainty of the answer, then other rankings and pairs of costs."""
     goal = answer.rankings[0] if answer.rankings else None
     if goal is not None and goal.sentences:
-        parts = [el("p", answer.target_prefix(goal) + " ".join(goal.sentences))]
+        prefix = answer.target_prefix(goal)
+        if not is_over:
+            prefix = _so_far(prefix)
+        parts = [el("p", prefix + " ".join(goal.sentences))]
         parts += [el("p", text) for text in explore.shares(answer)]
         parts.append(el("p", hint, class_="soft"))
         yield el("details", el("summary", "How sure is that, and what decides?"), *parts)
@@ -157,7 +174,7 @@ def _side_by_side(plots: Sequence[Markup]) -> Markup:
     return el("div", *(el("div", plot) for plot in plots), class_="plots")
 
 
-def _best_figures(answer: WorldAnswer, goal: Ranking) -> Markup:
+def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Markup:
     """Return headline figures: the best line by the goal, and its costs."""
     best = goal.whole[0]
     title = f"best by {goal.measure.name}"
@@ -169,6 +186,8 @@ def _best_figures(answer: WorldAnswer, goal: Ranking) -> Markup:
             else f"first by {goal.measure.name}"
         )
         remark = f"ties with {style.counted(len(goal.alike), 'other')}"
+    if not is_over:
+        title = f"so far, {title}"
     figures = [(title, plain(best.name, 60), remark)]
     for measure, mean in answer.bill:
         remark = ""

@@ -12,9 +12,11 @@ from fedsim.analysis.report.gather import DetailedRun
 from fedsim.analysis.report.markup import Markup, el
 from fedsim.analysis.series import Series
 from fedsim.records.reading import RunFolder
+from fedsim.records.round_words import common_word
 
 _ALMOST_WHITE = 250
 _DPI = 100  # 13 inches are 1,300 pixels, the greatest width at which the style sheet shows them
+_SMALL = 760  # width of a picture (pixels) below which it is never enlarged
 _OVER_SEEDS = ("energy", "traffic-purposes")
 _IN_CHART = ("costs", "accuracy")  # pictures of several runs that the chart replaces
 
@@ -79,7 +81,9 @@ def _list_runs(series: Sequence[Series]) -> list[RunFolder]:
     return runs
 
 
-def _folded(name: str, several: bool, source: object, *series: object) -> Iterator[Markup]:
+def _folded(
+    name: str, several: bool, source: RunFolder | Sequence[RunFolder], *series: object
+) -> Iterator[Markup]:
     """Yield a picture as a fold; nothing if the picture does not apply."""
     figure = draw(name, source, *series)
     if figure is not None:
@@ -113,7 +117,7 @@ def fold(
     return el("details", summary, *content, class_=look, id=anchor, open=is_open)
 
 
-def draw(name: str, source: object, *series: object) -> Markup | None:
+def draw(name: str, source: RunFolder | Sequence[RunFolder], *series: object) -> Markup | None:
     """Return a picture as a figure with its caption; None if the picture does not apply.
 
     The picture is a PNG of 128 colours, which has a quarter of the size of a full PNG.
@@ -136,8 +140,12 @@ def draw(name: str, source: object, *series: object) -> Markup | None:
     content = io.BytesIO()
     reduced.save(content, "png", optimize=True)
     data = f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode('ascii')}"
-    text = f"{kind.title}. {kind.caption}"
-    image = el("img", src=data, alt=text, width=reduced.width, height=reduced.height)
+    runs = [source] if isinstance(source, RunFolder) else source
+    caption = kind.caption_for(common_word(run.round_word for run in runs))
+    text = f"{kind.title}. {caption}"
+    look = "small" if reduced.width < _SMALL else None
+    size = {"width": reduced.width, "height": reduced.height}
+    image = el("img", src=data, alt=text, class_=look, **size)
     # A wide picture keeps a readable size on a narrow screen, where it can be scrolled.
     wide = el("div", image, class_="wide", tabindex="0")
-    return el("figure", wide, el("figcaption", kind.caption))
+    return el("figure", wide, el("figcaption", caption))

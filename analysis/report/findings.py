@@ -7,6 +7,7 @@ from fedsim.analysis.series import Series
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.records.ledger import total
 from fedsim.records.reading import RunFolder
+from fedsim.records.round_words import count_rounds
 from fedsim.world.meters.energy import PHASES
 
 _LONG = 1.2  # ratio to the median duration above which a round is a finding
@@ -14,8 +15,13 @@ _LONG = 1.2  # ratio to the median duration above which a round is a finding
 Finding = tuple[str, str]  # sentence, anchor
 
 
-def find_in_series(all_series: Sequence[Series]) -> str | None:
-    """Return a sentence on the shares of bytes that were wasted; None if no bytes moved."""
+def find_in_series(all_series: Sequence[Series], *, is_over: bool) -> str | None:
+    """Return a sentence on the shares of bytes that were wasted; None if no bytes moved.
+
+    Args:
+        all_series: the runs, line by line.
+        is_over: whether all planned runs are done.
+    """
     shares: list[tuple[float, str]] = []
     for series in all_series:
         for run in series.runs:
@@ -26,7 +32,8 @@ def find_in_series(all_series: Sequence[Series]) -> str | None:
         return None
     most, worst = max(shares)
     least, best = min(shares)
-    return f"{least:.0%} ({best}) to {most:.0%} ({worst}) of the bytes were wasted."
+    moment = "" if is_over else " so far"
+    return f"{least:.0%} ({best}) to {most:.0%} ({worst}) of the bytes were wasted{moment}."
 
 
 def find_in_run(run: RunFolder) -> list[Finding]:
@@ -39,6 +46,11 @@ def find_in_run(run: RunFolder) -> list[Finding]:
         (_energy(run), "energy"),
     )
     return [(sentence, anchor) for sentence, anchor in sentences if sentence is not None]
+
+
+def _so_far(run: RunFolder) -> str:
+    """Return `` so far`` if the run is not done, and otherwise an empty text."""
+    return "" if run.is_done else " so far"
 
 
 def _wasted_share(run: RunFolder) -> float | None:
@@ -56,8 +68,9 @@ def _final_figures(run: RunFolder) -> str | None:
     figures = [f"{name} {value:.3f}" for name, value in finals.items() if value is not None]
     if not figures:
         return None
-    duration = f"{show_seconds(summary['simulated_s'])} and {len(run.rounds):,} rounds"
-    return f"It ends with {' and '.join(figures)} after {duration}."
+    duration = f"{show_seconds(summary['simulated_s'])} and {count_rounds(len(run.rounds), run.round_word)}"
+    verb = "ends with" if run.is_done else "has reached"
+    return f"It {verb} {' and '.join(figures)} after {duration}{_so_far(run)}."
 
 
 def _wasted_bytes(run: RunFolder) -> str | None:
@@ -66,7 +79,7 @@ def _wasted_bytes(run: RunFolder) -> str | None:
         return None
     size = show_bytes(total(run.summary["bytes"]))
     amount = f"{share:.0%}" if share else "Nothing"
-    return f"{amount} of {size} that moved was wasted."
+    return f"{amount} of {size} that moved was wasted{_so_far(run)}."
 
 
 def _longest_round(run: RunFolder) -> str | None:
@@ -81,8 +94,8 @@ def _longest_round(run: RunFolder) -> str | None:
         return None
     number = run.rounds[durations.index(longest)]["round"]
     return (
-        f"Round {number} was the longest, {show_seconds(longest)}; the median is "
-        f"{show_seconds(median)}."
+        f"{run.round_word.capitalize()} {number} was the longest{_so_far(run)}, "
+        f"{show_seconds(longest)}; the median is {show_seconds(median)}."
     )
 
 
@@ -91,7 +104,7 @@ def _lost_updates(run: RunFolder) -> str | None:
     valid = sum(row["valid"] or 0 for row in run.rounds)
     if not selected or valid >= selected:
         return None
-    return f"{selected - valid:,} of {selected:,} selected clients gave no update that counts."
+    return f"{selected - valid:,} of {selected:,} selected clients gave no update that counts{_so_far(run)}."
 
 
 def _energy(run: RunFolder) -> str | None:
@@ -107,6 +120,6 @@ def _energy(run: RunFolder) -> str | None:
         return None
     phase = max(PHASES, key=joules.__getitem__)
     return (
-        f"Devices drew {show_joules(in_all)}, {joules[phase] / in_all:.0%} of it for the phase "
-        f"{phase!r}."
+        f"Devices drew {show_joules(in_all)}{_so_far(run)}, {joules[phase] / in_all:.0%} of it for "
+        f"the phase {phase!r}."
     )

@@ -7,7 +7,8 @@ import numpy as np
 from fedsim.analysis import palette
 from fedsim.analysis.report.markup import Markup, asset, el, join
 from fedsim.analysis.report.timeline import MARKED, OUTCOMES, TimelineData
-from fedsim.analysis.timeline import MEANING
+from fedsim.analysis.timeline import outcome_meanings
+from fedsim.records.round_words import common_word
 
 _CROSS = "M6 2.5 L14 10.5 M14 2.5 L6 10.5"
 _CIRCLE = "M7 6.5 a3 3 0 1 0 6 0 a3 3 0 1 0 -6 0"
@@ -53,7 +54,7 @@ def key(timelines: Sequence[TimelineData]) -> Markup:
         ]
         entries.append((_icon(*tints), "in a group, each its colour"))
     entries.append((_swatch(palette.OUTCOMES["done"]), "devices at work"))
-    if _outcomes(timelines) - {"done"}:
+    if _has(timelines, "wasted_value", least=1e-9):
         entries.append((_swatch(palette.VERMILLION), "devices whose work is wasted"))
     items = [el("li", swatch, text) for swatch, text in entries]
     return join(el("ul", *items, class_="key", aria_label="Colours and signs"), asset("help.html"))
@@ -93,11 +94,11 @@ def _presence_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
 
 def _outcome_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
     outcomes = _outcomes(timelines)
+    meanings = outcome_meanings(are_done=all(data.header["is_done"] for data in timelines))
     entries = []
-    for outcome, meaning in MEANING.items():
+    for outcome, meaning in meanings.items():
         if outcome in outcomes:
-            swatch = _swatch("#ffffff", palette.OUTCOMES[outcome])
-            entries.append((swatch, f"wasted, {meaning}"))
+            entries.append((_swatch("#ffffff", palette.OUTCOMES[outcome]), meaning))
     return entries
 
 
@@ -114,10 +115,11 @@ def _sign_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
 
 
 def _line_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
-    entries = [(_line("#283036", None), "round's end")]
+    word = common_word(data.header["round_word"] for data in timelines)
+    entries = [(_line("#283036", None), f"{word}'s end")]
     if _has(timelines, "path_lane"):
         path = el("path", d="M0 10 H9 V3 H20", class_="path")
-        entries.append((_icon(path), "critical path: what each round waited for"))
+        entries.append((_icon(path), f"critical path: what each {word} waited for"))
     if _has(timelines, "round_deadline", least=1):
         entries.append((_line(palette.DEADLINE["color"], "4 3"), "deadline that was reached"))
     if _has(timelines, "limit_lane"):
@@ -135,7 +137,7 @@ def _values(column: str, timelines: Sequence[TimelineData]) -> set[int]:
     return {value for data in timelines for value in np.unique(data.columns[column]).tolist()}
 
 
-def _has(timelines: Sequence[TimelineData], column: str, least: int = 0) -> bool:
+def _has(timelines: Sequence[TimelineData], column: str, least: float = 0) -> bool:
     """Whether a column of any timeline has a value of at least ``least``."""
     return any((data.columns[column] >= least).any() for data in timelines)
 

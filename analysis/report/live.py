@@ -8,6 +8,7 @@ from fedsim.analysis.report import progress
 from fedsim.analysis.report.gather import NothingDoneError, gather, title
 from fedsim.analysis.report.page import build, build_progress
 from fedsim.lab.reading.study_folder import is_study
+from fedsim.records.round_words import count_rounds, round_word
 
 
 class LiveReport(NamedTuple):
@@ -52,7 +53,9 @@ def read_live(paths: Sequence[Path]) -> LiveReport:
         summary = subject.runs[0].summary
         count = len(subject.runs)
         says.append(
-            f"{count} runs" if count > 1 else f"{summary['status']}, {summary['rounds']:,} rounds"
+            f"{count} runs"
+            if count > 1
+            else f"{summary['status']}, {count_rounds(summary['rounds'], round_word(summary))}"
         )
     name = subject.title if is_over else f"Live: {subject.title}"
     page = build(subject, live=not is_over, progress=section)

@@ -14,11 +14,18 @@ from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join
 from fedsim.analysis.report.timeline import TimelineData, read_timeline, stage
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.critical_path import CriticalPaths
-from fedsim.lab.compare.critical_words import path_table, round_in_words, run_in_words
+from fedsim.lab.compare.critical_words import (
+    category_in_words,
+    path_table,
+    round_in_words,
+    run_in_words,
+)
 from fedsim.lab.compare.measures import Values, measure
 from fedsim.records.folder import MEASURED
-from fedsim.records.ledger import show_peer, total
+from fedsim.records.ledger import has_no_server, show_peer, total
+from fedsim.records.live import RUNNING
 from fedsim.records.reading import RunFolder
+from fedsim.records.round_words import stopped_in_words
 from fedsim.world.meters.energy import PHASES
 
 # limits of lanes and steps over all timelines of a page, which keep it small and fast
@@ -32,22 +39,22 @@ def headline_figures(run: RunFolder) -> Markup:
     """Return the most important figures of a run as tiles."""
     summary = run.summary
     measured = measure(run)
-    figures = [("rounds", f"{summary['rounds']:,}", _ending(run))]
+    figures = [(f"{run.round_word}s", f"{summary['rounds']:,}", _ending(run))]
     final = measured["final accuracy"]
     if final is not None:
         remark = f"best {measured['best accuracy']:.4f}"
         worst = measured["worst-decile accuracy"]
         if worst is not None:
             remark += f", worst tenth of devices {worst:.4f}"
-        figures.append(("final accuracy", f"{final:.4f}", remark))
+        figures.append((_last("accuracy", run), f"{final:.4f}", remark))
     unseen = (summary.get("accuracy") or {}).get("unseen")
     if unseen is not None:
         remark = "on devices that are tested and never train"
-        figures.append(("final accuracy, unseen", f"{unseen:.4f}", remark))
+        figures.append((f"{_last('accuracy', run)}, unseen", f"{unseen:.4f}", remark))
     for name, metric in summary.get("metrics", {}).items():
         if metric["final"] is not None:
             figures.append(
-                (f"final {name}", f"{metric['final']:.4g}", f"best {metric['best']:.4g}")
+                (_last(name, run), f"{metric['final']:.4g}", f"best {metric['best']:.4g}")
             )
     remark = f"computed in {show_seconds(summary['wall_s'])}"
     if MEASURED in summary:
@@ -63,26 +70,38 @@ def headline_figures(run: RunFolder) -> Markup:
     figures += _energy_figures(run, measured)
     purity = measured["last purity of groups"]
     if purity is not None:
-        figures.append(("purity of groups", f"{purity:.3f}", "at the end; 1 is perfect"))
+        moment = "at the end" if run.is_done else "so far"
+        figures.append(("purity of groups", f"{purity:.3f}", f"{moment}; 1 is perfect"))
     epsilon = run.rounds[-1].get("epsilon") if run.rounds else None
     if epsilon is not None:
-        figures.append(("epsilon", f"{epsilon:.3g}", "privacy spent in all rounds"))
+        remark = f"privacy spent in all {run.round_word}s"
+        if not run.is_done:
+            remark = "privacy spent so far"
+        figures.append(("epsilon", f"{epsilon:.3g}", remark))
     return tiles(figures)
+
+
+def _last(name: str, run: RunFolder) -> str:
+    """Return the name of a figure's last value: its final value if the run is done."""
+    return f"final {name}" if run.is_done else f"{name} so far"
 
 
 def _ending(run: RunFolder) -> str:
     """Return the reason why a run ended, or its status if it is not done."""
     status = run.summary.get("status")
-    condition = run.summary.get("stopped")
-    if status == "done" and condition:
-        return f"ended by: {plain(condition, 60)}"
+    if status == "done" and run.summary.get("stopped"):
+        return f"ended by: {plain(stopped_in_words(run.summary), 60)}"
+    if status == RUNNING:
+        return "running when last written"
     return plain(status, 30)
 
 
 def _byte_figures(run: RunFolder) -> list[tuple[str, str, str]]:
     sizes = run.summary["bytes"]
     size = total(sizes)
-    directions = [f"{show_bytes(sizes['down'])} down", f"{show_bytes(sizes['up'])} up"]
+    directions = []
+    if not has_no_server(sizes):
+        directions += [f"{show_bytes(sizes['down'])} down", f"{show_bytes(sizes['up'])} up"]
     directions += show_peer(sizes)
     share = f"{sizes['wasted'] / size:.1%} of what moved" if size else "nothing moved"
     return [
@@ -171,7 +190,7 @@ def _timeline(
         )
     content = {"header": header, "packed": pack(timeline.columns)}
     block = data_block(f"timeline-{place}-data", content)
-    controls = stage(place, name, bool(header["groups"]))
+    controls = stage(place, name, header["round_word"], grouped=bool(header["groups"]))
     return el("div", head, el("p", text, class_="soft"), controls, block, data_run=place)
 
 
@@ -261,9 +280,12 @@ def waiting(run: RunFolder) -> Markup | None:
     for name, seconds in paths.totals.items():
         duration = tables.TableCell(show_seconds(seconds), seconds)
         share = tables.TableCell(f"{seconds / paths.end:.1%}", seconds)
-        rows.append([name, duration, share])
+        rows.append([category_in_words(paths, name), duration, share])
     heads = ["on the critical path", "took", "share"]
-    table = tables.grid(heads, rows, [True, False, False], "Its times sum to the run's.")
+    caption = "Its times sum to the run's."
+    if not run.is_done:
+        caption = "Its times sum to the run's so far."
+    table = tables.grid(heads, rows, [True, False, False], caption)
     usual = median(path.seconds for path in paths.rounds)
     longest = max(paths.rounds, key=lambda path: path.seconds)
     middle = min(paths.rounds, key=lambda path: abs(path.seconds - usual))
@@ -279,7 +301,8 @@ def waiting(run: RunFolder) -> Markup | None:
 
 def _describe_round_path(paths: CriticalPaths, number: int, description: str) -> Markup:
     columns = path_table(paths.round(number)).columns
-    summary = el("summary", f"Round {number}, {description}: what it waited for")
+    title = f"{paths.word.capitalize()} {number}, {description}: what it waited for"
+    summary = el("summary", title)
     text = el("p", " ".join(round_in_words(paths, number)))
     table = tables.of_columns(columns, range(len(columns[0].cells)))
     return el("details", summary, text, table)

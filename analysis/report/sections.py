@@ -79,18 +79,35 @@ def answer(subject: Subject) -> Markup:
     planned = sum(line.planned for line in lines)
     parts: list[Markup | None] = [el("h2", "In short", id="summary")]
     if done < planned:
-        parts.append(el("p", f"{done:,} of {planned:,} runs are done so far.", class_="soft"))
+        text = f"{done:,} of {planned:,} runs are done so far. What follows is of these alone."
+        parts.append(el("p", text, class_="soft"))
+    parts += _unfinished(subject)
     hint = "Each is one run, so nothing says how sure that is."
     if any(line.planned > 1 for line in lines):
         hint = HINT
     if subject.comparison.lines.until_sure is not None:
         hint += " What was decided by added seeds holds with its error for all lines together."
     parts += _about(subject.about)
-    parts += answers(subject.comparison.answers(), colours, hint)
-    wasted = find_in_series(subject.series)
+    is_over = done == planned and all(run.is_done for run in subject.runs)
+    parts += answers(subject.comparison.answers(), colours, hint, is_over=is_over)
+    wasted = find_in_series(subject.series, is_over=is_over)
     if wasted is not None:
         parts.append(el("p", el("a", wasted, href="#tables")))
     return el("section", *parts)
+
+
+def _unfinished(subject: Subject) -> Iterator[Markup]:
+    """Yield a remark on the runs that are not done."""
+    names = []
+    for entry in subject.detailed:
+        if not entry.run.is_done:
+            names.append(f"{entry.name} ({plain(entry.run.summary['status'], 30)})")
+    count = sum(not run.is_done for run in subject.runs)
+    if count > len(names):
+        names.append(f"{count - len(names)} more")
+    if names:
+        text = f"Not done: {', '.join(names)}. The figures of such a run are those so far."
+        yield el("p", text, class_="soft")
 
 
 def _about(text: str) -> Iterator[Markup]:

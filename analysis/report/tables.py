@@ -14,8 +14,10 @@ from fedsim.lab.compare.show import by_topic, format_cell
 from fedsim.lab.reading.history import History
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder
+from fedsim.records.round_words import count_rounds
 
 NOTHING = "\N{EN DASH}"
+_SHORT = 14  # most characters of a text that is never broken into lines
 _MOST_DEVICES = 200
 _MOST_ROUNDS = 60  # most rows; more rounds are thinned, with the best and the last kept
 _FEW_DIFFERENCES = 8
@@ -69,6 +71,8 @@ def _draw_cell(cell: str | TableCell, look: str | None, *, heads_row: bool) -> M
         cell = TableCell(cell)
     sort_key = None if cell.value is None else f"{cell.value:.9g}"
     text = el("strong", cell.text) if cell.best else cell.text
+    if look is not None and len(cell.text) <= _SHORT:
+        look = f"{look} short"
     if heads_row:
         return el("th", text, scope="row", class_=look, data_v=sort_key)
     return el("td", text, class_=look, data_v=sort_key)
@@ -148,7 +152,10 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
     if rows["samples"].any():  # 0 where an app has data of its own
         counts.insert(0, "samples")
     for name in counts:
-        columns.append((_ENDINGS.get(name, name), name, "{:,.0f}".format))
+        head = _ENDINGS.get(name, name)
+        if name == "stopped" and not run.is_done:
+            head = "not finished"
+        columns.append((head, name, "{:,.0f}".format))
     columns += [
         ("worked", "worked_s", show_seconds),
         ("of it wasted", "wasted_s", show_seconds),
@@ -162,8 +169,9 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
     if len(rows) > _MOST_DEVICES:
         caption += f" The {_MOST_DEVICES} of {len(rows):,} that wasted most are shown."
     summary = f"Table of {len(rows):,} devices"
-    if endings:
-        wasteful = int((rows[endings].sum(axis=1) > 0).sum())
+    wasted = [name for name in endings if name in wasted_outcomes(run)]
+    if wasted:
+        wasteful = int((rows[wasted].sum(axis=1) > 0).sum())
         summary += f", {wasteful:,} of them with a task that was wasted"
     records = rows.head(_MOST_DEVICES).to_dict("records")
     return summary, _with_buttons("device", timeline, records, columns, caption)
@@ -176,6 +184,7 @@ def _with_buttons(
     columns: Sequence[_TableColumn],
     caption: str,
     best: object = None,
+    head: str = "",
 ) -> Markup:
     """Return a table whose first column has buttons that show a device or round in the timeline.
 
@@ -186,6 +195,7 @@ def _with_buttons(
         columns: the columns after the first.
         caption: caption of the table.
         best: the row whose accuracy is bold; None for none.
+        head: head of the first column; by default ``noun``.
     """
     body = []
     for row in rows:
@@ -201,7 +211,7 @@ def _with_buttons(
                 cell = TableCell(show(value), value, is_best)
             cells.append(cell)
         body.append(cells)
-    heads = [noun, *(head for head, _, _ in columns)]
+    heads = [head or noun, *(name for name, _, _ in columns)]
     return grid(heads, body, [False] * len(heads), caption)
 
 
@@ -210,7 +220,7 @@ def read_devices(run: RunFolder) -> pd.DataFrame:
 
     Returns:
         Columns of the devices' table; ``tasks``, and their count by outcome; ``worked_s`` and
-        ``wasted_s`` (of tasks that were not done), the ``share`` that was wasted (0..1), and
+        ``wasted_s`` (of tasks whose work was not used), the ``share`` that was wasted (0..1), and
         ``bytes``.
     """
     history = History(run)
@@ -218,7 +228,7 @@ def read_devices(run: RunFolder) -> pd.DataFrame:
     first_steps = steps.drop_duplicates("task")
     tasks = first_steps.groupby(["device", "outcome"]).size().unstack(fill_value=0)
     rows = tasks.reindex(columns=list(_ENDINGS), fill_value=0).assign(tasks=tasks.sum(axis=1))
-    wasted = steps[steps["outcome"] != "done"]
+    wasted = steps[steps["outcome"].isin(wasted_outcomes(run))]
     rows["worked_s"] = steps.groupby("device")["length"].sum()
     rows["wasted_s"] = wasted.groupby("device")["length"].sum()
     rows["share"] = rows["wasted_s"] / rows["worked_s"]
@@ -227,6 +237,15 @@ def read_devices(run: RunFolder) -> pd.DataFrame:
     rows = rows.fillna(0.0).join(history.population.reindex(columns=facts))
     rows = rows.sort_values(["wasted_s", "worked_s"], ascending=False, kind="stable")
     return rows.rename_axis("device").reset_index()
+
+
+def wasted_outcomes(run: RunFolder) -> tuple[str, ...]:
+    """Return the outcomes of tasks that were wasted.
+
+    A task that is open when the records end is among them, unless the run may go on.
+    """
+    outcomes = tuple(_ENDINGS)
+    return outcomes if run.is_done else tuple(name for name in outcomes if name != "stopped")
 
 
 def _bytes_of_devices(run: RunFolder) -> "pd.Series[float]":
@@ -291,13 +310,13 @@ def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
         for column in _round_columns(run)
         if any(row.get(column[1]) is not None for row in rows)
     ]
-    caption = "One row a round; its number shows it in the timeline."
+    caption = f"One row a {run.round_word}; its number shows it in the timeline."
     if len(some) != len(rows):
         caption += (
             f" {len(some)} of {len(rows):,} are shown: one of {every}, the best and the last."
         )
-    table = _with_buttons("round", timeline, some, columns, caption, best)
-    return f"Table of {len(rows):,} rounds", table
+    table = _with_buttons("round", timeline, some, columns, caption, best, run.round_word)
+    return f"Table of {count_rounds(len(rows), run.round_word)}", table
 
 
 def _round_columns(run: RunFolder) -> list[_TableColumn]:

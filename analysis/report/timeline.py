@@ -64,6 +64,8 @@ class TimelineHeader(TypedDict):
             ``message_other`` has indices of this list.
         without_server: whether devices exchange messages, and none with the server.
         clock: name of the run's time.
+        round_word: noun for a round.
+        is_done: whether the run is done; otherwise its open tasks may still be useful.
     """
 
     tick: float
@@ -77,6 +79,8 @@ class TimelineHeader(TypedDict):
     endpoints: tuple[str, ...]
     without_server: bool
     clock: str
+    round_word: str
+    is_done: bool
 
 
 class TimelineData(NamedTuple):
@@ -119,6 +123,8 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         "endpoints": columns.endpoints,
         "without_server": has_no_server(run.summary["bytes"]),
         "clock": run.clock,
+        "round_word": run.round_word,
+        "is_done": run.is_done,
     }
     return TimelineData(header, arrays, columns.kinds)
 
@@ -323,10 +329,14 @@ class _ColumnsOfLanes:
 
     def _curves(self) -> Columns:
         """Return curves of the count of active devices and the load of the server's link (bytes/s)."""
-        steps = self.activities.steps
+        useful = []
+        wasted = []
+        not_wasted = ("done",) if self.run.is_done else ("done", "stopped")
+        for step in self.activities.steps:
+            (useful if step.task_outcome in not_wasted else wasted).append(step)
         curves = {
-            "useful": concurrency([step for step in steps if step.task_outcome == "done"]),
-            "wasted": concurrency([step for step in steps if step.task_outcome != "done"]),
+            "useful": concurrency(useful),
+            "wasted": concurrency(wasted),
             "down": link_load(self.run, "down"),
             "up": link_load(self.run, "up"),
             "peer": peer_load(self.run),
@@ -371,12 +381,13 @@ def _amounts(step: StepSpan) -> tuple[float, float]:
     return data.get(done, math.nan), data.get(whole, math.nan)
 
 
-def stage(place: int, name: str, grouped: bool) -> Markup:
+def stage(place: int, name: str, word: str, *, grouped: bool) -> Markup:
     """Return the controls of a run's timeline, and the element in which ``lanes.js`` draws it.
 
     Args:
         place: index of the run on the page, from 0.
         name: name of the run.
+        word: the run's noun for its rounds.
         grouped: whether the run has groups of devices.
     """
     tint: Markup | str = ""
@@ -388,6 +399,7 @@ def stage(place: int, name: str, grouped: bool) -> Markup:
     words = {
         "place": str(place),
         "name": html.escape(harmless(name)),
+        "word": html.escape(harmless(word)),
         "tint": tint,
         "by_group": by_group,
     }

@@ -226,7 +226,8 @@ def _show_progress(job: "Job") -> None:
     from fedsim.lab.terminal import Console, RunProgress
 
     horizon = job.scenario.strategy.horizon(job.scenario.stop)
-    progress = RunProgress(horizon, Console(stderr=True), job.run.strategy.facts)
+    strategy = job.run.strategy
+    progress = RunProgress(horizon, Console(stderr=True), strategy.facts, strategy.round_word)
     job.simulation.listen(progress.take, kinds=("round", "task-end"))
     job.simulation.at_close(progress.close)
     if job.checkpointer is not None:

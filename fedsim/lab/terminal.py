@@ -21,6 +21,7 @@ from fedsim.common.harmless import clean
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.records.ledger import show_peer, total
 from fedsim.records.notebook import strategy_of
+from fedsim.records.round_words import ROUND, count_rounds, round_word, stopped_in_words
 
 if TYPE_CHECKING:
     from fedsim.common.stop import StopSpec
@@ -62,11 +63,17 @@ class RunProgress:
         console: console to print to.
         facts: function that returns the strategy's facts. New entries of their list ``warnings`` are
             printed at the end of a round.
+        word: the strategy's noun for a round.
     """
 
     def __init__(
-        self, stop: "StopSpec", console: Console, facts: Callable[[], Mapping[str, Any]] = dict
+        self,
+        stop: "StopSpec",
+        console: Console,
+        facts: Callable[[], Mapping[str, Any]] = dict,
+        word: str = ROUND,
     ) -> None:
+        self._word = word
         self._stop = stop
         self._console = console
         self._facts = facts
@@ -104,7 +111,7 @@ class RunProgress:
             rounds: count of finished rounds.
             simulated_s: simulated time of the checkpoint (s).
         """
-        self._saved = f"saved at round {rounds} ({show_seconds(simulated_s)})"
+        self._saved = f"saved at {self._word} {rounds} ({show_seconds(simulated_s)})"
         now = time.perf_counter()
         if self._live is None and now - self._last_saved >= _SAVED_EVERY_S:
             self._last_saved = now
@@ -125,7 +132,7 @@ class RunProgress:
 
     def _show(self, simulated_s: float, real_s: float) -> None:
         done = share_done(self._stop, self._round, simulated_s)
-        text = f"simulated {show_seconds(simulated_s)}, round {self._round}{self._accuracy}"
+        text = f"simulated {show_seconds(simulated_s)}, {self._word} {self._round}{self._accuracy}"
         if self._live is not None:
             if self._saved:
                 text += f", {self._saved}"
@@ -175,18 +182,20 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     """Return text lines with the main results of a run, from its summary."""
     traffic = summary["bytes"]
     accuracy = summary["accuracy"]
+    moment = "at the end" if summary["status"] == "done" else "so far"
     lines = [
-        f"{strategy_of(summary)}, seed {summary['seed']}: {summary['rounds']} rounds in "
-        f"{show_seconds(summary['simulated_s'])} "
-        f"of simulated time, {summary['wall_s']:.1f} s of real time ({summary['stopped']})",
+        f"{strategy_of(summary)}, seed {summary['seed']}: "
+        f"{count_rounds(summary['rounds'], round_word(summary))} in "
+        f"{show_seconds(summary['simulated_s'])} of simulated time, "
+        f"{summary['wall_s']:.1f} s of real time ({stopped_in_words(summary)})",
     ]
     if accuracy["final"] is None:
         lines.append(f"no accuracy: {summary.get('no_accuracy')}")
     else:
-        lines.append(f"accuracy {accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best")
+        lines.append(f"accuracy {accuracy['final']:.4f} {moment}, {accuracy['best']:.4f} at best")
     for name, metric in summary.get("metrics", {}).items():
         if metric["final"] is not None:
-            lines.append(f"{name} {metric['final']:.4g} at the end, {metric['best']:.4g} at best")
+            lines.append(f"{name} {metric['final']:.4g} {moment}, {metric['best']:.4g} at best")
     directions = [f"{show_bytes(traffic['down'])} down", f"{show_bytes(traffic['up'])} up"]
     directions += show_peer(traffic)
     lines.append(

@@ -7,6 +7,7 @@ from typing import Any
 from fedsim.common.harmless import clean, visible
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.records.ledger import total
+from fedsim.records.round_words import round_word, stopped_in_words
 
 
 def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -17,17 +18,16 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
     """
     accuracy = summary["accuracy"]
     moved = summary["bytes"]
-    best = (
-        "none"
-        if accuracy["best"] is None
-        else f"{accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best"
-    )
+    moment = "at the end" if summary["status"] == "done" else "so far"
+    best = "none"
+    if accuracy["best"] is not None:
+        best = f"{accuracy['final']:.4f} {moment}, {accuracy['best']:.4f} at best"
     return {
         "scenario": str(summary["name"]),
         "strategy": strategy_of(summary),
         "seed": str(summary["seed"]),
-        "status": f"{summary['status']} ({summary['stopped']})",
-        "rounds": str(summary["rounds"]),
+        "status": f"{summary['status']} ({stopped_in_words(summary)})",
+        f"{round_word(summary)}s": str(summary["rounds"]),
         "accuracy": best,
         **{
             name: f"{metric['best']} at best" for name, metric in summary.get("metrics", {}).items()

@@ -20,6 +20,7 @@ from fedsim.common.units import CLOCK_END_S
 from fedsim.records import folder as files
 from fedsim.records import schema
 from fedsim.records.live import LIVE
+from fedsim.records.round_words import round_word
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -250,6 +251,16 @@ class RunFolder:
     def clock(self) -> str:
         """Name of the run's time: ``simulated time``, or ``measured time`` of a deployment."""
         return "measured time" if files.MEASURED in self.summary else "simulated time"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has reached its end; not if it goes on, was interrupted or has failed."""
+        return bool(self.summary.get("status", "done") == "done")
+
+    @property
+    def round_word(self) -> str:
+        """Singular noun for a row of ``rounds.parquet``: ``round``, or such as ``version``."""
+        return round_word(self.summary)
 
     @property
     def has_all_devices(self) -> bool:

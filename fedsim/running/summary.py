@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim.federation.unseen import ACCURACY
 from fedsim.records.chain import ROWS_A_BLOCK
 from fedsim.records.recorder import Recorder
+from fedsim.records.round_words import ROUND
 from fedsim.records.schema import ASKED
 from fedsim.running.packages import packages_of
 from fedsim.version import __version__
@@ -42,6 +43,8 @@ def summarise(
         "stopped": stopped,
         "rounds": len(recorder.rounds),
     }
+    if run.strategy.round_word != ROUND:
+        summary["round_word"] = run.strategy.round_word
     if not run.lists_all_devices:
         summary["device_rows"] = ASKED
     summary["simulated_s"] = recorder.last_time

@@ -101,9 +101,10 @@ class Asynchronous(Strategy[A]):
     At any time ``concurrency`` clients work. Each downloads the current model (d parameters),
     trains, and uploads the result (d parameters). The staleness of the result is the count of
     versions published meanwhile. Clients that end at the same time are replaced together. The run
-    records each version as a round.
+    records each version as a round, and calls it a version in texts.
     """
 
+    round_word = "version"
     State = AsynchronousState
     state: AsynchronousState
 

@@ -13,6 +13,7 @@ from fedsim.common.training import Training
 from fedsim.federation import Carried, Client, Contents, PeerMessage, RunInfo, Server, TaskEnd
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.architecture import Tensor
+from fedsim.records.round_words import ROUND
 from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protection
 from fedsim.strategies.parts.keeping import KeepingClient, Split
 from fedsim.strategies.parts.secure import SecureClient
@@ -365,6 +366,9 @@ class Strategy(Generic[P]):
         >>> result.summary["stopped"], result.summary["simulated_s"]
         ('all have answered', 5.0)
     """
+
+    round_word: ClassVar[str] = ROUND
+    """Singular noun for a row of the run's table of rounds, in texts for people."""
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams
     """The class of the strategy's keys."""

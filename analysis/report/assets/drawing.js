@@ -42,9 +42,9 @@ class Drawing {
     pen.setTransform(this.dense, 0, 0, this.dense, 0, 0);
     pen.clearRect(0, 0, this.over.width, this.over.height);
     pen.lineWidth = 1;
+    this.drawMessages(pen);
     this.drawRounds(pen);
     if (timeline.pathed) this.drawPath(pen);
-    this.drawMessages(pen);
     this.drawLimits(pen);
     this.drawMarks(pen);
     this.drawNames(pen);
@@ -112,7 +112,7 @@ class Drawing {
       free = x + half;
     }
     pen.textAlign = "right";
-    if (ends.length) pen.fillText("round", timeline.gutter - 8, SIZES.top - 9);
+    if (ends.length) pen.fillText(timeline.header.round_word, timeline.gutter - 8, SIZES.top - 9);
   }
 
   /** The critical path: a line through each step that its round waited for, from lane to lane where one follows another. */

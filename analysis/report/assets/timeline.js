@@ -119,10 +119,10 @@ class Timeline {
 
   /** Show the time of a round, with a little around it. Answers whether there is such a round. */
   showRound(number) {
-    const { round_number: numbers, round_end: ends } = this.lanes;
+    const { round_number: numbers, round_end: ends } = this.lanes, { round_word: word } = this.header;
     const at = numbers.indexOf(number);
     if (at < 0) {
-      this.miss("round", numbers.length ? `There is no round ${number}: they go from ${numbers[0]} to ${numbers[numbers.length - 1]}.` : "This run has no rounds.");
+      this.miss("round", numbers.length ? `There is no ${word} ${number}: they go from ${numbers[0]} to ${numbers[numbers.length - 1]}.` : `This run has no ${word}s.`);
       return false;
     }
     const begin = at ? ends[at - 1] : 0, span = Math.max(LEAST_SPAN, ends[at] - begin);

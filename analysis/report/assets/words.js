@@ -10,6 +10,11 @@ const OUTCOME_WORDS = {
 };
 const MARK_WORDS = ["arrives", "leaves for good", "its data shift", "it notices that its data have shifted", "moves to another group", "splits its data"];
 
+/** What an outcome means. A task that is open in a run that goes on is not wasted yet. */
+function outcomeWords(timeline, outcome) {
+  return outcome === "stopped" && !timeline.header.is_done ? "not finished yet" : OUTCOME_WORDS[outcome];
+}
+
 function describeStep(timeline, lane, i) {
   const { lanes, palette } = timeline;
   const outcomes = Object.keys(palette.outcomes);
@@ -26,14 +31,18 @@ function describeStep(timeline, lane, i) {
     else parts.push(done === asked ? showSize(done) : `${showSize(done)} of ${showSize(asked)}`);
   }
   const where = [`task ${lanes.task[i]}`];
-  if (lanes.round[i] >= 0) where.push(`round ${lanes.round[i]}`);
+  if (lanes.round[i] >= 0) where.push(`${timeline.header.round_word} ${lanes.round[i]}`);
   if (lanes.group[i] >= 0) where.push(`group ${lanes.group[i]}`);
   parts.push(where.join(", "));
   const { path_lane: own, path_start: starts, path_end: ends } = lanes;
   const waits = own.some((at, k) => at === lane && starts[k] < lanes.end[i] && ends[k] > lanes.start[i]);
-  if (waits) parts.push("on the critical path of its round");
-  if (outcome !== "done") parts.push(OUTCOME_WORDS[outcome]);
+  if (waits) parts.push(`on the critical path of its ${timeline.header.round_word}`);
+  if (outcome !== "done") parts.push(outcomeWords(timeline, outcome));
   return parts;
+}
+
+function showTasks(count) {
+  return count === 1 ? "1 task" : `${count} tasks`;
 }
 
 function describeLane(timeline, lane) {
@@ -44,10 +53,11 @@ function describeLane(timeline, lane) {
   }
   const total = [...counts.values()].reduce((sum, count) => sum + count, 0);
   const outcomes = Object.keys(palette.outcomes);
-  const ends = outcomes.map((name, k) => (counts.get(k) ? `${counts.get(k)} ${name}` : "")).filter(Boolean).join(", ");
+  const name = (outcome) => (outcome === "stopped" && !timeline.header.is_done ? "not finished" : outcome);
+  const ends = outcomes.map((outcome, k) => (counts.get(k) ? `${counts.get(k)} ${name(outcome)}` : "")).filter(Boolean).join(", ");
   const parts = [`Device ${lanes.device[lane]}`, `${showCount(lanes.speed[lane])} samples/s, ${showCount(lanes.samples[lane])} training samples`];
-  parts.push(total ? `${total} tasks: ${ends}` : "it never worked");
-  if (lanes.last_group[lane] >= 0) parts.push(`in group ${lanes.last_group[lane]} at the end`);
+  parts.push(total ? `${showTasks(total)}: ${ends}` : timeline.header.is_done ? "it never worked" : "it has not worked so far");
+  if (lanes.last_group[lane] >= 0) parts.push(`in group ${lanes.last_group[lane]} ${timeline.header.is_done ? "at the end" : "so far"}`);
   return parts;
 }
 
@@ -88,7 +98,8 @@ function describeIdle(timeline, lane, time) {
 function describeRound(timeline, at) {
   const { round_number: numbers, round_end: ends, round_deadline: deadlines, round_accuracy: accuracies } = timeline.lanes;
   const begin = timeline.seconds(at ? ends[at - 1] : 0), end = timeline.seconds(ends[at]);
-  const parts = [`Round ${numbers[at]}`, `${showLength(end - begin)} from ${showTime(begin, (end - begin) / 20)} on`];
+  const word = timeline.header.round_word;
+  const parts = [`${word[0].toUpperCase()}${word.slice(1)} ${numbers[at]}`, `${showLength(end - begin)} from ${showTime(begin, (end - begin) / 20)} on`];
   if (deadlines[at]) parts.push("its deadline was reached");
   parts.push(...describeWait(timeline, at ? ends[at - 1] : 0, ends[at]));
   if (!Number.isNaN(accuracies[at])) parts.push(`accuracy ${accuracies[at].toFixed(4)}`);

@@ -160,6 +160,7 @@ class CriticalPaths:
 
     Attributes:
         clock: name of the run's time, as ``RunFolder.clock``.
+        word: noun for a round, as ``RunFolder.round_word``.
 
     Args:
         run: the folder of the run.
@@ -171,6 +172,7 @@ class CriticalPaths:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self.clock = run.clock
+        self.word = run.round_word
         self.end: float = 0.0
         self._ends: defaultdict[float, list[_WaitedFor]] = defaultdict(list)
         self._of_round: defaultdict[int, list[_WaitedFor]] = defaultdict(list)
@@ -236,7 +238,7 @@ class CriticalPaths:
         """
         by_number = {path.number: path for path in self.rounds}
         if number not in by_number:
-            hint = "it has no rounds"
+            hint = f"it has no {self.word}s"
             if by_number:
                 hint = f"allowed are {min(by_number)} to {max(by_number)}"
             raise RunFolderError(

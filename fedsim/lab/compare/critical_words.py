@@ -8,6 +8,7 @@ from fedsim.common import step_names
 from fedsim.common.units import show_seconds
 from fedsim.lab.compare.columns import Cell, ComparedTable
 from fedsim.lab.compare.critical_path import (
+    AFTER,
     AT_HOST,
     QUEUE,
     SHARED,
@@ -15,6 +16,7 @@ from fedsim.lab.compare.critical_path import (
     CriticalPaths,
     RoundPath,
 )
+from fedsim.records.round_words import count_rounds
 
 _BAR = 40  # length of the longest bar (characters)
 _MOST_DEVICES = 5
@@ -24,12 +26,12 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
     """Return sentences on what ended the rounds of a run: deadlines, and the slowest devices."""
     rounds = paths.rounds
     if not rounds:
-        return ["The run has no rounds, so nothing was waited for."]
+        return [f"The run has no {paths.word}s, so nothing was waited for."]
     longest = max(rounds, key=lambda path: path.seconds)
     words = [
-        f"{len(rounds)} rounds in {show_seconds(rounds[-1].end)}: "
+        f"{count_rounds(len(rounds), paths.word)} in {show_seconds(rounds[-1].end)}: "
         f"{show_seconds(median(path.seconds for path in rounds))} in the "
-        f"median, {show_seconds(longest.seconds)} the longest (round {longest.number})."
+        f"median, {show_seconds(longest.seconds)} the longest ({paths.word} {longest.number})."
     ]
     selecting = [path for path in rounds if path.selected]
     if selecting:
@@ -46,8 +48,10 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
     counts = Counter(path.device for path in rounds if path.device is not None)
     devices = []
     for device, count in counts.most_common(_MOST_DEVICES):
-        devices.append(f"device {device} ({count} round{'s' if count > 1 else ''})")
-    return [*words, f"Waited for most often: {', '.join(devices)}."]
+        devices.append(f"device {device} ({count_rounds(count, paths.word)})")
+    if devices:
+        words.append(f"Waited for most often: {', '.join(devices)}.")
+    return words
 
 
 def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
@@ -60,7 +64,8 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
     path = paths.round(number)
     usual = median(path.seconds for path in paths.rounds)
     words = [
-        f"Round {number} took {show_seconds(path.seconds)}{_compare_length(path.seconds, usual)}: "
+        f"{paths.word.capitalize()} {number} took {show_seconds(path.seconds)}"
+        f"{_compare_length(path.seconds, usual)}: "
         f"from {show_seconds(path.start)} to {show_seconds(path.end)} of {paths.clock}."
     ]
     late = len(path.late)
@@ -89,6 +94,11 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
             "the hosts save."
         )
     return words
+
+
+def category_in_words(paths: CriticalPaths, category: str) -> str:
+    """Return a category of ``CriticalPaths.totals`` with the run's noun for its rounds."""
+    return f"after the last {paths.word}" if category == AFTER else category
 
 
 def _compare_length(seconds: float, usual: float) -> str:
@@ -163,7 +173,7 @@ def totals_table(runs: Mapping[str, CriticalPaths]) -> ComparedTable:
             seconds = paths.totals.get(category, 0.0)
             rows.append(
                 {
-                    "critical path": category,
+                    "critical path": category_in_words(paths, category),
                     "run": run,
                     "took": show_seconds(seconds),
                     "share": f"{seconds / paths.end:.1%}" if paths.end else None,

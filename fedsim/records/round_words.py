@@ -1,0 +1,41 @@
+"""Words for the rounds of a run; a strategy without rounds counts versions of the model."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedsim.common.harmless import clean
+
+ROUND = "round"
+"""Usual noun for a row of the table of rounds."""
+_LONGEST = 30  # most characters of a noun
+
+
+def round_word(summary: Mapping[str, Any]) -> str:
+    """Return the singular noun for a row of a run's table of rounds, such as ``version``.
+
+    Args:
+        summary: the content of ``summary.json``.
+    """
+    return clean(str(summary.get("round_word", ROUND)), _LONGEST)
+
+
+def count_rounds(count: int, word: str) -> str:
+    """Format a count of rounds with the run's noun: ``"1 version"``, ``"2 versions"``."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def common_word(words: Iterable[str]) -> str:
+    """Return the noun for rounds of several runs: ``round``, unless all have another in common."""
+    distinct = set(words)
+    return distinct.pop() if len(distinct) == 1 else ROUND
+
+
+def stopped_in_words(summary: Mapping[str, Any]) -> str:
+    """Return the reason why a run ended, with the run's noun for its rounds.
+
+    Args:
+        summary: the content of ``summary.json``.
+    """
+    plural = f"{round_word(summary)}s"
+    return re.sub(r"(?<=\d )rounds$", lambda _: plural, str(summary["stopped"]))
