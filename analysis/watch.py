@@ -16,7 +16,7 @@ from fedsim.analysis.serving import HOST, LivePage, server_of
 from fedsim.clock.executors import start
 from fedsim.common.errors import FedsimError
 from fedsim.common.harmless import clean, say
-from fedsim.lab.reading.study_folder import is_study
+from fedsim.lab.reading.study_folder import INDEX, is_study
 from fedsim.lab.reading.study_progress import progress_lines
 from fedsim.records.folder import SCENARIO, SUMMARY
 from fedsim.records.live import LIVE
@@ -106,11 +106,11 @@ class Growing(LivePage):
         return f"waiting for {name} to begin: the folder is not there yet, or still empty"
 
     def _stamps(self) -> list[tuple[str, int]]:
-        """Return the path and modification time (ns) of each run's newest summary."""
+        """Return the path and modification time (ns) of each study's index and run's summary."""
         patterns = (SUMMARY, f"{LIVE}/{SUMMARY}", SCENARIO)
         stamps = []
         for path in self._paths:
-            for pattern in (*patterns, *(f"runs/*/seed-*/{name}" for name in patterns)):
+            for pattern in (INDEX, *patterns, *(f"runs/*/seed-*/{name}" for name in patterns)):
                 for file in sorted(path.glob(pattern)):
                     with suppress(OSError):  # the file has been removed
                         stamps.append((str(file), file.stat().st_mtime_ns))

@@ -20,6 +20,7 @@ import pytest
 from fedsim.analysis.report.live import read_live
 from fedsim.analysis.report.progress import in_words, is_over, read_progress, section
 from fedsim.analysis.serving import HOST, LivePage, server_of
+from fedsim.analysis.watch import Growing
 from fedsim.lab.study.folder import write_study
 from fedsim.lab.study.plan import read_study
 from fedsim.records.live import LIVE
@@ -220,6 +221,10 @@ def test_a_study_has_a_page_before_its_first_run_is_done(study: Path, tmp_path: 
     assert (live.says, live.is_over) == ("0 of 4 runs are done", False)
     assert "<h1>Live: a study</h1>" in live.page
     assert '<progress value="0" max="4"' in live.page
+    growing = Growing([out])
+    assert growing.look()
+    assert "<h1>Live: a study</h1>" in growing.page
+    assert not growing.look(at_once=True)
     finish(study, out)
     assert is_over(read_progress([out]))
     # a run under way has its tables in a folder of its own
