@@ -31,6 +31,7 @@ _ARXIV = {
     "hypcluster": "2002.10619",
     "ifca": "2006.04088",
     "ifca-mig": "2006.04088",
+    "lcfl": "2407.09360",
     "local-sgd": "1805.09767",
     "moon": "2103.16257",
     "pfedme": "2006.08848",
@@ -38,19 +39,24 @@ _ARXIV = {
     "scaffold": "1910.06378",
     "tifl": "2001.09249",
 }
+_PAGES = {
+    "ca2fl": ("https://www.iclr.cc/virtual/2024/poster/19456", "ICLR 2024"),
+    "cata-fed": ("https://doi.org/10.3390/s22187061", "Sensors 22(18), 7061"),
+}
+"""Strategies whose papers are not on arXiv, or not surely -> a publisher's page, and its name."""
 WITHOUT_LINK = {
-    "ca2fl": "no address checked; the title is on the page",
-    "cata-fed": "no address checked; the title is on the page",
     "flower": "no paper's strategy: it runs an app",
-    "lcfl": "no address checked; the title is on the page",
     "local": "no paper: devices train alone",
-    "rfedavg": "no address checked; the title is on the page",
+    "rfedavg": "no page of the paper was found; authors and title are on the page",
 }
 """Strategies whose pages have no link -> the reason."""
 
 
 def paper_link(kind: str) -> str:
     """Return a line with the link to a strategy's paper; empty if its address is not known."""
-    if kind not in _ARXIV:
-        return ""
-    return f"[The paper](https://arxiv.org/abs/{_ARXIV[kind]}) (arXiv:{_ARXIV[kind]})"
+    if kind in _PAGES:
+        address, name = _PAGES[kind]
+        return f"[The paper]({address}) ({name})"
+    if kind in _ARXIV:
+        return f"[The paper](https://arxiv.org/abs/{_ARXIV[kind]}) (arXiv:{_ARXIV[kind]})"
+    return ""

@@ -30,13 +30,14 @@ class DrawnImages(Source):
     the scenario's seed.
 
     Attributes:
-        samples, classes: number of samples, and number of classes.
+        samples: number of samples, those for tests included.
+        classes: number of classes.
         users: number of users; ``data.column = "user"`` with the partition ``by-user`` gives each
             device a user.
         noise: standard deviation of each pixel's noise, of 255.
         contrast: standard deviation of the squares about the class's colour, of 255.
         colour: standard deviation of the classes' mean colours in each channel, of 255; 0: all
-            classes are grey.
+            classes are grey in the mean.
     """
 
     kind: Literal["drawn-images"] = "drawn-images"
