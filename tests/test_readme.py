@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import pytest
 import tomli_w
 from click.testing import CliRunner
@@ -276,3 +277,60 @@ def test_files_verbs_and_names_that_it_names_are_there(page: Path) -> None:
             else (ROOT if page in HOUSE else page.parent) / link
         )
         assert there.exists() or GENERATED in there.parents, f"{page.name}: {link}"
+
+
+def verbs(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, verb in group.commands.items():
+        if isinstance(verb, click.Group):
+            yield from verbs(verb, (*path, name))
+        else:
+            yield (*path, name)
+
+
+VERBS = [*verbs(main)]
+PARSED_ONLY = {"bench", "calibrate", "mlflow", "rehearse", "tensorboard", "wandb"}
+"""Verbs whose example needs a file of the user's, a package that is not installed, or minutes."""
+
+
+def verb_at(path: tuple[str, ...]) -> click.Command:
+    verb: click.Command = main
+    for name in path:
+        assert isinstance(verb, click.Group)
+        verb = verb.commands[name]
+    return verb
+
+
+def example_of(path: tuple[str, ...]) -> list[str]:
+    label, _, command = (verb_at(path).epilog or "").partition(": ")
+    words = shlex.split(command)
+    assert (label, *words[: len(path) + 1]) == ("Example", "fedsim", *path)
+    return words[len(path) + 1 :]
+
+
+@pytest.mark.parametrize("path", VERBS, ids=" ".join)
+def test_help_has_an_example_that_parses_and_a_sentence_for_each_option(
+    path: tuple[str, ...],
+) -> None:
+    verb = verb_at(path)
+    words = example_of(path)
+    if ">" in words:
+        words = words[: words.index(">")]
+    verb.make_context(" ".join(path), words)
+    for option in verb.params:
+        if isinstance(option, click.Option) and option.name != "help":
+            text = option.help or ""
+            assert re.match(r"[A-Z].*[.)]$", text, re.DOTALL), f"{option.name}: {text}"
+            assert not re.match(r"(Of|That|With|Without) ", text), f"{option.name}: {text}"
+
+
+def test_examples_of_help_run_one_after_another(place: Path) -> None:
+    for words in (["run", "quickstart", "--out", "runs/second"], ["init", "quickstart", "."]):
+        carry_out(["fedsim", *words], "help")
+    first = [("run",), ("new",), ("study",)]
+    for path in [*first, *(path for path in VERBS if path not in first)]:
+        if path[0] not in PARSED_ONLY:
+            carry_out(["fedsim", *path, *example_of(path)], f"help of {' '.join(path)}")
+    assert (place / "runs" / "first.report.html").is_file()
+    assert (place / "runs" / "first-figures" / "straggling.pdf").is_file()
+    assert (place / "scenario.json").is_file()
+    assert (place / "mine" / "quickstart.toml").is_file()

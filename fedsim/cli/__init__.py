@@ -59,11 +59,17 @@ class _Group(click.Group):
             raise click.UsageError(message, error.ctx) from None
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: fedsim run quickstart --out runs/first",
+)
 @click.version_option(__version__, prog_name="fedsim")
 def main() -> None:
     """Simulate federated learning: what would a strategy cost in time, bytes and accuracy on
     real devices?
+
+    'fedsim VERB --help' explains a verb, 'fedsim describe WORD' a key or a kind of scenarios.
     """
     # the other signals end a command like Ctrl-C
     if threading.current_thread() is threading.main_thread():
@@ -112,16 +118,20 @@ def _places(scenario: str, out: Path | None, *, resume: bool) -> tuple[str, Path
     return str(folder / SCENARIO), out or folder
 
 
-@main.command("run", short_help="Run a scenario and write a run folder.")
+@main.command(
+    "run",
+    short_help="Run a scenario and write a run folder.",
+    epilog="Example: fedsim run quickstart --out runs/first",
+)
 @options.SCENARIO_OR_RUN
-@options.out("The run folder to make.")
+@options.out("The run folder to make; required for a new run.")
 @options.SEED
 @options.CHANGES
 @click.option(
     "--executor",
     default="threads",
     show_default=True,
-    help="Where learning is computed: inline, threads, ray.",
+    help="Where training is computed: inline (in one thread), threads, or ray (a cluster).",
 )
 @options.WORKERS
 @options.ADDRESS
@@ -129,12 +139,14 @@ def _places(scenario: str, out: Path | None, *, resume: bool) -> tuple[str, Path
 @click.option(
     "--resume",
     is_flag=True,
-    help="Go on with the run in --out where its newest checkpoint left it. SCENARIO may be the folder.",
+    help="Go on with the interrupted run in --out from its newest checkpoint. SCENARIO may be the run "
+    "folder, without --out.",
 )
 @click.option(
     "--more",
     metavar="ROUNDS",
-    help="Give a finished run with checkpoint.last more rounds, or more time ('2 h').",
+    help="Go on with a finished run for so many rounds, or so much simulated time ('2 h'). The run must "
+    "have been made with 'checkpoint.last = true'.",
 )
 @options.ALLOW_CODE
 @options.WATCH
@@ -155,7 +167,7 @@ def run_command(
     watch: bool,
     port: int | None,
 ) -> VerbOutcome:
-    """Run SCENARIO and write a run folder.
+    """Run SCENARIO, a file or a name of 'fedsim list scenarios', and write a run folder.
 
     In a terminal the page of --watch stays after the run, until Ctrl-C, and the exit status is
     that of the run. Elsewhere, and with --json or --quiet, it ends with the run.

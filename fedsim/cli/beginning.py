@@ -28,18 +28,27 @@ if TYPE_CHECKING:
     from fedsim.lab.fetching.transfer import FetchProgress
 
 
-@click.command("new", short_help="Ask five things and write a study.")
+@click.command(
+    "new",
+    short_help="Ask five things and write a study.",
+    epilog="Example: fedsim new mine.toml --devices '200 phones' --link lte --model '5 MB' "
+    "--target 0.9 --deadline try",
+)
 @click.argument("file", type=FILE, default="study.toml")
 @click.option(
-    "--devices", help="A count and a kind: '200 phones', '30 boards', '10 hospitals', '4 regions'."
+    "--devices",
+    help="Number and kind of the devices: '200 phones', '30 boards', '10 hospitals', '4 regions'.",
 )
 @click.option(
     "--link",
-    help="A kind of link (fedsim describe links), or its rates down and up: '20/5 Mbit/s'.",
+    help="The devices' link: a kind ('fedsim list links' names them), or its rates down and up: '20/5 "
+    "Mbit/s'.",
 )
 @click.option("--model", help="The size of the model: '5 MB', or a name such as resnet18.")
-@click.option("--target", type=float, help="The accuracy to reach: 0.9.")
-@click.option("--deadline", help="Of a round: a time, or 'try' for several.")
+@click.option("--target", type=float, help="The test accuracy to reach (0 to 1), such as 0.9.")
+@click.option(
+    "--deadline", help="The deadline of a round: a time such as '50 s', or 'try' to compare four."
+)
 @one_message
 def new_command(file: Path, **answers: Any) -> None:
     """Ask five things and write FILE, a commented study that answers: which deadline, which
@@ -63,7 +72,11 @@ def new_command(file: Path, **answers: Any) -> None:
     )
 
 
-@click.command("describe", short_help="Say what a kind, a preset, a key or a link is.")
+@click.command(
+    "describe",
+    short_help="Say what a kind, a preset, a key or a link is.",
+    epilog="Example: fedsim describe strategy.deadline",
+)
 @click.argument("name", nargs=-1, required=True)
 @reported
 def describe_command(name: tuple[str, ...]) -> VerbOutcome:
@@ -90,11 +103,16 @@ def _describe(name: str, verb: Literal["describe", "list"]) -> VerbOutcome:
     return VerbOutcome(make, partial(say, *lines))
 
 
-@click.command("list", short_help="List what a scenario can name.")
+@click.command(
+    "list", short_help="List what a scenario can name.", epilog="Example: fedsim list strategies"
+)
 @click.argument("name", required=False)
 @reported
 def list_command(name: str | None) -> VerbOutcome:
-    """List what a scenario can name; with NAME the same as ``describe``."""
+    """List the kinds that a scenario can name: strategies, models, devices, links and others.
+
+    With NAME, list one of these families, or describe one kind as 'fedsim describe' does.
+    """
     from fedsim.lab.catalogue import catalogue, entry_lines
 
     if name is not None:
@@ -113,7 +131,11 @@ def list_command(name: str | None) -> VerbOutcome:
     return VerbOutcome(make, show)
 
 
-@click.command("init", short_help="Copy a scenario or study that comes with fedsim.")
+@click.command(
+    "init",
+    short_help="Copy a scenario or study that comes with fedsim.",
+    epilog="Example: fedsim init quickstart mine",
+)
 @click.argument("name")
 @click.argument("folder", type=FOLDER, default=".")
 @one_message
@@ -126,7 +148,11 @@ def init_command(name: str, folder: Path) -> None:
     say(*(f"written {path}" for path in copy(name, folder)))
 
 
-@click.command("schema", short_help="Print the JSON schema of a scenario, a study or the output.")
+@click.command(
+    "schema",
+    short_help="Print the JSON schema of a scenario, a study or the output.",
+    epilog="Example: fedsim schema > scenario.json",
+)
 @click.argument("file", type=click.Choice(["scenario", "study", "output"]), default="scenario")
 @one_message
 def schema_command(file: Literal["scenario", "study", "output"]) -> None:
@@ -142,7 +168,11 @@ def schema_command(file: Literal["scenario", "study", "output"]) -> None:
     say(*json.dumps(whole, indent=1).split("\n"))
 
 
-@click.command("check", short_help="Validate a scenario; say what it will cost.")
+@click.command(
+    "check",
+    short_help="Validate a scenario; say what it will cost.",
+    epilog="Example: fedsim check quickstart --set strategy.kind=fedprox",
+)
 @SCENARIO
 @SEED
 @CHANGES
@@ -150,7 +180,8 @@ def schema_command(file: Literal["scenario", "study", "output"]) -> None:
 @click.option(
     "--no-trial",
     is_flag=True,
-    help="Do not try the beginning of the run (some seconds) to tell what it takes here.",
+    help="Skip the trial of the first steps (some seconds), by which the real time of a run on this "
+    "machine is estimated.",
 )
 @click.option(
     "--toml",
@@ -166,7 +197,10 @@ def check_command(
     no_trial: bool,
     toml: bool,
 ) -> VerbOutcome:
-    """Validate SCENARIO, and say what it will cost."""
+    """Validate SCENARIO, and estimate its bytes, simulated time, real time and memory.
+
+    Nothing is run or written but a trial of the first steps.
+    """
     from fedsim.clock.executors import make_executor
     from fedsim.lab.forecast import PATIENCE_S
     from fedsim.lab.whole_forecast import forecast_whole
@@ -197,22 +231,27 @@ def data_group() -> None:
     """Data sets on disk."""
 
 
-@data_group.command("fetch", short_help="Download a public data set.")
+@data_group.command(
+    "fetch",
+    short_help="Download a public data set.",
+    epilog="Example: fedsim data fetch cifar10 --root data --dry-run",
+)
 @click.argument("name")
 @click.option(
     "--root",
     type=FOLDER,
     envvar="FEDSIM_DATA",
     required=True,
-    help="The folder of data sets; by default $FEDSIM_DATA.",
+    help="The folder of data sets; required unless the environment variable FEDSIM_DATA names it.",
 )
 @click.option(
     "--from",
     "mirror",
     metavar="URL",
-    help="A mirror that has the files by their names, instead of the publisher; checksums hold.",
+    help="Download from this address instead of the publisher's: a mirror with the same file names. "
+    "Checksums are compared all the same.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be downloaded; ask no server.")
+@click.option("--dry-run", is_flag=True, help="Print what would be downloaded, and ask no server.")
 @reported
 def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool) -> VerbOutcome:
     """Download the public data set NAME from its publisher, check it and unpack it.

@@ -11,10 +11,14 @@ from fedsim.common.harmless import say
 
 @click.group("flower", short_help="Write a scenario as a Flower app.")
 def flower_group() -> None:
-    """From a study to a deployment."""
+    """Take a scenario to a deployment with Flower."""
 
 
-@flower_group.command("export")
+@flower_group.command(
+    "export",
+    short_help="Write a scenario as a Flower app.",
+    epilog="Example: fedsim flower export quickstart app",
+)
 @click.argument("scenario", type=click.Path())
 @click.argument("app", type=FOLDER)
 @SEED

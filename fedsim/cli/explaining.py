@@ -28,46 +28,55 @@ if TYPE_CHECKING:
     from fedsim.lab.compare.columns import ComparedTable
 
 
-@click.command("compare", short_help="Put runs and studies side by side.")
+@click.command(
+    "compare",
+    short_help="Put runs and studies side by side.",
+    epilog="Example: fedsim compare runs/first runs/second --target 0.8",
+)
 @RUNS
 @click.option(
     "--ledger",
     type=click.Choice(["strict", "paper"]),
     default="strict",
     show_default=True,
-    help="Counted bytes.",
+    help="Which bytes are counted: all that the links carry (strict), or those that papers count "
+    "(paper).",
 )
 @click.option(
     "--target",
     "targets",
     multiple=True,
-    help="An accuracy (0..1), or such as perplexity=8: adds rounds, time and bytes until it was "
-    "reached; may be repeated.",
+    help="A test accuracy (0 to 1), or another metric, such as perplexity=8: rounds, time and bytes "
+    "until it was reached are compared; may be repeated.",
 )
 @click.option(
     "--baseline",
-    help="The run or variant that the others are compared with; by default the first run.",
+    help="Name of the run or variant with which all others are compared; by default that of the study, "
+    "or the first run.",
 )
 @click.option(
     "--goal",
-    help="What to rank by: time, bytes, energy, carbon, money, rounds, battery, flat, accuracy or "
-    "budget.",
+    help="What to rank by: time, bytes, energy, carbon, money, rounds, battery (the share of a "
+    "device's battery), flat (batteries that ran empty), accuracy or budget. By default the goal that "
+    "a study names, or time.",
 )
 @click.option(
     "--budget",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Rank by accuracy within time='20 min', bytes='3 GB'.",
+    help="A limit within which the best accuracy ranks first, such as time='20 "
+    "min' or bytes='3 GB'; may be repeated.",
 )
 @click.option(
     "--published",
     type=click.Path(dir_okay=False),
-    help="A file of published figures, shown beside the study's.",
+    help="A TOML file of figures from a paper; they are shown beside those of the study, and nothing "
+    "else is.",
 )
-@click.option("--csv", "form", flag_value="csv", help="Print CSV.")
-@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
+@click.option("--csv", "form", flag_value="csv", help="Print all figures as CSV.")
+@click.option("--markdown", "form", flag_value="markdown", help="Print all figures as Markdown.")
 @click.option(
-    "--all", "whole", is_flag=True, help="Print all figures, and not only what is asked for most."
+    "--all", "whole", is_flag=True, help="Print all figures; by default those asked for most."
 )
 @reported
 def compare_command(
@@ -78,7 +87,7 @@ def compare_command(
     goal: str | None,
     **options: Any,
 ) -> VerbOutcome:
-    """Put RUNS side by side: run folders, and folders of studies."""
+    """Compare RUNS (run folders, folders of studies): who is best, by how much, and how surely."""
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.measures import read_goal
     from fedsim.lab.compare.show import as_text, compare_published, print_short, print_to
@@ -149,14 +158,19 @@ def _refuse_unused(goal: str | None, options: Mapping[str, object]) -> None:
             )
 
 
-@click.command("why", short_help="Explain how long the rounds of a run took.")
+@click.command(
+    "why",
+    short_help="Explain how long the rounds of a run took.",
+    epilog="Example: fedsim why runs/first --round 1",
+)
 @RUN_FOLDER
 @click.option(
     "--round",
     "number",
     type=click.IntRange(min=0),
     metavar="N",
-    help="One round: each step that it waited for.",
+    help="Explain round N alone (the first is 0): each step that it waited for. By default all rounds "
+    "together.",
 )
 @reported
 def why_command(run: Path, number: int | None) -> VerbOutcome:
@@ -197,9 +211,13 @@ def why_command(run: Path, number: int | None) -> VerbOutcome:
     return VerbOutcome(make, show)
 
 
-@click.command("whatif", short_help="Run a run again with a change; show what it changed.")
+@click.command(
+    "whatif",
+    short_help="Run a run again with a change; show what it changed.",
+    epilog="Example: fedsim whatif runs/first --set strategy.deadline='20 s'",
+)
 @RUN_FOLDER
-@changes("The change", required=True)
+@changes("The change: a key of the scenario, such as strategy.deadline='20 s'", required=True)
 @out("The changed run's folder; by default RUN.whatif beside RUN.")
 @WORKERS
 @ALLOW_CODE

@@ -21,36 +21,45 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 ALLOW_CODE = click.option(
     "--allow-code",
     is_flag=True,
-    help="Import the code that the file names (a strategy or module of your own): trust it first.",
+    help="Import the code that the scenario or study names (a strategy or module of your own), which "
+    "runs with your rights; refused by default.",
 )
 SCENARIO = click.argument("scenario", type=click.Path(dir_okay=False))
 SCENARIO_OR_RUN = click.argument("scenario", type=click.Path())
-SEED = click.option("--seed", type=click.IntRange(min=0), help="Override the scenario's seed.")
+SEED = click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="Seed of all random draws; by default the scenario's.",
+)
 ADDRESS = click.option(
     "--address",
     metavar="HOST:PORT",
-    help="The Ray cluster, or 'auto'; by default Ray is started here.",
+    help="For '--executor ray': the cluster's address, or 'auto' for the one of this machine; by "
+    "default Ray is started here.",
 )
 RESOURCES = click.option(
     "--resources",
     metavar="JSON",
-    help="What each task on Ray reserves on its node: a table with num_cpus, num_gpus, memory or "
-    "named; by default one core.",
+    help="For '--executor ray': what each task reserves on its node, such as '{\"num_cpus\": 1, "
+    '"memory": "2 GB"}\'; also num_gpus and named. By default one core.',
 )
 WATCH = click.option(
     "--watch",
     is_flag=True,
-    help="Serve the report on this machine alone, and renew it while runs go on.",
+    help="Serve the report as a page for browsers on this machine, and renew it while runs go on.",
 )
 PORT = click.option(
-    "--port", type=click.IntRange(0, 65535), help="For --watch; by default any that is free."
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="For --watch: the port of the page; by default any that is free.",
 )
 RUN_FOLDER = click.argument("run", type=FOLDER)
 RUNS = click.argument("runs", nargs=-1, required=True, type=FOLDER)
 WORKERS = click.option(
     "--workers",
     type=int,
-    help="Threads or processes; by default one per core of this process. No influence on results.",
+    help="How many threads or processes compute at a time; by default one for each core that this "
+    "process may use. Results do not depend on it.",
 )
 
 
@@ -114,7 +123,10 @@ def refuse_beside_json(option: str, is_given: bool) -> None:
         raise ScenarioError(f"--json prints one object, and {option} text; give one of the two")
 
 
-CHANGES = changes("Override a key, or without VALUE take it away")
+CHANGES = changes(
+    "Override a key of the scenario, such as stop.rounds=5; 'KEY.PATH=' without a value takes the "
+    "key away"
+)
 
 
 def tell_dropped(line: str) -> None:

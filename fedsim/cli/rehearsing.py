@@ -16,25 +16,41 @@ from fedsim.cli.options import (
 from fedsim.common.harmless import say
 
 
-@click.command("rehearse", short_help="Run a scenario for real on this machine.")
+@click.command(
+    "rehearse",
+    short_help="Run a scenario for real on this machine.",
+    epilog="Example: fedsim rehearse quickstart --loopback --out runs/rehearsal",
+)
 @SCENARIO
-@out("Folder of the rehearsal.", required=True)
+@out("The folder for both runs and the page that compares them.", required=True)
 @SEED
 @CHANGES
 @click.option(
-    "--loopback", is_flag=True, help="Without network namespaces: no root, and no shaped links."
+    "--loopback",
+    is_flag=True,
+    help="Connect all processes by this machine's loopback, which needs no root, but gives no client a "
+    "slower link. By default each client has a network namespace with the rates of its link.",
 )
 @click.option(
-    "--train", is_flag=True, help="Nodes take their own time for training, not the scenario's."
+    "--train",
+    is_flag=True,
+    help="Let training take the time of this machine; by default it takes that of the scenario.",
 )
 @click.option(
     "--flower-waits",
     is_flag=True,
-    help="Keep Flower's own waits between two looks for messages (up to 3 s and 10 s).",
+    help="Let Flower wait as long as it does between two looks for messages (up to 3 s and 10 s); by "
+    "default these waits are short.",
 )
-@click.option("--port", type=click.IntRange(1, 65535), help="Port of the SuperLink.")
 @click.option(
-    "--again", is_flag=True, help="Compare the runs of a rehearsal that has ended in --out anew."
+    "--port",
+    type=click.IntRange(1, 65535),
+    help="Port of the SuperLink; by default any that is free.",
+)
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Run nothing; compare the runs of the rehearsal in --out once more.",
 )
 @ALLOW_CODE
 @one_message

@@ -29,16 +29,24 @@ if TYPE_CHECKING:
 _MOST_PROBLEMS = 5
 
 
-@click.command("audit", short_help="Check that the records of a run fit together.")
+@click.command(
+    "audit",
+    short_help="Check that the records of a run fit together.",
+    epilog="Example: fedsim audit runs/first",
+)
 @RUN_FOLDER
 @ALLOW_CODE
 @click.option(
-    "--unchecked", is_flag=True, help="List all columns, keys and entries that no check covers."
+    "--unchecked",
+    is_flag=True,
+    help="List also the columns, keys and entries of run folders that no check covers.",
 )
 @reported
 def audit_command(run: Path, allow_code: bool, unchecked: bool) -> VerbOutcome:
-    """Check the run folder RUN: causes before effects, one device in one place, bytes that
-    balance.
+    """Check that the tables of the run folder RUN agree: causes come before effects, a device does
+    one thing at a time, and bytes sent are bytes received or lost.
+
+    The exit status is 1 if a check fails.
     """
     from fedsim.lab.audit.declared import UNCHECKED
     from fedsim.lab.audited import audit_run
@@ -91,12 +99,16 @@ def _check_lines(name: str, problems: list[str]) -> list[str]:
     return lines
 
 
-@click.command("trace", short_help="Write a run for Perfetto, as Chrome trace JSON.")
+@click.command(
+    "trace",
+    short_help="Write a run for Perfetto, as Chrome trace JSON.",
+    epilog="Example: fedsim trace runs/first --out first.trace.json",
+)
 @RUN_FOLDER
-@out("The file; by default trace.json beside the run folder.")
+@out("The file to write; by default RUN.trace.json beside the run folder.")
 @one_message
 def trace_command(run: Path, out: Path | None) -> None:
-    """Write RUN as Chrome trace JSON, which opens in Perfetto."""
+    """Write the run folder RUN as Chrome trace JSON, a timeline that https://ui.perfetto.dev opens."""
     from fedsim.lab.trackers.trace import write_trace
     from fedsim.records.reading import RunFolder
 
@@ -106,27 +118,38 @@ def trace_command(run: Path, out: Path | None) -> None:
     say(f"written {count} trace events to {path}")
 
 
-_ABSENT = "where LOG has no such column."
+_ABSENT = "if LOG has no such column."
 
 
-@click.command("calibrate", short_help="Fit a world to the log of a real deployment.")
+@click.command(
+    "calibrate",
+    short_help="Fit a world to the log of a real deployment.",
+    epilog="Example: fedsim calibrate log.csv --bytes '2 MB' --samples 500 --out fitted",
+)
 @click.argument("log", type=FOLDER)
-@out("The folder for the scenario and its tables.", required=True)
+@out("The folder to make for the fitted scenario and its tables.", required=True)
 @click.option(
     "--by-client",
     is_flag=True,
-    help="Write each client's own values, not distributions over clients.",
+    help="Write each client's own values; by default distributions over clients.",
 )
-@click.option("--bytes", "size", metavar="SIZE", help=f"Of each message, such as '2 MB', {_ABSENT}")
-@click.option("--samples", type=click.IntRange(min=1), help=f"Of each training, {_ABSENT}")
 @click.option(
-    "--epochs", type=click.IntRange(min=1), help=f"Of each training, {_ABSENT} Default: 1."
+    "--bytes", "size", metavar="SIZE", help=f"Size of each message, such as '2 MB', {_ABSENT}"
 )
-@click.option("--latency", metavar="TIME", help="Of each client, if known: '20 ms'.")
+@click.option("--samples", type=click.IntRange(min=1), help=f"Samples of each training, {_ABSENT}")
+@click.option(
+    "--epochs", type=click.IntRange(min=1), help=f"Epochs of each training, {_ABSENT} Default: 1."
+)
+@click.option(
+    "--latency",
+    metavar="TIME",
+    help="Latency of each client's link, such as '20 ms', if it is known; by default it is fitted.",
+)
 @click.option(
     "--protocol",
     type=click.Choice(["fluid", "tcp", "bbr"]),
-    help="That messages go by ([network] protocol); by default fluid, or that of a run folder.",
+    help="The model of transfers to fit (key network.protocol); by default fluid, or that of a run "
+    "folder.",
 )
 @one_message
 def calibrate_command(
@@ -151,9 +174,13 @@ def calibrate_command(
     say(*calibrate(log, out, defaults, latency=latency_s, **fit))
 
 
-@click.command("report", short_help="Write runs and studies as one HTML page.")
+@click.command(
+    "report",
+    short_help="Write runs and studies as one HTML page.",
+    epilog="Example: fedsim report runs/first",
+)
 @RUNS
-@out("The HTML file; by default FOLDER.report.html beside the first folder.")
+@out("The HTML file to write; by default RUN.report.html beside the first of RUNS.")
 @WATCH
 @PORT
 @one_message
@@ -181,47 +208,54 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
         serve(runs, announce, threading.Event(), served_port)
 
 
-@click.command("figures", short_help="Draw runs and studies as figures for a paper.")
+@click.command(
+    "figures",
+    short_help="Draw runs and studies as figures for a paper.",
+    epilog="Example: fedsim figures runs/first --figure straggling --format pdf,svg",
+)
 @RUNS
-@out("The folder for the files; by default FOLDER-figures beside the first folder.")
+@out("The folder for the files; by default RUN-figures beside the first of RUNS.")
 @click.option(
     "--width",
     default="3.5in",
     show_default=True,
-    help="The width of a column or page, in in, cm, mm or pt (of TeX).",
+    help="Width of a figure, such as '3.5in', '9cm', '90mm' or '252pt' (points of TeX).",
 )
 @click.option(
     "--format",
     "formats",
     default="pdf",
     show_default=True,
-    help="pdf, svg or png; several with commas between.",
+    help="Type of the files: pdf, svg or png, or several with commas between.",
 )
 @click.option(
     "--figure",
     "figures",
     multiple=True,
     metavar="NAME",
-    help="straggling, waiting, rounds, migration, members or communication; may be repeated. By "
-    "default all that apply.",
+    help="The figure to draw: straggling, waiting, rounds, migration, members or communication; may "
+    "be repeated. By default all that apply.",
 )
 @click.option(
     "--only",
     multiple=True,
     metavar="VARIANT|KEY=VALUE",
-    help="Draw only these lines; may be repeated.",
+    help="Draw only the runs of a study's variant, or with this value of its grid; may be repeated. By "
+    "default all.",
 )
 @click.option(
     "--round",
     "rounds",
     type=click.IntRange(min=0),
     multiple=True,
-    help="A round that 'rounds' draws; may be repeated. By default the worst and the median.",
+    help="For '--figure rounds': the round to draw (the first is 0); may be repeated. By default the "
+    "round with the most failures and the median one.",
 )
 @click.option(
     "--target",
-    help="Of 'communication': an accuracy (0..1), or such as perplexity=8. By default one of a "
-    "study's, or a usual accuracy: the highest that all runs reach.",
+    help="For '--figure communication': a test accuracy (0 to 1), or another metric, such as "
+    "perplexity=8. By default a target of the study, or a usual accuracy: the highest that all runs "
+    "reach.",
 )
 @reported
 def figures_command(
@@ -269,9 +303,13 @@ def figures_command(
     return VerbOutcome(make, show)
 
 
-@click.command("tensorboard", short_help="Write the rounds of runs for TensorBoard.")
+@click.command(
+    "tensorboard",
+    short_help="Write the rounds of runs for TensorBoard.",
+    epilog="Example: fedsim tensorboard runs/first --out board",
+)
 @RUNS
-@out("The folder to point TensorBoard at.", required=True)
+@out("The folder to write, for 'tensorboard --logdir'.", required=True)
 @one_message
 def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
     """Write the rounds of RUNS (or studies) for TensorBoard: "Step" is the round, "Relative" the
@@ -282,17 +320,21 @@ def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
     say(*(f"written {path}" for path in write_tensorboard(runs, out)))
 
 
-@click.command("mlflow", short_help="Tell MLflow of runs or studies.")
+@click.command(
+    "mlflow",
+    short_help="Write runs or studies for MLflow.",
+    epilog="Example: fedsim mlflow runs/first --out mlruns",
+)
 @RUNS
 @click.option(
     "--out",
     required=True,
     metavar="FOLDER|URI",
-    help="The store: a folder of files, or a URI as MLflow has them.",
+    help="Where to write: a folder, or the URI of an MLflow tracking server.",
 )
 @one_message
 def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
-    """Tell MLflow of RUNS (or studies): the step is the round, the time the simulated time; a
+    """Write RUNS (or studies) for MLflow: the step is the round, the time the simulated time; a
     study is an experiment.
     """
     from fedsim.lab.trackers.exports import write_mlflow
@@ -300,14 +342,18 @@ def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
     say(*(f"written {name}" for name in write_mlflow(runs, out)))
 
 
-@click.command("wandb", short_help="Write runs or studies for W&B, here alone.")
+@click.command(
+    "wandb",
+    short_help="Write runs or studies for W&B, here alone.",
+    epilog="Example: fedsim wandb runs/first --out board",
+)
 @RUNS
-@out("The folder; its 'wandb' holds the runs.", required=True)
+@out("The folder to write; its folder 'wandb' holds the runs.", required=True)
 @click.option(
     "--project",
     default="fedsim",
     show_default=True,
-    help="The project that 'wandb sync' will send them to.",
+    help="The W&B project to which 'wandb sync' will send them.",
 )
 @one_message
 def wandb_command(runs: tuple[Path, ...], out: Path, project: str) -> None:

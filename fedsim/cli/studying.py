@@ -31,88 +31,94 @@ if TYPE_CHECKING:
     from fedsim.lab.study.costs import StudyForecast
 
 
-@click.command("study", short_help="Run many strategies in the same worlds; compare them.")
+@click.command(
+    "study",
+    short_help="Run many strategies in the same worlds; compare them.",
+    epilog="Example: fedsim study communication --out runs/communication --dry-run",
+)
 @click.argument("words", nargs=-1, required=True, metavar="STUDY | merge DIR...")
-@out("The study's folder, new or begun before.", required=True)
+@out("The study's folder: a new one, or one to go on with.", required=True)
 @click.option(
     "--executor",
     default="processes",
     show_default=True,
-    help="Where the runs are done: processes or ray.",
+    help="Where runs are computed: processes of this machine, or ray (a cluster).",
 )
 @WORKERS
 @ADDRESS
 @RESOURCES
 @CHANGES
 @click.option(
-    "--size", help="The size in which the study is run, of those that it has; by default the first."
+    "--size",
+    help="Name of a size, if the file of the study defines several (table sizes); by default the first.",
 )
 @click.option(
     "--seeds",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Run the seeds 1 to N instead of those that it says.",
+    help="Run the seeds 1 to N instead of those of the study.",
 )
 @click.option(
     "--only",
     multiple=True,
     metavar="VARIANT|KEY=VALUE",
-    help="Run some of it: KEY is part, seed or a key of the grid; several values of a KEY, or "
-    "variants, are alternatives.",
+    help="Run only this variant, part (part=NAME), seed (seed=3) or value of the grid "
+    "(deadline='50 s'); may be repeated: values of one KEY, and variants, are alternatives.",
 )
 @click.option(
     "--shard",
     metavar="K/N",
-    help="Do the K-th of N shares of the runs; other processes do the others, in the same folder "
-    "or each in its own.",
+    help="Compute only the K-th of N shares of the runs, such as 1/4. Other processes compute the "
+    "others, in the same folder or each in its own.",
 )
 @click.option(
     "--until-sure",
     is_flag=True,
-    help="Add seeds to the lines that may still be the best, until one is surely the best, or worse "
-    "by no more than --within.",
+    help="Add seeds to the variants that may still be the best, until one is surely the best, or "
+    "worse than the best by no more than --within.",
 )
 @click.option(
     "--within",
     metavar="SHARE",
-    help="For --until-sure: the difference that does not matter; by default 5% of a cost, or 0.01 "
-    "of an accuracy.",
+    help="For --until-sure: the difference that does not matter, such as 5%; by default 5% of a cost, "
+    "or 0.01 of an accuracy.",
 )
 @click.option(
     "--error",
     metavar="SHARE",
-    help="For --until-sure: the greatest probability of a wrong answer; by default 5%.",
+    help="For --until-sure: the greatest probability of a wrong answer, such as 1%; by default 5%.",
 )
 @click.option(
     "--most-runs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="For --until-sure: the budget of runs; by default ten for each line.",
+    help="For --until-sure: the most runs in all; by default ten for each variant and value of the grid.",
 )
 @click.option(
     "--most-time",
     metavar="TIME",
-    help="For --until-sure: the budget of real time of all runs together, such as '2 h'.",
+    help="For --until-sure: the most real time of all runs together, such as '2 h'; by default no limit.",
 )
 @ALLOW_CODE
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="List the runs, how far each is, and what they cost here; run and write nothing.",
+    help="List the runs, how far each is, and what they cost on this machine; run and write nothing.",
 )
 @click.option(
     "--no-trial",
     is_flag=True,
-    help="With --dry-run: list the runs without their cost; read no data.",
+    help="For --dry-run: list the runs without their cost; read no data.",
 )
 @reported
 def study_command(
     words: tuple[str, ...], out: Path, **options: "Unpack[StudyOptions]"
 ) -> VerbOutcome:
-    """Run all strategies of STUDY in the same worlds, and compare them; called again, go on
-    where it was left.
+    """Run all strategies of STUDY (a file, or a name of 'fedsim list studies') in the same worlds,
+    and compare them.
 
-    'merge DIR...' joins folders of the same study, which --shard has filled.
+    The same command goes on with a study that was interrupted. 'fedsim study merge DIR... --out
+    PATH' joins folders of one study that --shard has filled.
     """
     first, *rest = words
     if first == "merge" and rest:
@@ -327,14 +333,23 @@ def _show_figures(conductor: "Conductor") -> None:
         say(f"written to {out}: compare.md and paired.csv have all figures")
 
 
-@click.command("bench", short_help="Rank strategies in six frozen worlds.")
+@click.command(
+    "bench",
+    short_help="Rank strategies in six frozen worlds.",
+    epilog="Example: fedsim bench ./mine.py:Mine --allow-code --out runs/bench-mine",
+)
 @click.argument("strategies", nargs=-1, required=True, metavar="STRATEGY...")
 @out("The folder of the runs; by default runs/bench-STRATEGY.")
 @click.option(
-    "--seeds", type=click.IntRange(min=1), metavar="N", help="Seeds 1 to N; by default 3."
+    "--seeds",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Run the seeds 1 to N of each world; by default 3.",
 )
-@changes("A key of your strategy")
-@click.option("--keep", type=FILE, help="A board (CSV) to put the lines on.")
+@changes("Set a key of your strategy, such as strategy.mu=0.1")
+@click.option(
+    "--keep", type=FILE, help="A CSV file to which the results are added; by default none."
+)
 @WORKERS
 @ALLOW_CODE
 @reported
@@ -347,10 +362,10 @@ def bench_command(
     workers: int | None,
     allow_code: bool,
 ) -> VerbOutcome:
-    """Run strategies in six frozen worlds, and place them on the kept board.
+    """Run strategies in six fixed scenarios, and rank them among those of the published board.
 
-    STRATEGY is a name of the board, a kind (fedsim list strategies), an import path of your own,
-    or 'all' for the board's.
+    STRATEGY is a kind ('fedsim list strategies'), the import path of a strategy of your own, the
+    name of a line of the board, or 'all' for all lines of the board.
     """
     from fedsim.lab import bench
     from fedsim.lab.compare.show import print_to
