@@ -116,6 +116,13 @@ def names_in(kind: str) -> set[str]:
     return names
 
 
+def test_the_readme_names_each_strategy() -> None:
+    readme = " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").lower().split())
+    for kind, about in STRATEGIES.titles.items():
+        title = about.partition(": ")[0].removesuffix(" with migration").lower()
+        assert title in readme, kind
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.kind)
 def test_own_keys_of_a_strategy_are_keys(row: Row) -> None:
     assert len(ROWS) > 25
