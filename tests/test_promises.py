@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import pytest
 
 import fedsim
+from fedsim.cli import main
 from fedsim.common.registry import specs_of
 from fedsim.strategies import STRATEGIES
 from tests.calls import call, done
@@ -114,6 +116,20 @@ def names_in(kind: str) -> set[str]:
         for title, inner in specs_of(spec.model_fields[name]).items():
             names |= {title, *inner.model_fields}
     return names
+
+
+def verbs_with_json(group: click.Group, path: str = "") -> Iterator[str]:
+    for name, verb in group.commands.items():
+        if isinstance(verb, click.Group):
+            yield from verbs_with_json(verb, f"{name} ")
+        elif any(option.name == "json" for option in verb.params):
+            yield path + name
+
+
+def test_the_page_on_programs_names_each_verb_that_prints_json() -> None:
+    sentence = text_of("howto/programs.md").partition("need no parsing of text. ")[2]
+    named = re.findall(r"`([a-z ]+)`", sentence.partition("take two options")[0])
+    assert {*named} - {"study merge"} == {*verbs_with_json(main)}
 
 
 def test_the_readme_names_each_strategy() -> None:
