@@ -273,11 +273,15 @@ def test_only_the_environment_reaches_into_simpy() -> None:
         if (used := reaches_in(tree_of(path)))
     }
     own = [
-        "Alarm uses _ok",
-        "Alarm uses _value",
+        "DirectProcess uses _active_proc",
+        "DirectProcess uses _generator",
+        "DirectProcess uses _resume",
+        "DirectProcess uses _target",
         "Environment uses _eid",
         "Environment uses _now",
         "Environment uses _queue",
+        "Signal uses _ok",
+        "Signal uses _value",
     ]
     assert found == {"fedsim/clock/environment.py": own}
 

@@ -41,8 +41,65 @@ Rearm = Callable[[int, float], object]
 """Function of number and time (s) that sets an alarm of a kind, also after a resume."""
 
 
-class Alarm(Event):
-    """Call of a function at a simulated time, as an event of SimPy that can be cancelled.
+class Signal(Event):
+    """Event whose callbacks are called as soon as it fires, without an entry in the schedule.
+
+    ``succeed`` schedules the callbacks instead, as for any event.
+    """
+
+    callbacks: Any
+
+    def fire(self, value: object = None) -> None:
+        """Call the callbacks now; a process that waits for this event continues with ``value``."""
+        self._ok = True
+        self._value = value
+        callbacks = self.callbacks
+        self.callbacks = None
+        for callback in callbacks:
+            callback(self)
+
+
+class DirectProcess(Signal, simpy.Process):
+    """SimPy process that takes no entries in the schedule for its start and its end.
+
+    ``begin`` starts the generator. An exception in the generator is raised where it is continued.
+    """
+
+    _target: Any
+
+    def __init__(self, env: "Environment", generator: ProcessGenerator) -> None:
+        Event.__init__(self, env)  # ``Process.__init__`` would schedule the start
+        self._generator = generator
+        self._target = Signal(env)
+        self._target.callbacks.append(self._resume)
+
+    def begin(self) -> None:
+        """Run the generator up to its first wait."""
+        self._target.fire()
+
+    def _resume(self, event: Event) -> None:
+        """Continue the generator until it waits for an event that has not happened yet."""
+        active = self.env.active_process
+        self.env._active_proc = self
+        try:
+            while event.callbacks is None:
+                if event.ok:
+                    event = self._generator.send(event.value)
+                else:
+                    event.defused = True
+                    event = self._generator.throw(event.value)
+        except StopIteration as end:
+            self._target = None
+            self.fire(end.value)
+        else:
+            self._target = event
+            event.callbacks.append(self._resume)
+        finally:
+            self.env._active_proc = active
+
+
+class Alarm(Signal):
+    """Named event at ``when`` (s), which can be cancelled and saved.
 
     ``Environment.at`` makes it. Kind and number, its name, let a checkpoint save it and set it again.
 
@@ -54,7 +111,6 @@ class Alarm(Event):
     # it has been triggered
     _ok = True
     _value = None
-    callbacks: Any
 
     def __init__(
         self, env: "Environment", name: Name, when: float, ring: Callable[[], object]
@@ -295,6 +351,6 @@ class Environment(simpy.Environment):
 
 
 __all__ = [
-    "CUT", "JOIN", "LAST", "NORMAL", "SERVE", "SETTLE", "URGENT", "Alarm", "Environment", "Join", "Name", "ProcessGenerator",
-    "Rearm",
+    "CUT", "JOIN", "LAST", "NORMAL", "SERVE", "SETTLE", "URGENT", "Alarm", "DirectProcess", "Environment", "Join", "Name",
+    "ProcessGenerator", "Rearm", "Signal",
 ]  # fmt: skip

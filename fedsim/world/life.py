@@ -17,7 +17,7 @@ from typing import TypedDict
 import numpy as np
 import simpy
 
-from fedsim.clock.environment import CUT, ProcessGenerator
+from fedsim.clock.environment import CUT, URGENT, DirectProcess, ProcessGenerator, Signal
 from fedsim.common.arrays import Flags, Ints
 from fedsim.common.errors import SimulationError
 from fedsim.world.availability import Availability
@@ -100,6 +100,8 @@ class TaskRunner:
         messages.until = self.reachable_until
         self.switched_off: set[int] = set()
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # devices in _working
+        # processes that the next call of ``_begin_processes`` begins; None if no call is scheduled
+        self._starting: list[DirectProcess] | None = None
         self._asked = 0
         self.times_asked: Counter[int] = Counter()
         self.times_selected: Counter[int] = Counter()
@@ -149,7 +151,7 @@ class TaskRunner:
             task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
         task.begun = True
         task.step_start = self.simulation.now
-        task.done = simpy.Event(self._env)
+        task.done = Signal(self._env)
         self.simulation.record("step-start", {**task.fields, "step": step.name})
         if self.batteries is not None:
             self.charge.begin_step(task, step)
@@ -307,7 +309,16 @@ class TaskRunner:
     def _start_process(self, task: Task) -> None:
         self.running[task.id] = self._working[task.device] = task
         self._busy[task.device] = True
-        task.process = self.simulation.process(self.life(task))
+        task.process = DirectProcess(self._env, self.life(task))
+        if self._starting is None:
+            self._starting = []
+            self._env.call(partial(self._begin_processes, self._starting), URGENT)
+        self._starting.append(task.process)
+
+    def _begin_processes(self, processes: list[DirectProcess]) -> None:
+        self._starting = None
+        for process in processes:
+            process.begin()
 
     def end(self, task_id: int, cause: Cause) -> None:
         """End a running task now; nothing changes if it has ended.
@@ -322,7 +333,7 @@ class TaskRunner:
         if (task := self.running.get(task_id)) is None:
             return
         if cause == "late" and task.waits and task.step.is_due(task, self):
-            task.carried_out()
+            task.carried_out_next()
             # interrupts the task in its next step
             self._env.call(partial(self.end, task_id, cause), CUT)
         else:
@@ -341,6 +352,7 @@ class TaskRunner:
     def _interrupt(self, task: Task, cause: Cause) -> None:
         if task.waits and task.process is not None and task.process.target is task.done:
             task.process.interrupt(cause)
+            self._starting = None  # processes that are started from now on begin after this
 
     def end_all(self, cause: Cause) -> None:
         for task_id in list(self.running):
@@ -389,7 +401,7 @@ class TaskRunner:
         self.switched_off = set(state["switched_off"])
         for task in state["running"]:
             task.take_up()
-            task.done = self._env.event()
+            task.done = Signal(self._env)
             if task.flow is not None:
                 task.flow.done = task.carried_out
             self._start_process(task)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 import simpy
 from simpy.resources.resource import Request
 
-from fedsim.clock.environment import Alarm
+from fedsim.clock.environment import Alarm, DirectProcess, Signal
 from fedsim.clock.simulation import Simulation, tie_s
 from fedsim.common.training import Limit, Training
 from fedsim.world.meters.energy import POWERS, Power
@@ -285,8 +285,8 @@ class Task:
     fails: bool = False
     flow: Flow | None = None
     outcome: Outcome | None = None
-    process: simpy.Process | None = None
-    done: simpy.Event | None = None
+    process: DirectProcess | None = None
+    done: Signal | None = None
     slot: Request | None = None
     worker: Request | None = None
     alarm: Alarm | None = None
@@ -311,6 +311,11 @@ class Task:
 
     def carried_out(self) -> None:
         """End the running step now, as complete or, if it ``fails``, for lack of memory."""
+        assert self.done is not None
+        self.done.fire("memory" if self.fails else None)
+
+    def carried_out_next(self) -> None:
+        """End the running step as ``carried_out`` does, when the present event is over."""
         assert self.done is not None
         self.done.succeed("memory" if self.fails else None)
 

@@ -16,6 +16,7 @@ from simpy.core import EmptySchedule
 from simpy.events import Interruption
 
 import fedsim
+from fedsim.clock.environment import DirectProcess, Signal
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
 
@@ -233,6 +234,7 @@ def test_what_simpy_does_in_the_quick_start(monkeypatch: pytest.MonkeyPatch) -> 
     """Devices at work are SimPy processes, at every instant; what ends them early are its
     interrupts.
     """
+    assert issubclass(DirectProcess, simpy.Process)
     made: dict[type, list[Any]] = {}
 
     def noted(owner: type) -> None:
@@ -241,7 +243,7 @@ def test_what_simpy_does_in_the_quick_start(monkeypatch: pytest.MonkeyPatch) -> 
             owner, "__init__", lambda self, *given: (found.append(self), inner(self, *given))[1]
         )
 
-    noted(simpy.Process)
+    noted(DirectProcess)
     noted(Interruption)
     simulation, records = (
         Simulation(fedsim.load("quickstart", ["learning=off", "stop.rounds=30"])),
@@ -253,7 +255,7 @@ def test_what_simpy_does_in_the_quick_start(monkeypatch: pytest.MonkeyPatch) -> 
 
     def moved(when: float) -> None:
         nonlocal most
-        lives = {id(process) for process in made[simpy.Process] if process.is_alive}
+        lives = {id(process) for process in made[DirectProcess] if process.is_alive}
         assert lives == {id(task.process) for task in run.tasks.running.values()}
         assert len(lives) == sum(run.tasks._busy)
         most = max(most, len(lives))
@@ -266,7 +268,7 @@ def test_what_simpy_does_in_the_quick_start(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(simulation.run())
     cut = sum(records[f"{cause} task-end"] for cause in ("late", "lost", "left"))
     assert (records[" task-start"], most) == (600, 20)
-    assert len(made[simpy.Process]) == records[" task-start"]
+    assert len(made[DirectProcess]) == records[" task-start"]
     assert len(made[Interruption]) == cut > 50
 
 
@@ -290,3 +292,52 @@ def test_an_alarm_that_nothing_sets_again_fails_when_it_is_set() -> None:
     env.rearm("tick", 1, 3.0)
     env.run()
     assert rung == [1.0, 3.0]
+
+
+def test_a_direct_process_runs_within_the_event_that_continues_it() -> None:
+    env = Simulation().env
+    trace: list[Any] = []
+    signals = [Signal(env) for _ in range(3)]
+
+    def life() -> Iterator[Any]:
+        for signal in signals:
+            try:
+                trace.append((yield signal))
+            except simpy.Interrupt as interrupt:
+                trace.append(interrupt.cause)
+            assert env.active_process is process
+        yield env.timeout(2.0)
+        trace.append((yield signals[0]))  # has happened already
+        return "end"
+
+    def outer() -> Iterator[Any]:
+        signals[2].fire("third")
+        assert env.active_process is beside
+        trace.append((yield process))
+
+    process = DirectProcess(env, life())
+    assert trace == []
+    process.begin()
+    signals[0].fire("first")
+    assert trace == ["first"]
+    assert env.peek() == inf
+    process.interrupt("cut")
+    env.run()
+    beside = env.process(outer())
+    env.run()
+    assert trace == ["first", "cut", "third", "first", "end"]
+    assert (env.now, process.value, process.target, process.is_alive) == (2.0, "end", None, False)
+
+
+def test_an_exception_in_a_direct_process_is_raised_where_it_is_continued() -> None:
+    env = Simulation().env
+
+    def life() -> Iterator[Any]:
+        yield signal
+        raise ValueError("mine")
+
+    signal = Signal(env)
+    DirectProcess(env, life()).begin()
+    with pytest.raises(ValueError, match="mine"):
+        signal.fire()
+    assert env.active_process is None
