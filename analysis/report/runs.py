@@ -190,7 +190,9 @@ def _timeline(
         )
     content = {"header": header, "packed": pack(timeline.columns)}
     block = data_block(f"timeline-{place}-data", content)
-    controls = stage(place, name, header["round_word"], grouped=bool(header["groups"]))
+    controls = stage(
+        place, name, timeline.header["round_word"], grouped=bool(timeline.header["groups"])
+    )
     return el("div", head, el("p", text, class_="soft"), controls, block, data_run=place)
 
 

@@ -329,8 +329,8 @@ class _ColumnsOfLanes:
 
     def _curves(self) -> Columns:
         """Return curves of the count of active devices and the load of the server's link (bytes/s)."""
-        useful = []
-        wasted = []
+        useful: list[StepSpan] = []
+        wasted: list[StepSpan] = []
         not_wasted = ("done",) if self.run.is_done else ("done", "stopped")
         for step in self.activities.steps:
             (useful if step.task_outcome in not_wasted else wasted).append(step)

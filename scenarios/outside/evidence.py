@@ -23,7 +23,8 @@ import click
 from matplotlib.figure import Figure
 from scipy.stats import kendalltau
 
-from fedsim.analysis.style import GREY, PALE, SERIES, styled
+from fedsim.analysis.palette import GREY, PALE, SERIES
+from fedsim.analysis.style import styled
 from fedsim.running.scenarios.outside.rows import Prediction, read
 
 HERE = Path(__file__).resolve().parent

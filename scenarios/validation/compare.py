@@ -25,7 +25,8 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
 from numpy.typing import NDArray
 
 import fedsim
-from fedsim.analysis.style import GREY, PALE, SERIES, save, styled
+from fedsim.analysis.palette import GREY, PALE, SERIES
+from fedsim.analysis.style import save, styled
 from fedsim.common.harmless import say
 from fedsim.lab.calibrate.log import Log, LogDefaults, read_log
 from fedsim.lab.calibrate.tasks import took

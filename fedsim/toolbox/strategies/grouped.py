@@ -41,7 +41,7 @@ class ClusteredParams(SelectingParams, CombiningParams):
 
     @property
     def as_published(self) -> bool:
-        """Whether the strategy follows the published code."""
+        """Whether the strategy follows its authors' published code, instead of the paper."""
         return self.follows == "published-code"
 
 
