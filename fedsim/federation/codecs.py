@@ -4,7 +4,7 @@ A codec determines the bytes of a message and the values that the receiver decod
 """
 
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -451,31 +451,46 @@ class Wire:
         arriving = dict(contents)
         new_residuals = dict(residuals)
         for name, value in contents.items():
-            codec = self._codec.of_sums if name in added_up else self._codec
             if isinstance(value, Partial):
-                arriving[name], residual = self._code_part(
-                    value, bases.get(value.model), residuals.get(name)
-                )
-                if residual is not None:
-                    new_residuals[name] = residual
+                base = bases.get(value.model)
+                coded = self._code_part(value, base, residuals.get(name))
             elif self._changes_nothing:
                 continue
+            elif isinstance(value, Ref) and name in added_up:
+                coded = self._code_sum(value, bases.get(value), residuals.get(name))
             elif isinstance(value, Ref):
-                arriving[name], residual = codec.code(
-                    self._learner, self._parameters, value, bases.get(value), residuals.get(name)
-                )
-                if residual is not None and name not in added_up:
-                    new_residuals[name] = residual
+                coded = self._code_model(value, bases.get(value), residuals.get(name))
             elif isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
                 arriving[name] = [self._code_item(item) for item in value]
+                continue
+            else:
+                continue
+            arriving[name] = coded.received
+            if coded.kept is not None:
+                new_residuals[name] = coded.kept
         return arriving, new_residuals
 
-    def _code_item(self, item: Any) -> Any:
+    def _code_model(self, model: Ref, base: Ref | None, residual: Ref | None) -> Coded:
+        """Encode and decode a model.
+
+        Args:
+            model: the model.
+            base: the model from which ``model`` was trained; None if there is none.
+            residual: the sender's residual; None before the first message.
+        """
+        return self._codec.code(self._learner, self._parameters, model, base, residual)
+
+    def _code_sum(self, model: Ref, base: Ref | None, residual: Ref | None) -> Coded:
+        """Encode and decode a model like ``_code_model``, by ``Codec.of_sums``, without residual."""
+        codec = self._codec.of_sums
+        coded = codec.code(self._learner, self._parameters, model, base, residual)
+        return Coded(coded.received)
+
+    def _code_item(self, item: object) -> object:
         """Encode and decode an item of a list in a message; an item that is no model is unchanged."""
         if not isinstance(item, Ref):
             return item
-        coded = self._codec.code(self._learner, self._parameters, item, base=None, kept=None)
-        return coded.received
+        return self._code_model(item, base=None, residual=None).received
 
     def _code_part(self, value: Partial, base: Ref | None, residual: Ref | None) -> Coded:
         """Encode and decode some tensors of a model.

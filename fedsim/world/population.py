@@ -1,10 +1,10 @@
 """Population of devices as columns: a device is an index, and has a process only during a task."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -345,7 +345,7 @@ class PopulationSpec(Spec):
         return {"capacity": data} if isinstance(data, str) else data
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> "PopulationSpec":
+    def _check_speeds(self) -> Self:
         keys = [name for name in ("speed", "capacity", "device") if getattr(self, name) is not None]
         if len(keys) > 1:
             raise ValueError(
@@ -355,23 +355,36 @@ class PopulationSpec(Spec):
             raise ValueError(
                 "'reference_flops' is for 'speed'; the kinds of 'device' know how fast they are"
             )
-        if isinstance(self.device, Constant | Choice | Listed):
-            for name in (
-                [self.device.value] if isinstance(self.device, Constant) else self.device.values
-            ):
-                find_kind(name, self.kinds, "population.device")
-        if self.host is not None and self.slow_phases is not None:
+        names: Sequence[str] = ()
+        if isinstance(self.device, Constant):
+            names = [self.device.value]
+        elif isinstance(self.device, Choice | Listed):
+            names = self.device.values
+        for name in names:
+            find_kind(name, self.kinds, "population.device")
+        return self
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Self:
+        if self.host is None:
+            return self
+        if self.slow_phases is not None:
             raise ValueError(
                 "'host' shares its cores, which 'slow_phases' cannot change; give one of them"
             )
-        if self.host is not None and self.host.number > self.devices:
+        if self.host.number > self.devices:
             raise ValueError(
                 f"'host' has {self.host.number} hosts for {self.devices} devices; allowed are "
                 f"1 to {self.devices}"
             )
-        for key, lifetimes in (("arrivals", self.arrivals), ("departures", self.departures)):
-            if lifetimes is not None:
-                lifetimes.check(f"population.{key}", self.devices)
+        return self
+
+    @model_validator(mode="after")
+    def _check_presence(self) -> Self:
+        if self.arrivals is not None:
+            self.arrivals.check("population.arrivals", self.devices)
+        if self.departures is not None:
+            self.departures.check("population.departures", self.devices)
         if self.trainable < 1:
             raise ValueError(
                 f"'tested_only' is {self.tested_only} for {self.devices} devices; allowed are 1 to "

@@ -11,6 +11,8 @@ from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import read, report
 
 _PHASES = ("secure-keys", "secure-shares", "secure-unmask")
+_DETERMINED = (("up", "secure-keys"), ("down", "secure-keys"), ("up", "secure-shares"))
+"""Messages whose size follows from the count of neighbours; others depend on who drops out."""
 
 
 def secure_as_said(evidence: Evidence) -> Iterator[str]:
@@ -32,20 +34,13 @@ def secure_as_said(evidence: Evidence) -> Iterator[str]:
     degree = section.get("neighbors", section.get("neighbours"))
     most_neighbours = degree or evidence.trainable - 1
     parts = parts.assign(neighbours=_count_neighbours(parts, degree))
-    for (direction, purpose), group in parts.groupby(["direction", "purpose"]):
+    for kind, group in parts.groupby(["direction", "purpose"]):
+        _, purpose = kind
         neighbours = group["neighbours"]
         unit = 2 * key if purpose == "secure-keys" else share
-        if (direction, purpose) == ("up", "secure-keys"):
-            least = neighbours * 0 + unit
-            most = least
-        elif (direction, purpose) == ("down", "secure-keys"):
-            least = unit * neighbours
-            most = least
-        elif (direction, purpose) == ("up", "secure-shares"):
-            least = 2 * unit * neighbours
-            most = least
-        else:  # "secure-unmask": shares for clients that may have dropped out
-            least = neighbours * 0 + unit
+        least = unit * _fewest_units(kind, neighbours)
+        most = least
+        if kind not in _DETERMINED:
             most = neighbours * 0 + 2 * unit * most_neighbours
         size = group["bytes"]
         wrong = size < least.fillna(0.0)
@@ -56,6 +51,20 @@ def secure_as_said(evidence: Evidence) -> Iterator[str]:
             "{least:g} to {most:g}"
         )
         yield from report(text, group.assign(least=least, most=most), wrong)
+
+
+def _fewest_units(kind: object, neighbours: "pd.Series[float]") -> "pd.Series[float]":
+    """Return the least count of keys or shares in messages, NaN if the neighbours are not known.
+
+    Args:
+        kind: direction and purpose of the messages.
+        neighbours: count of neighbours of each message's client.
+    """
+    if kind == ("down", "secure-keys"):
+        return neighbours
+    if kind == ("up", "secure-shares"):
+        return 2 * neighbours
+    return neighbours * 0 + 1
 
 
 def _find_parts(evidence: Evidence) -> pd.DataFrame:

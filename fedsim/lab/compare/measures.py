@@ -4,6 +4,7 @@ A figure that a run lacks is None.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -397,9 +398,8 @@ def read_work(run: RunFolder) -> Values:
         ``compute`` and ``wasted compute`` (device-seconds), and ``migrations``, which is None if
         the run has no groups.
     """
-    begun: dict[int, float] = {}
-    # open task: seconds of compute, and the seconds that count if the task finishes
-    computed: dict[int, list[float]] = {}
+    begun: dict[int, float] = {}  # open task -> begin of its running step (s)
+    times: defaultdict[int, _ComputeTime] = defaultdict(_ComputeTime)  # of each open task
     compute = 0.0
     wasted = 0.0
     migrations: int | None = None
@@ -410,18 +410,27 @@ def read_work(run: RunFolder) -> Values:
             was_grouped = group is not None and facts["before"] is not None
             migrations = (migrations or 0) + (was_grouped and facts["why"] != "split")
         elif kind == "task-end":
-            seconds, useful = computed.pop(task, (0.0, 0.0))
-            compute += seconds
-            wasted += seconds - (useful if outcome == "done" else 0.0)
-        elif step in ("train", "evaluate", "compute"):
-            if kind == "step-start":
-                begun[task] = time
-                continue
+            computed = times.pop(task, _ComputeTime())
+            compute += computed.total
+            useful = computed.useful if outcome == "done" else 0.0
+            wasted += computed.total - useful
+        elif step not in ("train", "evaluate", "compute"):
+            continue
+        elif kind == "step-start":
+            begun[task] = time
+        else:
             seconds = time - begun.pop(task)
-            entry = computed.setdefault(task, [0.0, 0.0])
-            entry[0] += seconds
-            entry[1] += _useful_seconds(time, seconds, parse_json(data or "{}"))
+            times[task].total += seconds
+            times[task].useful += _useful_seconds(time, seconds, parse_json(data or "{}"))
     return {"compute": compute, "wasted compute": wasted, "migrations": migrations}
+
+
+@dataclass
+class _ComputeTime:
+    """Seconds of compute of a task, and the seconds that count if the task finishes."""
+
+    total: float = 0.0
+    useful: float = 0.0
 
 
 def _useful_seconds(time: float, seconds: float, facts: RecordData) -> float:

@@ -57,27 +57,26 @@ class Comparison:
         order = self._from_easiest(requested | declared)
         accuracies: list[Aim] = [aim.value for aim in order if aim.metric == "accuracy"]
         metric_aims: list[Aim] = [aim for aim in order if aim.metric != "accuracy"]
-        self._requested = [
-            aim for aim in (*accuracies, *metric_aims) if Target.read(aim) in requested
-        ]
+        aims = [*accuracies, *metric_aims]
+        self._requested = [aim for aim in aims if Target.read(aim) in requested]
         self._to_others: list[measures.Measure | None] = []
         for target in metric_aims:
             self._to_others += [measures.goal_of(goal, target) for goal in TARGETED]
-        self._measures = [*measures.measures([*accuracies, *metric_aims]), *metrics]
+        self._measures = [*measures.measures(aims), *metrics]
         if lines.budget:
             self._measures.append(measures.WITHIN)
+        computed: dict[Path, measures.Values] = {}
+        if cache is not None:
+            computed = cache
         self._figures: list[list[measures.Values]] = []
         for line in lines.lines:
-            self._figures.append([])
+            figures = []
             for run in line.runs:
-                figures = {} if cache is None else cache.get(run.path)
-                if not figures:
-                    aims = [*accuracies, *metric_aims]
-                    figures = measures.measure(run, aims, ledger, lines.budget)
-                    if cache is not None:
-                        cache[run.path] = figures
+                if not computed.get(run.path):
+                    computed[run.path] = measures.measure(run, aims, ledger, lines.budget)
                 values: measures.Values = dict.fromkeys(metric.name for metric in metrics)
-                self._figures[-1].append(values | figures)
+                figures.append(values | computed[run.path])
+            self._figures.append(figures)
         self._aims = self._requested or accuracies or metric_aims
         if not self._aims:
             self._aim_at_usual_target()

@@ -123,9 +123,10 @@ def progress_lines(folder: Path) -> list[str]:
             for label, news in _read(path).items():
                 if news.failed:
                     lines.append(f"{label}: failed: {news.note}")
+                elif is_fresh and news.note:
+                    lines.append(f"{label}: {news.share:.0%}, {news.note}")
                 elif is_fresh:
-                    note = f", {news.note}" if news.note else ""
-                    lines.append(f"{label}: {news.share:.0%}{note}")
+                    lines.append(f"{label}: {news.share:.0%}")
     return lines
 
 

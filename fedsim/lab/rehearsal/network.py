@@ -6,6 +6,7 @@ them back after their latency. Traffic stays in the namespaces, which have no ot
 """
 
 import heapq
+import itertools
 import os
 import re
 import select
@@ -13,7 +14,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -194,6 +195,13 @@ def remove_leftovers() -> list[str]:
     return removed
 
 
+def _read_packets(tun: int) -> Iterator[bytes]:
+    """Yield the packets that wait in a device, until it has none."""
+    with suppress(BlockingIOError):
+        while True:
+            yield os.read(tun, 2048)
+
+
 def delay(latencies_ms: Sequence[float]) -> None:
     """Delay each packet through the core by its client's latency, until the process is killed.
 
@@ -205,19 +213,18 @@ def delay(latencies_ms: Sequence[float]) -> None:
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH", _LAG.encode(), _IFF_TUN | _IFF_NO_PI))
     waiting: list[tuple[float, int, bytes]] = []
-    count = 0
+    numbers = itertools.count()  # packets of equal times leave in the order of their arrival
     while True:
-        wait_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
-        if select.select([tun], [], [], wait_s)[0]:
-            with suppress(BlockingIOError):
-                while True:
-                    packet = os.read(tun, 2048)
-                    client = max(packet[14], packet[18]) - 1  # the server's network is 0
-                    if packet[0] >> 4 != 4 or not 0 <= client < len(latencies_ms):
-                        continue
-                    count += 1
-                    due = time.monotonic() + latencies_ms[client] / 1e3
-                    heapq.heappush(waiting, (due, count, packet))
+        wait_s = None
+        if waiting:
+            wait_s = max(0.0, waiting[0][0] - time.monotonic())
+        select.select([tun], [], [], wait_s)
+        for packet in _read_packets(tun):
+            client = max(packet[14], packet[18]) - 1  # the server's network is 0
+            if packet[0] >> 4 != 4 or not 0 <= client < len(latencies_ms):
+                continue
+            due = time.monotonic() + latencies_ms[client] / 1e3
+            heapq.heappush(waiting, (due, next(numbers), packet))
         while waiting and waiting[0][0] <= time.monotonic():
             packet = heapq.heappop(waiting)[2]
             with suppress(OSError):  # the link of its destination is cut

@@ -165,39 +165,24 @@ class Study:
         Raises:
             ScenarioError: no run has a given key or value, or no run has all of them together.
         """
-        request: dict[str, list[str]] = {}
-        for text in texts:
-            key, equals, value = text.partition("=")
-            if not equals:
-                key = "variant"
-                value = text
-            request.setdefault(key.strip(), []).append(value.strip())
-        facts = list(self._facts())
-        for key, values in request.items():
-            options = list(dict.fromkeys(fact[key] for _, fact in facts if key in fact))
-            if not options:
-                keys = list(dict.fromkeys(itertools.chain.from_iterable(fact for _, fact in facts)))
-                raise ScenarioError(
-                    f"--only names {key!r}; allowed are {', '.join(keys)}{nearest(key, keys)}"
-                )
-            for value in values:
-                if value not in options:
-                    raise ScenarioError(
-                        f"--only {key} is {value!r}; allowed are "
-                        f"{', '.join(options)}{nearest(value, options)}"
-                    )
+        request = _read_request(texts)
+        facts_of = dict(self._facts())
+        for key, value in request:
+            _refuse_unknown(key, value, list(facts_of.values()))
+        values_of: dict[str, set[str]] = {}
+        for key, value in request:
+            values_of.setdefault(key, set()).add(value)
         selection = []
-        for folder, fact in facts:
-            if all(fact.get(key) in values for key, values in request.items()):
-                selection.append((folder, fact))
-        for key, values in request.items():
-            for value in values:
-                if not any(fact[key] == value for _, fact in selection):
-                    raise ScenarioError(
-                        f"--only {key}={value} chooses no run that the other --only choose too; "
-                        "leave one of them out"
-                    )
-        return frozenset(folder for folder, _ in selection)
+        for folder, facts in facts_of.items():
+            if all(facts.get(key) in values for key, values in values_of.items()):
+                selection.append(folder)
+        for key, value in request:
+            if not any(facts_of[folder][key] == value for folder in selection):
+                raise ScenarioError(
+                    f"--only {key}={value} chooses no run that the other --only choose too; "
+                    "leave one of them out"
+                )
+        return frozenset(selection)
 
     def _facts(self) -> Iterator[tuple[Path, dict[str, str]]]:
         """Yield the folder of each run, and its values by the keys that ``--only`` takes."""
@@ -209,6 +194,37 @@ class Study:
             fact.update(point)
             for run in self.runs_of[variant.folder]:
                 yield run.folder, {**fact, "seed": str(run.scenario.seed)}
+
+
+def _read_request(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return key and value of each text of ``--only``; a text without ``=`` names a variant."""
+    request = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            key = "variant"
+            value = text
+        request.append((key.strip(), value.strip()))
+    return request
+
+
+def _refuse_unknown(key: str, value: str, facts: Sequence[Mapping[str, str]]) -> None:
+    """Raise ``ScenarioError`` if no run has a value of ``--only``, or none has its key.
+
+    Args:
+        key: the key.
+        value: the value.
+        facts: values of all runs by key.
+    """
+    options = list(dict.fromkeys(fact[key] for fact in facts if key in fact))
+    if not options:
+        keys = list(dict.fromkeys(itertools.chain.from_iterable(facts)))
+        raise ScenarioError(
+            f"--only names {key!r}; allowed are {', '.join(keys)}{nearest(key, keys)}"
+        )
+    if value not in options:
+        allowed = f"{', '.join(options)}{nearest(value, options)}"
+        raise ScenarioError(f"--only {key} is {value!r}; allowed are {allowed}")
 
 
 def read_study(

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -348,13 +348,17 @@ class StudySpec(Spec):
         return named
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "StudySpec":
+    def _check_goal(self) -> Self:
         if not self.names:
             raise ValueError("a study needs a variant at least, such as [variants.fedavg]")
         if self.goal is not None and (self.goal == "budget") != bool(self.budget.limits):
             raise ValueError(
                 f"goal is {self.goal!r}; with [budget] it is 'budget', and without one another"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_used_names(self) -> Self:
         if len(set(self.references)) < len(self.references):
             raise ValueError(f"references are {self.references}, which names one of them twice")
         for name in self.references:
@@ -372,11 +376,19 @@ class StudySpec(Spec):
                     if allowed:
                         hint = f"allowed are {', '.join(allowed)}{nearest(str(name), allowed)}"
                     raise ValueError(f"{place} is {name!r}; {hint}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_count(self) -> Self:
         points = sum(math.prod(map(len, grid.values())) for grid in self._grids)
         trials = 1 if self.search is None else self.search.trials
         runs = points * len(self.names) * len(self.seeds) * trials
         if runs > _MOST_RUNS:
             raise ValueError(f"it has {runs} runs; at most {_MOST_RUNS} are allowed")
+        return self
+
+    @model_validator(mode="after")
+    def _check_sets(self) -> Self:
         used = list(itertools.chain.from_iterable(self._grids))
         if self.search is not None:
             for name in self.variants:

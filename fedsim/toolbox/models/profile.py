@@ -299,41 +299,69 @@ class Counting(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._overloadpacket.__name__
-        call = self.call
         if name == "convolution":
-            x, weight, _, stride, _, _, transposed, _, groups, *_ = args
-            flops, filled, traffic = _count_convolution(
-                x, weight, result, stride, transposed, groups
-            )
-            kind = _kind_of_convolution(weight, groups)
+            counted = self._count_forward(args, result)
         elif name == "convolution_backward":
-            y, x, weight, _, stride, _, _, transposed, _, groups, output_mask, *_ = args
-            # one convolution for the samples' gradient (if needed), one for the weights' gradient
-            convolutions = sum(output_mask[:2])
-            counts = _count_convolution(x, weight, y, stride, transposed, groups, backward=True)
-            flops, filled, traffic = (convolutions * number for number in counts)
-            kind = _kind_of_convolution(weight, groups) + "_backward"
+            counted = self._count_backward(args)
         elif name.startswith("mkldnn_rnn_layer"):
-            x, *weights = args[:3]
-            passes = 2 if name.endswith("backward") else 1
-            numbers = sum(weight.numel() for weight in weights)
-            flops = filled = passes * 2.0 * x.shape[0] * x.shape[1] * numbers
-            kind = "matrix"
-            traffic = _size((args, kwargs)) + _size(result)
-            call = passes * x.shape[0] * _STEP
+            counted = _count_recurrent(name, args, _size((args, kwargs)) + _size(result))
         else:
-            count = flop_registry.get(func._overloadpacket)
-            flops = filled = 0.0
-            kind = _kind_by_name(name)
-            if count is not None:
-                flops = filled = float(count(*args, **kwargs, out_val=result))
-                kind = "matrix"
-            traffic = 0
-            if not (func.is_view or "empty" in name or name == "_unsafe_view"):
-                traffic = _size((args, kwargs)) + _size(result)
-        if flops or traffic:
-            self.operations.append(Counted(flops, filled, float(traffic), name, kind, call))
+            counted = self._count_other(func, args, kwargs, result)
+        if counted.flops or counted.traffic:
+            self.operations.append(counted)
         return result
+
+    def _count_forward(self, args: Sequence[Any], result: Tensor) -> Counted:
+        """Count a convolution."""
+        x, weight, _, stride, _, _, transposed, _, groups, *_ = args
+        counts = _count_convolution(x, weight, result, stride, transposed, groups)
+        kind = _kind_of_convolution(weight, groups)
+        return Counted(*counts, "convolution", kind, self.call)
+
+    def _count_backward(self, args: Sequence[Any]) -> Counted:
+        """Count the gradients of a convolution.
+
+        They are one convolution for the samples' gradient, if it is needed, and one for the
+        weights' gradient.
+        """
+        y, x, weight, _, stride, _, _, transposed, _, groups, output_mask, *_ = args
+        counts = _count_convolution(x, weight, y, stride, transposed, groups, backward=True)
+        convolutions = sum(output_mask[:2])
+        flops, filled, traffic = (convolutions * number for number in counts)
+        kind = _kind_of_convolution(weight, groups) + "_backward"
+        return Counted(flops, filled, traffic, "convolution_backward", kind, self.call)
+
+    def _count_other(
+        self, func: Operation, args: Sequence[object], kwargs: Mapping[str, object], result: object
+    ) -> Counted:
+        """Count an operation that is no convolution; a view moves no bytes."""
+        name = func._overloadpacket.__name__
+        kind = _kind_by_name(name)
+        flops = 0.0
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            kind = "matrix"
+            flops = float(count(*args, **kwargs, out_val=result))
+        traffic = 0
+        if not (func.is_view or "empty" in name or name == "_unsafe_view"):
+            traffic = _size((args, kwargs)) + _size(result)
+        return Counted(flops, flops, float(traffic), name, kind, self.call)
+
+
+def _count_recurrent(name: str, args: Sequence[Any], traffic: int) -> Counted:
+    """Count an LSTM layer, forward or backward.
+
+    Args:
+        name: torch's name of the operation.
+        args: its arguments: the samples [steps, n, features], and the weights.
+        traffic: size of operands and results (bytes).
+    """
+    x, *weights = args[:3]
+    passes = 2 if name.endswith("backward") else 1
+    numbers = sum(weight.numel() for weight in weights)
+    flops = passes * 2.0 * x.shape[0] * x.shape[1] * numbers
+    call = passes * x.shape[0] * _STEP
+    return Counted(flops, flops, float(traffic), name, "matrix", call)
 
 
 def _count_convolution(

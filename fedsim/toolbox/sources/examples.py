@@ -47,15 +47,20 @@ def parse_example(message: bytes) -> dict[str, Feature]:
         if example.number != 1:
             continue
         for entry in _fields(example.content):
-            name = ""
-            value: Feature = []
-            for part in _fields(entry.content):
-                if part.number == 1:
-                    name = bytes(part.content).decode()
-                elif part.number == 2:
-                    value = _feature(part.content)
+            name, value = _named_feature(entry.content)
             features[name] = value
     return features
+
+
+def _named_feature(content: memoryview) -> tuple[str, Feature]:
+    name = ""
+    value: Feature = []
+    for part in _fields(content):
+        if part.number == 1:
+            name = bytes(part.content).decode()
+        elif part.number == 2:
+            value = _feature(part.content)
+    return name, value
 
 
 def _feature(content: memoryview) -> Feature:

@@ -306,10 +306,7 @@ class TorchTrainer(Trainer):
             if parameter.requires_grad:
                 parameters[name] = parameter
         optimiser = self.torch_optimiser(parameters, context.lr)
-        for name, value in context.state.items():
-            owner, _, key = name.rpartition("/")
-            is_number = value.shape == (1,) != parameters[owner].shape
-            optimiser.state[parameters[owner]][key] = value[0] if is_number else value
+        _load_state(optimiser, parameters, context.state)
         shares = _shares(data.counts, data.ends, self.accumulate)
         schedule = None
         every = None
@@ -331,17 +328,44 @@ class TorchTrainer(Trainer):
             optimiser.zero_grad()
             if schedule is not None and (every == "step" or (every == "epoch" and ends)):
                 schedule.step()
-        context.state = {}
-        for name, parameter in parameters.items():
-            for key, value in optimiser.state[parameter].items():
-                if value is not None:
-                    context.state[f"{name}/{key}"] = value
+        context.state = _save_state(optimiser, parameters)
         return model.state_dict(), {}
 
     @property
     def steps_along_gradient(self) -> bool:
         is_plain = not (self.args.keys() - {"weight_decay"} or self.groups or self.schedule)
         return self.optimizer == "SGD" and is_plain and self.accumulate == 1
+
+
+def _load_state(
+    optimiser: "torch.optim.Optimizer",
+    parameters: "Mapping[str, nn.Parameter]",
+    state: Mapping[str, "Tensor"],
+) -> None:
+    """Give an optimiser the state that ``_save_state`` has returned.
+
+    Args:
+        optimiser: the optimiser.
+        parameters: its parameters by name.
+        state: the state. A number has the shape [1] in it, and [] in the optimiser.
+    """
+    for name, value in state.items():
+        owner, _, key = name.rpartition("/")
+        parameter = parameters[owner]
+        is_number = value.shape == (1,) != parameter.shape
+        optimiser.state[parameter][key] = value[0] if is_number else value
+
+
+def _save_state(
+    optimiser: "torch.optim.Optimizer", parameters: "Mapping[str, nn.Parameter]"
+) -> dict[str, "Tensor"]:
+    """Return an optimiser's state by names ``PARAMETER/KEY``."""
+    state = {}
+    for name, parameter in parameters.items():
+        for key, value in optimiser.state[parameter].items():
+            if value is not None:
+                state[f"{name}/{key}"] = value
+    return state
 
 
 def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tuple[float, bool]]:

@@ -92,8 +92,9 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
     except (KeyError, TypeError, AttributeError):
         raise ScenarioError(f"{where} {_FORM}") from None
     _check_top(where, data)
-    is_directed = data.get("directed", False)
-    graph: networkx.Graph[str] = networkx.DiGraph() if is_directed else networkx.Graph()
+    graph: networkx.Graph[str] = networkx.Graph()
+    if data.get("directed", False):
+        graph = networkx.DiGraph()
     for node, attributes in nodes:
         if node in graph:
             raise ScenarioError(f"{where}: the node {node!r} is there twice; give each once")
@@ -101,13 +102,7 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
         graph.add_node(node)
     for tail, head, attributes in ends:
         edge = f"{where}: the edge {tail!r} - {head!r}"
-        for node in (tail, head):
-            if node not in graph:
-                raise ScenarioError(f"{edge} has the unknown node {node!r}{nearest(node, graph)}")
-        if tail == head:
-            raise ScenarioError(f"{edge} leads back to its own node; give edges between two")
-        if graph.has_edge(tail, head):
-            raise ScenarioError(f"{edge} is there twice; give it once with the capacity of both")
+        _check_ends(edge, tail, head, graph)
         graph.add_edge(tail, head, **_link(edge, attributes))
     timed = sum(link["latency"] > 0 for _, _, link in graph.edges(data=True))
     kind = "one-way links" if graph.is_directed() else "links, each both ways"
@@ -116,6 +111,17 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
         "with a latency"
     )
     return graph
+
+
+def _check_ends(edge: str, tail: str, head: str, graph: "networkx.Graph[str]") -> None:
+    """Raise ``ScenarioError`` if an edge cannot be added to a graph between two nodes."""
+    for node in (tail, head):
+        if node not in graph:
+            raise ScenarioError(f"{edge} has the unknown node {node!r}{nearest(node, graph)}")
+    if tail == head:
+        raise ScenarioError(f"{edge} leads back to its own node; give edges between two")
+    if graph.has_edge(tail, head):
+        raise ScenarioError(f"{edge} is there twice; give it once with the capacity of both")
 
 
 def _check_top(where: str, data: Mapping[str, object]) -> None:

@@ -153,16 +153,9 @@ def _members(path: Path, options: TraceOptions) -> Iterator[tuple[str, bytes]]:
         return
     try:
         if zipfile.is_zipfile(regular(path)):
-            with zipfile.ZipFile(regular(path)) as archive:
-                for name in archive.namelist():
-                    if not name.endswith("/") and _fits(name, options.members):
-                        yield name, archive.read(name)
+            yield from _zip_members(path, options.members)
         elif tarfile.is_tarfile(path):
-            with tarfile.open(regular(path)) as tar:
-                for member in tar:
-                    stream = tar.extractfile(member) if member.isfile() else None
-                    if stream is not None and _fits(member.name, options.members):
-                        yield member.name, stream.read()
+            yield from _tar_members(path, options.members)
         else:
             yield path.name, read_bytes(path)
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
@@ -171,6 +164,23 @@ def _members(path: Path, options: TraceOptions) -> Iterator[tuple[str, bytes]]:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{options.key}: {str(path)!r} is damaged: {error}") from None
+
+
+def _zip_members(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(regular(path)) as archive:
+        for name in archive.namelist():
+            if not name.endswith("/") and _fits(name, pattern):
+                yield name, archive.read(name)
+
+
+def _tar_members(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(regular(path)) as archive:
+        for member in archive:
+            if not member.isfile() or not _fits(member.name, pattern):
+                continue
+            stream = archive.extractfile(member)
+            if stream is not None:
+                yield member.name, stream.read()
 
 
 def _fits(name: str, pattern: str) -> bool:
