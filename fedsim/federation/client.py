@@ -230,7 +230,7 @@ class Client(Generic[P]):
         """Return the answer of the device; by default its update, samples and epochs.
 
         The answer may be cut off on its way. A change of ``Device.state`` here stays even then; a
-        change that holds only if the server has the answer belongs in ``sent``.
+        change that holds only if the server has the answer belongs in ``on_sent``.
         ``Lazy("loss", result.update)`` as a content reports the training loss.
 
         Args:
