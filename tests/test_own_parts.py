@@ -48,6 +48,7 @@ SECTIONS: dict[str, Any] = {
 HERE = "tests.own_parts:"
 EXECUTORS = [
     "threads",
+    "processes",
     pytest.param(
         "ray",
         marks=pytest.mark.skipif(

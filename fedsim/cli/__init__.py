@@ -129,9 +129,10 @@ def _places(scenario: str, out: Path | None, *, resume: bool) -> tuple[str, Path
 @options.CHANGES
 @click.option(
     "--executor",
-    default="threads",
-    show_default=True,
-    help="Where training is computed: inline (in one thread), threads, or ray (a cluster).",
+    default=None,
+    show_default="threads; processes on several GPUs",
+    help="Where training is computed: inline (in one thread), threads, processes (of this machine), "
+    "or ray (a cluster).",
 )
 @options.WORKERS
 @options.ADDRESS
@@ -157,7 +158,7 @@ def run_command(
     out: Path | None,
     seed: int | None,
     changes: tuple[str, ...],
-    executor: str,
+    executor: str | None,
     workers: int | None,
     address: str | None,
     resources: str | None,

@@ -5,6 +5,7 @@ work in its process goes to worker processes of this machine, which carry out on
 Calls and answers are pickles on pipes. The output of a worker goes to this process's stderr.
 """
 
+import io
 import os
 import pickle
 import subprocess
@@ -20,11 +21,12 @@ from typing import IO, Any, BinaryIO, NamedTuple, Protocol, TypeVar
 from fedsim.clock.placement import TaskResources
 from fedsim.common.errors import ScenarioError, SimulationError, nearest
 from fedsim.common.imports import at, learn, places
-from fedsim.common.machine import usable_cores
+from fedsim.common.machine import GpuShares, usable_cores, usable_gpus
 
 EXECUTORS = {
     "inline": "all work in one thread",
-    "threads": "a thread a core of this machine",
+    "threads": "a thread a core of this machine; all use the same GPU",
+    "processes": "a process a core of this machine, or a process a GPU, and each sees one GPU",
     "ray": "processes on this machine, or on all machines of a Ray cluster (needs the extra ray)",
 }
 T = TypeVar("T")
@@ -43,9 +45,12 @@ class Executor(Protocol):
 
     Attributes:
         workers: largest count of functions that run at the same time.
+        gpus: names of the GPUs of this machine over which the workers are spread, each of which
+            sees one; empty if all workers see the GPUs of this process.
     """
 
     workers: int
+    gpus: Sequence[str] = ()
 
     def place(self, thing: object) -> None:
         """Send an immutable object, which many calls take as an argument, to all workers once.
@@ -84,7 +89,7 @@ class Executor(Protocol):
 
 
 def make_executor(
-    name: str,
+    name: str | None,
     workers: int | None = None,
     address: str | None = None,
     device: str = "cpu",
@@ -93,9 +98,10 @@ def make_executor(
     """Make an executor by its name.
 
     Args:
-        name: a key of ``EXECUTORS`` (``--executor``).
+        name: a key of ``EXECUTORS`` (``--executor``). None for ``threads``, or for ``processes``
+            if ``device`` is ``cuda``, this process sees several GPUs, and ``workers`` is not 1.
         workers: number of threads or processes (``--workers``); by default one per core that this
-            process may use.
+            process may use, or one per GPU for ``processes`` with the device ``cuda``.
         address: address of a running Ray cluster, ``HOST:PORT`` or ``auto`` (``--address``).
         device: torch's name of the device that computes (``training.device``).
         resources: resources that each task on Ray reserves (``--resources``), as
@@ -106,6 +112,10 @@ def make_executor(
     """
     if workers is not None and workers < 1:
         raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
+    # a device with a number is one of all GPUs, so every worker needs to see all of them
+    gpus = usable_gpus() if device == "cuda" else []
+    if name is None:
+        name = "processes" if len(gpus) > 1 and workers != 1 else "threads"
     if address is not None and name in EXECUTORS and name != "ray":
         raise ScenarioError(
             f"--address is {address!r}, but --executor is {name!r}; only 'ray' has an address"
@@ -125,6 +135,10 @@ def make_executor(
         if workers is None:
             workers = usable_cores()
         return Threads(workers)
+    if name == "processes":
+        if workers is None:
+            workers = len(gpus) or usable_cores()
+        return WorkerProcesses(workers, gpus[:workers])
     if name != "ray":
         raise ScenarioError(
             f"--executor is {name!r}; allowed are {', '.join(EXECUTORS)}{nearest(name, EXECUTORS)}"
@@ -238,29 +252,41 @@ def start(
     return subprocess.Popen(command, env=environment, start_new_session=True, **options)
 
 
-class WorkerProcesses:
-    """Pool of processes that run functions, as many at a time as there are processes.
+class WorkerProcesses(Executor):
+    """Executor with a pool of processes, each the child of a thread that starts it at its first call.
 
-    A thread of this process starts each of them for its first function, and talks to it.
+    A call goes to a process as a pickle. Objects of ``place`` are sent to each process once, before
+    its next call.
 
     Args:
         workers: count of processes.
+        gpus: names of GPUs, of which each process sees the one that fewest others see. Empty if the
+            processes see what this process sees.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
+        self.workers = workers
+        self.gpus = tuple(gpus)
+        self._shares = GpuShares(gpus)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="fedsim-process")
         self._of_thread = threading.local()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[_WorkerProcess] = []
+        self._placed: list[object] = []
+
+    def place(self, thing: object) -> None:
+        if not any(thing is placed for placed in self._placed):
+            self._placed.append(thing)
 
     def submit(self, function: Callable[..., T], *args: object) -> "Future[T]":
         """Queue ``function(*args)``.
 
         Args:
-            function: the function, defined at the top level of a module.
+            function: the function, defined at the top level of a module, or a method.
             args: its arguments.
 
         Returns:
-            A future of the function's value or exception.
+            A future of the function's value or exception; of ``SimulationError`` if the call cannot
+            be pickled, or if its process ends.
         """
         return self._threads.submit(self._call, function, args)
 
@@ -270,24 +296,18 @@ class WorkerProcesses:
         The process is started at the thread's first call.
         """
         if not hasattr(self._of_thread, "worker"):
-            self._of_thread.worker = start(
-                "fedsim.clock.executors", "serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
+            self._of_thread.worker = _WorkerProcess(self._shares.take())
             self._processes.append(self._of_thread.worker)
-        worker: subprocess.Popen[bytes] = self._of_thread.worker
-        assert worker.stdin is not None
-        assert worker.stdout is not None
+        worker: _WorkerProcess = self._of_thread.worker
         try:
-            # places of modules that were allowed since, so that the next pickle can refer to them
-            pickle.dump(places(), worker.stdin)
-            pickle.dump((function, args), worker.stdin, protocol=5)
-            worker.stdin.flush()
-            is_done, outcome = read_answer(worker.stdout).outcome()
+            answer = worker.call(self._placed, function, args)
         except (EOFError, BrokenPipeError) as error:
             del self._of_thread.worker
+            self._shares.give_back(worker.gpu)
             raise SimulationError(
-                f"a worker process ended while it worked (exit status {worker.wait()})"
+                f"a worker process ended while it worked (exit status {worker.process.wait()})"
             ) from error
+        is_done, outcome = answer.outcome()
         if not is_done:
             raise outcome
         result: T = outcome
@@ -297,10 +317,122 @@ class WorkerProcesses:
         """Drop queued work and kill the workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._processes:
-            worker.kill()
+            worker.process.kill()
         self._threads.shutdown()
         for worker in self._processes:
-            worker.communicate()
+            worker.process.communicate()
+
+
+class _WorkerProcess:
+    """Worker process, which carries out one call at a time.
+
+    Args:
+        gpu: name of the GPU that the process sees; None for what this process sees.
+
+    Attributes:
+        gpu: as the argument.
+        process: the process.
+    """
+
+    def __init__(self, gpu: str | None) -> None:
+        self.gpu = gpu
+        self.process: subprocess.Popen[bytes] = start(
+            "fedsim.clock.executors",
+            "serve",
+            variables=GpuShares.variables(gpu),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._received = 0  # count of placed objects that the process has
+
+    def call(
+        self, placed: Sequence[object], function: Callable[..., object], args: tuple[object, ...]
+    ) -> "Answer":
+        """Call a function in the process, which first receives the placed objects that it lacks.
+
+        Args:
+            placed: all placed objects. A later one may refer to earlier ones.
+            function: the function.
+            args: its arguments.
+
+        Raises:
+            EOFError, BrokenPipeError: the process has ended.
+            SimulationError: the call cannot be pickled.
+        """
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        for position in range(self._received, len(placed)):
+            self._send(placed[position], placed[:position])
+            self._received += 1
+        self._send(_Call(function, args), placed)
+        self.process.stdin.flush()
+        return read_answer(self.process.stdout)
+
+    def _send(self, thing: object, placed: Sequence[object]) -> None:
+        """Write an object to the process's pipe, without the placed objects to which it refers."""
+        assert self.process.stdin is not None
+        buffers: list[pickle.PickleBuffer] = []
+        memory = io.BytesIO()
+        try:
+            _PlacedPickler(memory, placed, buffers.append).dump(thing)
+        except Exception as error:  # a user's class raises any kind of error
+            raise SimulationError(
+                f"work cannot be sent to another process: {type(error).__name__}: {error}; "
+                "--executor threads sends none"
+            ) from error
+        # with the places of modules that were allowed since, so that the pickle can refer to them
+        is_call = isinstance(thing, _Call)
+        pickle.dump((places(), is_call), self.process.stdin)
+        Pickled(memory.getvalue(), buffers).write(self.process.stdin)
+
+
+class _Call(NamedTuple):
+    """Call of a function, as a worker process receives it."""
+
+    function: Callable[..., object]
+    args: tuple[object, ...]
+
+
+class _PlacedPickler(pickle.Pickler):
+    """Pickler that writes the index of a placed object instead of the object.
+
+    Args:
+        stream: the stream to write to.
+        placed: the placed objects.
+        take_buffer: called with the memory of each array, which is not copied into the pickle.
+    """
+
+    def __init__(
+        self,
+        stream: BinaryIO,
+        placed: Sequence[object],
+        take_buffer: Callable[[pickle.PickleBuffer], object],
+    ) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=take_buffer)
+        self._indices = {id(thing): index for index, thing in enumerate(placed)}
+
+    def persistent_id(self, thing: object) -> int | None:
+        return self._indices.get(id(thing))
+
+
+class _PlacedUnpickler(pickle.Unpickler):
+    """Unpickler of ``_PlacedPickler``, in a process that has received the placed objects.
+
+    Args:
+        pickled: the pickle.
+        placed: the placed objects. One that is not unpickled yet is replaced when it is needed.
+    """
+
+    def __init__(self, pickled: "Pickled", placed: list[object]) -> None:
+        super().__init__(io.BytesIO(pickled.content), buffers=pickled.buffers)
+        self._placed = placed
+
+    def persistent_load(self, index: int) -> object:
+        thing = self._placed[index]
+        if isinstance(thing, Pickled):
+            thing = _PlacedUnpickler(thing, self._placed).load()
+            self._placed[index] = thing
+        return thing
 
 
 def serve() -> None:
@@ -308,33 +440,65 @@ def serve() -> None:
     calls = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of the work goes to stderr, as stdout is the pipe of answers
+    placed: list[object] = []
     while True:
         try:
-            learn(pickle.load(calls))
-            function, args = pickle.load(calls)
+            module_places, is_call = pickle.load(calls)
+            pickled = read_pickled(calls)
         except EOFError:
             return
-        answer(partial(function, *args)).write(answers)
-        answers.flush()
+        learn(module_places)
+        if is_call:
+            answer(partial(_carry_out, pickled, placed)).write(answers)
+            answers.flush()
+        else:
+            placed.append(pickled)
 
 
-class Answer(NamedTuple):
-    """Outcome of a call, as a pickle of (True, its value) or (False, its error).
+def _carry_out(pickled: "Pickled", placed: list[object]) -> object:
+    """Unpickle a ``_Call``, and return the value of its function."""
+    call = _PlacedUnpickler(pickled, placed).load()
+    return call.function(*call.args)
+
+
+class Pickled(NamedTuple):
+    """Pickle of an object, with the memory of its arrays beside it.
 
     Attributes:
-        content: the pickle without the memory of its arrays.
-        buffers: the memory of each array, which is not copied into the pickle.
+        content: the pickle without the memory of arrays.
+        buffers: the memory of each array.
     """
 
     content: bytes
     buffers: Sequence[Any] = ()
 
-    def write(self, stream: BinaryIO) -> None:
-        """Write the answer, for ``read_answer``."""
+    def write(self, stream: IO[bytes]) -> None:
+        """Write the pickle, for ``read_pickled``."""
         views = [pickle.PickleBuffer(buffer).raw() for buffer in self.buffers]
-        pickle.dump((self.content, [view.nbytes for view in views]), stream, protocol=5)
+        sizes = [(view.nbytes, view.readonly) for view in views]
+        pickle.dump((self.content, sizes), stream, protocol=5)
         for view in views:
             stream.write(view)
+
+
+def read_pickled(stream: IO[bytes]) -> Pickled:
+    """Read what ``Pickled.write`` has written; arrays get new memory, read-only as it was.
+
+    Raises:
+        EOFError: the stream ends before the pickle does.
+    """
+    content, sizes = pickle.load(stream)
+    buffers: list[bytearray | memoryview] = []
+    for size, is_readonly in sizes:
+        buffer = bytearray(size)
+        if stream.readinto(buffer) < size:  # type: ignore[attr-defined]
+            raise EOFError
+        buffers.append(memoryview(buffer).toreadonly() if is_readonly else buffer)
+    return Pickled(content, buffers)
+
+
+class Answer(Pickled):
+    """Outcome of a call, as a pickle of (True, its value) or (False, its error)."""
 
     def outcome(self) -> tuple[bool, Any]:
         """Return whether the call succeeded, and its value or error."""
@@ -343,19 +507,12 @@ class Answer(NamedTuple):
 
 
 def read_answer(stream: IO[bytes]) -> Answer:
-    """Read an answer that ``Answer.write`` has written; arrays get new memory.
+    """Read an answer that ``Answer.write`` has written.
 
     Raises:
         EOFError: the stream ends before the answer does.
     """
-    content, sizes = pickle.load(stream)
-    buffers = []
-    for size in sizes:
-        buffer = bytearray(size)
-        if stream.readinto(buffer) < size:  # type: ignore[attr-defined]
-            raise EOFError
-        buffers.append(buffer)
-    return Answer(content, buffers)
+    return Answer(*read_pickled(stream))
 
 
 def answer(work: Callable[[], object]) -> Answer:

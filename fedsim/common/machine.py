@@ -9,9 +9,9 @@ import ctypes
 import os
 import resource
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Lock
 
 from fedsim.common.files import read_text
 
@@ -81,15 +81,41 @@ def usable_gpus(system: Path = _SYSTEM) -> list[str]:
     return names
 
 
-def least_used(gpus: Sequence[str], used: Iterable[str]) -> str:
-    """Return the GPU that fewest processes use, the first of several.
+class GpuShares:
+    """Shares out GPUs among processes, so that the counts of processes differ by one at most.
+
+    Several threads may use an object at once.
 
     Args:
-        gpus: names of the GPUs, at least one.
-        used: the GPU of each process.
+        gpus: names of the GPUs, as CUDA takes them; empty if processes see all GPUs.
     """
-    counts = Counter(used)
-    return min(gpus, key=lambda gpu: counts[gpu])
+
+    def __init__(self, gpus: Sequence[str]) -> None:
+        self._counts = dict.fromkeys(gpus, 0)
+        self._lock = Lock()
+
+    def take(self) -> str | None:
+        """Return the GPU that fewest processes have, for a new process; None if there are none."""
+        with self._lock:
+            if not self._counts:
+                return None
+            gpu = min(self._counts, key=self._counts.__getitem__)
+            self._counts[gpu] += 1
+            return gpu
+
+    def give_back(self, gpu: str | None) -> None:
+        """Note that a process that had taken ``gpu`` has ended."""
+        with self._lock:
+            if gpu is not None:
+                self._counts[gpu] -= 1
+
+    @staticmethod
+    def variables(gpu: str | None) -> dict[str, str]:
+        """Return the environment variables of a new process that sees only ``gpu``.
+
+        Torch reads them when it is loaded, so they are those with which the process starts.
+        """
+        return {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
 
 
 def peak_memory() -> int:

@@ -37,7 +37,7 @@ async def run_async(
     scenario: Scenario | str | Path,
     out: str | Path | None = None,
     *,
-    executor: str = "threads",
+    executor: str | None = None,
     workers: int | None = None,
     address: str | None = None,
     resources: str | Mapping[str, object] | None = None,
@@ -51,8 +51,9 @@ async def run_async(
     Args:
         scenario: the scenario, the path of its file, or the name of a shipped scenario.
         out: the run folder to make; None writes nothing.
-        executor: ``inline``, ``threads`` or ``ray``, which computes the learning.
-        workers: count of threads or processes; by default one per core.
+        executor: ``inline``, ``threads``, ``processes`` or ``ray``, which computes the learning; by
+            default as for ``run``.
+        workers: count of threads or processes; by default as for ``run``.
         address: address of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on
             this machine.
         resources: resources that each task on Ray reserves on its node, such as
@@ -86,7 +87,7 @@ def run(
     scenario: Scenario | str | Path,
     out: str | Path | None = None,
     *,
-    executor: str = "threads",
+    executor: str | None = None,
     workers: int | None = None,
     address: str | None = None,
     resources: str | Mapping[str, object] | None = None,
@@ -99,9 +100,11 @@ def run(
         scenario: the scenario, the path of its file, or the name of a shipped scenario
             (``"quickstart"``).
         out: the run folder to make; None writes nothing.
-        executor: ``inline``, ``threads`` or ``ray``, which computes the learning. The executor
-            does not influence the result.
-        workers: count of threads or processes; by default one per core.
+        executor: ``inline``, ``threads``, ``processes`` or ``ray``, which computes the learning. The
+            executor does not influence the result. By default ``threads``, or ``processes`` if
+            ``training.device`` is ``cuda`` and this machine has several GPUs, over which the
+            processes are spread.
+        workers: count of threads or processes; by default one per core, or one process per GPU.
         address: address of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on
             this machine.
         resources: resources that each task on Ray reserves on its node, such as

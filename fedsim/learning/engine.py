@@ -38,7 +38,7 @@ from fedsim.learning.solvers.base import Descent, LocalSolve, batch_width, shuff
 from fedsim.learning.solvers.cohort import Cohort
 from fedsim.learning.solvers.probe import SAMPLES, probe
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights
-from fedsim.learning.solvers.selection import pick, torch_device
+from fedsim.learning.solvers.selection import pick, refuse_different_gpus, torch_device
 from fedsim.learning.spec import Trainer
 from fedsim.learning.testsets import TestSets, counted, judge, judge_each
 from fedsim.learning.transfers import to_device, to_host
@@ -62,7 +62,8 @@ class Learning(Learner):
         objective: the objective of the scenario; by default classification.
 
     Raises:
-        ScenarioError: the model does not fit the data, or this machine has no ``training.device``.
+        ScenarioError: the model does not fit the data, this machine has no ``training.device``, or
+            its workers' GPUs differ.
         DataError: ``model.file`` does not fit the model.
     """
 
@@ -102,6 +103,8 @@ class Learning(Learner):
                 'with learning = "off"'
             )
         device = torch_device(training.device)
+        if len(simulation.executor.gpus) > 1:
+            refuse_different_gpus()
         losses = None if self._objective.is_plain else self._objective.losses
         template = self._template(model)
         rule = training.sgd

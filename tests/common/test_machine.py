@@ -10,7 +10,7 @@ import pytest
 
 from fedsim.clock.executors import Threads, make_executor
 from fedsim.common import machine
-from fedsim.common.machine import least_used, usable_cores, usable_gpus, usable_memory
+from fedsim.common.machine import GpuShares, usable_cores, usable_gpus, usable_memory
 
 GIB = 1 << 30
 
@@ -156,8 +156,16 @@ def test_a_machine_without_a_driver_has_no_gpus(
 
 
 def test_processes_are_spread_over_gpus() -> None:
-    used: list[str] = []
-    for _ in range(5):
-        used.append(least_used(["a", "b"], used))
-    assert used == ["a", "b", "a", "b", "a"]
-    assert least_used(["a", "b"], ["a", "a", "b"]) == "b"
+    shares = GpuShares(["a", "b"])
+    assert [shares.take() for _ in range(5)] == ["a", "b", "a", "b", "a"]
+    shares.give_back("a")
+    shares.give_back("a")
+    assert [shares.take() for _ in range(2)] == ["a", "a"]
+    assert shares.variables("b") == {"CUDA_VISIBLE_DEVICES": "b"}
+
+
+def test_without_gpus_processes_see_what_their_parent_sees() -> None:
+    shares = GpuShares([])
+    gpu = shares.take()
+    shares.give_back(gpu)
+    assert (gpu, shares.variables(gpu)) == (None, {})

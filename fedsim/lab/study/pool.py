@@ -23,7 +23,7 @@ from rich.text import Text
 
 from fedsim.clock.executors import start
 from fedsim.common.harmless import clean
-from fedsim.common.machine import least_used
+from fedsim.common.machine import GpuShares
 from fedsim.common.units import show_seconds
 from fedsim.lab.reading.study_progress import ProgressFile
 from fedsim.lab.terminal import Console, bar
@@ -264,8 +264,8 @@ class WorkerPool:
         most_bytes: int = 1 << 30,
         gpus: Sequence[str] = (),
     ) -> None:
-        self._gpus = gpus
-        self._gpu_of: dict[_Process, str] = {}
+        self._shares = GpuShares(gpus)
+        self._gpu_of: dict[_Process, str | None] = {}
         self._progress = progress
         self._keep = keep
         self._most_bytes = most_bytes
@@ -362,22 +362,18 @@ class WorkerPool:
             "text": True,
             "encoding": "utf-8",
         }
-        variables = {}
-        gpu = None
-        if self._gpus:
-            gpu = least_used(self._gpus, self._gpu_of.values())
-            variables["CUDA_VISIBLE_DEVICES"] = gpu
+        gpu = self._shares.take()
+        variables = GpuShares.variables(gpu)
         worker = start(
             "fedsim.lab.study.worker", "main", variables=variables, **pipes, pass_fds=self._keep
         )
-        if gpu is not None:
-            self._gpu_of[worker] = gpu
+        self._gpu_of[worker] = gpu
         self._workers.append(worker)
         return worker
 
     def _dismiss(self, worker: _Process) -> None:
         self._workers.remove(worker)
-        self._gpu_of.pop(worker, None)
+        self._shares.give_back(self._gpu_of.pop(worker))
         try:
             worker.communicate(timeout=_GRACE_S)
         except subprocess.TimeoutExpired:

@@ -88,3 +88,17 @@ def torch_device(name: str) -> torch.device:
                 f"{devices}"
             )
     return torch.device(name)
+
+
+def refuse_different_gpus() -> None:
+    """Raise ``ScenarioError`` unless all GPUs that this process sees are of one model.
+
+    The last bits of a result depend on the model of the GPU, and so on the worker that computes it.
+    """
+    models = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if len(set(models)) > 1:
+        raise ScenarioError(
+            f"training.device is 'cuda', but the GPUs differ, so that results would depend on the "
+            f"worker that computes them: {', '.join(models)}; allowed are GPUs of one model, which "
+            "CUDA_VISIBLE_DEVICES selects, or one worker"
+        )
