@@ -132,6 +132,17 @@ def test_every_strategy_goes_on_with_fewer_layers(strategy: Sections, tmp_path: 
     assert 1 in layers or strategy["kind"] == "rfedavg"  # which selects large ones alone here
 
 
+def test_layers_that_fit_do_not_depend_on_simulated_times() -> None:
+    """A deployment at the pace of the real devices forgets the times of kinds, not their memory."""
+    built_run = built(mixed("fewer-layers"))
+    fewer = built_run.fewer_layers
+    assert fewer is not None
+    trainings = [fewer.limit(device, Training(None)) for device in range(3)]
+    built_run.population.rooflines = None
+    assert [fewer.limit(device, Training(None)) for device in range(3)] == trainings
+    assert [training.layers for training in trainings] == [None, 1, None]
+
+
 def test_a_forged_count_of_layers_is_found(tmp_path: Path) -> None:
     run(mixed("refuse"), tmp_path / "r")
     rows = read(tmp_path / "r", files.EVENTS)

@@ -463,6 +463,10 @@ def test_processes_tell_of_what_goes_wrong() -> None:
     ("section", "message"),
     [
         ({"model": {"kind": "logistic"}}, "model is not used by strategy.kind"),
+        (
+            {"population": {"devices": 4, "device": "laptop", "short_of_memory": "fewer-layers"}},
+            "population.short_of_memory is 'fewer-layers', and .* does not say how much memory",
+        ),
         ({"data": {"source": "digits"}}, "data is not used"),
         ({"checkpoint": {"rounds": 3}}, "can be resumed, but it keeps things in a thread"),
     ],

@@ -38,6 +38,12 @@ def refusals(scenario: Scenario) -> Iterator[str]:
         yield "energy is the charge of simulated batteries, which nodes do not report; leave it out"
     if scenario.population.tested_only is not None:
         yield "population.tested_only are devices that no node is; leave it out"
+    if scenario.population.short_of_memory == "refuse":
+        yield (
+            "population.short_of_memory is 'refuse', which keeps simulated devices away, and every "
+            "node that is connected takes part; allowed are 'fail', and 'fewer-layers', by which a "
+            "node trains the layers that fit into the memory of its device's kind"
+        )
     if scenario.world.processes:
         yield "world.processes act on simulated devices; leave them out"
     yield from _refused_training(scenario)

@@ -20,6 +20,8 @@ class FewerLayers:
 
     def __init__(self, population: Population, tensors: Callable[[], Sequence[Tensor]]) -> None:
         self._population = population
+        # kept here, as a deployment removes them from the population if no times are simulated
+        self._rooflines = population.rooflines
         self._tensors = tensors
         self._frozen = cache(self._find_frozen)
 
@@ -45,7 +47,7 @@ class FewerLayers:
         samples = self._population.samples.item(device)
         if training.part is not None:
             samples = training.part.samples
-        fitted = self._population.fit(device, training, samples)
+        fitted = self._population.fit(device, training, samples, self._rooflines)
         if fitted.layers is None:
             return training
         return replace(fitted, held=union(training.held, self._frozen(fitted.layers)))

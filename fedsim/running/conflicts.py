@@ -61,6 +61,12 @@ def _check_learning(scenario: Sections) -> Iterator[str]:
                     f"{section} is not used by strategy.kind = {strategy.kind!r}, which brings its "
                     "own; leave it out"
                 )
+        short = scenario.population.short_of_memory
+        if short != "fail":
+            yield (
+                f"population.short_of_memory is {short!r}, and {strategy.called} does not say how "
+                "much memory its trainings need; leave it out"
+            )
     elif scenario.population.samples is not None and scenario.learning == "on":
         yield 'population.samples gives sizes without data; allowed with learning = "off" only'
 

@@ -161,7 +161,9 @@ class Population:
             training = self.own.with_batch(device, training)
         return self.rooflines.failing_s(device, training, samples)
 
-    def fit(self, device: int, training: Training, samples: int) -> Training:
+    def fit(
+        self, device: int, training: Training, samples: int, rooflines: Rooflines | None = None
+    ) -> Training:
         """Return a training limited to those last layers for which its device has memory.
 
         It is unchanged if the memory suffices for all, or for not even one.
@@ -170,12 +172,14 @@ class Population:
             device: index of the device.
             training: the training.
             samples: samples on which the device trains.
+            rooflines: the memory of kinds of devices; None for ``self.rooflines``.
         """
-        if self.rooflines is None:
+        rooflines = rooflines or self.rooflines
+        if rooflines is None:
             return training
         if self.own is not None:
             training = self.own.with_batch(device, training)
-        return self.rooflines.fit(int(self.rooflines.which[device]), training, samples)
+        return rooflines.fit(int(rooflines.which[device]), training, samples)
 
     def epochs_s(self, devices: slice = ALL, over: DeadlineBase = "all") -> Floats:
         """Return the epoch time (s) of each device in a slice, without jitter, float64 [devices].

@@ -63,6 +63,10 @@ def test_plain_models_are_sent_as_they_are(dtype: str) -> None:
         ({"strategy": {"kind": "gossip"}}, "strategy.kind"),
         ({"strategy": {"kind": "fedper"}}, "strategy.kind"),
         ({"server": {"speed": 1e9}}, "server.speed"),
+        (
+            {"population": {"device": "laptop", "short_of_memory": "refuse"}},
+            "population.short_of_memory",
+        ),
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_name(

@@ -27,13 +27,13 @@ def both(
     **sections: object,
 ) -> tuple[EndedRun, Deployment]:
     """A scenario simulated, and its exported app run in real time."""
-    scenario = Scenario(
-        data={"source": "digits", "partition": {"kind": "dirichlet", "alpha": 1.0}},
-        population={"devices": NODES, "speed": "500 samples/s"},
-        strategy=strategy,
-        stop={"rounds": 3},
-        **sections,
-    )
+    shared: dict[str, object] = {
+        "data": {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 1.0}},
+        "population": {"devices": NODES, "speed": "500 samples/s"},
+        "strategy": strategy,
+        "stop": {"rounds": 3},
+    }
+    scenario = Scenario(**shared | sections)
     simulated = fedsim.run(scenario, folder / "simulated")
     export(scenario, folder / "app")
     path = folder / "app/fedsim_app/scenario.toml"
@@ -62,6 +62,24 @@ def test_models_and_bytes_are_the_simulated_ones(
     assert np.allclose(model(tmp_path / "simulated"), model(tmp_path / "deployed"), atol=1e-5)
     assert sizes(deployment, "sent") == simulated.summary["bytes"]["down"]
     assert sizes(deployment, "received") == simulated.summary["bytes"]["up"]
+
+
+def test_a_node_short_of_memory_trains_the_layers_that_fit_at_any_pace(tmp_path: Path) -> None:
+    small = {"like": "raspberry-pi-zero-2w", "memory_share": 1.0, "memory": "100 kB"}
+    population = {
+        "devices": NODES,
+        "device": ["laptop", "small", "small", "laptop"],
+        "kinds": {"small": small},
+    }
+    two_layers = {"model": {"kind": "mlp", "hidden": [200]}}
+    strategy = FEDAVG | {"clients_per_round": NODES}
+    whole = population | {"device": "laptop"}
+    both(tmp_path / "whole", strategy, population=whole, **two_layers)
+    fewer = population | {"short_of_memory": "fewer-layers"}
+    both(tmp_path / "fewer", strategy, population=fewer, **two_layers)
+    simulated = model(tmp_path / "fewer/simulated")
+    assert np.allclose(simulated, model(tmp_path / "fewer/deployed"), atol=1e-5)
+    assert not np.allclose(simulated, model(tmp_path / "whole/simulated"), atol=1e-5)
 
 
 def test_a_codec_s_payloads_have_the_counted_bytes(tmp_path: Path) -> None:
