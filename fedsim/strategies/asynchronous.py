@@ -47,6 +47,11 @@ class AsynchronousParams(StrategyParams):
             raise PydanticCustomError("unknown_key", problem)
         return data
 
+    @property
+    def updates_of_round(self) -> float:
+        """Count of updates that a version is expected to have."""
+        return float(getattr(self, "buffer", 1))
+
     def check(self, devices: int) -> None:
         if self.selection.asks:
             raise ScenarioError(

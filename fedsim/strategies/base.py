@@ -229,6 +229,12 @@ class StrategyParams(Spec):
         """Remarks (str) that are shown to the user before a run begins."""
         return []
 
+    @property
+    def expected_steps(self) -> float | None:
+        """Count of SGD steps that a task is expected to take; None if it makes ``local_epochs``."""
+        steps: int | None = getattr(self, "local_steps", None)
+        return steps
+
     def horizon(self, stop: StopSpec) -> StopSpec:
         """Return the planned end of a run, from which the remaining time is estimated for display.
 

@@ -13,7 +13,9 @@ from fedsim.common.errors import ScenarioError, show_value
 from fedsim.lab.study.plan import PlannedRun
 from fedsim.running.scenario import Scenario
 from fedsim.strategies.asynchronous import AsynchronousParams
+from fedsim.strategies.base import StrategyParams
 
+_STEPS_OF_EPOCH = 10.0
 _FORM = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 
 
@@ -62,15 +64,24 @@ def predicted_work(scenario: Scenario) -> float:
     """Return the predicted work of a run: epochs of all tasks, plus one for each task.
 
     Only ratios between runs of a study are meaningful. A run without a limit of rounds counts
-    as 100 rounds. A round of an asynchronous strategy has the updates of its buffer, or one.
+    as 100 rounds. A round of an asynchronous strategy has as many updates as the strategy expects.
+    Where a strategy counts local steps, ten steps count as an epoch, as no data are read here.
     """
     params = scenario.strategy
     rounds = params.horizon(scenario.stop).rounds or 100
     clients = getattr(params, "clients_per_round", None) or scenario.population.devices
     if isinstance(params, AsynchronousParams):
-        clients = getattr(params, "buffer", 1)
-    epochs = (getattr(params, "local_epochs", None) or 1) if scenario.learning == "on" else 0
+        clients = params.updates_of_round
+    epochs = _epochs(params) if scenario.learning == "on" else 0.0
     return float(rounds * clients * (1 + epochs))
+
+
+def _epochs(params: StrategyParams) -> float:
+    """Return the predicted epochs of a task."""
+    steps = params.expected_steps
+    if steps is not None:
+        return steps / _STEPS_OF_EPOCH
+    return float(getattr(params, "local_epochs", None) or 1)
 
 
 def work_of_share(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun]) -> float:

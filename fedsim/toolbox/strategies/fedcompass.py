@@ -54,6 +54,16 @@ class FedCompassParams(AsynchronousParams):
             )
         return self
 
+    @property
+    def expected_steps(self) -> float:
+        return (self.min_steps + self.max_steps) / 2
+
+    @property
+    def updates_of_round(self) -> float:
+        # a client joins a group only with steps within the bounds; about half of those that could do
+        joining = (self.concurrency - 1) * (1 - self.min_steps / self.max_steps)
+        return 1 + joining / 2
+
     def discount(self, staleness: int) -> float:
         """Return the factor by which an update's change of the model is multiplied.
 

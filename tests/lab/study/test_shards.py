@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsim
+from fedsim.clock.executors import Inline
 from fedsim.common.errors import RunFolderError, ScenarioError
+from fedsim.lab.forecast import Beginning
 from fedsim.lab.study import shards
 from fedsim.lab.study.merging import merge
 from fedsim.lab.study.plan import read_study
@@ -84,7 +86,36 @@ def test_rounds_of_asynchronous_strategies_have_the_updates_of_their_buffer() ->
     works = {run.scenario.strategy.kind: predicted_work(run.scenario) for run in study.runs}
     expected = {"fedavg", "fedasync", "fedbuff", "ca2fl", "scaffold"}
     assert {kind for kind, work in works.items() if work == 1800} >= expected
-    assert works["fedcompass"] > 0  # which has steps and no epochs
+    # 200 rounds of groups of 1 to 10, each with 5 to 40 steps, of which ten count as an epoch
+    assert works["fedcompass"] == 200 * (1 + 9 / 2 * 7 / 8) * (1 + 2.25)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"kind": "fedcompass", "concurrency": 8, "min_steps": 5, "max_steps": 40},
+        {"kind": "fedcompass", "concurrency": 3, "min_steps": 20, "max_steps": 20},
+        {"kind": "diloco", "local_steps": 30},
+    ],
+    ids=str,
+)
+def test_work_of_strategies_that_count_steps_is_what_a_run_does(strategy: dict[str, Any]) -> None:
+    """Within a half; by trainings whose results are used, with ten steps as an epoch."""
+    scenario = fedsim.Scenario(
+        data={"source": "digits"},
+        population={
+            "devices": 20,
+            "speed": {"kind": "lognormal", "median": "30 samples/s", "spread": 1.5},
+        },
+        training={"batch_size": 8},
+        strategy=strategy,
+        stop={"rounds": 60},
+    )
+    trial = Beginning(scenario, Inline())
+    trial.go(60.0)
+    steps = sum(trial.steps_of(used) for used in trial.tally.trainings)
+    fact = len(trial.tally.trainings) + steps / 10
+    assert predicted_work(scenario) == pytest.approx(fact, rel=0.5)
 
 
 def test_work_is_that_of_all_tasks(quick: Path) -> None:
