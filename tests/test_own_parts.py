@@ -273,7 +273,7 @@ def test_a_selection_sees_battery_charger_and_link(monkeypatch: pytest.MonkeyPat
     seen: dict[int, list[Any]] = {}
     monkeypatch.setattr(
         own_parts.Charged,
-        "heard",
+        "on_task_end",
         lambda _, __, ___, message: seen.update({message.device: message["power"]}),
     )
     sections: dict[str, Any] = {
