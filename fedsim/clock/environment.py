@@ -65,17 +65,16 @@ class DirectProcess(Signal, simpy.Process):
     ``begin`` starts the generator. An exception in the generator is raised where it is continued.
     """
 
-    _target: Any
-
     def __init__(self, env: "Environment", generator: ProcessGenerator) -> None:
         Event.__init__(self, env)  # ``Process.__init__`` would schedule the start
         self._generator = generator
-        self._target = Signal(env)
-        self._target.callbacks.append(self._resume)
+        self._beginning = Signal(env)
+        self._beginning.callbacks.append(self._resume)
+        self._target = self._beginning
 
     def begin(self) -> None:
         """Run the generator up to its first wait."""
-        self._target.fire()
+        self._beginning.fire()
 
     def _resume(self, event: Event) -> None:
         """Continue the generator until it waits for an event that has not happened yet."""
@@ -89,7 +88,6 @@ class DirectProcess(Signal, simpy.Process):
                     event.defused = True
                     event = self._generator.throw(event.value)
         except StopIteration as end:
-            self._target = None
             self.fire(end.value)
         else:
             self._target = event

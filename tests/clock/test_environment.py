@@ -326,7 +326,7 @@ def test_a_direct_process_runs_within_the_event_that_continues_it() -> None:
     beside = env.process(outer())
     env.run()
     assert trace == ["first", "cut", "third", "first", "end"]
-    assert (env.now, process.value, process.target, process.is_alive) == (2.0, "end", None, False)
+    assert (env.now, process.value, process.is_alive) == (2.0, "end", False)
 
 
 def test_an_exception_in_a_direct_process_is_raised_where_it_is_continued() -> None:
