@@ -148,10 +148,10 @@ def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]
 
 
 def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) -> list[str]:
-    """Run one check and return its findings.
+    """Run one check of the audit on a run folder, and return the problems that it found, as sentences.
 
-    A folder that is too damaged for the check gives a finding too, instead of an error. At most
-    ``MOST_FINDINGS`` findings are listed.
+    A folder that is too damaged for the check gives one more sentence, instead of an error. At most
+    ``MOST_FINDINGS`` findings are listed, followed by a sentence that there are more.
     """
     problems: list[str] = []
     try:

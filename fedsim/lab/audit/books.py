@@ -46,18 +46,20 @@ _SECTION_OF = {"joules": "energy", "grams": "energy", "cost": "costs"}
 
 
 def sealed(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each file that is missing, additional, or has another fingerprint.
+    """Yield a finding for each file of the run folder that is missing, additional or was changed.
 
-    The fingerprints are in the summary.
+    A file was changed if its fingerprint differs from the one in the folder's summary.
     """
     yield from files.changes(evidence.run.path)
 
 
 def records_intact(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if the records differ from the summary's fingerprint, count or last time.
+    """Yield findings if the run's records are not those that the folder's summary describes.
 
-    The fingerprint is a hash chain over all records in order. Older folders have no
-    ``events_block`` in the summary, and a chain over single records. All records' data are parsed.
+    The summary has the count of records, the time of the last one, and a fingerprint: a hash chain
+    over all records in order. Folders of older versions have no ``events_block`` in the summary; they
+    have a chain over single records instead of blocks. Raises ``RunFolderError`` if the ``data`` of
+    any record is no valid JSON table.
     """
     summary = evidence.run.summary
     times = evidence.events["time"].tolist()
@@ -79,7 +81,7 @@ def records_intact(evidence: Evidence) -> Iterator[str]:
 
 
 def ended_so(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if status or stop reason in the summary contradict the last record."""
+    """Yield findings if status or stop reason in the summary contradict the record ``run-end``."""
     status = evidence.run.summary["status"]
     stopped = evidence.run.summary["stopped"]
     if status not in _STATUSES:
@@ -98,13 +100,13 @@ def ended_so(evidence: Evidence) -> Iterator[str]:
 
 
 def models_intact(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding if the fingerprint of the models is not the summary's."""
+    """Yield a finding if the run's saved models do not have the fingerprint in the summary."""
     if models_digest(evidence.models) != evidence.run.summary["models_sha256"]:
         yield "the models' fingerprint is not the summary's models_sha256"
 
 
 def scenario_agrees(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each of seed, name and strategy that differs from the summary."""
+    """Yield a finding for each of seed, name and strategy that the summary states otherwise."""
     scenario = evidence.run.scenario
     summary = evidence.run.summary
     stated = {
@@ -121,7 +123,11 @@ def scenario_agrees(evidence: Evidence) -> Iterator[str]:
 
 
 def transfers_agree(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each transfer that differs from the message in the records."""
+    """Yield a finding for each row of ``transfers.parquet`` that differs from the run's records.
+
+    The n-th row has to agree with the n-th record that ends a message. The row's purposes have to be
+    those of its payloads, too.
+    """
     transfers = evidence.transfers
     recorded = evidence.recorded_transfers
     if len(recorded) != len(transfers):
@@ -171,9 +177,10 @@ def delivered_at_most_sent(evidence: Evidence) -> Iterator[str]:
 
 
 def headers_counted(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each transfer whose bytes on the wire contradict the protocol.
+    """Yield a finding for each transfer whose bytes on the wire contradict the scenario's protocol.
 
-    A user's own protocol may send more bytes than the scenario's overhead gives, but not fewer.
+    The bytes on the wire are the delivered bytes times the protocol's overhead for headers. A user's
+    own protocol may send more bytes than that, but not fewer.
     """
     transfers = evidence.transfers
     of_devices = transfers["device"] != NOTHING
@@ -221,7 +228,10 @@ def ledgers_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def _compute_ledger(evidence: Evidence) -> Ledger:
-    """Compute the ledger of bytes from the transfers and the outcomes of tasks."""
+    """Compute the run's bytes by direction, by purpose and wasted, from its recorded transfers.
+
+    Bytes are wasted if the update of the transfer's task does not count.
+    """
     transfers = evidence.transfers
     lists = evidence.payloads.lists
     ledger = Ledger()
@@ -241,8 +251,9 @@ def _compute_ledger(evidence: Evidence) -> Ledger:
 def meters_agree(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each figure of costs or of a user's meters that a recount contradicts.
 
-    A user's meters are skipped if their code may not be imported. Energy has its own check, which
-    shares no code with its meter.
+    The recount feeds the run's records to newly built meters, and compares their figures with the
+    tables of rounds and devices and with the summary. A user's meters are skipped if their code may not
+    be imported. Energy is left out: it has its own check, which shares no code with its meter.
     """
     scenario = evidence.run.scenario
     summary = evidence.run.summary
@@ -278,7 +289,12 @@ def _check_columns(evidence: Evidence, file: str, due: pd.DataFrame) -> Iterator
 
 
 def _check_entries(summary: Mapping[str, Any], due: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a finding for each entry of the summary that differs from a recount."""
+    """Yield a finding for each entry of the summary that differs from a recount.
+
+    Args:
+        summary: the summary, as a dict from dotted name to value.
+        due: dict from dotted name to recounted value; only these names are compared.
+    """
     for name, entry in due.items():
         stated = summary.get(name)
         if isinstance(stated, float | int) and isinstance(entry, float | int):
@@ -290,7 +306,11 @@ def _check_entries(summary: Mapping[str, Any], due: Mapping[str, Any]) -> Iterat
 
 
 def nothing_uncounted(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each cell of energy or costs that the scenario does not count."""
+    """Yield a finding for each figure of energy or costs that the scenario does not make the run count.
+
+    These are cells with a number in the tables of rounds and devices, though the scenario has no
+    ``[energy]`` or ``[costs]`` section.
+    """
     scenario = evidence.run.scenario
     for frame, file in ((evidence.rounds, files.ROUNDS), (evidence.devices, files.DEVICES)):
         for name, section in _SECTION_OF.items():
@@ -314,7 +334,7 @@ def _build_user_meters(evidence: Evidence, context: MeterContext) -> Iterator[Me
 
 
 def _read_records(evidence: Evidence) -> Iterator[Record]:
-    """Yield the records in the form in which the run's meters received them."""
+    """Yield the run's records as ``Record`` objects, in the form that its meters received."""
     for row in evidence.run.events:
         kind = row["kind"]
         fields: dict[str, Any] = {}

@@ -15,7 +15,7 @@ SLACK = 1 + 1e-9  # factor on a rate that allows for rounding errors
 
 
 class Stretch(NamedTuple):
-    """Interval in which a link would have had to carry more bytes than it can."""
+    """Interval in which a link would have had to carry more bytes than its rate allows."""
 
     begin: float  # begin of the interval (s)
     end: float  # end of the interval (s)
@@ -23,7 +23,9 @@ class Stretch(NamedTuple):
 
 
 def slack_s(end: Floats) -> Floats:
-    """Return by how much rounding may shorten each message, a tie with a deadline included.
+    """Return by how much rounding may shorten a message that ends at a given time.
+
+    The slack also covers a message that ends in the very instant of a deadline.
 
     Args:
         end: ends of the messages (s); float64 [messages].
@@ -35,7 +37,7 @@ def slack_s(end: Floats) -> Floats:
 
 
 class LinkCapacity(ABC):
-    """Rate of a link over time."""
+    """Rate of a link over time, to test whether the link can have carried a run's messages."""
 
     @abstractmethod
     def carried(self, until: Floats) -> Floats:
@@ -63,7 +65,10 @@ class LinkCapacity(ABC):
         """
 
     def overfull(self, begin: Floats, end: Floats, size: Floats) -> Stretch | None:
-        """Find an interval whose messages the link cannot have carried.
+        """Find an interval for whose messages the link has too little capacity.
+
+        The messages that begin and end within the interval have more bytes than the link can carry in it,
+        in whatever order it sends them.
 
         Args:
             begin: begins of the link's messages (s); float64 [messages].

@@ -26,7 +26,11 @@ _SAME_SIZES = ("label-permutation", "rotation")
 
 
 class _Aggregate(NamedTuple):
-    """Record of one aggregation: its tasks, and the weight and staleness of each task's update."""
+    """Record of one aggregation of updates, as the run wrote it.
+
+    The lists are parallel: the n-th weight, staleness (rounds or versions) and count of draws belong
+    to the update of the n-th task.
+    """
 
     tasks: list[int]
     weights: list[float] | None
@@ -37,12 +41,15 @@ class _Aggregate(NamedTuple):
 
     @property
     def draw_counts(self) -> Floats:
-        """Count of draws of each client; 1 if nothing is recorded. float64 [updates]."""
+        """How often each update's client was drawn; 1 if not recorded. float64 [updates]."""
         return np.array(self.draws or np.ones(len(self.tasks)), dtype=np.float64)
 
 
 def weights_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each aggregation whose weights break the strategy's rule."""
+    """Yield a finding for each aggregation whose recorded weights break the strategy's rule.
+
+    A user's own strategy and Flower apps are not checked.
+    """
     kind = evidence.run.scenario["strategy"]["kind"]
     if ":" in kind or kind == "flower":
         return
@@ -59,7 +66,11 @@ def weights_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 class _WeightRule:
-    """Rule by which a scenario's strategy weighs updates, to compare with recorded weights."""
+    """Rule by which a scenario's strategy weighs updates, to compare with the recorded weights.
+
+    ``find_problem`` takes the aggregations in the order of the run, because some rules depend on the
+    aggregations before.
+    """
 
     def __init__(self, evidence: Evidence) -> None:
         scenario = evidence.run.scenario
@@ -83,9 +94,9 @@ class _WeightRule:
         self._updates_in_round = counts.groupby(rounds).sum().to_dict()
 
     def find_problem(self, aggregate: _Aggregate) -> str | None:
-        """Return the reason why an aggregation's weights break the rule; None if they follow it.
+        """Return the reason why an aggregation's weights break the strategy's rule; None if they follow it.
 
-        Weights that depend on values of learning are not checked.
+        If weights depend on losses or on values of updates, only their form and their sum are checked.
         """
         weights = np.array(aggregate.weights or (), dtype=np.float64)
         problem = _check_form(weights, len(aggregate.tasks))
@@ -112,18 +123,21 @@ class _WeightRule:
 
     @property
     def _depends_on_values(self) -> bool:
-        """Whether weights depend on values of the updates, or on clusters."""
+        """Whether weights follow from values of learning, which the run folder does not have."""
         return self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns)
 
     @property
     def _chooses_updates(self) -> bool:
-        """Whether the aggregation chooses some of the updates by their distances."""
+        """Whether the aggregation chooses updates by the distances between them, as Krum does."""
         if self._kind in UPDATES_ARE_MODELS or not self._learns:
             return False
         return self._aggregation["kind"] in _BY_DISTANCE
 
     def _check_draws(self, aggregate: _Aggregate) -> str | None:
-        """Return the reason why the recorded draws of clients cannot be; None if they can."""
+        """Return the reason why the recorded counts of draws are impossible; None if they are possible.
+
+        Counts have to be there exactly if the scenario selects clients with replacement.
+        """
         if self._repeats != (aggregate.draws is not None):
             return "the draws of clients do not agree with selection.replacement"
         counts = aggregate.draw_counts
@@ -169,11 +183,11 @@ class _WeightRule:
     def _remembered_devices(self, tasks: list[int]) -> int:
         """Return the count of devices whose remembered updates MIFA averages.
 
-        With ``unheard = "zero"``, MIFA averages over all devices. Otherwise only over the devices
-        that have taken part so far.
+        With ``unheard = "zero"`` these are all devices. Otherwise they are the devices that have sent an
+        update so far; the devices of ``tasks`` are added to them.
 
         Args:
-            tasks: the tasks of the present aggregation, whose devices are remembered from now on.
+            tasks: IDs of the tasks of the present aggregation.
         """
         if self._strategy["unheard"] == "zero":
             return self._devices
@@ -181,7 +195,14 @@ class _WeightRule:
         return len(self._received_from)
 
     def _check_fairness(self, weights: Floats) -> str | None:
-        """Return the reason why q-FedAvg cannot have these weights; None if it can."""
+        """Return the reason why q-FedAvg cannot have these weights; None if it can.
+
+        With q = 0, or without learning, all weights are equal. Otherwise they follow from losses, and only
+        their sum is checked, which is at most 1.
+
+        Args:
+            weights: recorded weights of an aggregation; float64 [updates].
+        """
         if not self._learns or self._strategy["q"] == 0:
             return _compare_weights(weights, np.full(len(weights), 1 / len(weights)))
         if weights.sum() <= 1 + _ROUNDING:
@@ -189,10 +210,14 @@ class _WeightRule:
         return f"the weights sum to {float(weights.sum())!r}, more than 1"
 
     def _fesem_weights(self, weights: Floats) -> Floats:
-        """Return the due weights of FeSEM with ``as = "paper"``; float64 [updates].
+        """Return the due weights of FeSEM with ``follows = "paper"``; float64 [updates].
 
-        The weights have to be equal, and each at most 1 / count of updates. If the first recorded
-        weight is in this range, all due weights equal it, otherwise they are 0.
+        The rule leaves open how large the weights are: they have to be equal, positive, and at most
+        1 / count of updates. So all due weights equal the first recorded one if it is in this range;
+        otherwise all are 0, to make the comparison fail.
+
+        Args:
+            weights: recorded weights of an aggregation; float64 [updates].
         """
         count = len(weights)
         first = weights[0]
@@ -203,7 +228,11 @@ class _WeightRule:
     def _weights_by_samples(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
         """Return weights in proportion to the tasks' sample counts; None if no count is known.
 
-        Tasks with an unknown sample count keep their recorded weight.
+        Tasks with an unknown sample count keep their recorded weight, and the others share the rest.
+
+        Args:
+            aggregate: the record of the aggregation.
+            weights: its recorded weights; float64 [updates].
         """
         tasks = aggregate.tasks
         samples = np.array([self._sample_counts.get(task, math.nan) for task in tasks])
@@ -218,15 +247,18 @@ class _WeightRule:
         return np.where(is_known, samples / total * share, weights)
 
     def _malicious_limit(self, updates: int) -> int:
-        """Return how many of ``updates`` may be malicious, for aggregations by distances."""
+        """Return how many of ``updates`` updates the scenario's aggregation by distances takes as malicious.
+
+        This is the scenario's count ``malicious``, or fewer if the method needs more updates for it.
+        """
         factor, more = _BY_DISTANCE[self._aggregation["kind"]]
         return max(0, min(int(self._aggregation["malicious"]), (updates - more) // factor))
 
     def _check_tolerance(self, aggregate: _Aggregate) -> str | None:
         """Return the reason why the recorded tolerance of malicious updates is wrong, or None.
 
-        A record states the tolerance (``bears``) only if too few updates arrived for the tolerance
-        that the scenario sets.
+        The tolerance (``bears``) is how many malicious updates a robust aggregation can withstand. A record
+        states it only if too few updates arrived for the tolerance that the scenario sets.
         """
         kind = self._aggregation["kind"]
         count = len(aggregate.tasks)
@@ -245,9 +277,14 @@ class _WeightRule:
         )
 
     def _check_choice(self, aggregate: _Aggregate, weights: Floats) -> str | None:
-        """Return the reason why an aggregation by distances chose wrong updates, or None.
+        """Return the reason why an aggregation by distances chose a wrong count of updates, or None.
 
-        It has to choose a fixed count of updates with equal weights, and none if too few arrived.
+        It has to give equal weights to a fixed count of updates and 0 to the others. If too few updates
+        arrived, all weights have to be 0.
+
+        Args:
+            aggregate: the record of the aggregation.
+            weights: its recorded weights; float64 [updates].
         """
         kind = self._aggregation["kind"]
         count = len(weights)
@@ -272,7 +309,11 @@ class _WeightRule:
         return f"{kind} takes {due} of {count} updates alike; the weights are {weights.tolist()}"
 
     def _check_staleness(self, aggregate: _Aggregate, weights: Floats) -> str | None:
-        """Return the reason why weights of a strategy without rounds contradict staleness, or None."""
+        """Return the reason why an asynchronous strategy cannot have these weights, or None.
+
+        The recorded staleness has to be the model versions between a task's start and the aggregation, and
+        the weights have to follow from staleness, buffer or concurrency, as the strategy says.
+        """
         strategy = self._strategy
         version = aggregate.round
         due = [int(version - self._round_of[task]) for task in aggregate.tasks]
@@ -297,7 +338,7 @@ class _WeightRule:
 
 
 def _check_form(weights: Floats, updates: int) -> str | None:
-    """Return the reason why no rule gives these weights to ``updates`` updates, or None."""
+    """Return a sentence if there are not ``updates`` weights, or if one is negative; else None."""
     if len(weights) != updates:
         return f"there are {len(weights)} weights of {updates} updates"
     if not (weights >= 0).all():
@@ -306,7 +347,7 @@ def _check_form(weights: Floats, updates: int) -> str | None:
 
 
 def _check_sum(weights: Floats) -> str | None:
-    """Return a sentence if the weights sum to anything but 0 or 1, else None."""
+    """Return a sentence if the weights of an aggregation sum to anything but 0 or 1; else None."""
     total = weights.sum()
     if not total or math.isclose(total, 1.0, rel_tol=_ROUNDING):
         return None
@@ -324,12 +365,12 @@ def _staleness_discount(strategy: TomlTable, staleness: int) -> float:
 
 
 def _mixing_weight(strategy: TomlTable, version: int, staleness: int) -> float:
-    """Return FedAsync's mixing weight for an update.
+    """Return the share of an update in the new global model of FedAsync.
 
     Args:
         strategy: the strategy's section of the scenario.
         version: version of the global model at the aggregation.
-        staleness: of the update (versions).
+        staleness: versions that were made since the update's task began.
     """
     decays = sum(version >= at for at in strategy["alpha_decay_at"])
     alpha = strategy["alpha"] * strategy.get("alpha_decay", 1.0) ** decays
@@ -340,7 +381,12 @@ def _mixing_weight(strategy: TomlTable, version: int, staleness: int) -> float:
 
 
 def _compare_weights(weights: Floats, due: Floats | None) -> str | None:
-    """Return a sentence if the weights differ from the due ones, else None."""
+    """Return a sentence if recorded weights differ from the due ones; else None.
+
+    Args:
+        weights: recorded weights; float64 [n].
+        due: weights by the rule, float64 [n]. None, or a NaN among them: nothing is compared.
+    """
     if due is None or np.isnan(due).any():
         return None
     if np.allclose(weights, due, rtol=_ROUNDING, atol=1e-12):
@@ -351,7 +397,7 @@ def _compare_weights(weights: Floats, due: Floats | None) -> str | None:
 def _count_samples(evidence: Evidence) -> dict[int, float]:
     """Return a dict from task ID to the count of samples on which the task trained.
 
-    It is NaN if a later shift of the device's data may have changed the count.
+    The count is NaN if the device's data shifted after the training began, which may have changed it.
     """
     events = evidence.events
     trainings = evidence.trainings
@@ -367,9 +413,10 @@ def _count_samples(evidence: Evidence) -> dict[int, float]:
 
 
 def edges_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding if the server's weights of edge servers do not follow from their samples.
+    """Yield a finding for each combination of edge servers' models with wrong weights.
 
-    The weight of an edge server follows from the samples of the updates that it combined last.
+    The weight of an edge server is its share of the samples behind the updates that it aggregated last
+    in the same round.
     """
     combined = evidence.data_of("edges-combined")
     if not len(combined):

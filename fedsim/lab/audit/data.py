@@ -19,7 +19,7 @@ PayloadList: TypeAlias = tuple[tuple[str, float], ...]
 
 
 class DataReader(NamedTuple):
-    """Parser of the ``data`` of a kind of record.
+    """Parser of ``data``, the JSON object in which each record has the fields that only its kind has.
 
     Attributes:
         columns: dict from name to type of each column.
@@ -31,7 +31,7 @@ class DataReader(NamedTuple):
 
 
 def number(value: object) -> float:
-    """Return a JSON number as a float.
+    """Return a number that was read from JSON as a float.
 
     Raises:
         TypeError: the value is not a number, or is a bool.
@@ -197,14 +197,18 @@ READERS: Mapping[str, DataReader] = {
 
 
 class PayloadTable:
-    """Index of the distinct lists of payloads in a run's messages, in order of first occurrence."""
+    """Index of the distinct payload lists of a run's messages, so that tables can hold small integers.
+
+    A payload list has purpose and size (bytes) of each part of a message. ``intern`` gives a list its
+    index, in order of first occurrence; ``lists`` has the lists by index.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[PayloadList, int] = {}
 
     @property
     def lists(self) -> list[PayloadList]:
-        """Distinct payload lists; a list's place is the index that ``intern`` returns."""
+        """Distinct payload lists, in which the place of a list is its index from ``intern``."""
         return [*self._numbers]
 
     def intern(self, payloads: Iterable[tuple[str, object]]) -> int:
@@ -223,7 +227,10 @@ class PayloadTable:
         return self._numbers.setdefault(parts, len(self._numbers))
 
     def readers(self) -> dict[str, DataReader]:
-        """Return a dict from kind of message record to its ``DataReader``."""
+        """Return a dict from kind of message record to the parser of its ``data``.
+
+        The parsers add the payload lists that they meet to this table.
+        """
         on_links = DataReader(_MESSAGE, self._read_flow)
         readers = dict.fromkeys(FLOWS, on_links)
         readers[DEVICE_MESSAGES] = DataReader(_MESSAGE, self._read_step)
@@ -239,9 +246,10 @@ class PayloadTable:
         return *ends_of(data), number(data["start"]), *self._read_sizes(data)
 
     def _read_server_transfer(self, data: RecordData) -> tuple[object, ...]:
-        """Parse a message between parts of the server, which takes no time and crosses no link.
+        """Parse the ``data`` of a message between parts of the server, for example two edge servers.
 
-        The direction is ``up``, the start is NaN, and all bytes count as delivered.
+        Such a message takes no time and crosses no link. So the direction is ``up``, the start is NaN, all
+        bytes count as delivered, and 0 bytes are on the wire.
         """
         size = number(data["bytes"])
         payloads = self.intern([(data["purpose"], size)])

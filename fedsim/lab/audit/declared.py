@@ -19,7 +19,10 @@ Section = Mapping[str, Any]
 
 
 class OwnPart(NamedTuple):
-    """User code that a scenario names by import path, such as a strategy or a meter."""
+    """User code that a scenario names by import path, such as a strategy or a meter.
+
+    ``path`` is the import path (``module:name``), ``section`` the table of the scenario that has it.
+    """
 
     key: str  # dotted key in the scenario, such as "strategy.kind"
     path: str
@@ -225,21 +228,27 @@ Every new kind needs an entry.
 
 
 def is_unchecked(name: str) -> bool:
-    """Whether ``name`` matches a pattern in ``UNCHECKED``.
+    """Whether the audit declares that no check covers a column, field, entry or key of a run folder.
 
     Args:
-        name: a column, field, entry or key, written as in ``UNCHECKED``.
+        name: the thing's name in the style of ``UNCHECKED``, such as ``rounds.parquet: loss`` or
+            ``scenario: stop.rounds``.
     """
     return any(fnmatchcase(name, pattern) for pattern in UNCHECKED)
 
 
 def own_parts(scenario: Section) -> list[OwnPart]:
-    """Return all parts that a scenario names by import path."""
+    """Return all parts (strategies, meters and so on) that a scenario names by import path."""
     return [*_find_own_parts(scenario, "")]
 
 
 def _find_own_parts(section: object, key: str) -> Iterator[OwnPart]:
-    """Yield the parts that a section of the scenario names by import path, at any depth."""
+    """Yield the parts that a section of the scenario names by import path, at any depth.
+
+    Args:
+        section: a table, a list or a value of the scenario.
+        key: dotted key of the section, with a dot at its end; empty for the whole scenario.
+    """
     if isinstance(section, list):
         for number, entry in enumerate(section):
             yield from _find_own_parts(entry, f"{key}{number}.")
@@ -253,9 +262,10 @@ def _find_own_parts(section: object, key: str) -> Iterator[OwnPart]:
 
 
 def own_parts_agree(evidence: Evidence) -> Iterator[str]:
-    """Yield the problems that ``check_run`` of the user's own parts finds in the run folder.
+    """Yield the problems that the user's own parts find in the run folder by their ``check_run``.
 
-    Parts whose code may not be imported are skipped.
+    ``check_run`` is an optional static method of a part that a scenario names by import path. Parts
+    whose code may not be imported are skipped; an error in user code becomes a problem, too.
     """
     for part in own_parts(evidence.run.scenario):
         check = _find_check(part)
@@ -270,7 +280,7 @@ def own_parts_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def _find_check(part: OwnPart) -> Callable[[RunFolder, Section], Iterable[str]] | None:
-    """Return a part's ``check_run``; None if it has none or cannot be imported."""
+    """Return the ``check_run`` of a user's part; None if it has none or cannot be imported."""
     try:
         check: Callable[[RunFolder, Section], Iterable[str]] | None = getattr(
             named(part.path, part.key), "check_run", None
@@ -281,13 +291,13 @@ def _find_check(part: OwnPart) -> Callable[[RunFolder, Section], Iterable[str]] 
 
 
 def unchecked_parts(run: RunFolder) -> tuple[list[str], bool]:
-    """List the user's own parts that no check covers.
+    """List the parts that a scenario names by import path and that no check of the audit covers.
 
     Args:
         run: the run folder.
 
     Returns:
-        A sentence for each unchecked part, and whether the code of all own parts can be imported.
+        A sentence for each unchecked part, and whether the code of all parts can be imported.
     """
     sentences: list[str] = []
     can_import_all = True

@@ -12,13 +12,13 @@ from fedsim.lab.audit.frames import read
 
 
 def draw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: object) -> Floats:
-    """Draw a quantity of every device.
+    """Draw a quantity of every device again, as the run drew it from the scenario's seed.
 
     Args:
         scenario: the scenario.
         section: distribution of the quantity; None or empty if the scenario has none.
-        purpose: purpose of the random stream, such as ``world/speed``.
-        unit: type of the quantity.
+        purpose: name of the random stream from which the run draws it, such as ``world/speed``.
+        unit: type of the quantity, which parses texts such as ``"2 MB"``.
 
     Returns:
         Values in the base unit, NaN if the scenario does not define them; float64 [devices].

@@ -26,7 +26,11 @@ _CONTINUOUS = -1  # row of energy that no single record books, because it is dra
 
 
 class _GridZone(TypedDict):
-    """Zone of the electricity grid in ``energy.json``: name, hourly grams/J, and offset (s)."""
+    """Zone of the electricity grid, as ``energy.json`` describes it.
+
+    ``hours`` is the carbon intensity in each hour of the day (g/J), ``offset_s`` the time of day in the
+    zone as the run begins (s).
+    """
 
     name: str
     hours: list[float]
@@ -34,9 +38,9 @@ class _GridZone(TypedDict):
 
 
 def energy_adds_up(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if joules or grams differ from the sums over the records.
+    """Yield findings if the run's joules, or grams of carbon, differ from a recount by the records.
 
-    Devices, phases, rounds and the summary's totals are compared.
+    Devices, phases (idle, compute, receive, send, tail), rounds and the summary's totals are compared.
     """
     stated = evidence.run.summary.get("energy")
     if (stated is None) == ("energy" in evidence.run.scenario):
@@ -54,7 +58,15 @@ def energy_adds_up(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_phases_of_devices(evidence: Evidence, account: "_Account") -> Iterator[str]:
-    """Yield a finding for each cell of ``energy.parquet`` that the records contradict."""
+    """Yield a finding for each cell of ``energy.parquet`` that differs from a recount.
+
+    The file has a row for each device, with its joules by phase (such as ``send``) and its grams of
+    carbon. Rows have to be in the order of the devices.
+
+    Args:
+        evidence: the run folder.
+        account: the energy of the run, computed from its records.
+    """
     table = account.table
     numbers = evidence.frame(TABLE, ["device"])["device"].to_numpy()
     yield from report_differences(
@@ -94,7 +106,10 @@ def _check_totals(account: "_Account", stated: RecordData) -> Iterator[str]:
 
 
 def _check_sums_of_devices(evidence: Evidence, account: "_Account") -> Iterator[str]:
-    """Yield a finding for each device whose joules are not the sum over its phases."""
+    """Yield a finding for each row of ``devices.parquet`` whose joules are not the sum over its phases.
+
+    The joules of each phase (such as ``send``) are taken from ``energy.parquet``.
+    """
     due = account.table[[f"{phase}_j" for phase in PHASES]].sum(axis=1)
     if not evidence.run.has_all_devices:
         due = due[evidence.devices["device"]]
@@ -103,7 +118,7 @@ def _check_sums_of_devices(evidence: Evidence, account: "_Account") -> Iterator[
 
 
 def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
-    """Yield a finding for each round with other joules or grams than the records give."""
+    """Yield a finding for each round whose joules or grams in the table differ from a recount."""
     quantities = ["joules"]
     if account.zones:
         quantities.append("grams")
@@ -115,11 +130,11 @@ def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
 
 
 def batteries_hold(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each impossible battery level.
+    """Yield findings for impossible battery levels, and for tasks' energy that the battery books wrongly.
 
     A level has to lie from 0 to the battery's capacity, and to equal the initial energy plus the
     energy charged, minus the energy drawn. The energy that tasks drew from a battery has to equal
-    the energy of these tasks.
+    the energy of these tasks by a recount.
     """
     if "energy" not in evidence.run.summary or not (evidence.events["kind"] == "battery").any():
         return
@@ -187,7 +202,9 @@ class _Account:
     def _energy_portions(self) -> Iterator[tuple[str, pd.DataFrame]]:
         """Yield each phase of devices and place of the server, with a DataFrame of its energy.
 
-        The columns are as in ``drawn``; each row is a portion of energy.
+        Phases are ``idle``, ``compute``, ``receive``, ``send`` and ``tail``, places ``server`` and
+        ``edge``. Each row of a DataFrame is a portion of energy, with the columns ``device``, ``task``,
+        ``start``, ``end`` (s), ``joules`` and ``row``, the record that books it.
         """
         yield "idle", self._idle_energy()
         yield from self._energy_of_steps()
@@ -195,9 +212,9 @@ class _Account:
         yield from self._energy_of_servers()
 
     def _energy_of_steps(self) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Yield ``compute``, ``receive`` and ``send``, each with the steps of this phase.
+        """Yield ``compute``, ``receive`` and ``send``, each with a DataFrame of the tasks' steps of that kind.
 
-        The column ``joules`` of the steps is their energy, computed again.
+        The column ``joules`` is the step's energy by the device's powers, its duration and its bytes.
         """
         evidence = self._evidence
         steps = (
@@ -229,14 +246,15 @@ class _Account:
         yield "edge", self._energy_of_place("edge", of_devices | of_edges)
 
     def _energy_of_place(self, place: str, passing: "pd.Series[bool]") -> pd.DataFrame:
-        """Return the energy of the server or of all edge servers.
+        """Return the portions of energy that the server, or all edge servers together, drew.
 
         Args:
             place: ``server`` or ``edge``.
             passing: whether each message passes the place; bool [messages].
 
         Returns:
-            DataFrame of idle energy, and of energy for messages and for aggregated updates.
+            DataFrame with a row for the idle energy of the whole run, one for each message and one for
+            each aggregation.
         """
         draws = self._setting[place]
         aggregates = self._evidence.data_of("aggregate")
@@ -257,9 +275,10 @@ class _Account:
         return energy
 
     def tails_after_end(self) -> "pd.Series[float]":
-        """Return the joules that each device's radio draws after the run's end, by device.
+        """Return the joules that each device's radio draws after the run's end, indexed by device.
 
-        Batteries have no records of this energy.
+        A radio stays awake for a while after a transfer. Batteries have no records of the part of this time
+        that lies after the end of the run.
         """
         tails = self.drawn[self.drawn["phase"] == "tail"]
         seconds = (tails["end"] - np.maximum(tails["start"], self._end)).clip(lower=0.0)
@@ -267,7 +286,7 @@ class _Account:
         return joules.groupby(tails["device"]).sum().reindex(self.table.index, fill_value=0.0)
 
     def wasted(self) -> float:
-        """Return the joules of tasks whose update does not count, including their idle power."""
+        """Return the joules of tasks whose update does not count, with idle power during them."""
         tasks = self._evidence.wasted_tasks
         idle = self._add_joules(tasks.assign(end=tasks["time"]), "idle_w")["joules"].sum()
         of_steps = self.drawn["task"].isin(tasks["task"]) & (self.drawn["phase"] != "idle")
@@ -299,19 +318,24 @@ class _Account:
         return self.table[name].to_numpy()[rows["device"]]
 
     def _add_joules(self, rows: pd.DataFrame, power: str) -> pd.DataFrame:
-        """Add ``joules`` to rows that draw a constant power from ``start`` to ``end`` (s).
+        """Return rows with added ``joules``, drawn at a constant power from ``start`` to ``end``, and ``row``.
 
         Args:
-            rows: with ``device``, ``start`` and ``end``.
-            power: name of the device's power in ``table`` (W).
+            rows: DataFrame with ``device``, ``start`` and ``end`` (s).
+            power: name of the device's power in ``table`` (W), such as ``idle_w``.
+
+        Returns:
+            The rows; ``row`` is a copy of their index.
         """
         joules = self._device_values(rows, power) * (rows["end"] - rows["start"])
         return rows.assign(joules=joules, row=rows.index)
 
     def _idle_energy(self) -> pd.DataFrame:
-        """Return the idle energy of devices, over their tasks or over their time in the run.
+        """Return the portions of energy that devices draw at their idle power.
 
-        Devices with a battery book idle energy with the records of the battery.
+        By the run's setting, a device draws it during its tasks, or from its first task until it departs or
+        the run ends. In the second case, devices with a battery have a portion for each of the intervals
+        between its records, and other devices one portion in all.
         """
         if self._setting["idle_while"] == "working":
             tasks = self._evidence.tasks
@@ -349,10 +373,10 @@ class _Account:
         return intervals.dropna(subset="start")
 
     def _tail_energy(self) -> pd.DataFrame:
-        """Return the energy of radios that stay awake after a transfer.
+        """Return the energy of radios that stay awake after a transfer, a row for each such tail.
 
-        A tail ends after its fixed time, or earlier with the device's next transfer or an empty
-        battery.
+        A tail lasts for the device's ``tail_s``, or ends earlier with the device's next transfer or an
+        empty battery.
         """
         events = self._events
         ends = events["kind"] == "step-end"
@@ -376,13 +400,13 @@ class _Account:
         """Return the row of the record with which the run books the energy of each radio tail.
 
         A tail is the time for which a radio stays awake after a transfer. It is booked with the
-        device's next record or, if that is later, before the end of the first round that ends
+        device's next transfer or, if that comes later, just before the end of the first round that ends
         after the whole tail.
 
         Args:
             tails: the tails, with the ``row`` of the record that ends the transfer.
             asleep: time at which the radio falls asleep if no transfer follows (s).
-            ending: row of the device's next record; int64 [tails].
+            ending: row of the record that ends the tail early; int64 [tails].
         """
         times = self._events["time"].to_numpy()[self._round_rows]
         place = np.searchsorted(times, asleep)
@@ -392,7 +416,11 @@ class _Account:
 
 
 def _grams(zone: _GridZone, drawn: pd.DataFrame) -> "pd.Series[float]":
-    """Return the carbon of portions of energy (g), by the zone's mean intensity in their time."""
+    """Return the carbon of each portion of energy (g), if all of it is drawn in one zone of the grid.
+
+    A portion is drawn evenly from its start to its end. So its carbon is its joules times the mean of
+    the zone's carbon intensity over that time.
+    """
     start = drawn["start"]
     end = drawn["end"]
     hour = np.nan_to_num(np.mod(start + zone["offset_s"], DAY_S) // 3600).astype(np.int64)

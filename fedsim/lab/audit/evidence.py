@@ -51,14 +51,15 @@ _DAMAGES = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, Re
 
 
 class Evidence:
-    """Lazily read tables of a run folder, from which all checks read.
+    """Tables and files of a run folder, from which all checks of the audit read.
 
-    Every table raises ``RunFolderError`` if its file is missing or damaged.
+    Each table is read at its first use and kept. Reading raises ``RunFolderError`` if the file is
+    missing or damaged.
 
     Attributes:
         run: the run folder.
-        payloads: payload lists of the run's messages; columns named ``payloads`` are indices in its
-            ``lists``.
+        payloads: index of the distinct payload lists (purpose and bytes of each part) of the run's
+            messages; columns named ``payloads`` are indices in its ``lists``.
     """
 
     def __init__(self, run: RunFolder) -> None:
@@ -74,12 +75,12 @@ class Evidence:
 
     @property
     def trainable(self) -> int:
-        """Count of devices that may train, the first ones."""
+        """Count of devices that may train; they have the first IDs."""
         return int(self.run.scenario["population"]["devices"]) - self.tested_only
 
     @property
     def refuses_devices(self) -> bool:
-        """Whether devices with too little memory never arrive."""
+        """Whether the scenario keeps devices with too little memory out of the run."""
         return bool(self.run.scenario["population"].get("short_of_memory") == "refuse")
 
     def data_of(self, kind: str) -> pd.DataFrame:
@@ -97,12 +98,21 @@ class Evidence:
         return self._data[kind]
 
     def parse_rest(self) -> None:
-        """Parse the ``data`` of the records that no other check parses, to find damaged JSON."""
+        """Parse the ``data`` of the records that no other check parses, to find damage.
+
+        Raises:
+            RunFolderError: the ``data`` of such a record is not a JSON object.
+        """
         read_elsewhere = np.logical_or.reduce([self._select(kind) for kind in self._readers])
         self._parse("other", ~read_elsewhere, DataReader({"any": object}, _read_nothing))
 
     def _select(self, kind: str) -> Flags:
-        """Return a mask of the records of a kind, as in ``data_of``; bool [records]."""
+        """Return a mask of the records of a kind; bool [records].
+
+        Args:
+            kind: a kind of record, such as ``battery``, or a kind and its steps, such as
+                ``step-end of train or evaluate``.
+        """
         kind, _, steps = kind.partition(" of ")
         mask: Flags = (self.events["kind"] == kind).to_numpy()
         if steps:
@@ -110,7 +120,12 @@ class Evidence:
         return mask
 
     def _parse(self, kind: str, mask: Flags, reader: DataReader) -> pd.DataFrame:
-        """Parse the ``data`` of the records in ``mask``, each distinct JSON text once.
+        """Parse the JSON texts ``data`` of some records.
+
+        Args:
+            kind: name of these records in an error.
+            mask: the records to parse; bool [records].
+            reader: parser of the texts, called once for each distinct text.
 
         Returns:
             DataFrame with the reader's columns, indexed by row of ``events``.
@@ -144,7 +159,10 @@ class Evidence:
         return self.run.table(files.EVENTS, ["data"])["data"]
 
     def frame(self, name: str, columns: Sequence[str]) -> pd.DataFrame:
-        """Read columns of a table of the folder; missing cells are as in ``column_values``.
+        """Read columns of a table of the run folder.
+
+        Missing cells become False (bool), NaN (floats), ``""`` (names) or ``NOTHING`` (integers), a
+        negative number that no column has.
 
         Args:
             name: file name of the table.
@@ -163,9 +181,10 @@ class Evidence:
 
     @cached_property
     def recorded_transfers(self) -> pd.DataFrame:
-        """DataFrame of all messages as recorded; the columns of ``transfers`` except ``purpose``.
+        """DataFrame of all messages by the run's records, in the order in which the messages ended.
 
-        The index is the row of the record that ends the message.
+        It has the columns of ``transfers.parquet`` except ``purpose``; the index is the row of the record
+        that ends the message.
         """
         kinds = (DEVICE_MESSAGES, "server-transfer", *FLOWS)
         data = pd.concat([self.data_of(kind) for kind in kinds]).sort_index()
@@ -185,7 +204,7 @@ class Evidence:
 
     @property
     def core_s(self) -> "pd.Series[float]":
-        """Core time of each computation on its host (s), indexed by the record that ends it.
+        """Time (s) for which each computation had a core of its host, indexed by the record that ends it.
 
         It is NaN if the device shares no host.
         """
@@ -205,7 +224,11 @@ class Evidence:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """DataFrame of the records that end a step; ``begun`` and ``start`` as in ``tasks``."""
+        """DataFrame of the records that end a step of a task, such as ``upload``, with two more columns.
+
+        ``begun`` is the row of the record that begins the step, -1 if there is no such record; ``start``
+        is the time of that record (s).
+        """
         return self._find_spans("step")
 
     @cached_property
@@ -218,7 +241,13 @@ class Evidence:
         return self._find_spans("task")
 
     def _find_spans(self, unit: str) -> pd.DataFrame:
-        """Return the end records of a unit (``task`` or ``step``), with ``begun`` and ``start``."""
+        """Return the records that end a task or a step, with ``begun`` and ``start`` added.
+
+        ``begun`` is the row of the record that begins it, or -1; ``start`` is the time of that record (s).
+
+        Args:
+            unit: ``task`` or ``step``.
+        """
         events = self.events
         ends = events[events["kind"] == f"{unit}-end"]
         begun = latest(events["kind"] == f"{unit}-start", events["task"])[ends.index]
@@ -238,7 +267,11 @@ class Evidence:
 
     @cached_property
     def trainings(self) -> pd.DataFrame:
-        """DataFrame of the records that end a training, with their parsed data and ``core_s``."""
+        """DataFrame of the records that end a training.
+
+        Beside the record's own columns it has ``begun`` (row) and ``start`` (s) of the training's begin,
+        its epochs, samples and layers from the record's ``data``, and ``core_s``, its time on a core (s).
+        """
         trainings = self.data_of("step-end of train")
         return self.steps.loc[trainings.index].join(trainings).join(self.core_s)
 
@@ -271,7 +304,7 @@ class Evidence:
 
     @cached_property
     def devices(self) -> pd.DataFrame:
-        """DataFrame of the table of devices.
+        """DataFrame of ``devices.parquet``, the table with a row for each device.
 
         If the scenario has ``population.local``, it includes each device's own epochs, SGD steps,
         batch size and learning rate.
@@ -298,24 +331,27 @@ class Evidence:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """DataFrame of the table of rounds."""
+        """DataFrame of ``rounds.parquet``, the table with a row for each round."""
         return self.frame(files.ROUNDS, ROUNDS.names)
 
     @cached_property
     def availability(self) -> pd.DataFrame:
-        """DataFrame of the table of availability; empty if an old fedsim wrote none."""
+        """DataFrame of the times at which devices went online or offline; empty if an old fedsim wrote none.
+
+        Columns are ``device``, ``time`` (s) and ``on``, whether the device is online from then on.
+        """
         if not self.run.has(files.AVAILABILITY):
             return pd.DataFrame({name: [] for name in AVAILABILITY.names})
         return self.frame(files.AVAILABILITY, AVAILABILITY.names)
 
     @cached_property
     def models(self) -> dict[str, dict[str, StoredTensor]]:
-        """Dict from name of a model file, without suffix, to the file's tensors by name."""
+        """Dict from name of a saved model file, without suffix, to its tensors by name."""
         return self.run.stored_models()
 
     @cached_property
     def network(self) -> TomlTable | None:
-        """Parsed layout of the network from the folder; None if the run wrote none."""
+        """Links and routes of the network, from a JSON file; None if the run wrote no such file."""
         if not self.run.has(files.NETWORK):
             return None
         layout: TomlTable = self.document(files.NETWORK)
@@ -339,7 +375,7 @@ class Evidence:
 
     @property
     def cells(self) -> int:
-        """Count of the network's cells, or of the places to which devices are attached."""
+        """Count of the network's cells (places to which devices are attached); 0 if it has none."""
         if self.network is None:
             count: int = self.run.scenario["network"].get("cells", 0)
             return count

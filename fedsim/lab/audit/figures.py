@@ -16,9 +16,9 @@ _DISTANCES = ("discrepancy", "discrepancy_start", "consensus")
 
 
 def metrics_agree(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for metrics whose last or best value differs from the rounds.
+    """Yield findings for metrics whose last or best value differs between summary and rounds.
 
-    A metric that reached its stop value before the last round is a finding too.
+    A metric that reached the scenario's stop value before the last round is a finding too.
     """
     for name, entry in evidence.run.summary.get("metrics", {}).items():
         column = evidence.frame(files.ROUNDS, [name])[name].astype(np.float64).dropna()
@@ -58,7 +58,7 @@ def _last_value(column: "pd.Series[float]") -> object:
 
 
 def accuracies_agree(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if the summary's last or best accuracy differs from the rounds.
+    """Yield findings if the summary's last or best accuracy differs from the rounds' table.
 
     A summary that denies any accuracy, while a round has one, is a finding too.
     """
@@ -76,7 +76,11 @@ def accuracies_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def figures_possible(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each share outside 0..1 and each negative distance."""
+    """Yield a finding for each impossible metric in the tables of rounds and devices.
+
+    Shares, such as accuracies, have to be in 0..1; distances, such as a consensus distance, must
+    not be negative.
+    """
     for name in _SHARES:
         text = f"{name} of round {{row}} is {{value!r}}; it is a share"
         yield from _report_outside(text, evidence.rounds[name], 1.0)

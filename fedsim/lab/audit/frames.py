@@ -23,7 +23,8 @@ NOTHING = -(2**31)
 def column_values(column: pa.ChunkedArray) -> AnyArray | pd.Categorical:
     """Convert a column of a ``pyarrow.Table`` to a NumPy array, or to a Categorical for names.
 
-    Missing cells become ``NOTHING`` (integers), False (bool), NaN (floats) or ``""`` (names).
+    Missing cells become False (bool), NaN (floats), ``""`` (names) or ``NOTHING`` (integers), a
+    negative number that no column has.
     """
     if pa.types.is_dictionary(column.type):
         names = column.unify_dictionaries().combine_chunks()
@@ -90,6 +91,9 @@ def plain_value(value: object) -> object:
 def latest(mask: ArrayLike, keys: ArrayLike) -> Ints:
     """Return for each row the last masked row with the same key, at or before the row.
 
+    For example, if the mask marks the records that begin a task and the key is the device, this is
+    the begin of the device's current task.
+
     Args:
         mask: rows that may be found; bool [n].
         keys: key of each row; [n].
@@ -131,24 +135,24 @@ _adapter = cache(TypeAdapter[Any])
 
 
 def read(kind: object, text: object) -> Any:
-    """Parse a quantity of the scenario to a number in its base unit.
+    """Parse a quantity of a scenario, such as ``"2 MB"``, to a number in its base unit.
 
     Args:
         kind: type of the quantity, such as ``Bytes``.
-        text: the quantity as the scenario has it, such as ``"2 MB"``.
+        text: the quantity as the scenario has it.
     """
     return _adapter(kind).validate_python(text)
 
 
 def endpoint_numbers(names: "pd.Series[str]", kind: str) -> Ints:
-    """Return the indices in endpoint names of a kind, such as 3 for ``edge 3``.
+    """Return the index in the name of each endpoint of a message, such as 3 for ``edge 3``.
 
     Args:
         names: names of endpoints; [n].
         kind: ``device`` or ``edge``.
 
     Returns:
-        Indices, ``NOTHING`` for endpoints of another kind; int64 [n].
+        Indices, ``NOTHING`` (a negative number) for endpoints of another kind; int64 [n].
     """
     codes, distinct = pd.factorize(names)
     numbers = np.full(len(distinct), NOTHING, dtype=np.int64)

@@ -16,7 +16,11 @@ _ON_CORES = ("train", "evaluate", "compute")
 
 
 def hosts_shared(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each computation without an even share of its host's throughput."""
+    """Yield a finding for each computation that did not get an even share of its host's cores.
+
+    A host is a machine that several devices share. Its throughput, which the scenario gives by
+    count of computations at a time, is divided evenly among them.
+    """
     host = evidence.run.scenario["population"].get("host")
     if host is None:
         return
@@ -40,7 +44,11 @@ def hosts_shared(evidence: Evidence) -> Iterator[str]:
 
 
 def workers_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for hosts with too many tasks, and for tasks that waited for a free worker."""
+    """Yield findings for hosts that ran too many tasks, and for tasks that waited without need.
+
+    A host is a machine that several devices share; a task waits only while all of its workers are
+    taken.
+    """
     host = evidence.run.scenario["population"].get("host")
     if host is None:
         return
@@ -72,7 +80,11 @@ def workers_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _largest_count(host: TomlTable) -> float:
-    """Return the most tasks that a host runs at a time, by workers and memory; may be infinity."""
+    """Return the most tasks that a host runs at a time, by its workers and memory; may be infinity.
+
+    Args:
+        host: the scenario's section on hosts, the machines that devices share.
+    """
     slots = float(host.get("workers", math.inf))
     if "memory" in host:
         memory = read(Bytes, host["memory"])
@@ -123,10 +135,10 @@ def counts_at_once(spans: pd.DataFrame) -> tuple[Floats, Floats]:
 
 
 def started_up(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each task on a host with a missing or wrong start-up.
+    """Yield a finding for each task with a missing or wrong start-up.
 
-    A start-up precedes the task's other steps, except queues, and lasts as long as the scenario
-    sets.
+    A start-up is the time that a task on a shared host needs before it can compute. It precedes the
+    task's other steps, except queues, and lasts as long as the scenario sets.
     """
     host = evidence.run.scenario["population"].get("host") or {}
     due = read(Seconds, host.get("start_up", "0 s"))
@@ -149,9 +161,14 @@ def started_up(evidence: Evidence) -> Iterator[str]:
 
 
 def _start_up_errors(start_ups: pd.DataFrame, due: float) -> Floats:
-    """Return the difference of each start-up's duration from the due one (s).
+    """Return the error of each start-up's duration (s); float64 [start_ups].
 
-    It is the absolute difference for finished start-ups. Others may be shorter.
+    This is the absolute difference from the due duration if the start-up was finished. A start-up
+    that was cut off may be shorter, so its error is the excess, which may be negative.
+
+    Args:
+        start_ups: DataFrame with the duration ``took`` (s) and the ``outcome``.
+        due: due duration (s).
     """
     excess = start_ups["took"] - due
     return np.where(start_ups["outcome"] == "done", np.abs(excess), excess)

@@ -68,7 +68,8 @@ def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
 def members(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors]:
     """Return the models in a model file, as a dict from member to the shapes of its tensors.
 
-    A member is a group or device ID as text, or ``""`` if the file is a single model.
+    A file may have a model for each group or device. A member is the group or device ID as text, or
+    ``""`` if the file is a single model.
 
     Args:
         tensors: dict from name of a tensor in the file to the tensor.
@@ -85,7 +86,7 @@ def members(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors
 
 
 def left_tensors(evidence: Evidence) -> Tensors | None:
-    """Return tensor names and shapes of one of the run's saved models; None if it saved none."""
+    """Return the tensors' shapes of one model that the run saved; None if it saved none."""
     for name, tensors in sorted(evidence.models.items()):
         if name in _FILES:
             return next(iter(members(tensors, name).values()), None)
@@ -117,10 +118,10 @@ def dense_tensors(scenario: TomlTable) -> tuple[Tensors, Tensors] | None:
 
 
 def _sample_shape(scenario: TomlTable) -> tuple[tuple[int, ...], int] | None:
-    """Return shape and count of classes of the scenario's samples.
+    """Return the shape of a sample of the scenario's data, and the count of classes.
 
     Returns:
-        Shape and count; None if they depend on a user's file.
+        Shape and count; None if they depend on a user's file, or the task is no classification.
     """
     data = scenario.get("data", {})
     source = data.get("source", {"kind": ""})
@@ -133,7 +134,12 @@ def _sample_shape(scenario: TomlTable) -> tuple[tuple[int, ...], int] | None:
 
 
 def _split_trained(tensors: Tensors, model: TomlTable) -> tuple[Tensors, Tensors]:
-    """Split the model's tensors into trained and frozen ones, after adding its LoRA adapters."""
+    """Return the trained and the frozen tensors of a model, after adding its LoRA adapters.
+
+    Args:
+        tensors: shapes of the tensors without adapters; changed in place.
+        model: the scenario's section on the model.
+    """
     lora = model.get("lora")
     if lora is not None:
         for name, shape in [*tensors.items()]:
@@ -159,7 +165,7 @@ def _is_trained(name: str, model: TomlTable) -> bool:
 
 
 def _adapter_side(name: str) -> str:
-    """Return ``A`` or ``B`` for a tensor of an adapter, fedsim's own or peft's; else ""."""
+    """Return ``A`` or ``B`` for a tensor of a low-rank adapter, fedsim's own or peft's; else ""."""
     _, mark, end = name.rpartition(".lora_")
     return end.partition(".")[0] if mark else ""
 
@@ -176,7 +182,7 @@ def numbers(tensors: Tensors) -> int:
 
 
 def sent_numbers(scenario: TomlTable, tensors: Tensors) -> int | None:
-    """Count the parameters of a model that devices send.
+    """Count the parameters of a model that devices send, without those that never leave a device.
 
     Args:
         scenario: the scenario.
@@ -301,9 +307,14 @@ def tensors_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_ranks(place: str, shapes: Tensors, rank: int | None) -> Iterator[str]:
-    """Yield a finding for each adapter of a model whose rank is not the scenario's.
+    """Yield a finding for each LoRA adapter of a model whose rank is not the scenario's.
 
-    The rank is the first dimension of ``lora_A``, and the second of ``lora_B``.
+    The rank is the first dimension of the tensor ``lora_A``, and the second of ``lora_B``.
+
+    Args:
+        place: name of the model for the finding.
+        shapes: shapes of the model's tensors.
+        rank: the scenario's rank; None if it has no adapters.
     """
     for tensor, shape in shapes.items():
         side = _adapter_side(tensor)

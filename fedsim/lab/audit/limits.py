@@ -36,10 +36,10 @@ _BY_ROUND = r"\d+ rounds|accuracy .* reached|no progress of .*"
 
 
 def devices_agree(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if the table of devices disagrees with the records.
+    """Yield findings if the table of devices disagrees with the run's records.
 
-    Each device needs a row, the recorded count of selections, and no work outside its lifetime. A
-    table of only the devices that were asked needs a row for each of these devices.
+    Each device needs a row, the recorded count of selections, and no work before its arrival or
+    after its departure. A table of only the devices that were asked needs a row for each of these.
     """
     events = evidence.events
     devices = evidence.devices
@@ -78,7 +78,14 @@ def devices_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_lifetimes(evidence: Evidence, work: pd.DataFrame) -> Iterator[str]:
-    """Yield a finding for each task of an unknown device, or outside its device's lifetime."""
+    """Yield a finding for each task of an unknown device, or of a device that is not there.
+
+    A device is there from its arrival to its departure by the table of devices.
+
+    Args:
+        evidence: the run folder.
+        work: records that begin or end tasks.
+    """
     devices = evidence.devices
     row = evidence.row_of(work["device"])
     yield from report("task {task} is on device {device}, which does not exist", work, row < 0)
@@ -102,9 +109,9 @@ def limits_kept(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_end(evidence: Evidence, stop: StopSpec) -> Iterator[str]:
-    """Yield findings if the run exceeds the scenario's stop conditions.
+    """Yield findings if the run went on after one of the scenario's stop conditions was met.
 
-    The run's stated reason for its end is compared with these conditions, too.
+    The run's stated reason for its end has to agree with these conditions, too.
     """
     summary = evidence.run.summary
     rounds = summary["rounds"]
@@ -141,7 +148,14 @@ def _check_end(evidence: Evidence, stop: StopSpec) -> Iterator[str]:
 
 
 def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
-    """Yield findings if a round asks too many clients, or too many work at the same time."""
+    """Yield findings if a round asks more clients than the strategy's parameters allow.
+
+    The count of clients that work at the same time is limited, too.
+
+    Args:
+        evidence: the run folder.
+        strategy: the strategy's section of the scenario.
+    """
     events = evidence.events
     starts = events[(events["kind"] == "task-start") & (events["round"] != NOTHING)]
     most = _largest_cohort(strategy, evidence.trainable)
@@ -162,7 +176,12 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
 
 
 def _largest_cohort(strategy: TomlTable, devices: int) -> float:
-    """Return the most clients that a round of the strategy may ask; infinity if unlimited."""
+    """Return the most clients that a round of the strategy may ask; infinity if unlimited.
+
+    Args:
+        strategy: the strategy's section of the scenario.
+        devices: count of devices that may train.
+    """
     if "participation" in strategy:
         share = max(strategy["participation"], strategy["moment"].get("participation", 0.0))
         return float(round(share * devices) + strategy.get("groups", 0))
@@ -174,7 +193,10 @@ def _largest_cohort(strategy: TomlTable, devices: int) -> float:
 
 
 def models_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if model files are missing, or have other layers than the scenario's model."""
+    """Yield findings if saved models are missing, or have other layers than the scenario's model.
+
+    Each group that a device belongs to needs a model, too.
+    """
     models = evidence.models
     strategy = evidence.run.scenario["strategy"]["kind"]
     model = evidence.run.scenario.get("model", {"kind": "module"})
@@ -193,7 +215,12 @@ def models_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _expected_files(evidence: Evidence, models: Collection[str]) -> set[str]:
-    """Return the names, without suffix, of the model files that the run has to leave."""
+    """Return the names, without suffix, of the model files that the run has to leave.
+
+    Args:
+        evidence: the run folder.
+        models: names of the files that it has left.
+    """
     run = evidence.run
     strategy = run.scenario["strategy"]["kind"]
     due = set[str]()

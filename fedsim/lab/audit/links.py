@@ -59,7 +59,8 @@ class LinkLayout(NamedTuple):
         """Return the latency between each message's edge server and the server (s).
 
         Args:
-            edge: index of each message's edge server, ``NOTHING`` for none; [messages].
+            edge: index of each message's edge server, ``NOTHING`` (a negative number) for none;
+                [messages].
 
         Returns:
             Latencies, 0 if there is no edge server; float64 [messages].
@@ -70,7 +71,10 @@ class LinkLayout(NamedTuple):
 
 
 def within_capacity(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each link, own or shared, that carried more bytes than it can."""
+    """Yield a finding for each link that carried more bytes in some interval than its rate allows.
+
+    The devices' own links and the links that devices share are checked.
+    """
     rates = LinkRates(evidence)
     layout = _read_layout(evidence)
     messages = _find_messages(evidence, layout, rates)
@@ -94,7 +98,13 @@ def _read_layout(evidence: Evidence) -> LinkLayout:
 
 
 def _check_link(link: str, messages: pd.DataFrame, rate: LinkCapacity) -> Iterator[str]:
-    """Yield a finding if a link carried more bytes in some interval than it can."""
+    """Yield a finding if a link carried more bytes in some interval than it can.
+
+    Args:
+        link: name of the link for the finding.
+        messages: its messages, with ``begin`` and ``end`` (s) and ``wire_bytes``.
+        rate: rate of the link over time.
+    """
     end = messages["end"].to_numpy()
     begin = np.minimum(messages["begin"].to_numpy(), end)
     stretch = rate.overfull(begin, end, messages["wire_bytes"].to_numpy())
@@ -155,6 +165,11 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
     """Yield a finding for each message that was too fast for its device's own link.
 
     A device has its messages one after another, so each message has the link for itself.
+
+    Args:
+        evidence: the run folder.
+        messages: the messages of devices and edge servers, as ``_find_messages`` returns them.
+        rates: rates of all links over time.
     """
     messages = messages[messages["part"] != _EDGE_TO_SERVER]
     links = evidence.devices.iloc[messages["at"]]
@@ -179,10 +194,15 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
 
 
 def _check_peers(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> Iterator[str]:
-    """Yield findings for own links of devices that carried too many bytes, peer messages included.
+    """Yield findings for devices' own links that messages between devices overload.
 
-    Peer messages share each device's own link with the messages of its tasks. Other links that
-    peer messages share are not known from the folder.
+    Such peer messages share each device's own link with the messages of its tasks. Other links that
+    they share are not known from the folder.
+
+    Args:
+        evidence: the run folder.
+        layout: the latencies of places.
+        rates: rates of all links over time.
     """
     transfers = evidence.transfers
     between_peers = transfers["direction"] == "peer"
@@ -220,7 +240,14 @@ def _peer_latencies(evidence: Evidence, layout: LinkLayout) -> Floats:
 
 
 def _layout_of_scenario(network: TomlTable) -> LinkLayout:
-    """Return the shared links of a star, or of a tree of cells to which devices attach in turn."""
+    """Return the links that devices share in a star, or in a tree of cells.
+
+    These are the links of the server and, in a tree, of the cells: device n is attached to cell n
+    modulo the count of cells.
+
+    Args:
+        network: the network's section of the scenario.
+    """
     places = network.get("cells", 1)
     links = []
     for direction, text in network.get("server", {}).items():
@@ -258,7 +285,7 @@ def _layout_from_file(evidence: Evidence) -> LinkLayout:
 
 
 def _parse_layout(network: TomlTable) -> LinkLayout:
-    """Convert the network file's content to a ``LinkLayout``."""
+    """Convert the content of the run's network file to shared links and latencies."""
     edges = network.get("edges", {"below": {}, "above": {}, "latency": 0.0})
     users: dict[str, list[_User]] = {name: [] for name in network["links"]}
     parts = {
@@ -285,7 +312,7 @@ def _parse_layout(network: TomlTable) -> LinkLayout:
 
 
 def layout_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each latency or link of the network file that differs from the scenario.
+    """Yield a finding for each latency or link of the network file that breaks the scenario.
 
     Only trees whose run wrote a network file are checked. The count of cells is compared, too.
     """

@@ -63,9 +63,10 @@ def _is_traced(network: TomlTable, part: str, direction: str) -> bool:
 
 
 def _check_traced(evidence: Evidence, spans: pd.DataFrame, direction: str) -> Iterator[str]:
-    """Yield a finding for each message that took longer than the trace of its device's link.
+    """Yield a finding for each message that took longer than the trace of its device's link allows.
 
-    Messages that share limited links are not checked.
+    A trace gives the rate of a link over time. Nothing is checked if the messages also use a
+    limited link of the server or of a cell.
 
     Args:
         evidence: the run folder.
@@ -114,7 +115,7 @@ def _check_times(spans: pd.DataFrame, rate: Floats) -> Iterator[str]:
 
 
 def _shared_links(network: TomlTable, direction: str, device: Ints) -> Iterator[tuple[float, Ints]]:
-    """Yield the rate (bytes/s) and the links of the server, then of the cells, if they are limited.
+    """Yield the rate of the server's link and of the cells' links, each if the scenario limits it.
 
     Args:
         network: the network's section of the scenario.
@@ -122,7 +123,7 @@ def _shared_links(network: TomlTable, direction: str, device: Ints) -> Iterator[
         device: device ID of each message; int64 [messages].
 
     Yields:
-        The rate, and the index of each message's link; int64 [messages].
+        The rate (bytes/s), and the index of each message's link of this kind; int64 [messages].
     """
     if "server" in network and direction in network["server"]:
         rate = read(BytesPerSecond, network["server"][direction])
@@ -157,7 +158,9 @@ def _largest_counts(spans: pd.DataFrame, place: Ints) -> Floats:
 
 
 def _range_maxima(values: Ints, first: Ints, last: Ints) -> Floats:
-    """Return the largest value in each range, by a sparse table of ranges of 2^k values.
+    """Return the largest value in each of many ranges of an array.
+
+    Maxima of all ranges of 2^k values are computed once; each range is covered by two of these.
 
     Args:
         values: the values; int64 [n].

@@ -34,10 +34,11 @@ _DEFAULT_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
 
 
 def peers_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each device or all-reduce with wrong receivers of peer messages.
+    """Yield a finding for each device or all-reduce that sent its models to wrong devices.
 
-    The scenario's topology, random draws or collective determine the receivers in each round. A
-    device that sends to one of its receivers has to send to all.
+    The scenario's topology, random draws or collective operation determine the receivers in each
+    round. A device that sends to one of its receivers has to send to all. Only strategies whose
+    devices send to each other are checked.
     """
     strategy = evidence.run.scenario["strategy"]
     messages = _find_messages(evidence)
@@ -70,7 +71,10 @@ def _find_messages(evidence: Evidence) -> pd.DataFrame:
 
 
 def _check_receivers(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """Yield a finding for each device and round whose messages go to other receivers than due."""
+    """Yield a finding for each device and round whose messages go to other devices than due.
+
+    The due receivers are the neighbours in the topology or, in Epidemic Learning, drawn at random.
+    """
     receivers = _receivers_in_round(evidence.run.scenario)
     pairs: Any = messages.groupby(["round", "source"])
     for (number, source), group in pairs:
@@ -90,16 +94,23 @@ def _receivers_in_round(scenario: TomlTable) -> _Neighbours:
 
 
 def _is_repeated(stated: Sequence[int], due: Sequence[int]) -> bool:
-    """Whether a device sent to all its due receivers equally often, and more than once.
+    """Whether a device sent to exactly its due receivers, and equally often to each.
 
     A device repeats its round's messages if it was unreachable in between.
+
+    Args:
+        stated: ID of the receiver of each message.
+        due: IDs of the due receivers.
     """
     counts = Counter(stated)
     return {*counts} == {*due} and len(set(counts.values())) == 1
 
 
 def _draw_receivers(scenario: TomlTable) -> _Neighbours:
-    """Return a function from round to each device's receivers in Epidemic Learning."""
+    """Return a function from index of a round to the receivers of each device in Epidemic Learning.
+
+    They are drawn again from the scenario's seed.
+    """
     streams = Streams(scenario["seed"])
     devices = scenario["population"]["devices"]
     sample_size = scenario["strategy"]["sample_size"]
@@ -126,7 +137,11 @@ def _neighbours_in_round(scenario: TomlTable) -> _Neighbours:
 
 
 def _neighbours(scenario: TomlTable) -> _Neighbours:
-    """Return a function from graph index to each device's neighbours in that graph."""
+    """Return a function from graph index to each device's neighbours in that graph.
+
+    The scenario's topology may change over time; its graphs are numbered from 0. The function
+    raises ``RunFolderError`` if the scenario's topology is impossible.
+    """
     import networkx
 
     topology = scenario["strategy"]["topology"]
@@ -166,7 +181,10 @@ def _neighbours(scenario: TomlTable) -> _Neighbours:
 
 
 def _check_asks(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """Yield a finding for each gossip request to a neighbour that the seed does not draw."""
+    """Yield a finding for each gossip request to another device than the one drawn from the seed.
+
+    A device draws one of its neighbours in each round.
+    """
     scenario = evidence.run.scenario
     streams = Streams(scenario["seed"])
     neighbours = _neighbours_in_round(scenario)
@@ -184,7 +202,10 @@ def _check_asks(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
 
 
 def _check_all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """Yield a finding for each all-reduce without exactly the messages of its collective."""
+    """Yield a finding for each all-reduce (averaging by all devices) with wrong messages.
+
+    The collective operation, such as ``ring``, determines the count of messages between each pair.
+    """
     scenario = evidence.run.scenario
     collective = scenario["strategy"]["collective"]
     due = _count_messages(collective, scenario["population"]["devices"])
@@ -202,7 +223,11 @@ def _check_all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[s
 
 
 def _check_fragments(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """Yield a finding for each all-reduce whose messages do not have their share of the vector."""
+    """Yield a finding for each all-reduce whose messages have a wrong size.
+
+    An all-reduce averages a fragment of the model. In a tree each message has the whole fragment,
+    otherwise its share of 1 / count of devices.
+    """
     scenario = evidence.run.scenario
     parts = 1
     if scenario["strategy"]["collective"] != "tree":
@@ -244,7 +269,11 @@ def _count_messages(kind: str, devices: int) -> Counter[PeerPair]:
 
 
 def _fragment_bytes(evidence: Evidence, number: int) -> float | None:
-    """Return the encoded size of the fragment that an all-reduce averages (bytes).
+    """Return the encoded size of the part of the model that an all-reduce averages (bytes).
+
+    Args:
+        evidence: the run folder.
+        number: index of the all-reduce, which determines the part.
 
     Returns:
         The size; None if the folder does not determine it.

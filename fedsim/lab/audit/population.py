@@ -19,10 +19,11 @@ _MOST_ROWS = 20_000  # checked rows of the availability, to take a fraction of a
 
 
 def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each device whose arrival or departure is wrong or not recorded.
+    """Yield a finding for each device whose arrival or departure contradicts scenario or records.
 
-    The table of devices has these times. If the scenario has no arrivals, all of them are 0; if it
-    has no departures, all of them are infinite.
+    The table of devices has these times (s). If the scenario has no arrivals, all of them have to
+    be 0; if it has no departures, all have to be infinite. Otherwise each time within the run needs
+    a record with the same time.
     """
     devices = evidence.devices
     events = evidence.events
@@ -55,7 +56,7 @@ def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_strangers(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each tested-only device that arrives, works, or has a group."""
+    """Yield a finding for each device that is only tested, but arrives, works or has a group."""
     devices = evidence.devices
     strangers = devices[devices["device"] >= evidence.trainable]
     text = "device {device} is tested only, and arrives at {arrival!r} s"
@@ -72,10 +73,11 @@ def _check_strangers(evidence: Evidence) -> Iterator[str]:
 
 
 def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each device whose random online phases differ from the seed's.
+    """Yield a finding for each device that went on- or offline at other times than its seed gives.
 
-    Only the kind ``renewal`` is checked. Scenarios with lifetimes or batteries are skipped, because
-    these cut phases short.
+    Only the kind ``renewal`` is checked, in which a device alternates between random online and
+    offline phases. Scenarios with arrivals, departures or batteries are skipped, because these cut
+    phases short.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]
@@ -127,7 +129,8 @@ def _draw_phases(
 def groups_agree(evidence: Evidence) -> Iterator[str]:
     """Yield findings for tasks with several rounds or groups, and for devices in a wrong group.
 
-    A device has to end in the group to which it was assigned last.
+    A device has to end in the group (cluster) to which it was assigned last, or in none if the
+    strategy has no groups.
     """
     events = evidence.events
     devices = evidence.devices
@@ -166,7 +169,7 @@ def _check_edges(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_moves(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each assignment that states a wrong previous group of its device."""
+    """Yield a finding for each record of an assignment that states a wrong previous group."""
     assigns = evidence.data_of("assign").join(evidence.events[["device", "group"]])
     groups = assigns["group"].astype(np.float64).where(assigns["group"] != NOTHING)
     last = groups.groupby(assigns["device"]).shift()
@@ -177,16 +180,22 @@ def _check_moves(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_groups(devices: pd.DataFrame, due: Ints) -> Iterator[str]:
-    """Yield a finding for each device whose group in the end is not the due one."""
+    """Yield a finding for each device whose group at the run's end is not the due one.
+
+    Args:
+        devices: the table of devices.
+        due: due group of each device; int64 [devices].
+    """
     text = "device {device} is in group {group} in the end, by the records in {due}"
     yield from report(text, devices.assign(due=due), np.asarray(devices["group"]) != due)
 
 
 def shifts_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for data shifts of the wrong kind or in the wrong order.
+    """Yield findings for shifts of devices' data of the wrong kind or in the wrong order.
 
-    The index of the occasion never decreases, and all shifts of one occasion have the same time.
-    Several occasions may have the same time, because rounds can begin in one instant.
+    Data shift at numbered occasions. The number never decreases, and all shifts of one occasion
+    have the same time. Several occasions may have the same time, because rounds can begin in one
+    instant.
     """
     drift = evidence.run.scenario.get("drift", {}).get("kind")
     shifts = evidence.data_of("shift").join(evidence.events["time"]).assign(drift=drift)
@@ -203,9 +212,10 @@ def shifts_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def tests_agree(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if accuracies of devices do not add up to the last measured accuracy.
+    """Yield a finding if the devices' accuracies do not give the last accuracy of the rounds.
 
-    The last round's accuracy has to be the devices' mean, plain or weighted by test samples.
+    That accuracy has to be the devices' mean, plain or weighted by test samples. If no round has an
+    accuracy, no device may have one.
     """
     rounds = evidence.rounds
     devices = evidence.devices

@@ -12,9 +12,9 @@ from fedsim.lab.audit.frames import NOTHING, at_places, endpoint_numbers, latest
 
 
 def reachable(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for work of unreachable devices, and for tasks lost without a cause.
+    """Yield findings for work of devices that were offline, and for tasks lost without a cause.
 
-    A task may be lost only if its device is unreachable, is switched off, or loses its edge server.
+    A task may be lost only if its device is offline, is switched off, or loses its edge server.
     Devices that have no row in the table of availability are not checked.
     """
     table = evidence.availability
@@ -47,7 +47,11 @@ def reachable(evidence: Evidence) -> Iterator[str]:
 
 
 def _is_impossible(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]":
-    """Mask of the rows of the availability that are impossible after their previous row."""
+    """Mask of the rows of the availability that are impossible after their previous row.
+
+    A row says that a device goes on- or offline at a time. Rows have to be sorted by device and
+    time, begin at 0, and alternate.
+    """
     before = table.shift()
     device = table["device"]
     time = table["time"]
@@ -83,6 +87,8 @@ def _is_unreachable(table: pd.DataFrame, spans: pd.DataFrame) -> "pd.Series[bool
 def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints:
     """Return the row of the availability that holds for each device at a given time (s).
 
+    Each row of that table says that a device is on- or offline from a time on.
+
     Args:
         table: the table of availability, sorted by device and time.
         device: device IDs; [n].
@@ -110,7 +116,7 @@ def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints
 
 
 def _is_switched_off(evidence: Evidence) -> Flags:
-    """Mask of the records whose device is switched off, or is switched off in that instant."""
+    """Mask of the records whose device is switched off then, or in that instant."""
     events = evidence.events
     device = events["device"]
     off = (events["kind"] == "switch-off").to_numpy()

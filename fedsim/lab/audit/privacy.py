@@ -12,10 +12,11 @@ _ROUNDING = 1e-9
 
 
 def privacy_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if the rounds' epsilon does not follow from noise, delta and rounds.
+    """Yield findings if the rounds' epsilon does not follow from noise, delta and count of rounds.
 
-    Epsilon has to be empty if the scenario does not ask for it. The last epsilon is compared with a
-    recomputation, which is exact or has a lower and an upper bound.
+    Epsilon is the privacy loss up to a round. It has to be empty if the scenario does not ask for
+    it, and must never fall. The last value is compared with a recomputation, which is exact or
+    gives a lower and an upper bound.
     """
     aggregation = evidence.run.scenario["strategy"].get("aggregation", {})
     is_private = aggregation.get("kind") == "private"
@@ -41,7 +42,12 @@ def privacy_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]:
-    """Return the lower and the upper bound of epsilon after the last round."""
+    """Return the lower and the upper bound of epsilon after the last round; equal if it is known.
+
+    Args:
+        evidence: the run folder.
+        aggregation: the scenario's section on the private aggregation.
+    """
     strategy = evidence.run.scenario["strategy"]
     devices = evidence.trainable
     is_local = aggregation["where"] == "local"
@@ -65,7 +71,12 @@ def _epsilon_bounds(evidence: Evidence, aggregation: TomlTable) -> tuple[float, 
 
 
 def _count_rounds_by_share(evidence: Evidence, devices: int) -> dict[float, int]:
-    """Return a dict from share of devices (0..1) to the count of rounds that select this share."""
+    """Return a dict from share of devices (0..1) to the count of rounds that select this share.
+
+    Args:
+        evidence: the run folder.
+        devices: count of devices that may be selected.
+    """
     starts = evidence.data_of("round-start").join(evidence.events["round"])
     starts = starts.drop_duplicates("round", keep="last")
     selected = starts["selected"].to_numpy(np.float64)[: len(evidence.rounds)]

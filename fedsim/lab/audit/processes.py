@@ -32,7 +32,7 @@ class _Outages(NamedTuple):
 
 
 def processes(evidence: Evidence) -> Sequence[TomlTable]:
-    """Return the scenario's sections of the world's processes."""
+    """Return the scenario's sections on the world's processes, such as outages of links."""
     sections: Sequence[TomlTable] = evidence.run.scenario.get("world", {}).get("processes", [])
     return sections
 
@@ -58,12 +58,15 @@ def outages_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_outages(evidence: Evidence, number: int, process: TomlTable) -> Iterator[str]:
-    """Yield findings for the outages of a process.
+    """Yield a finding if the outages that a process caused begin or end at wrong times.
+
+    The recorded times are compared with draws from the seed. A link that has several rates between
+    its outages is a finding, too.
 
     Args:
         evidence: the run folder.
         number: index of the process in the scenario.
-        process: section of the process.
+        process: section of the process in the scenario.
     """
     name = f"process {number} ({process['kind']})"
     if process["kind"] == "link-outage" or process["work"] == "waits":
@@ -81,7 +84,14 @@ def _check_outages(evidence: Evidence, number: int, process: TomlTable) -> Itera
 def _check_times(
     evidence: Evidence, event: str, stated: list[float], due: list[float]
 ) -> Iterator[str]:
-    """Yield a finding for the first time that differs between recorded and due times (s)."""
+    """Yield a finding for the first time that differs between recorded and due times (s).
+
+    Args:
+        evidence: the run folder.
+        event: begin of the finding, such as ``an outage begins``.
+        stated: recorded times.
+        due: times by the scenario's seed.
+    """
     end = evidence.run.summary["simulated_s"]
     # the run may have ended in the instant of an outage
     if stated == due or stated == [time for time in due if time < end]:
@@ -95,15 +105,25 @@ def _check_times(
 
 
 def _find_link(process: TomlTable) -> str:
-    """Return the name of the link that an outage's process slows down."""
+    """Return the name of the link whose rate an outage lowers.
+
+    Args:
+        process: section of the process that causes the outage; a link or an edge server is its
+            target.
+    """
     link: str = process.get("link", f"edge {process.get('edge')} receive")
     return link
 
 
 def _find_link_outages(evidence: Evidence, process: TomlTable) -> _Outages:
-    """Return the recorded outages of a link.
+    """Return the recorded begins and ends of a link's outages.
 
-    An outage begins with a record of the outage's rate, and ends with one of any other rate.
+    The run records each change of the link's rate. A change to the low rate that the scenario sets
+    for outages begins one; a change to any other rate ends it.
+
+    Args:
+        evidence: the run folder.
+        process: the scenario's section of the process that causes the outages.
     """
     rates = evidence.data_of("link-rate").assign(time=evidence.events["time"])
     rates = rates[rates["link"] == _find_link(process)]
@@ -112,9 +132,13 @@ def _find_link_outages(evidence: Evidence, process: TomlTable) -> _Outages:
 
 
 def _usual_rates(evidence: Evidence, process: TomlTable) -> list[float]:
-    """Return the distinct rates of a link outside its outages (bytes/s), sorted.
+    """Return the distinct rates that a link had outside its outages (bytes/s), sorted.
 
-    The scenario's rate is among them.
+    They are the recorded rates, and the rate that the scenario gives the link.
+
+    Args:
+        evidence: the run folder.
+        process: the scenario's section of the process that causes the outages.
     """
     records = evidence.data_of("link-rate")
     link = _find_link(process)
@@ -135,7 +159,7 @@ def _find_edge_outages(evidence: Evidence, edge: int) -> _Outages:
 
 
 def _edge_times(evidence: Evidence, kind: str, edge: int) -> list[float]:
-    """Return the times of an edge server's records of a kind (s)."""
+    """Return the times (s) of an edge server's records of a kind, such as ``edge-off``."""
     records = evidence.data_of(kind)
     rows = records.index[records["edge"] == edge]
     times: list[float] = evidence.events["time"][rows].tolist()
@@ -168,7 +192,7 @@ def _draw_outages(evidence: Evidence, number: int, process: TomlTable) -> _Outag
 
 
 def slots_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for uploads that break the scenario's limit of upload slots.
+    """Yield findings for uploads that break the scenario's limit of simultaneous uploads (slots).
 
     At most ``slots`` uploads run at a time, and an upload waits only if all slots are in use.
     """
@@ -185,7 +209,12 @@ def slots_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_slots(evidence: Evidence, slots: int) -> Iterator[str]:
-    """Yield findings for too many simultaneous uploads, and for waits while a slot was free."""
+    """Yield findings for too many simultaneous uploads, and for waits while a slot was free.
+
+    Args:
+        evidence: the run folder.
+        slots: the most uploads at a time.
+    """
     steps = evidence.steps
     uploads = steps[(steps["step"] == "upload") & ~steps["task"].isin(_find_edge_tasks(evidence))]
     times, under_way = counts_at_once(uploads)
@@ -209,7 +238,11 @@ def _find_edge_tasks(evidence: Evidence) -> "pd.Series[int]":
 
 
 def paces_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each slowdown of a device that no process of the scenario causes."""
+    """Yield a finding for each slowdown of a device that no process of the scenario explains.
+
+    The scenario's processes of kind ``heat`` have the devices that they may slow down, and by which
+    factor.
+    """
     sections = processes(evidence)
     heats = [process for process in sections if process["kind"] == "heat"]
     if not heats or _has_user_code(sections):
@@ -226,7 +259,10 @@ def paces_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def acts_counted(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each kind of process record that the summary counts wrongly."""
+    """Yield a finding for each kind of act of world processes that the summary counts wrongly.
+
+    An act is a record of what a process did to devices or links, such as ``switch-off``.
+    """
     summary = evidence.run.summary
     if "acts" not in summary and _may_lack_counts(evidence):
         return

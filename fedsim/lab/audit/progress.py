@@ -17,7 +17,10 @@ _NO_PROGRESS = r"no progress of (\S+) in (\d+) rounds"
 
 
 def progress_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if the best round, its models or the end differ from the rounds' tests."""
+    """Yield findings if best round, best models or stop reason differ from the rounds' tests.
+
+    They are checked if the scenario keeps the best models, or stops after rounds without progress.
+    """
     run = evidence.run
     stop = run.scenario["stop"]
     patience = stop.get("patience")
@@ -63,7 +66,14 @@ def _tests(evidence: Evidence, monitor: str) -> "pd.Series[float]":
 def _check_patience(
     evidence: Evidence, tests: "pd.Series[float]", patience: int, min_delta: float
 ) -> Iterator[str]:
-    """Yield findings if the run went on for too long without progress, or ended too early."""
+    """Yield findings if the run went on for too long without progress, or ended too early.
+
+    Args:
+        evidence: the run folder.
+        tests: tested values by round, of which more is better.
+        patience: count of rounds without progress after which the run has to end.
+        min_delta: rise of the value that is not yet progress.
+    """
     best = -math.inf
     since: int | None = None
     waited = 0
@@ -84,9 +94,13 @@ def _check_patience(
 
 
 def _check_models(evidence: Evidence, best_round: int | None) -> Iterator[str]:
-    """Yield findings on the saved models of the best test.
+    """Yield findings on the models that the run saved at its best test.
 
     They have to exist, and to equal the last models if the last round was the best.
+
+    Args:
+        evidence: the run folder.
+        best_round: index of the best round; None if no best models are due.
     """
     run = evidence.run
     if run.summary["status"] == "failed":
@@ -103,7 +117,10 @@ def _check_models(evidence: Evidence, best_round: int | None) -> Iterator[str]:
 
 
 def _are_equal(tensors: dict[str, StoredTensor], expected: dict[str, StoredTensor]) -> bool:
-    """Whether two models have the same tensors, to the bit."""
+    """Whether a model's tensors equal the expected tensors of the same names, to the bit.
+
+    More expected tensors are allowed.
+    """
     if not tensors.keys() <= expected.keys():
         return False
     return all(

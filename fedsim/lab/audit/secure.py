@@ -16,9 +16,10 @@ _DETERMINED = (("up", "secure-keys"), ("down", "secure-keys"), ("up", "secure-sh
 
 
 def secure_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each key or share message whose size contradicts the protocol.
+    """Yield a finding for each message part of secure aggregation whose size breaks its protocol.
 
-    Sizes follow from the scenario and from the count of each client's neighbours in the graph.
+    Clients exchange keys and shares of secrets with their neighbours in a graph, through the
+    server. The sizes follow from the scenario and from each client's count of neighbours.
     """
     scenario = evidence.run.scenario
     section = scenario["strategy"].get("secure_aggregation")
@@ -90,8 +91,9 @@ def _find_parts(evidence: Evidence) -> pd.DataFrame:
 def _count_neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[float]":
     """Return the count of neighbours of each message's client, NaN if it is not known.
 
-    A client's neighbours are drawn from the clients that have sent keys since the server last gave
-    keys to clients. It gives them to all clients at once, but a message may wait for its device.
+    A client exchanges shares of secrets with its neighbours. They are drawn from the clients that
+    have sent keys since the server last gave keys to clients. It gives them to all clients at once,
+    but a message may wait for its device.
 
     Args:
         parts: the parts of messages, as ``_find_parts`` returns them.

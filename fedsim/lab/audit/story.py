@@ -39,8 +39,8 @@ def time_order(evidence: Evidence) -> Iterator[str]:
 def task_lives(evidence: Evidence) -> Iterator[str]:
     """Yield findings for tasks whose records are out of order or incomplete.
 
-    A task starts, takes its steps one after another on one device, and ends with the outcome of its
-    last step.
+    A task starts, takes its steps (such as ``train``) one after another on one device, and ends
+    with the outcome of its last step.
     """
     names = ["kind", "step", "outcome", "device"]
     of_tasks = evidence.events[evidence.events["kind"].isin(OF_TASKS)]
@@ -92,7 +92,10 @@ def one_place(evidence: Evidence) -> Iterator[str]:
 
 
 def deadlines(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each task that exceeds its round's deadline or training limit."""
+    """Yield a finding for each task that ended after its round's deadline.
+
+    A training that took longer than its round's limit for trainings is a finding, too.
+    """
     events = evidence.events
     ends = events.assign(limit=_round_limits(evidence, "deadline"))[events["kind"] == "task-end"]
     text = "task {task} ended {outcome} at {time!r} s, after its deadline {limit!r} s"
@@ -128,9 +131,10 @@ def _round_limits(evidence: Evidence, name: str) -> Floats:
 
 
 def rounds_begin(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for rounds that are out of order or ask another count of clients than stated.
+    """Yield findings for rounds that are out of order, or ask a wrong count of clients.
 
-    With edge servers, a round may ask fewer clients.
+    The record of a round's begin has the count of selected clients. With edge servers, the round
+    may ask fewer.
     """
     events = evidence.events
     begins = evidence.data_of("round-start").join(events[["time", "round"]])
@@ -152,9 +156,10 @@ def rounds_begin(evidence: Evidence) -> Iterator[str]:
 
 
 def deadlines_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each round whose deadline is not the scenario's.
+    """Yield a finding for each round whose recorded deadline is not the one that the scenario sets.
 
-    Only a fixed deadline is checked. It counts from the round's begin, or limits each training.
+    Only a fixed deadline is checked: a duration from the round's begin, which may also limit each
+    training.
     """
     strategy = evidence.run.scenario["strategy"]
     rule = strategy.get("deadline")

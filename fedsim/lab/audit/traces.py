@@ -22,10 +22,10 @@ _PLACE = 1  # number of the draw of a link's place in its trace
 
 @dataclass(frozen=True, eq=False)
 class RecordedTrace:
-    """Trace of ``link_traces.parquet``.
+    """Trace of ``link_traces.parquet``: rate, latency or loss of a link over time.
 
     Attributes:
-        since: begins of its pieces (s), the first 0; float64 [pieces].
+        since: begins of its pieces of constant value (s), the first 0; float64 [pieces].
         rates: rates (bytes/s), latencies (s) or shares of lost packets; float64 [pieces].
         length: its length (s).
         loops: whether it begins anew at its end.
@@ -38,24 +38,28 @@ class RecordedTrace:
 
     @property
     def mean(self) -> float:
-        """Mean rate over the length (bytes/s)."""
+        """Mean over the length: bytes/s, or the unit of the trace's values."""
         if len(self.rates) == 1:
             return self.rates.item(0)
         lengths = np.diff(np.append(self.since, self.length))
         return float(lengths @ self.rates / self.length)
 
     def _places(self, position: Floats) -> tuple[Floats, Floats, Ints]:
-        """Return, for each position in an endless trace, its lap, offset in the lap (s) and piece.
+        """Return lap, offset and piece of each position in the trace, repeated if it loops.
+
+        Args:
+            position: positions (s); float64 [n].
 
         Returns:
-            Laps and offsets, float64 [n] each, and indices of pieces; int64 [n].
+            Index of the repetition (lap), and time since its begin (s), float64 [n] each; index of
+            the piece of constant value, int64 [n].
         """
         laps = np.floor(position / self.length) if self.loops else np.zeros(len(position))
         offset = position - laps * self.length
         return laps, offset, np.searchsorted(self.since, offset, side="right") - 1
 
     def at(self, position: Floats) -> Floats:
-        """Return the values at positions (s); float64 [n]."""
+        """Return the trace's values at positions (s), the times since its begin; float64 [n]."""
         return self.rates[self._places(position)[2]]
 
     def carried(self, position: Floats, limit: float = np.inf) -> Floats:
@@ -104,7 +108,7 @@ class TraceRate(LinkCapacity):
 
 
 class LinkRates:
-    """Rates of the links of a run over time.
+    """Rates of the links of a run over time, by the recorded changes of rates and by traces.
 
     Args:
         evidence: the run folder.
@@ -181,10 +185,10 @@ def has_trace(section: object) -> bool:
 
 
 def places_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each traced link that is not at the place that the seed draws.
+    """Yield a finding for each link that begins at another place of its trace than the seed draws.
 
-    Also, links follow traces if and only if the scenario says so, and the mean of a trace is the
-    rate of its device's link.
+    A trace gives a link's rate over time. Links have to follow traces exactly if the scenario says
+    so, and the mean of a trace has to be the rate of its device's link in the table of devices.
     """
     network = evidence.run.scenario["network"]
     sections = _traced_sections(network)
@@ -222,7 +226,13 @@ def _check_devices(
     sections: Mapping[str, TomlTable],
     traces: Mapping[str, tuple[RecordedTrace, float]],
 ) -> Iterator[str]:
-    """Yield a finding for each device whose link has no trace, or another mean than its trace."""
+    """Yield a finding for each device whose link has no trace, or another mean than its trace.
+
+    Args:
+        evidence: the run folder.
+        sections: the scenario's tables of traces by dotted key.
+        traces: trace of each link, and its position at time 0 (s), by link name.
+    """
     devices = evidence.devices
     for direction in _OWN:
         if f"network.device.{direction}" not in sections:

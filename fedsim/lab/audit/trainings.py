@@ -27,8 +27,8 @@ _ROUNDING = 1e-6
 def epochs_agree(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each training whose count of epochs contradicts their recorded ends.
 
-    The ends have to be in order and within the training. A training may have ends but no epoch that
-    counts.
+    The ends (s) have to be in order and within the training. A training that was cut off may have
+    ends but no epoch that counts.
     """
     trainings = evidence.trainings
     count = trainings["ends"].map(len)
@@ -65,7 +65,10 @@ def epochs_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def layers_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each training of some layers only, if the scenario has no such rule."""
+    """Yield a finding for each training of only the last layers that the scenario does not allow.
+
+    The scenario may allow it for devices with too little memory (``fewer-layers``).
+    """
     trainings = evidence.trainings
     layers = trainings["layers"]
     is_possible = (layers >= 1) & (layers % 1 == 0)
@@ -132,10 +135,14 @@ def _own(evidence: Evidence, name: str, trainings: pd.DataFrame) -> Floats:
 
 
 def _passes(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
-    """Return the passes over the samples in a counted epoch of each training; float64.
+    """Return how many passes over the samples a counted epoch of each training has; float64.
 
-    An epoch is one pass, without a last batch that is dropped. SGD steps (``population.local.steps``
-    or of the strategy) are a share of a pass, or more than one.
+    An epoch is one pass, less a last batch that is dropped. If a training is a fixed count of SGD
+    steps, that is a share of a pass, or more than one.
+
+    Args:
+        evidence: the run folder.
+        trainings: rows of ``Evidence.trainings``.
     """
     scenario = evidence.run.scenario
     strategy = scenario["strategy"]
@@ -155,7 +162,7 @@ def _passes(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
 
 
 def _follows_from_speed(scenario: TomlTable) -> bool:
-    """Whether the durations of trainings follow from samples, speed and jitter of the scenario."""
+    """Whether durations of trainings follow from samples, speed and jitter of the scenario."""
     population = scenario["population"]
     strategy = scenario["strategy"]
     if "device" in population:
@@ -200,7 +207,12 @@ class _EpochJitter:
         self._sigma = math.sqrt(math.log1p(variation**2))
 
     def sum_of_epochs(self, device: int, begins: list[float]) -> float:
-        """Return the sum of a device's factors for epochs that begin at given times (s)."""
+        """Return the sum of the random factors on the duration of a device's epochs.
+
+        Args:
+            device: device ID.
+            begins: begins of the epochs (s); factors are drawn by device and begin.
+        """
         if not self._sigma:
             return len(begins)
         factors = []
@@ -232,7 +244,12 @@ def _duration_ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> floa
 
 
 def _median_ratio(ratios: Floats, slow: float) -> float:
-    """Return the median of the ratios; NaN if devices have slow phases, or all ratios are NaN."""
+    """Return the median of the ratios; NaN if devices have slow phases, or all ratios are NaN.
+
+    Args:
+        ratios: duration of each training over its duration by speed; float64 [trainings].
+        slow: factor on the speed in slow phases; 1 if there are none.
+    """
     if slow != 1.0 or np.isnan(ratios).all():
         return math.nan
     return float(np.nanmedian(ratios))

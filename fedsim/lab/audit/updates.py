@@ -38,10 +38,10 @@ _NOT_MEASURED = dict.fromkeys((*_FIGURES, *OF_PEERS, "selected", "valid", "slow"
 
 
 def rounds_of_updates(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each aggregation whose staleness contradicts the rounds of its updates.
+    """Yield a finding for each aggregation that records a wrong staleness of its updates.
 
-    Staleness is the aggregation's round minus the update's round, and 0 if the update has none. An
-    aggregation without a round is not checked.
+    Staleness is the aggregation's round minus the round of the update's task, and 0 if the task has
+    none. An aggregation without a round is not checked.
     """
     events = evidence.events
     starts = events[events["kind"] == "task-start"].drop_duplicates("task")
@@ -67,7 +67,12 @@ def rounds_of_updates(evidence: Evidence) -> Iterator[str]:
 
 
 def _age(number: int, start_round: int) -> int:
-    """Return the staleness of an update (rounds); 0 if its task belongs to no round."""
+    """Return the staleness of an update (rounds); 0 if its task belongs to no round.
+
+    Args:
+        number: round of the aggregation.
+        start_round: round of the update's task, ``NOTHING`` for none.
+    """
     return 0 if start_round == NOTHING else number - start_round
 
 
@@ -131,7 +136,11 @@ def _continued_tasks(evidence: Evidence) -> dict[int, int]:
 
 
 class _UpdateBook:
-    """Bookkeeping of updates: which may be aggregated, and which have to be aggregated."""
+    """Bookkeeping of updates: which may be aggregated, and which have to be aggregated.
+
+    The audit passes the run's records to the methods in their order; ``aggregate`` and
+    ``close_round`` yield findings.
+    """
 
     def __init__(self) -> None:
         self._idle = set[int]()
@@ -217,7 +226,11 @@ class _UpdateBook:
 
 
 def round_counts(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each count of a round that contradicts its tasks or its record."""
+    """Yield a finding for each count in the table of rounds that contradicts the round's tasks.
+
+    The counts are of selected clients and of valid, slow and disconnected ones. All cells of the
+    table have to agree with the record of the round, too.
+    """
     events = evidence.events
     summary = evidence.run.summary
     recorded = evidence.data_of("round")["data"].to_dict()
@@ -255,7 +268,14 @@ def round_counts(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_counts(name: object, data: Mapping[str, int], counts: Counter[str]) -> Iterator[str]:
-    """Yield a finding for each count in a round's record that differs from the count of tasks."""
+    """Yield a finding for each count in a round's record that differs from the count of its tasks.
+
+    Args:
+        name: index of the round, for the finding.
+        data: fields of the round's record.
+        counts: tasks of the round, counted by ``valid``, ``slow``, ``disconnected`` and
+            ``selected``.
+    """
     for key in _COUNTS:
         if key not in data:
             continue
@@ -270,7 +290,13 @@ def _check_counts(name: object, data: Mapping[str, int], counts: Counter[str]) -
 def _check_cells(
     name: object, cells: Mapping[str, object], data: Mapping[str, object]
 ) -> Iterator[str]:
-    """Yield a finding for each cell of the rounds' table that differs from the round's record."""
+    """Yield a finding for each cell of the rounds' table that differs from the round's record.
+
+    Args:
+        name: index of the round, for the finding.
+        cells: row of the table.
+        data: fields of the round's record.
+    """
     for key, value in {**_NOT_MEASURED, **data}.items():
         cell = cells.get(key, "missing")
         if cell != value:

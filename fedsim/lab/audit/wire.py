@@ -64,7 +64,11 @@ The state also has one step count per tensor.
 
 
 def bytes_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each part of a message whose size the model and the codec do not give."""
+    """Yield a finding for each part of a message whose size model and codec do not explain.
+
+    A part is what is sent for one purpose, such as ``update``. User code and Flower apps, which
+    choose their own purposes, are not checked.
+    """
     strategy = evidence.run.scenario["strategy"]["kind"]
     if ":" in strategy or strategy == "flower":
         return  # user code and Flower apps choose the purposes of their messages
@@ -95,11 +99,13 @@ def bytes_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 class MessageSizes:
-    """Sizes (bytes) that the parts of a run's messages may have.
+    """Sizes (bytes) that the parts of a run's messages may have, by scenario and saved models.
+
+    ``problem`` tells whether a size is possible.
 
     Attributes:
-        cut: kind of reduction of models on some devices (``width``, ``rank`` or ``adapters``);
-            None if all devices have the whole model.
+        cut: kind of reduction of models on some devices (``width``, ``rank`` or ``adapters``); None
+            if all devices have the whole model.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -172,14 +178,14 @@ class MessageSizes:
         return None
 
     def _check_base(self, size: float) -> str | None:
-        """Return the reason why the frozen tensors cannot have a size; None if they can."""
+        """Return the reason why the model's frozen tensors cannot have a size (bytes), or None."""
         if self._scenario_tensors is None:
             return None
         due = _NUMBER_BYTES * numbers(self._scenario_tensors[1])
         return _compare_sizes(size, due, "the frozen tensors have")
 
     def _check_state(self, size: float) -> str | None:
-        """Return the reason why the state of an optimiser cannot have a size; None if it can."""
+        """Return the reason why the part with an optimiser's state cannot have a size, or None."""
         training = self._scenario.get("training", {})
         optimizer = training.get("optimizer", training.get("optimiser", ""))
         numbers_each = _STATES.get(optimizer)
@@ -193,7 +199,15 @@ class MessageSizes:
     def _check_models(
         self, direction: str, purpose: str, size: float, device: int, number: int
     ) -> str | None:
-        """Return the reason why a part with models cannot have a size; None if it can."""
+        """Return the reason why a message part with models cannot have a size; None if it can.
+
+        Args:
+            direction: direction of the message.
+            purpose: purpose of the part, which determines how many models it has.
+            size: size of the part (bytes).
+            device: ID of the device, which may have a reduced model.
+            number: index of the round.
+        """
         section = "down" if direction == "down" else "up"
         codec = self._codecs.get(section, _PLAIN)
         if self._parameter_count is None or ":" in codec["kind"]:
@@ -227,7 +241,12 @@ class MessageSizes:
         return 1 if purpose in _ONE_MODEL else None
 
     def _parameter_counts(self, purpose: str, device: int, number: int) -> list[int] | None:
-        """Return the possible parameter counts of a model in a message.
+        """Return the counts of parameters that a model in a message may have.
+
+        Args:
+            purpose: purpose of the message part.
+            device: ID of the device, which may have a reduced model.
+            number: index of the round.
 
         Returns:
             The counts; None if the folder does not determine them.
@@ -269,9 +288,9 @@ class MessageSizes:
         return [options[int(generator.integers(len(options)))]]
 
     def _check_adapters(self, size: float) -> str | None:
-        """Return the reason why a FLoRA message cannot have a size; None if it can.
+        """Return the reason why a model part of FLoRA cannot have a size; None if it can.
 
-        FLoRA sends either the whole model or the adapters of some clients.
+        FLoRA sends either the whole model or the low-rank adapters of some clients.
         """
         assert self._trained_tensors is not None
         assert self._parameter_count is not None

@@ -53,7 +53,11 @@ The default is the value if the scenario has neither the key nor a preset.
 
 
 def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each device whose speed, link or sample count the seed does not give."""
+    """Yield a finding for each device whose speed, link or sample count the seed does not give.
+
+    The quantities of the table of devices are drawn again from the scenario. Nothing is checked if
+    the table lacks devices.
+    """
     if not evidence.run.has_all_devices:
         return
     scenario = evidence.run.scenario
@@ -93,7 +97,14 @@ def _draw_own(scenario: TomlTable) -> dict[str, Floats]:
 
 
 def _values_by_kind(scenario: TomlTable, values: TomlTable) -> Floats:
-    """Return the value of each device's kind, NaN if the kind has none; float64 [devices]."""
+    """Return a setting that depends on the kind of device, for each device; float64 [devices].
+
+    The kinds are drawn again from the seed. A setting is NaN if its device's kind has none.
+
+    Args:
+        scenario: the scenario.
+        values: value by name of the kind; ``default`` for all others.
+    """
     count = scenario["population"]["devices"]
     section = scenario["population"]["device"]
     generator = Streams(scenario["seed"]).generator("world/device")
@@ -145,7 +156,11 @@ def _draw_links(scenario: TomlTable) -> dict[str, Floats]:
 
 
 def energy_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if ``energy.json``, batteries or powers do not follow from the scenario."""
+    """Yield findings if powers, batteries or ``energy.json`` do not follow from the scenario.
+
+    ``energy.json`` has the settings by which the run counted energy, such as the zones of the grid.
+    Powers and batteries of devices are drawn again from the seed.
+    """
     scenario = evidence.run.scenario
     section = scenario.get("energy")
     if section is None or not evidence.run.has(TABLE):
@@ -160,7 +175,7 @@ def energy_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _draw_batteries(scenario: TomlTable) -> dict[str, Floats]:
-    """Draw the values of each device's battery.
+    """Draw capacity, initial energy (J) and charging power (W) of each device's battery again.
 
     Returns:
         Dict from column of ``energy.parquet`` to values; float64 [devices].
@@ -175,7 +190,11 @@ def _draw_batteries(scenario: TomlTable) -> dict[str, Floats]:
 
 
 def _draw_powers(scenario: TomlTable, overhead: float) -> dict[str, Floats]:
-    """Draw the powers of each device.
+    """Draw each device's powers (W), energies per byte (J) and tail time (s) again from the seed.
+
+    Args:
+        scenario: the scenario.
+        overhead: bytes on the wire per byte of payload.
 
     Returns:
         Dict from column of ``energy.parquet`` to values; float64 [devices].
@@ -202,7 +221,7 @@ def _check_columns(table: pd.DataFrame, drawn: Mapping[str, Floats], prefix: str
 
     Args:
         table: a table of devices.
-        drawn: column: values, NaN if any value is right; float64 [devices].
+        drawn: dict from column to due values, NaN if any value is right; float64 [devices].
         prefix: text before each finding.
     """
     text = prefix + "{name} of device {row} is {stated!r}; by the scenario and its seed {due!r}"
@@ -249,7 +268,17 @@ def _energy_setting(section: TomlTable, cells: int, overhead: float) -> dict[str
 
 
 def _server_energy(section: TomlTable, count: int, overhead: float) -> dict[str, float]:
-    """Return the energy settings of the server, or of ``count`` edge servers together."""
+    """Return the energy settings of the server, or of ``count`` edge servers together.
+
+    Args:
+        section: the scenario's section on their energy.
+        count: count of servers, whose idle powers are added.
+        overhead: bytes on the wire per byte of payload.
+
+    Returns:
+        Dict with ``idle_w`` (W), ``update_j`` (J per aggregated update) and ``j_byte`` (J per byte
+        of payload).
+    """
     idle = read(units.Watts, section.get("idle") or "0 W")
     update = read(units.Joules, section.get("update") or "0 J")
     byte = read(units.JoulesPerByte, section.get("byte") or "0 J/B")
