@@ -22,7 +22,7 @@ _OF_DEVICES = ("task-end", "arrival", "departure", "shift", "shift-test", "assig
 
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
-    """Interval of simulated time in the lane of a device or edge server.
+    """Interval of simulated time that a timeline shows in the row of a device or edge server.
 
     Attributes:
         device: ID of the device, or index of the edge server.
@@ -48,9 +48,9 @@ class Stay(TimeSpan):
 
 @dataclass(frozen=True, slots=True)
 class StepSpan(TimeSpan):
-    """Step of a task, from its begin to its end.
+    """Step of a device's task, such as ``train`` or ``upload``, from its begin to its end.
 
-    A step that is open when a cut-off run ends, ends with the run.
+    If the run was cut off, a step that has not ended (an open step) ends with the run.
 
     Attributes:
         kind: name of the step, such as ``train``.
@@ -72,13 +72,13 @@ class StepSpan(TimeSpan):
 
     @property
     def data(self) -> RecordData:
-        """Parsed ``text``; an empty dict if the step is open."""
+        """Fields of the record that ends the step, parsed from JSON; empty if it did not end."""
         return parse_data(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageEnd(TimeSpan):
-    """Message in the lane of the device that sends or receives it.
+    """Message as the timeline of one of its two devices shows it: as sent or as received.
 
     Attributes:
         is_sent: whether the device is the sender.
@@ -116,9 +116,9 @@ class MessageSpan:
     data: RecordData
 
     def ends(self) -> list[MessageEnd]:
-        """Return the message in the lanes of its sender and its receiver that are devices.
+        """Return the message once for each of its two endpoints that is a device.
 
-        The list is empty if nothing arrived, as at a device that cannot be reached.
+        The list is empty if nothing arrived, for example because the receiver was offline.
         """
         delivered = float(self.data["delivered"])
         if delivered <= 0:
@@ -148,7 +148,7 @@ class EdgeTransfer(MessageSpan):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Event in the lane of a device or, if it concerns no device, in the lane of the server.
+    """Instant event that a timeline shows in the row of a device, or else of the server.
 
     Attributes:
         kind: ``move`` for an assignment from one group to another, ``noticed`` for a test that
@@ -169,13 +169,13 @@ class Mark:
 
     @property
     def data(self) -> RecordData:
-        """Parsed ``text``."""
+        """Fields that only records of this kind have, parsed from the JSON in ``text``."""
         return parse_data(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundPeriod:
-    """Round, or model version if the strategy has no rounds.
+    """Time of one round; of one version of the model if the strategy has no rounds.
 
     Attributes:
         number: index of the round, from 0.
@@ -200,7 +200,9 @@ class RoundPeriod:
 
 
 class Activities:
-    """Activities of a run as lists, each of which is built when it is first used.
+    """What devices and servers of a run did, and when, as lists for timelines.
+
+    Each list is built from the run's records when it is first used.
 
     Attributes:
         history: records of the run.
@@ -213,7 +215,7 @@ class Activities:
 
     @cached_property
     def steps(self) -> list[StepSpan]:
-        """All steps of tasks, task by task."""
+        """All steps of tasks (such as ``train``), task by task, each task's in order of time."""
         table = self.history.steps
         columns = (
             *(table[name].tolist() for name in ("device", "start", "end", "step", "task")),
@@ -235,7 +237,7 @@ class Activities:
 
     @cached_property
     def presence(self) -> list[TimeSpan]:
-        """Lifetime of each device, from its arrival to its departure."""
+        """Interval from arrival to departure of each device; it ends with the run at the latest."""
         return _spans(self.history.presence)
 
     @cached_property
@@ -253,7 +255,11 @@ class Activities:
 
     @cached_property
     def marks(self) -> list[Mark]:
-        """Events of devices and acts of the world's processes, in the order of the records."""
+        """Instant events to show in a timeline, in the order of the records.
+
+        They are ends of tasks, arrivals, departures, data shifts, assignments to groups, and acts
+        of the world's processes, such as a change of a link's rate.
+        """
         acts = [kind for kind in self.history.events["kind"].unique() if is_act(kind)]
         table = self.history.of(*_OF_DEVICES, *acts)
         columns = (
@@ -274,12 +280,12 @@ class Activities:
 
     @property
     def act_times(self) -> list[float]:
-        """Times at which the world's processes acted (s), ascending."""
+        """Times (s), ascending, at which a process of the world acted, such as on a link's rate."""
         return [mark.time for mark in self.marks if is_act(mark.kind)]
 
     @cached_property
     def messages(self) -> list[MessageSpan]:
-        """Messages that are recorded outside of tasks, in the order of their ends."""
+        """Messages of no task, for example between devices, in the order of their ends."""
         messages = []
         for row in self.history.data("message"):
             data = row["data"]
@@ -288,7 +294,7 @@ class Activities:
 
     @cached_property
     def message_ends(self) -> list[MessageEnd]:
-        """Messages outside of tasks of which something arrived, in the lanes of their devices."""
+        """Messages of no task of which something arrived, once for each endpoint device."""
         ends: list[MessageEnd] = []
         for message in self.messages:
             ends += message.ends()
@@ -311,14 +317,17 @@ class Activities:
 
     @cached_property
     def edge_outages(self) -> list[TimeSpan]:
-        """Intervals in which an edge server was lost."""
+        """Intervals in which an edge server was out of order; ``device`` is its index."""
         return _spans(self.history.lost_edges)
 
     # the server's lane
 
     @cached_property
     def server(self) -> list[RoundPeriod | Mark]:
-        """Ended rounds, and decisions about groups, in the order of the records."""
+        """Entries of the server's row in a timeline, in the order of the records.
+
+        They are the rounds that ended, and marks of decisions about groups, such as a clustering.
+        """
         begun = {row["round"]: row for row in self.history.data("round-start")}
         entries: list[RoundPeriod | Mark] = []
         for row in self.history.data(*_DECISIONS, "round"):
@@ -349,7 +358,17 @@ def _extent(row: RecordData) -> tuple[float, float, int | None, str, RecordData]
 
 
 def _kind_of_mark(record_kind: str, group: int | None, text: str | None) -> str | None:
-    """Return the kind of a record's mark; None for a test that detected no data shift."""
+    """Return the kind of mark that a timeline shows for a record; None for no mark.
+
+    Args:
+        record_kind: kind of the record.
+        group: group in the record, if any.
+        text: JSON data of the record.
+
+    Returns:
+        ``noticed`` for a test that detected a data shift, None for a test that detected none,
+        ``move`` for an assignment from one group to another, else ``record_kind``.
+    """
     if record_kind == "shift-test":
         return "noticed" if parse_data(text)["fired"] else None
     if record_kind == "assign" and group is not None and parse_data(text)["before"] is not None:

@@ -35,7 +35,7 @@ _UPDATE = "update"
 
 @dataclass(frozen=True)
 class Attempt:
-    """Task of a client in a round, or of a client that prepares for the rounds.
+    """A client's task in a round, or a task in preparation for the rounds, and how it went.
 
     Attributes:
         task: ID of the task.
@@ -51,7 +51,7 @@ class Attempt:
         is_preparation: whether the task trains no model of a round. Pre-training, warm-up,
             profiling and questions of the server are preparations.
         steps: steps of the task, in order.
-        training_limit: T, the time for training (s) of the task's round; None if it has none.
+        training_limit: the most time for training (s) in the task's round; None if it has no limit.
         splits: whether the device split its data after this task.
     """
 
@@ -68,17 +68,20 @@ class Attempt:
     splits: bool
 
     def of_kind(self, kind: str) -> list[StepSpan]:
-        """Return the steps of a kind, such as ``upload``."""
+        """Return the task's steps of a kind, such as ``upload``, in order."""
         return [step for step in self.steps if step.kind == kind]
 
     @property
     def trains(self) -> bool:
-        """Whether the device began to train."""
+        """Whether the device began a training in this task."""
         return bool(self.of_kind("train"))
 
     @property
     def limit(self) -> float | None:
-        """End of T (s), which counts from the first training; None without one."""
+        """Simulated time at which the round's time limit for training is over (s).
+
+        It counts from the task's first training; None if there is no limit or no training.
+        """
         trainings = self.of_kind("train")
         if self.training_limit is None or not trainings:
             return None
@@ -86,7 +89,7 @@ class Attempt:
 
     @property
     def epochs(self) -> int:
-        """Count of epochs of the last training that count."""
+        """Epochs of the task's last training that the server counts; 0 if it trained nothing."""
         trainings = self.of_kind("train")
         if not trainings:
             return 0
@@ -94,9 +97,9 @@ class Attempt:
 
 
 class Attempts:
-    """The attempts of a run: each task of a client in a round, with its outcome (``Attempt``).
+    """The tasks of a run's clients, each with its outcome, as ``Attempt`` objects.
 
-    They are computed at the first use.
+    Each list is computed when it is first used.
 
     Args:
         activities: activities of the run.
@@ -112,7 +115,7 @@ class Attempts:
 
     @cached_property
     def all(self) -> list[Attempt]:
-        """All tasks of the run as attempts, task by task."""
+        """All tasks of the run as attempts, in the order of their begins."""
         steps: defaultdict[int, list[StepSpan]] = defaultdict(list)
         for step in self.activities.steps:
             steps[step.task].append(step)
@@ -146,10 +149,10 @@ class Attempts:
 
     @cached_property
     def clients(self) -> dict[int, list[Attempt]]:
-        """Clients of each round or version: the attempts that count, by the index of the round.
+        """Dict from index of a round, or model version, to the tasks of its clients.
 
-        A preparation within a round counts only if it failed, since its client then trains no
-        model in this round.
+        A task within a round that only prepares, such as profiling, is left out if it was
+        successful. If it failed, its client trains no model in this round, so it counts.
         """
         rounds: defaultdict[int, list[Attempt]] = defaultdict(list)
         for attempt in self.all:
@@ -162,7 +165,7 @@ class Attempts:
 
     @cached_property
     def steps(self) -> list[StepSpan]:
-        """All steps of the run, in order; trainings of preparations have the kind ``pre-training``."""
+        """All steps of the run's tasks; trainings that only prepare are ``pre-training``."""
         preparing = {attempt.task for attempt in self.all if attempt.is_preparation}
         steps = []
         for step in self.activities.steps:
@@ -180,7 +183,7 @@ class Attempts:
 
     @cached_property
     def openings(self) -> dict[int, RecordData]:
-        """Records of the begins of rounds, by the index of the round; empty without rounds."""
+        """Dict from index of a round to the record of its begin; empty without rounds."""
         return {int(row["round"]): row for row in self.history.data("round-start")}
 
     @cached_property
@@ -196,11 +199,11 @@ def _whole(value: float | None) -> int | None:
 
 
 def _purposes(steps: Iterable[StepSpan], kind: str, among: set[str] | None = None) -> list[str]:
-    """Return the purposes of the payloads of steps, in order.
+    """Return the purposes, such as ``update``, of what tasks received or sent, in order.
 
     Args:
-        steps: the steps.
-        kind: ``download`` or ``upload``.
+        steps: steps of tasks.
+        kind: ``download`` for what they received, ``upload`` for what they sent.
         among: the purposes to return; None for all.
     """
     purposes = []
@@ -214,7 +217,7 @@ def _purposes(steps: Iterable[StepSpan], kind: str, among: set[str] | None = Non
 
 
 def _prepares(steps: Sequence[StepSpan], ending: str, sends_models: bool) -> bool:
-    """Whether a task trains no model of a round.
+    """Whether a task only prepares: it trains no model of a round, as in profiling or pre-training.
 
     A task that received or sent anything else than a round's model and its update prepares. So does
     a task that received nothing, if the run's server sends models: its device trains a model that
@@ -237,7 +240,12 @@ def _prepares(steps: Sequence[StepSpan], ending: str, sends_models: bool) -> boo
 
 
 def _outcome(ending: str, steps: Sequence[StepSpan]) -> AttemptOutcome:
-    """Return the outcome of an attempt, from the outcome of its task and its steps."""
+    """Return the outcome of a client's task for statistics, such as ``valid`` or ``late``.
+
+    Args:
+        ending: outcome of the task in the records, such as ``done`` or ``battery``.
+        steps: steps of the task; ``done`` without a finished epoch counts as ``slow``.
+    """
     outcome = _OF_TASK.get(ending, "stopped")
     trainings = [step for step in steps if step.kind == "train"]
     if outcome == "valid" and trainings and not trainings[-1].data.get("epochs"):

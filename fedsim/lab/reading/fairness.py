@@ -36,7 +36,10 @@ def jain_index(values: Iterable[float], among: int | None = None) -> float:
 
 
 def worst_decile(values: Iterable[float]) -> float:
-    """Return the mean of the lowest tenth of the values, rounded up; NaN if there are no values."""
+    """Return the mean of the lowest tenth of the values; NaN if there are no values.
+
+    The count of the lowest values is rounded up.
+    """
     ordered = np.sort([*values])
     if not len(ordered):
         return math.nan
@@ -44,14 +47,15 @@ def worst_decile(values: Iterable[float]) -> float:
 
 
 def selectable(run: RunFolder) -> int:
-    """Return the count of a run's devices that may train, arrived or not."""
+    """Return the count of a run's devices that may train, whether they have arrived or not."""
     return run.population - int(run.scenario["population"].get("tested_only") or 0)
 
 
 def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
-    """Return Jain's index of the devices' counts of selections, at the end of each round.
+    """Return how fairly a run selected devices, as Jain's index at the end of each round.
 
-    Counts are over the run up to that time. Devices that are tested and never train do not count.
+    The index is over the devices' counts of selections up to that time: 1 if all were selected
+    equally often, 1/n if only one of n was. Devices that are tested and never train do not count.
 
     Args:
         run: the run folder.
@@ -73,10 +77,10 @@ def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
 
 
 def selections(run: RunFolder) -> "pd.DataFrame":
-    """DataFrame of the selections of a run, in order of their tasks' ends.
+    """Return a DataFrame of the devices' tasks in rounds, in order of their ends.
 
-    Columns are ``device``, its ``group`` at the end of the task (NaN for no group), and ``valid``.
-    A selection is valid if its update was not late or lost, and has a finished epoch.
+    Columns are ``device``, its ``group`` at the end of the task (NaN for no group), and ``valid``:
+    whether the task's update was neither late nor lost, and has a finished epoch.
     """
     import pandas as pd
 

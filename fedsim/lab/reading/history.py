@@ -29,19 +29,22 @@ class History:
 
     @cached_property
     def events(self) -> pd.DataFrame:
-        """DataFrame of all records; ``period`` is the count of rounds ended before the record."""
+        """DataFrame of all records of the run, a row for each.
+
+        The added column ``period`` is the count of rounds that ended before the record.
+        """
         events: pd.DataFrame = self.run.table(EVENTS).to_pandas()
         rounds = events.index[events["kind"] == "round"]
         return events.assign(period=rounds.searchsorted(events.index))
 
     def of(self, *kinds: str) -> pd.DataFrame:
-        """Return the records of given kinds, such as ``task-end``, as a DataFrame."""
+        """Return a DataFrame of the records of given kinds, such as ``task-end``."""
         return self.events[self.events["kind"].isin(kinds)]
 
     def data(self, *kinds: str) -> list[RecordData]:
-        """Return the records of given kinds as dicts: field: value.
+        """Return the records of given kinds, such as ``task-end``, as dicts from field to value.
 
-        ``data`` is parsed, and empty fields are None.
+        The value of ``data`` is itself a dict, parsed from JSON; empty fields are None.
         """
         table = self.of(*kinds).astype(object)
         rows: list[RecordData] = []
@@ -58,7 +61,7 @@ class History:
 
     @cached_property
     def population(self) -> pd.DataFrame:
-        """DataFrame of the table of devices, indexed by device ID."""
+        """DataFrame of ``devices.parquet``, with a row for each device, indexed by device ID."""
         population: pd.DataFrame = self.run.table(DEVICES).to_pandas()
         return population.set_index("device")
 
@@ -66,7 +69,11 @@ class History:
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
-        """DataFrame of ended tasks: ``device``, ``task``, ``end`` (s), ``outcome``, ``period``."""
+        """DataFrame of the tasks that ended, a row for each.
+
+        Columns are ``device``, ``task``, ``end`` (s), ``outcome``, and ``period``, the count of
+        rounds that ended before.
+        """
         ends = self.of("task-end")[["device", "task", "time", "outcome", "period"]]
         ends = ends.rename(columns={"time": "end"})
         return ends.astype({"device": int, "task": int, "outcome": str}).reset_index(drop=True)
@@ -123,9 +130,9 @@ class History:
 
     @cached_property
     def acts(self) -> pd.DataFrame:
-        """DataFrame of records of the world's processes, with the only column ``end`` (s).
+        """DataFrame of the records of what the world's processes did, such as lowering link rates.
 
-        ``end`` is the time of the record.
+        Its only column, ``end``, is the time of the record (s).
         """
         acts = self.events["kind"].astype(str).map(is_act).astype(bool)
         return self.events.loc[acts, ["time"]].rename(columns={"time": "end"})
@@ -134,9 +141,9 @@ class History:
 
     @cached_property
     def presence(self) -> pd.DataFrame:
-        """DataFrame of each device's lifetime: ``device``, ``start`` and ``end`` (s).
+        """DataFrame of the interval in which each device was there: ``device``, ``start``, ``end``.
 
-        A lifetime begins with the arrival, and ends with the departure or the run.
+        It begins with the arrival, and ends with the departure or the run.
         """
         stays = self.population[["arrival", "departure"]].reset_index()
         stays = stays.rename(columns={"arrival": "start", "departure": "end"})
@@ -161,7 +168,10 @@ class History:
 
     @property
     def devices_with_phases(self) -> Ints:
-        """IDs of the devices that ``away`` covers, ascending; empty for an unfinished run."""
+        """IDs of the devices whose online and offline times the run has written, ascending.
+
+        Only for these devices ``away`` has intervals of being offline. Empty for an unfinished run.
+        """
         return self._phases["device"].unique()
 
     @cached_property
@@ -183,7 +193,7 @@ class History:
         return self._stretches(acts, "edge-off")
 
     def _stretches(self, acts: pd.DataFrame, kind: str) -> pd.DataFrame:
-        """Return intervals that begin with a record of a kind.
+        """Return the intervals that begin with a record of a kind, such as ``switch-off``.
 
         Args:
             acts: DataFrame of records, with ``device``.
@@ -202,10 +212,11 @@ class History:
 
     @cached_property
     def moves(self) -> pd.DataFrame:
-        """DataFrame of assignments to groups, in the order of the records.
+        """DataFrame of the assignments of devices to groups, in the order of the records.
 
-        Columns are ``time`` (s), ``device``, ``period``, the new ``group``, the previous group
-        (``before``), and the reason (``why``). A group of -1 stands for no group.
+        Columns are ``time`` (s), ``device``, ``period`` (count of rounds ended before), the new
+        ``group``, the previous group (``before``), and the reason (``why``). A group of -1 stands
+        for no group.
         """
         rows = self.of("assign")
         data = [parse_data(text) for text in rows["data"]]
@@ -217,14 +228,19 @@ class History:
 
     @property
     def migrations(self) -> pd.DataFrame:
-        """DataFrame of the ``moves`` from one group to another group."""
+        """DataFrame of the assignments that moved a device from one group to another.
+
+        It has the rows of ``moves`` with both a new and a previous group.
+        """
         return self.moves[(self.moves["before"] != NO_GROUP) & (self.moves["group"] != NO_GROUP)]
 
     @cached_property
     def marks(self) -> pd.DataFrame:
-        """DataFrame of instants to mark: ``time`` (s), ``device``, ``period`` and ``kind``.
+        """DataFrame of instants that pictures mark: arrivals, departures, data shifts and moves.
 
-        The kinds are ``MARKS``, in this order.
+        Columns are ``time`` (s), ``device``, ``period`` (count of rounds ended before) and
+        ``kind``: ``arrival``, ``departure``, ``shift``, ``noticed`` (a test detected a shift) or
+        ``move`` (from one group to another). Rows are sorted by kind, in this order.
         """
         tests = self.of("shift-test")
         noticed = tests[np.array([parse_data(text)["fired"] for text in tests["data"]], dtype=bool)]
@@ -243,10 +259,10 @@ class History:
 
     @cached_property
     def stays(self) -> pd.DataFrame:
-        """DataFrame of stays in groups: ``device``, ``group``, ``start`` and ``end`` (s).
+        """DataFrame of the intervals for which devices stayed in a group.
 
-        A group of -1 stands for no group. The stays of a device have no gap between its arrival and
-        its departure.
+        Columns are ``device``, ``group`` (-1 for no group), ``start`` and ``end`` (s). The
+        intervals of a device have no gap between its arrival and its departure.
         """
         population = self.population[self.population["arrival"] <= self.end]
         births = pd.DataFrame(
@@ -271,7 +287,7 @@ class History:
 
     @property
     def members_at_end(self) -> dict[int, int]:
-        """Count of members by group, of devices that are present at the end; -1 for no group."""
+        """Dict from group (-1: no group) to its count of devices present at the run's end."""
         last = self.stays.groupby("device").last()
         staying = last[last["end"] >= self.end]
         groups, counts = np.unique(staying["group"].to_numpy(np.int64), return_counts=True)

@@ -9,5 +9,5 @@ RecordData: TypeAlias = dict[str, Any]
 
 
 def parse_data(text: object) -> RecordData:
-    """Parse the JSON ``data`` of a record; an empty dict if the record has no data."""
+    """Parse ``data``, the JSON text of a record; an empty dict if the record has none."""
     return parse_json(text) if isinstance(text, str) else {}

@@ -35,7 +35,7 @@ class _IndexPart(BaseModel):
 
 
 class IndexedRun(_IndexPart):
-    """Run of a study, finished or not.
+    """Entry of a study's index for one run, finished or not.
 
     Attributes:
         seed: seed of the run.
@@ -47,7 +47,10 @@ class IndexedRun(_IndexPart):
 
 
 class IndexedVariant(_IndexPart):
-    """Row of a study's comparison: changes to the base scenario, at one point of the grid.
+    """Entry of a study's index for one row of its comparison: a variant at one point of the grid.
+
+    The variant changes the study's base scenario; the grid has lists of values for some of its
+    keys.
 
     Attributes:
         name: name of the variant.
@@ -67,13 +70,13 @@ class IndexedVariant(_IndexPart):
 
 
 class IndexedSure(_IndexPart):
-    """Rule of a study that adds seeds until the best line is sure.
+    """Entry of a study's index for its rule to add seeds until it is sure which variant is best.
 
     Attributes:
-        within: indifference zone: a share of a cost, or a difference of other figures; None for
-            the default.
+        within: differences up to this do not matter: a share of a cost, or a difference of other
+            figures; None for the default.
         error: greatest probability of a wrong decision.
-        first: seeds that all lines run.
+        first: seeds that all variants run.
         is_over: whether no more seeds are added: all is decided, or the budget is spent.
     """
 
@@ -84,7 +87,7 @@ class IndexedSure(_IndexPart):
 
 
 class StudyIndex(_IndexPart):
-    """Description of a study and of all its runs.
+    """Content of ``index.json``, which describes a study and where its runs are.
 
     Attributes:
         format: 1; a larger number means that readers of format 1 would misread the index.
@@ -94,7 +97,7 @@ class StudyIndex(_IndexPart):
         targets: accuracies (0..1), or texts ``metric=value``, at which costs are compared.
         goal: quantity by which variants are ranked, such as ``bytes``; None for the default.
         budget: dict from name of a cost to its limit, for the best accuracy within the budget.
-        seeds: seeds of the runs of each variant; with ``until_sure`` of some variants.
+        seeds: seeds of the runs of each variant; with ``until_sure``, some variants have more.
         until_sure: rule by which seeds are added; None if all variants have the same seeds.
         variants: variants in the order of the study's tables.
     """
@@ -112,12 +115,12 @@ class StudyIndex(_IndexPart):
 
 
 def is_study(path: Path) -> bool:
-    """Whether a folder has a study's file or index."""
+    """Whether a folder is one of a study: it has ``study.toml`` or ``index.json``."""
     return any((path / name).is_file() for name in (INDEX, STUDY))
 
 
 def read_index(path: Path) -> StudyIndex:
-    """Read the index of a study.
+    """Read ``index.json`` of a study, the description of its variants and runs.
 
     Args:
         path: the study's folder.
@@ -168,10 +171,10 @@ def write_index(path: Path, index: StudyIndex) -> None:
 
 
 def names_apart(paths: Sequence[Path]) -> list[str]:
-    """Return distinct names for folders, made of as few path parts as needed.
+    """Return a distinct name for each folder: as few of the last parts of its path as needed.
 
-    All names have the same count of parts. If paths are equal, the position of each path is added
-    to its name.
+    All names have the same count of parts. If two paths are equal, each name is the position of the
+    path, from 1, and its last part.
     """
     parts = [path.resolve().parts for path in paths]
     for depth in range(1, max(map(len, parts), default=0)):

@@ -23,7 +23,7 @@ _LONGEST = 300  # most characters of a note
 
 @dataclass
 class RunNews:
-    """Newest facts of a run.
+    """Newest facts on an active or failed run, as the progress file of its process has them.
 
     Attributes:
         share: part of the run that is done (0..1).
@@ -37,7 +37,10 @@ class RunNews:
 
 
 class ProgressFile:
-    """File with the newest facts of the runs of this process.
+    """File in a study's folder by which pages show how far this process's runs are.
+
+    It is rewritten after changes, every two seconds at most, and removed by ``close`` unless runs
+    have failed. A new instance also removes such files of processes that have ended.
 
     Args:
         folder: the study's folder.
@@ -70,7 +73,7 @@ class ProgressFile:
         self._write()
 
     def end(self, label: str, error: str) -> None:
-        """Store that a run has ended.
+        """Store that a run has ended: forget it, or keep it with its error if it has failed.
 
         Args:
             label: name of the run.
@@ -82,7 +85,7 @@ class ProgressFile:
         self._write()
 
     def close(self) -> None:
-        """Remove the file, or leave in it only the failed runs."""
+        """Remove the file; if runs have failed, keep the file with only these."""
         self._runs = {label: news for label, news in self._runs.items() if news.failed}
         if self._runs:
             self._write(at_once=True)
@@ -103,7 +106,10 @@ class ProgressFile:
 
 
 def clear(folder: Path) -> None:
-    """Remove the files of processes that have ended."""
+    """Remove the progress files of processes that have ended from a study's folder.
+
+    These are files that were not written for a minute, and files of only failed runs.
+    """
     for path in sorted(folder.glob(_PATTERN)):
         with suppress(OSError):
             if _age_s(path) > _FRESH_S or all(news.failed for news in _read(path).values()):

@@ -13,14 +13,17 @@ COSTS = ("rounds", "time", "bytes", "joules", "grams", "cost")
 
 
 class Target(NamedTuple):
-    """Value that a test has to reach, of the accuracy (0..1) or of another column of rounds."""
+    """Value that a test result has to reach.
+
+    ``metric`` is ``accuracy`` (0..1) or another column of the table of rounds.
+    """
 
     value: float
     metric: str = "accuracy"
 
     @classmethod
     def read(cls, target: "float | str | Target") -> "Target":
-        """Parse a target.
+        """Convert an accuracy or a text ``metric=value`` to a ``Target``.
 
         Args:
             target: an accuracy, a text ``metric=value``, or a ``Target``, which is returned
@@ -91,12 +94,12 @@ def until(
 
 
 def within(rows: Sequence[RecordData], budget: Mapping[str, float]) -> float | None:
-    """Return the best accuracy that a test showed before any cost exceeded its limit.
+    """Return the best accuracy that a run showed in a test before it exceeded a budget.
 
     Args:
         rows: rows of ``rounds.parquet``.
-        budget: dict from name of a cost in ``COSTS``, except ``rounds``, to its limit. A cost that
-            was not counted exceeds any limit.
+        budget: dict from name of a cost (``time`` (s), ``bytes``, ``joules``, ``grams`` or
+            ``cost``) to its limit. A cost that was not counted exceeds any limit.
 
     Returns:
         The accuracy (0..1); None if there was no test within the budget.
@@ -120,12 +123,16 @@ def costs_to(
     target: float | str | Target,
     summary: RecordData,
 ) -> dict[str, float]:
-    """Return the costs of ``until`` for plots, with NaN instead of None.
+    """Return the costs of a run until a test first reached a target, for plots.
 
     Args:
         rows: rows of ``rounds.parquet``.
         target: an accuracy, a text ``metric=value``, or a ``Target``.
         summary: summary of the run.
+
+    Returns:
+        Costs by name: ``rounds``, ``time`` (s), ``bytes``, ``joules``, ``grams`` and ``cost``; NaN
+        if a cost was not counted, or if no test reached the target.
     """
     costs = until(rows, target, summary)
     return {name: math.nan if value is None else value for name, value in costs.items()}
