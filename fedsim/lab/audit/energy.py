@@ -293,7 +293,10 @@ class _Account:
         return float(idle + self.drawn["joules"][of_steps].sum())
 
     def by_round(self, quantity: str) -> Floats:
-        """Return the energy or carbon booked in each round; float64 [rounds].
+        """Return the energy (J) or carbon (g) that counts for each round; float64 [rounds].
+
+        Energy drawn at a constant power counts for the rounds in which it is drawn. Other energy
+        counts for the round in which a record books it.
 
         Args:
             quantity: ``joules`` or ``grams``.
@@ -314,7 +317,12 @@ class _Account:
         return booked.astype(np.float64) + np.diff(total, prepend=0.0)
 
     def _device_values(self, rows: pd.DataFrame, name: str) -> Floats:
-        """Return the value in column ``name`` of ``table`` for each row's device."""
+        """Return a value, such as ``idle_w``, of the device of each row; float64 [rows].
+
+        Args:
+            rows: DataFrame with ``device``.
+            name: column of ``table``, which has the value of each device.
+        """
         return self.table[name].to_numpy()[rows["device"]]
 
     def _add_joules(self, rows: pd.DataFrame, power: str) -> pd.DataFrame:
@@ -456,7 +464,11 @@ def _sum_energy(evenly: pd.DataFrame, rows: Flags, times: Floats, zone: _GridZon
 
 
 def _integral(zone: _GridZone, times: "Floats | pd.Series[float]") -> Floats:
-    """Integrate a zone's carbon intensity from a midnight before the run up to given times (s)."""
+    """Integrate a zone's carbon intensity (g/J) over time, up to given simulated times (s).
+
+    The integral begins at the last midnight before the run, in the zone's time. Differences of two
+    results are what counts.
+    """
     sums = np.append(0.0, np.cumsum(zone["hours"])) * 3600.0
     days, rest = np.divmod(times + zone["offset_s"], DAY_S)
     return np.asarray(days * sums[-1] + np.interp(rest, _HOURS, sums), dtype=np.float64)

@@ -84,11 +84,14 @@ class Evidence:
         return bool(self.run.scenario["population"].get("short_of_memory") == "refuse")
 
     def data_of(self, kind: str) -> pd.DataFrame:
-        """Return the parsed ``data`` of all records of a kind, indexed by row of ``events``.
+        """Return the fields that only records of a kind have, as a table with a row per record.
+
+        They are parsed from the JSON text ``data`` of the records; the index is the row of the
+        record in ``events``.
 
         Args:
-            kind: a kind of record, such as ``battery``, or a kind and its steps, such as
-                ``step-end of train``.
+            kind: a kind of record, such as ``battery``, or a kind and its steps, such as ``step-end
+                of train``.
 
         Returns:
             DataFrame with the columns of the kind's ``DataReader``.
@@ -176,7 +179,10 @@ class Evidence:
 
     @cached_property
     def events(self) -> pd.DataFrame:
-        """DataFrame of all records, without their ``data``; the index is the record's row."""
+        """DataFrame of all records of what happened in the run, without their ``data``.
+
+        The index is the record's row, its position in the run.
+        """
         return self.frame(files.EVENTS, EVENTS.names[:-1])
 
     @cached_property
@@ -277,10 +283,11 @@ class Evidence:
 
     @cached_property
     def transfers(self) -> pd.DataFrame:
-        """DataFrame of ``transfers.parquet``, with the added column ``edge``.
+        """DataFrame of ``transfers.parquet``, the table with a row for each message.
 
-        ``edge`` is the index of the edge server that sent or received the message. It is
-        ``NOTHING`` for messages without an edge server, and for messages between devices.
+        The added column ``edge`` is the index of the edge server that sent or received the message.
+        It is ``NOTHING`` (a negative number) for messages without an edge server, and between
+        devices.
         """
         columns = [name for name in TRANSFERS.names if name != "payloads"]
         frame = self.frame(files.TRANSFERS, columns)

@@ -292,7 +292,10 @@ def _layer_position(layer: str) -> tuple[int, ...]:
 
 
 def tensors_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each saved model with other tensors than the scenario's model has."""
+    """Yield a finding for each saved model with other tensors than the scenario's model has.
+
+    Names and shapes are compared if all layers are dense, and the ranks of LoRA adapters always.
+    """
     scenario = evidence.run.scenario
     due = dense_tensors(scenario)
     lora = scenario.get("model", {}).get("lora") or {}

@@ -32,7 +32,11 @@ _User = tuple[str, int, int]
 
 
 class Link(NamedTuple):
-    """Link that carries the messages of several devices."""
+    """Link of the network that carries the messages of several devices.
+
+    ``users`` are the messages that use it: by direction, part of the way, and place (cell) or edge
+    server.
+    """
 
     name: str  # name in findings
     key: str  # name in records
@@ -42,6 +46,8 @@ class Link(NamedTuple):
 
 class LinkLayout(NamedTuple):
     """Shared links of a network, and the latencies of places and edge servers.
+
+    A place is where devices are attached to the network, such as a cell.
 
     Attributes:
         links: the links that devices share.

@@ -112,7 +112,11 @@ def _on_or_off(is_on: bool) -> str:
 def _draw_phases(
     streams: Streams, device: int, mean_on: float, mean_off: float
 ) -> Iterator[tuple[float, bool]]:
-    """Yield the endless phases of a device: begin (s), and whether the device is online."""
+    """Yield the times at which a device goes on- or offline, drawn again from its random streams.
+
+    Yields:
+        Simulated time (s) from which the device is in the state, and whether it is online; endless.
+    """
     share_on = mean_on / (mean_off + mean_on)
     is_on = bool(streams.uniform("world/availability/first", device) < share_on)
     time = 0.0
@@ -155,7 +159,10 @@ def groups_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_edges(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for groups of HierFAVG that are not the groups of the edge servers."""
+    """Yield findings for groups of HierFAVG whose index is not their edge server's.
+
+    Aggregations of edge servers, and the devices that are attached to them, are checked.
+    """
     aggregates = evidence.data_of("aggregate").join(evidence.events["group"])
     aggregates = aggregates[["edge", "group"]]
     text = "record {row} (aggregate) is of edge server {edge:g} and of the group {group}"

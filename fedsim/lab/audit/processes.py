@@ -154,7 +154,7 @@ def _usual_rates(evidence: Evidence, process: TomlTable) -> list[float]:
 
 
 def _find_edge_outages(evidence: Evidence, edge: int) -> _Outages:
-    """Return the recorded outages of an edge server."""
+    """Return the recorded times at which an edge server failed and came back."""
     return _Outages(_edge_times(evidence, "edge-off", edge), _edge_times(evidence, "edge-on", edge))
 
 

@@ -55,7 +55,12 @@ def progress_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _tests(evidence: Evidence, monitor: str) -> "pd.Series[float]":
-    """Return the tested values of the metric ``monitor`` by round, negated if less is better."""
+    """Return the test results by index of the round, so that more is better.
+
+    Args:
+        evidence: the run folder.
+        monitor: column of the table of rounds; its values are negated if less is better.
+    """
     column = evidence.frame(files.ROUNDS, ["round", monitor])
     values = column.set_index("round")[monitor].astype(np.float64)
     metric = evidence.run.summary.get("metrics", {}).get(monitor, {})

@@ -23,7 +23,7 @@ _ALLOWED_PAIRS = (
 
 
 def time_order(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for decreasing times, and if the run's end is not the last record."""
+    """Yield findings if the times of records fall, or if the run's end is not the last record."""
     events = evidence.events
     records = events.assign(before=events["time"].shift(fill_value=0.0))
     text = "record {row} ({kind}) is at {time!r} s, after one at {before!r} s"

@@ -158,7 +158,7 @@ class LinkRates:
 
 
 def read_traces(evidence: Evidence) -> dict[str, tuple[RecordedTrace, float]]:
-    """Return the trace of each link that follows one, and its position at time 0 (s), by link name."""
+    """Return trace, and position in it at time 0 (s), of each link that follows one, by name."""
     if not evidence.run.has(files.TRACED_LINKS):
         return {}
     pieces = evidence.frame(files.TRACES, TRACES.names)

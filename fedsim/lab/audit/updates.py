@@ -85,8 +85,8 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
     - A task without a round (profiling), or whose work its device's next task continues.
     - An update that was lost with an edge server.
     - An update that arrives after the last aggregation.
-    - If the strategy has no rounds: an update of the same instant as the aggregation, or of another
-      group.
+    - If the strategy has no rounds: an update of the same instant as the aggregation, or of a
+      different group.
     - If the strategy lets updates wait (``UPDATES_WAIT``): an update that waits at the end.
     """
     events = evidence.events
@@ -153,11 +153,11 @@ class _UpdateBook:
         self._group = NOTHING
 
     def train(self, task: int, is_idle: bool, number: int) -> None:
-        """Book the end of a training.
+        """Note that a task ended a training.
 
         Args:
             task: ID of the task.
-            is_idle: whether no epoch of the training counts.
+            is_idle: whether no epoch of the training counts, so that there is no update.
             number: index of the task's round, or ``NOTHING``.
         """
         if is_idle:
@@ -171,7 +171,9 @@ class _UpdateBook:
         self._owed.pop(task, None)
 
     def finish(self, task: int, time: float, group: int) -> None:
-        """Book that a task ended ``done``, so that its update may be aggregated.
+        """Note that a task ended ``done``, so that its update may be aggregated from now on.
+
+        If the task trained in a round, its update has to be aggregated.
 
         Args:
             task: ID of the task.
@@ -186,13 +188,13 @@ class _UpdateBook:
             self._owed[task] = time, group
 
     def mark_lost(self, tasks: Iterable[int]) -> None:
-        """Book that the updates of tasks were lost with an edge server."""
+        """Note that updates were lost with an edge server, and must not be aggregated."""
         for task in tasks:
             self._ended.discard(task)
             self._owed.pop(task, None)
 
     def aggregate(self, tasks: Iterable[int], in_rounds: bool, group: int) -> Iterator[str]:
-        """Book an aggregation, and yield a finding for each task that must not be in it.
+        """Note an aggregation, and yield a finding for each task that must not be in it.
 
         Args:
             tasks: IDs of the aggregated tasks.
@@ -213,7 +215,7 @@ class _UpdateBook:
             self._counted.add(task)
 
     def close_round(self, time: float) -> Iterator[str]:
-        """Yield a finding for each update that should be aggregated by now, but is not.
+        """End a round; yield a finding for each update that is due by now, but not aggregated.
 
         Args:
             time: end of the round (s).

@@ -30,17 +30,20 @@ LineFigures = Sequence[Sequence[Values]]
 
 @dataclass(frozen=True)
 class WorldAnswer:
-    """Answer of a comparison for one world: rankings, costs and missed targets.
+    """Result of a comparison for one world: which variant is the best, and what it costs.
+
+    A world is what compared runs share: devices, network and data. A line is a variant at a point
+    of the study's grid, or a single run; its place is its index in the comparison.
 
     Attributes:
         world: point of the grid, or study; empty if there is only one world.
-        target: the accuracy, or a metric's value, at which costs are compared. None if no line
-            was evaluated, or reached a target.
-        rankings: rankings by the goal, then by time, bytes, joules and money to the target if they were
-            counted, then by accuracy.
+        target: the accuracy, or a metric's value, at which costs are compared. None if no line was
+            evaluated, or reached a target.
+        rankings: rankings by the goal, then by time, bytes, joules and money to the target if they
+            were counted, then by accuracy.
         missed: lines that did not reach the target in all their runs: name, count of runs that
             reached it, count of runs.
-        cells: variant and key values of each cell, by place.
+        cells: variant and key values of each line, by place; identical lines are one cell.
         bill: costs of the goal's best line, each with its mean over the runs; the goal is first.
         unreached: targets that no line reached in any of its runs. Targets that only a study
             declares are listed if all of them are unreached.
@@ -58,7 +61,7 @@ class WorldAnswer:
 
     @property
     def words(self) -> list[str]:
-        """Sentences (str) that state the answer."""
+        """Sentences that state the result: the best line, its costs, and unreached targets."""
         words = []
         if self.unranked:
             words.append(f"{self.where}No run has a figure to rank by {self.unranked}.")
@@ -98,9 +101,9 @@ class WorldAnswer:
         return f"{self.world}: " if self.world else ""
 
     def target_prefix(self, ranking: Ranking) -> str:
-        """Return the words "To <target> " that begin a sentence on a ranking.
+        """Return the begin of a sentence on a ranking, such as "To an accuracy of 0.8 ".
 
-        Empty if the ranking is not by a cost to the target.
+        Empty if the ranking is not by a cost until the target is reached.
         """
         if self.target is None or not ranking.measure.name.endswith(f"to target {self.target:g}"):
             return ""
@@ -109,7 +112,7 @@ class WorldAnswer:
 
     @property
     def missing(self) -> str:
-        """Sentence (str) on the lines that did not reach the target in all their runs."""
+        """Sentence that names the lines which did not reach the target in all their runs."""
         names = []
         worlds = ""
         for name, reached, runs in self.missed:
@@ -121,7 +124,11 @@ class WorldAnswer:
 
     @property
     def order(self) -> list[int]:
-        """Places (int) of the lines that are in the first or the last ranking, the best first."""
+        """Indices of the lines with a figure in the ranking by the goal, or else by accuracy.
+
+        They are in the order of the ranking by the goal, the best first; lines that only the
+        ranking by accuracy has follow.
+        """
         places: dict[int, None] = {}
         for ranking in self.rankings[:1] + self.rankings[-1:]:
             for line in ranking.entries:
@@ -133,16 +140,17 @@ class WorldAnswer:
 def answers(
     lines: Lines, figures: LineFigures, targets: Sequence[Aim], *, is_requested: bool = False
 ) -> Iterator[WorldAnswer]:
-    """Yield the answer of a comparison for each world.
+    """Yield the result of a comparison for each world, that is each set of lines to compare.
 
-    Each world is compared at the hardest target that any of its lines reaches.
+    Lines of a world share devices, network and data. Their costs are compared at the hardest
+    target that any of them reaches.
 
     Args:
-        lines: the lines of the comparison.
+        lines: the lines (variants or single runs) of the comparison.
         figures: all figures of each run of each line.
-        targets: the targets, the easiest first.
-        is_requested: whether the user has named the targets. If so, each answer lists every
-            target that no line reaches.
+        targets: accuracies or values of metrics, the easiest first.
+        is_requested: whether the user has named the targets. If so, each result lists every target
+            that no line reaches.
     """
     worlds = worlds_of(lines)
     keys = varying_keys(lines, list(chain.from_iterable(worlds)))
@@ -193,10 +201,10 @@ def _answer(
 
 
 def _missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
-    """Yield the lines that missed the target in a run, as in ``WorldAnswer.missed``.
+    """Yield the lines that missed the target in one of their runs, without reference lines.
 
-    Their runs are counted in the first ranking by a cost to the target. Reference lines are left
-    out.
+    Yields:
+        Name of the line, count of its runs that reached the target, and count of all its runs.
     """
     for ranking in rankings:
         if "to target" in ranking.measure.name:
@@ -209,9 +217,14 @@ def _missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
 def _bill(
     goal: Ranking, figures: LineFigures, target: Aim | None
 ) -> Iterator[tuple[Measure, float]]:
-    """Yield costs of the goal's best line, each with its mean over the line's runs.
+    """Yield each cost of the line that is best by the goal, as its mean over the line's runs.
 
-    A cost that a run lacks is left out.
+    A cost that a run lacks is left out. Nothing is yielded if no line is ranked.
+
+    Args:
+        goal: the ranking by the goal.
+        figures: all figures of each run of each line.
+        target: target up to which costs are counted; None for costs of whole runs only.
     """
     if not goal.whole:
         return
@@ -234,9 +247,17 @@ def _ranking(
     *,
     is_decided: bool,
 ) -> Ranking:
-    """Rank the lines of a world by a figure.
+    """Rank lines that share a world by one figure, such as the time to a target.
 
-    If seeds were added until a decision by this figure (``is_decided``), the ranking follows it.
+    Lines with the figure in all their runs come first, the best mean first.
+
+    Args:
+        lines: the lines of the comparison.
+        figures: all figures of each run of each line.
+        names: names of the lines to rank, by place (index of the line).
+        measure: the figure.
+        is_decided: whether seeds were added until a decision by this figure, which the ranking then
+            follows.
     """
     rule = lines.until_sure
     entries = []
@@ -274,9 +295,15 @@ def _ranking(
 def _target(
     lines: Lines, figures: LineFigures, places: Sequence[int], targets: Sequence[Aim]
 ) -> Aim | None:
-    """Return the hardest target that any line reached in all its runs.
+    """Return the hardest target that any line reached in all its runs, to compare costs at it.
 
     If there is none, return the hardest target that any run reached; None if no run reached one.
+
+    Args:
+        lines: the lines of the comparison.
+        figures: all figures of each run of each line.
+        places: indices of the lines of a world; reference lines do not count.
+        targets: the targets, the easiest first.
     """
     ranked = _ranked(lines, places)
     for quantifier in (all, any):
@@ -296,11 +323,11 @@ def _is_reached(
     target: Aim,
     quantifier: Callable[[Iterable[bool]], bool],
 ) -> bool:
-    """Whether any line reached a target.
+    """Whether any of some lines reached a target.
 
     Args:
         figures: the figures of each line's runs.
-        places: places of the lines.
+        places: indices of the lines.
         target: the target.
         quantifier: ``all`` if all runs of the line must reach it, ``any`` if one run is enough.
     """
@@ -314,13 +341,13 @@ def _is_reached(
 
 
 def usual_target(lines: Lines, figures: LineFigures) -> float | None:
-    """Return the default target: the highest multiple of 0.05 that half of the lines reach.
+    """Return the accuracy at which costs are compared if neither a study nor the user names one.
 
-    A line reaches it if all its runs do. None if there is no such accuracy. The default target is
-    used if neither a study nor the user names a target.
+    It is the highest multiple of 0.05 that all runs of at least half of the lines reach. None if
+    there is no such accuracy.
 
     Args:
-        lines: the lines of the comparison.
+        lines: the lines (variants or runs) of the comparison.
         figures: the figures of each line's runs.
     """
     lows = []

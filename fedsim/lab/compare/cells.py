@@ -25,7 +25,14 @@ _CHOSEN = (
 
 
 def worlds_of(lines: Lines) -> list[list[int]]:
-    """Return the places of the lines that have runs, one list per world."""
+    """Group the lines that have runs by world, which are compared with each other.
+
+    A line is a variant at a point of a study's grid, or a single run. Lines share a world if their
+    scenarios differ only in strategy, training, model, messages or end. Single runs are one group.
+
+    Returns:
+        Indices of the lines of each world, ascending.
+    """
     points: dict[tuple[object, ...], list[int]] = {}
     for place, line in enumerate(lines.lines):
         if line.runs:
@@ -43,17 +50,19 @@ def worlds_of(lines: Lines) -> list[list[int]]:
 
 
 def _describe_world(scenario: Mapping[str, object]) -> str:
-    """Return the sections of a scenario that define its world, as JSON."""
+    """Return the parts of a scenario that define devices, network and data, as JSON text."""
     world = {name: section for name, section in scenario.items() if name not in _CHOSEN}
     return json.dumps(world, sort_keys=True, default=str)
 
 
 def name_world(lines: Lines, places: Sequence[int], keys: Sequence[str]) -> str:
-    """Return a name of a world, made of the study and grid values that differ between worlds.
+    """Return a name of a world, such as "share 0.3", by which it differs from other worlds.
+
+    It is made of the study and of grid values that all lines of the world share.
 
     Args:
         lines: the lines of all worlds.
-        places: places of the lines of this world.
+        places: indices of the lines of this world.
         keys: keys of the grid by which the lines of all worlds differ.
     """
     line = lines.lines[places[0]]
@@ -69,11 +78,13 @@ def name_world(lines: Lines, places: Sequence[int], keys: Sequence[str]) -> str:
 
 
 def varying_keys(lines: Lines, places: Sequence[int]) -> list[str]:
-    """Return the keys of the grid by which lines differ. A line without a key differs by it.
+    """Return the keys of a study's grid by which some lines differ.
+
+    A key that only some of the lines have is one of them.
 
     Args:
         lines: the lines of the comparison.
-        places: places of the lines that are compared.
+        places: indices of the lines that are compared.
     """
     points = []
     for place in places:
@@ -83,14 +94,17 @@ def varying_keys(lines: Lines, places: Sequence[int]) -> list[str]:
 
 
 def cells_of(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
-    """Return the cells of a world by place: variant, and value by varying key.
+    """Return what distinguishes the lines of a world: variant and values of the varying grid keys.
 
-    Lines with identical runs are one cell. A key by which these lines differ has the value
-    ``ANY``.
+    Lines with identical runs give one entry, in which a key by which they differ is ``any``.
 
     Args:
         lines: the lines of the comparison.
-        places: places of the lines of the world.
+        places: indices of the lines of the world.
+
+    Returns:
+        Dict from index of a line to a dict from key (``variant`` or short key of the grid) to
+        value.
     """
     by_runs: dict[tuple[object, ...], list[int]] = {}
     for place in places:
@@ -110,16 +124,19 @@ def cells_of(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
 
 
 def cell_names(lines: Lines) -> list[str]:
-    """Return a name for each line: its variant, and its values of the keys that vary."""
+    """Return a name for each line, made of its variant and its values of the varying grid keys."""
     places = [place for place, line in enumerate(lines.lines) if line.runs]
     names = name_cells(cells_of(lines, places))
     return [names.get(place, line.name) for place, line in enumerate(lines.lines)]
 
 
 def name_cells(cells: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
-    """Return a name for each cell, by place.
+    """Return a name for each line, such as ``fedprox (mu=0.1)``, by index of the line.
 
     A name has the size and part of the study only if it would not be unique without them.
+
+    Args:
+        cells: variant and values by key of each line, by index of the line.
     """
     names = {place: _name_cell(cell, PLACES) for place, cell in cells.items()}
     counts = Counter(names.values())

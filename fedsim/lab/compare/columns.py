@@ -9,7 +9,7 @@ from fedsim.lab.compare.paired import Estimate
 
 @dataclass(frozen=True)
 class PublishedComparison:
-    """Cell with a figure of a study and the published figure of the same quantity."""
+    """Cell of a table with a figure of a study and the published figure of the same quantity."""
 
     ours: Estimate
     published: float | None = None
@@ -20,7 +20,7 @@ class PublishedComparison:
 
 @dataclass(frozen=True)
 class Absent:
-    """Empty cell with the reason why it is empty, for people; programs get an empty cell."""
+    """Cell of a table without a value, with the reason for people; a CSV has an empty cell."""
 
     reason: str
 
@@ -30,7 +30,10 @@ Cell = str | float | int | Estimate | PublishedComparison | Absent | None
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """Column of a table, with one cell per row. An empty cell is None."""
+    """Column of a table of a comparison, with one cell per row and directions for showing it.
+
+    An empty cell is None.
+    """
 
     head: str
     cells: tuple[Cell, ...]
@@ -50,14 +53,15 @@ class ComparedColumn:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no cell has a value."""
+        """Whether no cell of the column has a value; cells with only a reason have none."""
         return all(cell is None or isinstance(cell, Absent) for cell in self.cells)
 
     @property
     def best_cells(self) -> set[int]:
-        """Row indices of the best mean of the column.
+        """Row indices of the best numbers of the column, to emphasise them.
 
-        Empty if all means are equal, or if the interval of the best includes another mean.
+        Estimates count by their means. Empty if the column has no best direction, if all means are
+        equal, or if the interval of the best includes another mean.
         """
         means = self._means()
         if self.best is None or len(set(means.values())) < 2:
@@ -84,7 +88,10 @@ class ComparedColumn:
 
 @dataclass(frozen=True)
 class ComparedTable:
-    """Table of columns of equal length, with notes and a title. Columns that name a row are first."""
+    """Table of a comparison, for any format: columns of equal length, notes below, and a title.
+
+    The columns that name a row, such as the variant, are first.
+    """
 
     columns: tuple[ComparedColumn, ...]
     notes: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ AFTER = "after the last round"
 
 @dataclass(frozen=True)
 class PathStep:
-    """Step of a critical path, cut to the part that lies within the round.
+    """Step (such as ``train``) for which a round waited, cut to the part within the round.
 
     Attributes:
         step: name of the step; ``edge-transfer`` or ``message`` outside of tasks, ``wait`` if
@@ -79,13 +79,13 @@ class PathStep:
 
     @property
     def category(self) -> str:
-        """Category of the step, by which times are summed."""
+        """Kind of waiting to which the step's time is added, such as ``computing``."""
         return AT_HOST if self.at_host else _CATEGORIES.get(self.step, "computing")
 
 
 @dataclass
 class _WaitedFor:
-    """Task or message, with its steps, for which a round may have waited."""
+    """Task with its steps, or message with its one step, for which a round may have waited."""
 
     start: float
     device: int | None
@@ -96,10 +96,14 @@ class _WaitedFor:
     steps: list[PathStep] = field(default_factory=list)
 
     def rank(self, now: float) -> tuple[float, ...]:
-        """Return a sort key of work that a round may have waited for; the least is on the path.
+        """Return a sort key to choose for which of several tasks or messages a round waited.
 
-        Done work comes first, then lost work, then late work. Of late work, the work with the
-        most steps ahead comes first.
+        The least key is chosen. Work that ended ``done`` at time ``now`` comes first, then work
+        that was lost then, then work that was late or unfinished, of which the least advanced comes
+        first.
+
+        Args:
+            now: simulated time at which the works ended or were still going on (s).
         """
         if self.end == now and self.outcome not in ("late", "stopped"):
             is_lost = self.outcome != "done"
@@ -110,7 +114,7 @@ class _WaitedFor:
 
 @dataclass(frozen=True)
 class RoundPath:
-    """Round with its critical path.
+    """Round with its critical path: the chain of steps, without gaps, for which the round waited.
 
     Attributes:
         number: index of the round.
@@ -119,8 +123,8 @@ class RoundPath:
         selected: count of selected clients; 0 for strategies with versions instead of rounds.
         late: devices whose tasks were cut off at the end of the round.
         deadline: whether the deadline ended the round.
-        sooner: time (s) by which the round's tasks would have ended sooner without the tasks
-            that ended last; 0 for strategies without rounds.
+        sooner: time (s) by which the round's tasks would have ended sooner without the tasks that
+            ended last; 0 for strategies without rounds.
         half: simulated time (s) at which half of the tasks of the round had ended; ``end`` for
             strategies without rounds.
     """
@@ -147,7 +151,10 @@ class RoundPath:
 
     @property
     def totals(self) -> dict[str, float]:
-        """Seconds by category of steps, most first; they sum to the length of the round."""
+        """Seconds of the round by kind of waiting, such as ``computing``, the most first.
+
+        They sum to the length of the round.
+        """
         times = []
         for step in self.steps:
             times.append((step.category, step.seconds - step.shared))
@@ -156,7 +163,10 @@ class RoundPath:
 
 
 class CriticalPaths:
-    """Critical paths of all rounds of a run, which ended at simulated time ``end`` (s).
+    """Finds, for each round of a run, the chain of steps for which the round waited.
+
+    This critical path has no gaps, so that the times of its steps sum to the round's length. The
+    attribute ``end`` is the simulated time at which the run ended (s).
 
     Attributes:
         clock: name of the run's time, as ``RunFolder.clock``.
@@ -231,10 +241,13 @@ class CriticalPaths:
         return paths
 
     def round(self, number: int) -> RoundPath:
-        """Return the critical path of the round with index ``number``.
+        """Return a round with the chain of steps for which it waited (its critical path).
+
+        Args:
+            number: index of the round.
 
         Raises:
-            RunFolderError: the run has no round ``number``.
+            RunFolderError: the run has no such round.
         """
         by_number = {path.number: path for path in self.rounds}
         if number not in by_number:
@@ -248,9 +261,9 @@ class CriticalPaths:
 
     @cached_property
     def totals(self) -> dict[str, float]:
-        """Seconds by category of steps, over all rounds and the time after the last, most first.
+        """Seconds of the whole run by kind of waiting, such as ``computing``, the most first.
 
-        The seconds sum to the length of the run.
+        Time after the last round is a separate kind. The seconds sum to the length of the run.
         """
         times: list[tuple[str, float]] = []
         for path in self.rounds:
@@ -282,7 +295,14 @@ class CriticalPaths:
         )
 
     def _trace(self, start: float, number: int, end: float, used: set[int]) -> Iterator[PathStep]:
-        """Yield the steps of the critical path of a round, from its end back to its start."""
+        """Yield the steps for which a round waited, from its end back to its start, without gaps.
+
+        Args:
+            start: simulated time of the round's start (s).
+            number: index of the round.
+            end: simulated time of its end (s).
+            used: IDs of the tasks whose updates the round aggregated.
+        """
         now = end
         while now > start:
             work = self._last(now, number, end, used)
@@ -303,9 +323,16 @@ class CriticalPaths:
                     now = max(step.start, start)
 
     def _last(self, now: float, number: int, end: float, used: set[int]) -> _WaitedFor | None:
-        """Return the task or message of a round that ended at time ``now``; None if there is none.
+        """Return the task or message for which a round waited until a time in it; None if none.
 
-        At the end of the round, unfinished work counts too.
+        It is one that ended at this time and belongs to the round. At the round's end, a task of
+        the round that is still going on counts too.
+
+        Args:
+            now: the simulated time (s).
+            number: index of the round.
+            end: simulated time of the round's end (s).
+            used: IDs of the tasks whose updates the round aggregated, whatever their round.
         """
         ended = self._ends.get(now, ())
         work = [task for task in ended if task.round == number or task.task in used]
@@ -320,7 +347,11 @@ class CriticalPaths:
         return sorted(self._ends)
 
     def _cut(self, step: PathStep, start: float, end: float) -> PathStep:
-        """Return the part of a step between two times (s), with a proportional part of ``shared``."""
+        """Return the part of a step between two simulated times (s).
+
+        Its ``shared`` time is computed: the time beyond what a transfer takes alone on the device's
+        own link, in proportion to the part.
+        """
         part = replace(step, start=start, end=end)
         column = {DOWNLOAD: "link_down", UPLOAD: "link_up"}.get(step.step, "")
         link = self._links.get(step.device, {})
@@ -347,7 +378,11 @@ def _label(kind: str, facts: Mapping[str, object]) -> str:
 
 
 def _sum(times: Iterable[tuple[K, float]]) -> dict[K, float]:
-    """Return the sums of seconds by key, most first. Sums of 0 are left out."""
+    """Return the sum of seconds for each key, the greatest first; sums of 0 are left out.
+
+    Args:
+        times: pairs of key and seconds; a key may occur several times.
+    """
     totals: defaultdict[K, float] = defaultdict(float)
     for key, seconds in times:
         totals[key] += seconds

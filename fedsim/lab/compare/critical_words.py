@@ -23,7 +23,7 @@ _MOST_DEVICES = 5
 
 
 def run_in_words(paths: CriticalPaths) -> list[str]:
-    """Return sentences on what ended the rounds of a run: deadlines, and the slowest devices."""
+    """Return sentences on what a run's rounds waited for: deadlines, or the slowest devices."""
     rounds = paths.rounds
     if not rounds:
         return [f"The run has no {paths.word}s, so nothing was waited for."]
@@ -97,7 +97,15 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
 
 
 def category_in_words(paths: CriticalPaths, category: str) -> str:
-    """Return a category of ``CriticalPaths.totals`` with the run's noun for its rounds."""
+    """Return the name of a kind of waiting for people.
+
+    It is the name itself, except that the time after the last round uses the run's noun for a
+    round.
+
+    Args:
+        paths: the critical paths of the run.
+        category: a key of the paths' ``totals``.
+    """
     return f"after the last {paths.word}" if category == AFTER else category
 
 
@@ -109,7 +117,11 @@ def _compare_length(seconds: float, usual: float) -> str:
 
 
 def _longest_in_words(path: RoundPath) -> list[str]:
-    """Return sentences on a round's longest step, and the time that a faster client would save."""
+    """Return sentences on the longest of the steps for which a round waited.
+
+    They also state how much sooner the round would have ended without the last client, or with
+    twice the rate in that step.
+    """
     step = max(path.steps, key=lambda step: step.seconds)
     cause = step.label or "the server, its timers, or devices to come"
     if step.device is not None:
@@ -130,9 +142,9 @@ def _longest_in_words(path: RoundPath) -> list[str]:
 
 
 def path_table(path: RoundPath) -> ComparedTable:
-    """Return a table of the steps of a round's path; their times sum to the length of the round.
+    """Return a table with a row for each step for which a round waited.
 
-    It has a column of times on shared links if a step has such a time.
+    It has a column for the time that transfers lost on shared links, if any did.
     """
     rows: list[dict[str, Cell]] = []
     for step in path.steps:
@@ -157,7 +169,9 @@ def path_table(path: RoundPath) -> ComparedTable:
 
 
 def totals_table(runs: Mapping[str, CriticalPaths]) -> ComparedTable:
-    """Return a table of time by category of the critical paths, with bars of text.
+    """Return a table of the time that runs waited, by kind of waiting, with bars of text.
+
+    It has a row for each kind, such as ``computing``, and run.
 
     Args:
         runs: the critical paths of runs, by the runs' names.

@@ -19,13 +19,16 @@ _USUAL_STEP = 0.01  # difference of accuracies and metrics
 
 @dataclass(frozen=True)
 class Decided:
-    """Decision on the best line of a world, with the runs and the time that it took.
+    """Decision on the best of several lines, after seeds were added, with its cost in runs.
+
+    A line is a variant of a study; its place is its index in the comparison.
 
     Attributes:
         decision: the decision.
-        rule: the rule of the study.
+        rule: the rule of the study by which seeds are added.
         measure: figure by which lines are compared.
-        within: the indifference zone, a share of a cost or a difference.
+        within: difference that does not matter: a share of a cost, or a difference of other
+            figures.
         names: names of the lines by their places.
         runs: count of the finished runs of the compared lines.
         real_s: real time of these runs together (s).
@@ -44,7 +47,7 @@ class Decided:
 
     @property
     def status(self) -> Literal["best", "tie", "budget", "open"]:
-        """Status of the decision.
+        """State of the decision on the best line.
 
         ``best``: one line is the best. ``tie``: several lines may be, and one of them is at most
         ``within`` worse than any other. ``open`` or ``budget``: not decided yet, and more seeds
@@ -56,19 +59,22 @@ class Decided:
 
     @property
     def error(self) -> str:
-        """Words (str) on the greatest probability of a wrong decision."""
+        """Text on the greatest probability of a wrong decision, such as ``error at most 5 %``."""
         return f"error at most {100 * self.rule.error:.3g} %"
 
     @property
     def zone(self) -> str:
-        """Words (str) on the indifference zone, such as ``5 % more``."""
+        """Text on how much worse than the best line a line may be without it mattering.
+
+        It is ``5 % more`` for a cost, and such as ``0.01 less`` for other figures.
+        """
         if self.measure.is_cost:
             return f"{100 * self.within:.3g} % more"
         return f"{self.within:.3g} {'more' if self.measure.best == 'least' else 'less'}"
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences (str) on the certainty of the ranking and on its cost."""
+        """Sentences on how sure the best line is, and how many runs and how much time that took."""
         words = []
         decision = self.decision
         if self.status == "tie":
@@ -103,12 +109,14 @@ def decided(
     lines: Sequence[ComparedLine],
     values: Mapping[int, Mapping[int, float]],
 ) -> Decided:
-    """Decide which line of a world is the best.
+    """Decide which of several lines (variants of a study) is the best by a figure.
+
+    Runs count in the order of their seeds, up to the first unfinished one.
 
     Args:
-        rule: the rule of the study.
+        rule: rule of the study by which seeds are added.
         measure: figure by which lines are compared.
-        names: names of the compared lines, by place.
+        names: names of the compared lines, by place (index in ``lines``).
         lines: all lines of the comparison.
         values: figures by place and seed; runs without the figure are left out.
     """
@@ -136,7 +144,11 @@ def decided(
 
 
 def _comparable(value: float, measure: Measure) -> float:
-    """Transform a figure so that less is better, and that differences of costs stand for ratios."""
+    """Convert a figure to a number to compare: less is better, and differences are what counts.
+
+    Costs become logarithms, so that their differences stand for ratios; figures of which more is
+    better change their sign.
+    """
     if measure.is_cost:
         return math.log(max(value, sys.float_info.min))
     return -value if measure.best == "most" else value

@@ -22,9 +22,9 @@ _FIGURE = "figure"
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Mean of the goal's figure by the values of two keys.
+    """Table of the mean figure of a goal (such as time to a target) by the values of two grid keys.
 
-    If several cells share both values, the best mean counts.
+    If several cells (variants at a point of the grid) share both values, the best mean counts.
 
     Attributes:
         goal: the ranking by the goal.
@@ -52,7 +52,7 @@ class HeatMap:
     def share(self, value: float) -> float:
         """Return the position of a figure between the worst (0) and the best (1) of the map.
 
-        The position of a cost is computed from logarithms.
+        For a cost, it is the position of its logarithm.
         """
         figures = self.figures.to_numpy().ravel().tolist()
         figures = [figure for figure in figures if math.isfinite(figure)]
@@ -76,13 +76,13 @@ class HeatMap:
 
 
 class CostPoint(NamedTuple):
-    """Cell of a comparison as a point of two costs.
+    """Variant at a point of the grid, as a point in a plane of two costs.
 
     Attributes:
-        line: the ranked line of the cell.
-        first, second: the two costs of the cell.
-        factor: the cell costs at most this many times as much as a cell on the front; 1 if the
-            cell is on the front.
+        line: the ranked line of the variant.
+        first, second: its two costs, means over its runs.
+        factor: it costs at most this many times as much, in either cost, as a point of the Pareto
+            front; 1 if it is on the front itself.
     """
 
     line: RankedLine
@@ -93,7 +93,11 @@ class CostPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """Pareto front of a world by two costs; its points are in order of the first cost."""
+    """Points of all ranked variants by two costs, and which of them are Pareto optimal.
+
+    ``first`` and ``second`` are the rankings by the two costs; ``points`` are in order of the first
+    cost.
+    """
 
     first: Ranking
     second: Ranking
@@ -101,24 +105,24 @@ class ParetoFront:
 
     @property
     def front(self) -> list[CostPoint]:
-        """Points of the Pareto front: no other cell is better in both costs."""
+        """Points that no other point beats in both costs, in order of the first cost."""
         return [point for point in self.points if point.factor == 1]
 
     @property
     def runners_up(self) -> list[CostPoint]:
-        """Up to three points close to the Pareto front, the closest first."""
+        """Up to three points that cost at most 1.5 times a front point, the closest first."""
         near = [point for point in self.points if 1 < point.factor <= _NEAR]
         return sorted(near, key=lambda point: point.factor)[:_RUNNERS_UP]
 
     @property
     def names(self) -> tuple[str, str]:
-        """Names of the two costs."""
+        """Names of the two costs, such as ``time`` and ``traffic``."""
         first = self.first.measure.name.partition(" to target")[0]
         second = self.second.measure.name.partition(" to target")[0]
         return first, second
 
     def format_point(self, point: CostPoint) -> str:
-        """Format a point as text: the cell's name and costs."""
+        """Return a point as text: name of its variant and grid values, then its two costs."""
         costs = f"{self.first.show(point.first)}, {self.second.show(point.second)}"
         if point.factor > 1:
             costs += f", at most {point.factor:.2f} times either"
@@ -126,7 +130,7 @@ class ParetoFront:
 
     @property
     def words(self) -> str:
-        """Sentences (str) on the cells of the front and the runners-up."""
+        """Sentences on the points of the Pareto front and those close to it, with their costs."""
         front = "; ".join(map(self.format_point, self.front))
         text = f"No cell is better in both {' and '.join(self.names)} than: {front}."
         if self.runners_up:
@@ -135,10 +139,10 @@ class ParetoFront:
 
 
 def heat_map(answer: WorldAnswer) -> HeatMap | None:
-    """Return the heat map of the goal by variant and the key with the most values.
+    """Return the means of the goal's figure by the two grid keys with the most values.
 
-    If there is one variant, the two keys with the most values are used. None if fewer than two
-    keys vary.
+    The variant is one of the two if there are several. None if fewer than two keys vary, or nothing
+    is ranked.
     """
     frame, keys = _frame(answer)
     if len(keys) < 2 or not answer.rankings:
@@ -155,9 +159,9 @@ def heat_map(answer: WorldAnswer) -> HeatMap | None:
 
 
 def fronts(answer: WorldAnswer) -> list[ParetoFront]:
-    """Return the Pareto fronts of each pair of costs that three or more cells have.
+    """Return a Pareto front for each pair of costs by which three or more variants are ranked.
 
-    The front of the goal and the next cost is the first.
+    Pairs with the goal's cost come first.
     """
     rankings = []
     for ranking in answer.rankings:
@@ -186,17 +190,18 @@ def _front(first: Ranking, second: Ranking) -> ParetoFront:
 
 
 def in_words(answer: WorldAnswer) -> list[str]:
-    """Return sentences on the first Pareto front, and on the variance that each key explains."""
+    """Return sentences on a world's first Pareto front, and on how much each grid key matters."""
     words = [front.words for front in fronts(answer)[:1]]
     return [*words, *shares(answer)]
 
 
 def shares(answer: WorldAnswer) -> Iterator[str]:
-    """Yield a sentence on how much of the goal's variance each key explains.
+    """Yield a sentence on how much of the variance of a goal's figure each grid key explains.
 
     The shares are first-order Sobol indices of a full factorial design: the variance of the means
-    of a key's values over the variance of all cells. They are exact, as all combinations were
-    run. A search, which tries some combinations, has estimates (``search.importances``).
+    of a key's values over the variance of all variants and grid points. They are exact, as all
+    combinations were run. A search, which tries some combinations, has estimates
+    (``search.importances``).
 
     Source: I. M. Sobol, "Sensitivity estimates for nonlinear mathematical models", Math. Model.
     Comput. Exp. 1 (1993).
@@ -238,10 +243,9 @@ def shares(answer: WorldAnswer) -> Iterator[str]:
 
 
 def _frame(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
-    """Return a DataFrame of the ranked cells of a world, and the keys that vary.
+    """Return the goal's figure of each variant and grid point as a DataFrame, and its varying keys.
 
-    A row has the keys of the cell, and the mean of the goal's figure. The mean is NaN if a run
-    lacks the figure.
+    A row has the variant, the grid values, and the mean ``figure``, which is NaN if a run lacks it.
     """
     import pandas as pd
 

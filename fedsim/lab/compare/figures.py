@@ -23,7 +23,7 @@ Take = Literal[
 
 
 def _variance_around_line(values: "pd.Series[float]") -> float:
-    """Return the variance of the residuals of a least-squares line, with n - 2 degrees of freedom."""
+    """Return the variance around a least-squares line, with n - 2 degrees of freedom."""
     squares = np.linalg.lstsq(np.vander(range(len(values)), 2), values)[1]
     return float(squares[0] / (len(values) - 2))
 
@@ -63,7 +63,7 @@ class Reading(Spec):
         number: index of the event for ``rounds before``, from 1.
         figure: name of a measure of ``fedsim.lab.compare.measures``, which replaces ``take``.
         ledger: ledger by which ``figure`` counts bytes.
-        over, minus: ``variant`` or grid values of another line. The figure is divided by, or
+        over, minus: ``variant`` or grid values of a second line. The figure is divided by, or
             reduced by, the figure of this line, seed by seed.
         tolerance: greatest difference of the mean from the published figure; None if the figure
             is not judged.
@@ -103,7 +103,7 @@ class Reading(Spec):
 
     @property
     def comparison(self) -> dict[str, object]:
-        """Variant or grid values of the lines to compare with; empty if there is no comparison."""
+        """Variant or grid values of the line that divides or reduces the figure, if any."""
         return self.over or self.minus
 
     def of(self, run: RunFolder, best: float = 0.0) -> float:
@@ -111,7 +111,8 @@ class Reading(Spec):
 
         Args:
             run: the folder of the run.
-            best: best mean of the table's rows, from which ``below_best`` is subtracted.
+            best: best mean of a published table's rows, from which ``below_best`` is subtracted to
+                get the target.
 
         Returns:
             The figure; NaN if the run has too few rounds or tests.
@@ -145,7 +146,10 @@ class Reading(Spec):
         return self._measure_target(run, values, target)
 
     def _values(self, run: RunFolder) -> "pd.Series[float]":
-        """Return a Series of the column's scaled values by index of the round, without missing values."""
+        """Return a run's values of ``column``, times ``scale``, as a Series by index of the round.
+
+        Rounds without a value are left out.
+        """
         import pandas as pd
 
         values = {}

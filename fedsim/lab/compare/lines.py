@@ -29,6 +29,8 @@ _Setting = TypeVar("_Setting")  # value that a study may declare
 class ComparedLine:
     """Line of a comparison: a single run, or a variant of a study at a point of its grid.
 
+    Single runs have no grid and no study.
+
     Attributes:
         name: name of the folder of a single run, or name of the variant.
         runs: folders of the finished runs.
@@ -36,8 +38,8 @@ class ComparedLine:
         point: key and value pairs of the grid.
         study: name of the study's folder; empty for a single run.
         reference: whether the line is shown but not ranked.
-        is_begun: whether any run of the line has a folder. It has none before the first run
-            begins, or if ``--only`` excludes the line.
+        is_begun: whether any run of the line has a folder. It has none before the first run begins,
+            or if ``--only`` excludes the line.
         seeds_in_order: seeds of the finished runs before the first unfinished one.
     """
 
@@ -61,7 +63,10 @@ class ComparedLine:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines of a comparison, with the goal and the targets of the studies.
+    """All lines of a comparison, and by what they are to be compared.
+
+    A line is a single run, or a variant of a study at a point of its grid. Its place is its index
+    in ``lines``.
 
     Attributes:
         lines: the lines, in the order of the folders, and of each study's variants.
@@ -69,8 +74,8 @@ class Lines:
         baselines: place of each line's baseline; None if the line has no baseline.
         baseline: name of the baseline; empty if there is none.
         is_first: whether the baseline is the first run, because no baseline was named.
-        goal: one of ``fedsim.lab.compare.measures.GOALS``.
-        budget: limits by cost, see ``fedsim.lab.reading.targets.within``.
+        goal: criterion of the ranking, such as ``time`` or ``accuracy``.
+        budget: dict from name of a cost to its limit, for the accuracy within the budget.
         not_begun: names of the lines that ``begun`` removed.
         until_sure: rule by which seeds were added to lines; None if all have the same seeds.
         is_decided: whether the goal is the one by which seeds were added.
@@ -92,7 +97,7 @@ class Lines:
         return not any(line.study for line in self.lines)
 
     def begun(self) -> "Lines":
-        """Return these lines without the lines of which no run has begun.
+        """Return these lines without the lines of which no run has a folder yet.
 
         If no run of any line has begun, all lines are returned.
         """
@@ -111,9 +116,10 @@ class Lines:
         )
 
     def first(self, figures: Sequence[Sequence[_RunFigures]]) -> Sequence[Sequence[_RunFigures]]:
-        """Select the figures of the seeds that all lines run.
+        """Return the figures of only the seeds that all lines run, line by line.
 
-        The target is chosen by these figures only, so that it does not change as seeds are added.
+        Where seeds were added to some lines, a target is chosen by these figures, so that it does
+        not change with the added seeds.
 
         Args:
             figures: the figures of all runs of each line.
@@ -132,7 +138,8 @@ class Lines:
     def seeds_of(self, place: int) -> frozenset[int]:
         """Return the seeds of the finished runs of a line.
 
-        If the lines are single runs, the result is always seed 0, so that any two can be compared.
+        If the lines are single runs, the result is always seed 0, as if all had the same seed, so
+        that any two can be compared.
 
         Args:
             place: index of the line in ``lines``.
@@ -144,12 +151,12 @@ class Lines:
     def by_seed(
         self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str
     ) -> dict[int, float]:
-        """Return one figure of the runs of a line, by seed.
+        """Return one figure, such as the energy, of each run of a line, by seed.
 
         The seed of a single run is set to 0, so that any two single runs can be compared.
 
         Args:
-            place: place of the line.
+            place: index of the line in ``lines``.
             figures: all figures of each run of the line, by name.
             name: name of the figure.
 
@@ -172,13 +179,14 @@ def read_lines(
     budget: Mapping[str, float] | None = None,
     index: StudyIndex | None = None,
 ) -> Lines:
-    """Read the lines of a comparison from folders of runs and of studies.
+    """Read the runs and the variants of studies in some folders, to compare them.
 
     Args:
-        paths: the folders.
+        paths: folders of runs and of studies.
         baseline: name of a run or a variant. By default the first baseline that a study declares,
             or the first run.
-        goal: the goal; by default the first that a study declares, or ``"time"``.
+        goal: criterion of the ranking; by default the first that a study declares, or the accuracy
+            within the budget if there is one, or ``"time"``.
         budget: limits by cost; by default the first budget that a study declares.
         index: index of the only folder; by default it is read from there.
 
@@ -218,17 +226,17 @@ def read_lines(
 
 
 class _FolderLines(NamedTuple):
-    """Lines of one folder of a comparison, and the index of its study; None for a single run."""
+    """The lines to compare that one folder has, and its study's index; None for a single run."""
 
     lines: list[ComparedLine]
     study: StudyIndex | None
 
 
 def _read_sources(paths: Sequence[str | Path], index: StudyIndex | None) -> list[_FolderLines]:
-    """Read the folders of a comparison.
+    """Read folders of runs and of studies as lines to compare, one entry per folder.
 
     Args:
-        paths: folders of runs and of studies.
+        paths: the folders.
         index: index of the only folder; by default it is read from there.
     """
     if index is not None:
@@ -248,12 +256,12 @@ def _read_sources(paths: Sequence[str | Path], index: StudyIndex | None) -> list
 
 
 def _first(values: Iterable[_Setting | None]) -> _Setting | None:
-    """Return the first of ``values`` that is neither None nor empty; None if there is none."""
+    """Return the first of ``values`` that is neither None nor empty; None if all are."""
     return next((value for value in values if value), None)
 
 
 def _check_baseline(name: str | None, baseline: str | None, lines: Sequence[ComparedLine]) -> None:
-    """Raise ``ScenarioError`` if a baseline is no line, or cannot be compared with.
+    """Raise ``ScenarioError`` if the baseline is no line of the comparison, or has no run.
 
     Args:
         name: name of the baseline, declared by a study or requested; None if there is none.
@@ -297,7 +305,7 @@ def _variants(path: Path, study: StudyIndex) -> list[ComparedLine]:
 
 
 def title_of(path: Path) -> str:
-    """Return the name of the study in a folder; the folder's name if the study has no name."""
+    """Return the name of the study in a folder, or the folder's name if the study has none."""
     name = read_index(path).name
     return path.resolve().name if name == UNNAMED else name
 
@@ -305,9 +313,15 @@ def title_of(path: Path) -> str:
 def _find_baseline(
     compared: ComparedLine, lines: Sequence[ComparedLine], name: str | None
 ) -> int | None:
-    """Return the place of the line that is the baseline of ``compared``; None if there is none.
+    """Return the index of the line that is the baseline of a line; None if there is none.
 
-    A line called ``name`` with the same study and point comes first, then one without a point.
+    It is the line called ``name`` with the same study and grid values, or else one without grid
+    values.
+
+    Args:
+        compared: the line whose baseline to find.
+        lines: all lines of the comparison.
+        name: name of the baseline.
     """
     candidates = [place for place, line in enumerate(lines) if line.name == name]
     for place in candidates:

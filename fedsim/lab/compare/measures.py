@@ -38,7 +38,11 @@ Values = dict[str, float | int | None]
 
 
 class CostWords(NamedTuple):
-    """Words of sentences on a cost, as in "takes the least time" or "takes 1.5 times as long"."""
+    """Words for sentences on a cost, such as "takes the least time" or "takes 1.5 times as long".
+
+    ``verb`` is "takes", ``noun`` "time", ``as_much`` "as long"; ``show`` formats a value with its
+    unit.
+    """
 
     verb: str
     noun: str
@@ -60,7 +64,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Measure:
-    """Kind of figure that a run can have, such as a cost or an accuracy.
+    """Kind of figure by which runs are compared, such as time, traffic or accuracy.
 
     Attributes:
         name: name, unique among all measures.
@@ -76,12 +80,15 @@ class Measure:
 
     @property
     def is_cost(self) -> bool:
-        """Whether the figure is a cost; lines are compared by the ratio of a cost."""
+        """Whether the figure is a cost, by the ratio of which lines are compared.
+
+        Other figures, such as accuracies, are compared by their difference.
+        """
         return self.topic in ("cost", "to target")
 
     @property
     def most(self) -> float:
-        """Greatest possible value of the figure. The least is 0."""
+        """Greatest possible value of the figure: 1 for shares, else infinity. The least is 0."""
         return 1.0 if self.unit == "0-1" else math.inf
 
     @property
@@ -153,7 +160,7 @@ the best accuracy or metric.
 
 
 class Budget(Spec):
-    """Limits on the costs of a run until its best accuracy.
+    """Limits on the costs of a run; the best accuracy before any limit is exceeded is compared.
 
     Attributes:
         time: simulated time (s).
@@ -213,11 +220,14 @@ def read_goal(
 
 
 def goal_of(goal: str, target: float | Target | None) -> Measure | None:
-    """Return the measure of a goal; None if it is a cost to the target, and ``target`` is None.
+    """Return the figure by which a goal, such as ``time``, ranks runs.
 
     Args:
         goal: one of ``GOALS``, or a metric.
-        target: the target to which a cost is computed.
+        target: the target up to which a cost is counted.
+
+    Returns:
+        The figure; None if the goal is a cost up to a target, and ``target`` is None.
     """
     if goal in MORE_IS_BETTER:
         return of_metric("final", goal)
@@ -227,7 +237,11 @@ def goal_of(goal: str, target: float | Target | None) -> Measure | None:
 
 
 def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
-    """Return all measures in the order of table columns, with six costs for each target."""
+    """Return all kinds of figures of a run, in the order of table columns.
+
+    Args:
+        targets: each target adds six costs until it is reached.
+    """
     first = [measure for measure in _MEASURES.values() if measure.topic in ("accuracy", "cost")]
     last = [measure for measure in _MEASURES.values() if measure not in first]
     to_targets = []
@@ -237,7 +251,7 @@ def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
 
 
 def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
-    """Return the measures "final" and "best" of each metric that any of the runs has."""
+    """Return two kinds of figures, final and best value, for each metric that any run has."""
     more_is_better = {}
     for run in runs:
         for name, metric in run.summary.get("metrics", {}).items():
@@ -251,7 +265,7 @@ def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
 def of_metric(
     value: str, name: str, more_is_better: Mapping[str, bool] = MORE_IS_BETTER
 ) -> Measure:
-    """Return the measure of the ``final`` or ``best`` value of a metric.
+    """Return the figure that is the final, or the best, value of a metric over a run.
 
     Args:
         value: ``final`` or ``best``.
@@ -262,10 +276,11 @@ def of_metric(
 
 
 def cost_of(cost: str, target: float | Target) -> Measure:
-    """Return the measure of a cost until a target is reached.
+    """Return the figure that is a run's cost until a test first reached a target.
 
     Args:
-        cost: name of the cost, such as ``rounds``, ``time``, ``traffic`` or ``energy``.
+        cost: name of the cost: ``rounds``, ``time``, ``traffic``, ``energy``, ``carbon`` or
+            ``cost``.
         target: an accuracy (0..1), or a target of any metric.
     """
     return Measure(f"{cost} to target {target:g}", _TO_TARGET[cost], "to target", "least")
@@ -277,7 +292,7 @@ def measure(
     ledger: LedgerPreset = "strict",
     budget: Mapping[str, float] | None = None,
 ) -> Values:
-    """Compute the figures of a run.
+    """Compute all figures of a run by which runs are compared, such as costs and accuracies.
 
     A run on pooled data is no federation, so it has accuracies, metrics and rounds only.
 
@@ -285,7 +300,7 @@ def measure(
         run: the folder of the run.
         targets: targets to which costs are computed.
         ledger: ``paper`` counts traffic as papers do; costs to a target always count all bytes.
-        budget: limits by cost for ``WITHIN``, see ``lab.reading.targets.within``.
+        budget: dict from name of a cost to its limit, for the accuracy within the budget.
 
     Returns:
         Figures by the names of their measures; None for a figure that the run lacks.
@@ -347,17 +362,20 @@ def _compute_figures(run: RunFolder, ledger: LedgerPreset) -> Values:
 
 
 def _dropped(run: RunFolder) -> float | None:
-    """Return the share (0..1) of selected clients without a valid update; None if none selected."""
+    """Return the share (0..1) of a run's selected clients whose update was not valid.
+
+    None if no client was selected.
+    """
     selected: int = sum(row["selected"] or 0 for row in run.rounds)
     valid: int = sum(row["valid"] or 0 for row in run.rounds)
     return 1 - valid / selected if selected else None
 
 
 def _batteries(run: RunFolder) -> Values:
-    """Return the figures ``battery`` and ``flat devices`` of a run; None if it has no batteries.
+    """Return two figures on the batteries of a run's devices; both None if it has no batteries.
 
-    They are the mean share (%) of a battery's capacity that a device drew, and the count of
-    devices whose battery ran flat.
+    ``battery`` is the mean share (%) of a battery's capacity that a device drew, ``flat devices``
+    the count of devices whose battery ran empty.
     """
     rows = run.rows(ENERGY) if run.has(ENERGY) else []
     shares = []
@@ -375,9 +393,10 @@ def _batteries(run: RunFolder) -> Values:
 
 
 def costs_until(run: RunFolder, target: float | Target) -> Values:
-    """Return the costs until a test first reached a target, by the names of their measures.
+    """Return a run's costs until a test first reached a target, by names of their measures.
 
-    All costs are None if no test reached the target.
+    The costs are rounds, time (s), traffic (bytes), energy (J), carbon (g) and money. All are None
+    if no test reached the target.
 
     Args:
         run: the folder of the run.
@@ -389,14 +408,14 @@ def costs_until(run: RunFolder, target: float | Target) -> Values:
 
 
 def read_work(run: RunFolder) -> Values:
-    """Return the compute time of a run's devices, and the count of moves between groups.
+    """Return how long a run's devices computed, how much of it was wasted, and the moves of groups.
 
     Wasted compute is the whole time of an unfinished task, and the time of a finished task after
-    its last epoch that counted. A split of a group is no migration.
+    its last epoch that counted. A split of a group is no move.
 
     Returns:
-        ``compute`` and ``wasted compute`` (device-seconds), and ``migrations``, which is None if
-        the run has no groups.
+        ``compute`` and ``wasted compute`` (device-seconds), and ``migrations``, the count of moves
+        of devices between groups, which is None if the run has no groups.
     """
     begun: dict[int, float] = {}  # open task -> begin of its running step (s)
     times: defaultdict[int, _ComputeTime] = defaultdict(_ComputeTime)  # of each open task
@@ -434,12 +453,13 @@ class _ComputeTime:
 
 
 def _useful_seconds(time: float, seconds: float, facts: RecordData) -> float:
-    """Return the seconds of a step that count: until the end of the last finished epoch.
+    """Return the seconds of a computing step that count: up to the end of its last counted epoch.
 
     Args:
         time: simulated time at the end of the step (s).
         seconds: length of the step (s).
-        facts: data of the step's record. If they have no epochs, the whole step counts.
+        facts: fields of the record that ends the step. If they have no epochs, the whole step
+            counts.
     """
     if "epochs" not in facts or facts["epochs"] == facts["asked"]:
         return seconds

@@ -11,7 +11,7 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean of values or of paired differences, with its 95 % interval.
+    """Mean of values, or of differences of pairs of values, with its 95 % confidence interval.
 
     Attributes:
         mean: mean of the values.
@@ -26,20 +26,20 @@ class Estimate:
 
     @property
     def half(self) -> float:
-        """Half the width of the interval, for "mean ± half"; 0 with fewer than two pairs."""
+        """Half the width of the confidence interval, for "mean ± half"; 0 for an infinite one."""
         width = self.high - self.low
         return width / 2 if math.isfinite(width) else 0.0
 
     @property
     def edges(self) -> tuple[float | None, float | None]:
-        """Low and high end of the interval; an infinite end is None."""
+        """Low and high end of the confidence interval; None instead of an infinite end."""
         low = self.low if math.isfinite(self.low) else None
         high = self.high if math.isfinite(self.high) else None
         return low, high
 
     @property
     def verdict(self) -> str:
-        """Verdict (str) on the claim that the mean is above 0.
+        """Text on the claim that the mean is above 0.
 
         ``holds`` if the whole interval is above 0, ``holds in part`` if only the mean is above 0,
         and ``does not hold`` otherwise.
@@ -50,15 +50,15 @@ class Estimate:
 
 
 def paired_difference(above: Sequence[float], below: Sequence[float]) -> Estimate:
-    """Return the mean of paired differences, with Student's 95 % interval.
+    """Return the mean of ``above[i] - below[i]``, with Student's 95 % interval.
 
     The interval is mean +- t s / sqrt(n) for n pairs with standard deviation s.
 
     Source: Student, "The probable error of a mean", Biometrika 6 (1908).
 
     Args:
-        above: the minuends, one value per world.
-        below: the subtrahends, one value per world in the same order.
+        above: figures of a first strategy, one per seed.
+        below: figures of a second strategy, in the same order of seeds.
 
     Raises:
         ValueError: the sequences differ in length, are empty, or have a value that is not finite.
@@ -80,7 +80,7 @@ def paired_difference(above: Sequence[float], below: Sequence[float]) -> Estimat
 
 
 def pairs_to_tell(mean: float, half: float, pairs: int, most: int = 1000) -> int | None:
-    """Return the count of pairs after which the interval is expected to exclude 0.
+    """Return after how many pairs the interval of a mean difference is expected to exclude 0.
 
     New differences are assumed to have the same mean and standard deviation.
 
@@ -109,7 +109,7 @@ def _student(pairs: int) -> float:
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """Return the mean of one value per world, with Student's 95 % interval."""
+    """Return the mean of values, one per seed, with Student's 95 % interval."""
     return paired_difference(values, [0.0] * len(values))
 
 

@@ -61,12 +61,12 @@ _CLAIMS = (
 
 
 def _read_row(row: object) -> object:
-    """Return a row of a file as a table; a row given as text is only a name."""
+    """Return a row of a published table as a dict; a text becomes a row with this name."""
     return {"name": row} if isinstance(row, str) else row
 
 
 class PublishedRow(Spec):
-    """Row of a published table.
+    """Row of a table in a paper, and which variant of a study computes the same.
 
     Attributes:
         name: name by which figures and claims of the table refer to the row.
@@ -82,12 +82,12 @@ class PublishedRow(Spec):
 
     @property
     def where(self) -> dict[str, object]:
-        """Variant and grid values that select the line of the row."""
+        """Variant and grid values, by key, that select the line of a study for the row."""
         return {"variant": self.variant or self.name, **self.at}
 
 
 class Claims(Spec):
-    """Claims of a paper, such as "A is more than B".
+    """Claim of a paper on pairs of rows of a table, such as "A is more than B", to be judged.
 
     Attributes:
         says: the sentence, with ``{above}`` and ``{below}`` for the titles of the rows.
@@ -105,15 +105,15 @@ class Claims(Spec):
 
 
 class PublishedFigures(Spec):
-    """Published table, or a plot read as a table; see the module.
+    """Table of a paper (or a plot read as a table), to compare with the figures of a study.
 
     Attributes:
         title: title of the table, with ``{key}`` for each key of ``at`` that has a list.
-        at: grid values of the table; a list makes one table for each of its values.
+        at: values of the study's grid for the table; a list makes one table for each of its values.
         measures: names of the columns.
         rows: rows of the table.
         published: figures by row, or by value of ``at`` and row.
-        tolerance: tolerance by row, instead of the tolerances of the measures.
+        tolerance: greatest allowed difference by row, instead of the tolerances of the measures.
         claims: claims of the paper on the rows.
         note: note for readers.
     """
@@ -128,9 +128,12 @@ class PublishedFigures(Spec):
     note: str = ""
 
     def apart(self) -> "list[PublishedFigures]":
-        """Return one table for each value that ``at`` lists.
+        """Return this table once for each value, or combination of values, that ``at`` lists.
 
-        Figures are given for each value separately, or once for all values.
+        The published figures may be given for each value separately, or once for all values.
+
+        Raises:
+            ValueError: figures are given for a value that ``at`` does not list.
         """
         lists = [(key, values) for key, values in self.at.items() if isinstance(values, list)]
         if not lists:
@@ -156,7 +159,7 @@ class PublishedFigures(Spec):
         return tables
 
     def figure(self, row: str, name: str) -> float | None:
-        """Return the published figure of a row and measure; None if there is none.
+        """Return the figure that the paper has for a row and a measure; None if it has none.
 
         Args:
             row: name of the row.
@@ -171,7 +174,11 @@ class PublishedFigures(Spec):
 
 
 class Published(Spec):
-    """Content of a file of published figures; see the module."""
+    """Content of a file of published figures: tables of papers, and how runs are read for them.
+
+    ``measures`` defines how each column's figure is computed from a run, ``titles`` has names of
+    variants for people, and ``judged`` the grid values at which tolerances apply.
+    """
 
     about: str = ""
     judged: dict[str, object] = Field(default={})
@@ -191,7 +198,7 @@ class Published(Spec):
 
     @property
     def apart(self) -> list[PublishedFigures]:
-        """Tables of the file, split so that ``at`` of each table has no lists."""
+        """Tables of the file; a table for several grid values becomes one table for each value."""
         return list(chain.from_iterable(table.apart() for table in self.tables))
 
     @model_validator(mode="after")
@@ -235,12 +242,12 @@ def _refuse_unknown(
 
 
 def beside_published(lines: Sequence[ComparedLine], published: Published) -> list[ComparedTable]:
-    """Return the tables of a paper beside a study's figures, then one table of all claims.
+    """Return tables of a paper with a study's figures, then a table of the paper's claims.
 
     Args:
-        lines: lines of the study. A table uses only seeds with which all its rows were run.
-        published: the file of published figures. A table whose grid values no line has is
-            omitted.
+        lines: variants of the study at the points of its grid. A table uses only seeds with which
+            all its rows were run.
+        published: the file of published figures. A table whose grid values no line has is omitted.
 
     Raises:
         ScenarioError: a row matches no line of the study, or several.
@@ -260,9 +267,10 @@ def beside_published(lines: Sequence[ComparedLine], published: Published) -> lis
 
 
 def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
-    """Format tables of ``beside_published`` as papers print them; see ``LEGEND``.
+    """Convert tables of ``beside_published``, one row per figure, to the form that papers print.
 
-    The note of a last table, which has no columns, names the tables without runs.
+    There, each figure is a column. Tables without runs are left out; the note of an added last
+    table names them.
     """
     printed = []
     missing = []
@@ -279,9 +287,10 @@ def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
 
 
 def _print(table: ComparedTable) -> ComparedTable:
-    """Return a table with one column per figure.
+    """Convert a table with one row per row and figure to a table with one column per figure.
 
-    A row's name includes its tolerance if it differs from the measure's.
+    A row's name includes its tolerance if it differs from the usual one of the figure, which is in
+    the head of the column.
     """
     cells: dict[str, dict[str, Cell]] = {}
     tolerances: dict[str, dict[str, Any]] = {}
@@ -309,7 +318,12 @@ def _print(table: ComparedTable) -> ComparedTable:
 
 
 def _is_at(line: ComparedLine, where: Mapping[str, object]) -> bool:
-    """Whether a line has the grid values ``where``; keys may be short, and include ``variant``."""
+    """Whether a line has some grid values, such as ``{"share": 0.3}``.
+
+    Args:
+        line: variant of a study at a point of the grid.
+        where: values by key of the grid, in full or its last part; the key ``variant`` is the name.
+    """
     point = dict(line.point)
     values = {short_key(key, point): value for key, value in point.items()}
     values.update(point)
@@ -318,7 +332,10 @@ def _is_at(line: ComparedLine, where: Mapping[str, object]) -> bool:
 
 
 class _MeasuredTable:
-    """Published table, with the figures that the study's runs have for the table's rows."""
+    """One table of a paper, with the figures of a study's runs for the table's rows.
+
+    ``table`` sets both side by side; ``claims`` judges the paper's claims.
+    """
 
     def __init__(
         self, table: PublishedFigures, published: Published, lines: Sequence[ComparedLine]
@@ -342,7 +359,7 @@ class _MeasuredTable:
                 self._values[name] = self._compute(self._measures[name])
 
     def _common_seeds(self) -> list[int]:
-        """Return the seeds for which every line that the table needs has a run."""
+        """Return the seeds for which all lines that the table needs have a finished run, sorted."""
         seeds = []
         for row in self._table.rows:
             seeds.append(set(self._runs(row.where)))
@@ -352,7 +369,14 @@ class _MeasuredTable:
         return sorted(set.intersection(*seeds))
 
     def _runs(self, where: Mapping[str, object]) -> dict[int, RunFolder]:
-        """Return the runs by seed of the one line that has the grid values ``where``."""
+        """Return the finished runs by seed of the one line that has certain grid values.
+
+        Args:
+            where: values by key of the grid, or ``variant``; the table's own values are added.
+
+        Raises:
+            ScenarioError: no line, or several, have these values.
+        """
         where = {**self._table.at, **where}
         lines = [line for line in self._lines if _is_at(line, where)]
         if len(lines) != 1:
@@ -365,7 +389,13 @@ class _MeasuredTable:
         return {int(run.summary["seed"]): run for run in lines[0].runs}
 
     def _compute(self, reading: Reading) -> dict[str, list[float]]:
-        """Return the figures by row name, one per seed, relative to the reading's comparison."""
+        """Return one kind of figure for each row of the table: by row name, one value per seed.
+
+        If the figure is relative to another line, it is divided by, or reduced by, that line's.
+
+        Args:
+            reading: how the figure is computed from a run.
+        """
         best = 0.0
         if reading.below_best is not None:
             peak = reading.model_copy(update={"take": "max", "below_best": None})
@@ -399,9 +429,11 @@ class _MeasuredTable:
         return [value / reference for value, reference in pairs]
 
     def table(self) -> ComparedTable:
-        """Return a table with one row per row and measure of the published table.
+        """Return the published figures and the study's own, side by side.
 
-        It has no rows if there are no runs.
+        There is one row for each pair of a row and a measure of the published table, with published
+        figure, mean over seeds, difference, tolerance, and whether it is within. It has no rows if
+        there are no runs.
         """
         heads = ("row", "measure", "published", "ours", "difference", "tolerance", "within")
         rows: list[tuple[Cell, ...]] = []
@@ -460,9 +492,15 @@ class _MeasuredTable:
 
 
 def _judge(above: Sequence[float], below: Sequence[float], least: float) -> tuple[Cell, ...]:
-    """Judge whether ``above`` exceeds ``below`` by ``least``.
+    """Judge by runs whether one line exceeds another by a least difference.
 
-    Returns the mean of ``above - below - least``, its 95 % interval, and the verdict.
+    Args:
+        above: figures of the line claimed to be greater, one per seed.
+        below: figures of the second line, in the same order of seeds.
+        least: the least difference.
+
+    Returns:
+        Mean of ``above - below - least``, its 95 % interval as text, and the verdict.
     """
     if not all(map(math.isfinite, (*above, *below))):
         return (None, "none", "not judged: runs without the figure")

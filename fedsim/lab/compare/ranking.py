@@ -13,11 +13,11 @@ from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pair
 
 @dataclass(frozen=True)
 class RankedLine:
-    """Line in a ranking, with one figure per seed.
+    """Line (a variant of a study, or a run) in a ranking by a figure, with one value per seed.
 
     Attributes:
-        place: place of the line in the comparison.
-        name: name of the line's cell.
+        place: index of the line in the comparison.
+        name: name of the line, made of its variant and grid values.
         reference: whether the line is shown but not ranked.
         values: the figure by seed, of the runs that have the figure.
         seeds: seeds of all runs, with and without the figure.
@@ -31,7 +31,7 @@ class RankedLine:
 
     @property
     def of(self) -> int:
-        """Count of all runs, with and without the figure."""
+        """Count of the line's runs, whether they have the figure or not."""
         return len(self.seeds)
 
     @property
@@ -40,19 +40,19 @@ class RankedLine:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all runs of the line have the figure."""
+        """Whether all runs of the line have the figure; a run that missed the target has none."""
         return len(self.values) == self.of
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Ranking of the lines of a world by a figure.
+    """Ranking by a figure, such as the time to a target, of lines (variants or runs) to compare.
 
     Attributes:
         measure: the figure.
-        entries: first the lines with the figure in all their runs, the best first, then lines
-            with the figure in fewer runs.
-        baseline: place of the best line's baseline in the comparison; None if it has none.
+        entries: first the lines with the figure in all their runs, the best first, then lines with
+            the figure in fewer runs.
+        baseline: index of the best line's baseline in the comparison; None if it has none.
         decided: the decision of ``--until-sure``, which the ranking then follows; None without it.
         is_even: whether all lines should have the same seeds. Otherwise lines are compared on the
             seeds that they share.
@@ -66,19 +66,24 @@ class Ranking:
 
     @property
     def whole(self) -> list[RankedLine]:
-        """Lines that are ranked: they have the figure in all their runs, and are no references."""
+        """Lines that have a rank, the best first.
+
+        They have the figure in all their runs, and are not mere references.
+        """
         return [line for line in self.entries if line.is_complete and not line.reference]
 
     def against(self, line: RankedLine, first: RankedLine) -> Estimate | None:
-        """Compare ``line`` with ``first``, seed by seed.
+        """Return how a line's figure compares with a second line's, with a confidence interval.
+
+        The lines are compared seed by seed.
 
         Args:
             line: a line of this ranking.
             first: the line to compare it with.
 
         Returns:
-            The ratio ``line / first`` if the figure is a cost, otherwise the difference
-            ``line - first``. None if the lines do not have the figure for the same seeds.
+            The ratio ``line / first`` if the figure is a cost, otherwise the difference ``line -
+            first``. None if the lines do not have the figure for the same seeds.
         """
         seeds = [seed for seed in line.values if seed in first.values]
         runs = max(line.of, first.of) if self.is_even else len(line.seeds & first.seeds)
@@ -90,9 +95,10 @@ class Ranking:
 
     @property
     def alike(self) -> list[RankedLine]:
-        """Lines that cannot be told apart from the best line, as the interval includes equality.
+        """Lines that are not significantly worse than the best line.
 
-        If seeds were added until a decision, the lines that may still be the best.
+        The interval of their ratio (for costs) or difference to it includes 1 or 0. If seeds were
+        added until a decision, these are the further lines that may still be the best.
         """
         first, *rest = self.whole
         if self.decided is not None:
@@ -127,9 +133,10 @@ class Ranking:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences (str) on the best line, the second, the baseline, and the lead's certainty.
+        """Sentences on the best line, the next one, the baseline, and how sure the lead is.
 
-        If lines cannot be told apart from the best, the first sentence names no best line.
+        If lines are not significantly worse than the best, the first sentence names no best line.
+        Empty if fewer than two lines compete.
         """
         whole = self.whole
         contenders = [line for line in self.entries if not line.reference]
@@ -163,7 +170,7 @@ class Ranking:
 
     @property
     def _extreme(self) -> str:
-        """Adjective of the best figure: ``least`` for a cost, else ``lowest`` or ``highest``."""
+        """Adjective for the best value: ``least`` for a cost, else ``lowest`` or ``highest``."""
         if self.measure.is_cost:
             return "least"
         return "lowest" if self.measure.best == "least" else "highest"
@@ -180,10 +187,10 @@ class Ranking:
 
     @property
     def _tie(self) -> str:
-        """Words such as "3 of 5 tie at 10 s to 12 s; A and B are worse".
+        """Text such as "3 of 5 tie at 10 s to 12 s; A and B are worse".
 
-        They say how many lines cannot be told apart from the best, the range of these lines'
-        means, and the names of the other lines.
+        It states how many lines are not significantly worse than the best, the range of these
+        lines' means, and the names of the worse lines.
         """
         whole = self.whole
         tied = [whole[0], *self.alike]
@@ -198,9 +205,12 @@ class Ranking:
         return f"{text}; {some_names(rest)} {'is' if len(rest) == 1 else 'are'} worse"
 
     def _doubt(self, first: RankedLine) -> str:
-        """Return a sentence on the lines that cannot be told apart from the best line.
+        """Return a sentence that names the lines which are not significantly worse than the best.
 
-        It states how many more seeds may tell them apart, if that can be estimated.
+        It states how many more seeds may show a difference, if that can be estimated.
+
+        Args:
+            first: the line with the best mean.
         """
         alike = self.alike
         near: list[str] = []  # names of the lines that a number of seeds may tell apart
@@ -224,7 +234,7 @@ class Ranking:
         return f"{doubt} {some} {min(counts)}{up_to} {noun} more would, if they differ as these do."
 
     def _seeds_more(self, line: RankedLine, first: RankedLine) -> int | None:
-        """Estimate how many more seeds tell ``line`` apart from ``first``.
+        """Estimate how many more seeds would show that a line is worse than the best line.
 
         None if the lines share fewer than two seeds, or if too many seeds would be needed.
         """
@@ -241,7 +251,10 @@ class Ranking:
 
     @property
     def in_short(self) -> str:
-        """Sentence on the best line, or on the lines that tie; empty if fewer than two lines."""
+        """Sentence such as "Least time: A, 10 s." on the best line, or on the lines that tie.
+
+        Empty if fewer than two lines are ranked.
+        """
         if len(self.whole) < 2:
             return ""
         first = self.whole[0]
@@ -251,14 +264,17 @@ class Ranking:
 
     @property
     def is_named(self) -> bool:
-        """Whether the best line is named: no other line ties with it, or it is decided."""
+        """Whether a sentence names one line as the best: none ties with it, or it is decided."""
         return not self.alike or (self.decided is not None and self.is_sure)
 
     def show(self, value: float) -> str:
         return self.measure.show(value)
 
     def _compare(self, line: RankedLine, first: RankedLine) -> str:
-        """Return the predicate of a sentence that compares ``line`` with the best line."""
+        """Return how a line compares with the best line, such as "takes 1.5 times as long".
+
+        The 95 % interval and the count of seeds in which the line was worse follow in brackets.
+        """
         estimate = self.against(line, first)
         measure = self.measure
         if estimate is None:
@@ -285,7 +301,7 @@ class Ranking:
 
 
 def _includes(estimate: Estimate, value: float) -> bool:
-    """Whether an estimate's interval includes a value; a single pair is an interval of its own."""
+    """Whether a value lies in an estimate's interval; without one, whether the mean equals it."""
     if estimate.pairs < 2:
         return estimate.mean == value
     return estimate.low <= value <= estimate.high

@@ -42,7 +42,7 @@ _MOST_DIGITS = 6  # most digits of a mean
 
 
 def print_short(console: "Console", comparison: Comparison) -> None:
-    """Print the answers of a comparison as sentences and short tables.
+    """Print the results of a comparison: sentences on the best lines, and short tables.
 
     Args:
         console: the console to print to.
@@ -57,7 +57,7 @@ def print_short(console: "Console", comparison: Comparison) -> None:
 
 
 def compare_published(path: str | Path, figures: str | Path) -> list[ComparedTable]:
-    """Return tables of published figures beside the figures of a study.
+    """Return tables with the published figures of a paper and the figures of a study.
 
     Args:
         path: folder of the study.
@@ -83,10 +83,14 @@ def print_to(console: "Console", tables: Sequence[ComparedTable]) -> None:
 
 
 def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
-    """Format tables as CSV or Markdown.
+    """Format the tables of a comparison, or of published figures, as CSV or Markdown.
 
     CSV has only the first table of a comparison, and of published tables all but the claims.
     Markdown has published tables as papers print them.
+
+    Args:
+        tables: the tables; the first one has a title if they are of published figures.
+        form: the format.
     """
     is_published = bool(tables and tables[0].title)
     if form == "csv":
@@ -97,10 +101,10 @@ def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
 
 
 def _join(tables: Sequence[ComparedTable]) -> ComparedTable:
-    """Concatenate the tables that have the same columns as the first table.
+    """Put the rows of several tables with the same columns into one table.
 
-    Tables with other columns are left out. A new first column has the title of the table from
-    which a row comes.
+    A new first column has the title of the table from which a row comes. Tables with other columns
+    than the first one are left out.
     """
     heads = [column.head for column in tables[0].columns]
     titles: list[Cell] = []
@@ -142,7 +146,7 @@ def write_tables(path: Path) -> None:
 
 
 def to_csv(table: ComparedTable) -> str:
-    """Format a table as CSV in full precision. An estimate has columns for mean, low and high.
+    """Format a table as CSV in full precision; a mean with its interval becomes three columns.
 
     Cells are escaped so that no spreadsheet reads one as a formula.
     """
@@ -163,7 +167,10 @@ def _plain(cell: Cell) -> str:
 
 
 def in_full(table: ComparedTable) -> list[ComparedColumn]:
-    """Return the columns of a table, with estimates split into columns of mean, low and high."""
+    """Return the columns of a table with plain values only.
+
+    A column of means with intervals becomes three columns: mean, low and high end.
+    """
     columns = []
     for column in table.columns:
         means: list[Cell] = []
@@ -267,12 +274,12 @@ def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
 
 
 def _narrowest(cells: Sequence[str]) -> int:
-    """Return the least width (characters) of a column in which no word is broken."""
+    """Return the least width (characters) of a column of texts in which no word is broken."""
     return max(map(len, " ".join(cells).split()), default=0)
 
 
 def _draw(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]]) -> RichTable:
-    """Return a rich table of a topic, with the best numbers in bold.
+    """Draw one table for terminals, with the best numbers of each column in bold.
 
     Args:
         topic: title of the table.
@@ -358,10 +365,11 @@ def _scale(size: float) -> tuple[str, float]:
 
 
 def by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
-    """Yield each topic of a table with the columns that identify a row and its non-empty columns.
+    """Split a table of a comparison into one group of columns per topic, such as "cost".
 
     Yields:
-        The topic, which is empty for a table without topics, and its columns.
+        The topic, which is empty for a table without topics, and its columns: columns that identify
+        a row, then the non-empty columns of the topic.
     """
     identity = [column for column in table.columns if not column.topic]
     topics: dict[str, list[ComparedColumn]] = {}

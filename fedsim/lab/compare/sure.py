@@ -34,12 +34,12 @@ LEAST_SEEDS = 5
 
 @dataclass(frozen=True)
 class DroppedLine:
-    """Line that is worse than another line.
+    """Line that is out of the race for the best line, because it is surely worse than another.
 
     Attributes:
-        place: place of the line in the comparison.
+        place: index of the line in the comparison.
         seeds: count of seeds after which it was dropped.
-        better: place of the line that is better.
+        better: index of the line that is better.
     """
 
     place: int
@@ -49,12 +49,14 @@ class DroppedLine:
 
 @dataclass(frozen=True)
 class Decision:
-    """Decision on the best line.
+    """Decision on which of several lines has the least mean cost, or that more seeds are needed.
+
+    Lines are named by their place, the index in the comparison.
 
     Attributes:
-        status: ``best`` if one line is left, ``tie`` if the leader is within the zone of all that
-            are left, ``open`` if more seeds are needed, ``none`` if fewer than two lines are
-            compared, or none is complete.
+        status: ``best`` if one line is left, ``tie`` if the leader is worse than none of the lines
+            that are left by more than the difference that does not matter, ``open`` if more seeds
+            are needed, ``none`` if fewer than two lines are compared, or none is complete.
         leader: place of the best line; None unless the status is ``best`` or ``tie``.
         contenders: places of the lines that are left.
         losses: lines that were dropped, in order.
@@ -74,16 +76,17 @@ class Decision:
 
     @property
     def is_over(self) -> bool:
-        """Whether more seeds would not change the decision."""
+        """Whether the decision is made, so that no more seeds are needed."""
         return self.status != "open"
 
 
 def radius(count: int, squares: float, error: float) -> float:
-    """Return half the width of the confidence sequence of a mean after ``count`` values.
+    """Return half the width of a confidence interval that stays valid as values are added.
 
-    The interval contains each mean at which the martingale is below ``1 / error``. With the sum
-    of squares ``Q`` around the mean ``m``, the martingale at ``mu`` is
-    ``(n + 1)^(-1/2) ((n + 1) (Q + n d^2) / ((n + 1) Q + n d^2))^(n/2)``, ``d = m - mu``.
+    It is one of a sequence of intervals of a mean, one after each value. The interval contains each
+    mean at which the martingale is below ``1 / error``. With the sum of squares ``Q`` around the
+    mean ``m``, the martingale at ``mu`` is ``(n + 1)^(-1/2) ((n + 1) (Q + n d^2) / ((n + 1) Q + n
+    d^2))^(n/2)``, ``d = m - mu``.
 
     Args:
         count: count of values, n.
@@ -91,14 +94,21 @@ def radius(count: int, squares: float, error: float) -> float:
         error: probability that any of the intervals, over all counts, misses the mean.
 
     Returns:
-        The radius; infinite if so few values cannot reach the error.
+        Half the width; infinite if the values are too few to reach the error.
     """
     unit = _unit_radius(count, error)
     return unit if math.isinf(unit) else unit * math.sqrt(squares)
 
 
 def _unit_radius(count: int, error: float) -> float:
-    """Return the radius for a sum of squares of 1."""
+    """Return half the width of a mean's confidence interval if the sum of squares is 1.
+
+    The sum is of the squared deviations from the mean. The half width grows with its square root.
+
+    Args:
+        count: count of values.
+        error: probability that any of the intervals, over all counts, misses the mean.
+    """
     bound = math.exp(2 / count * (0.5 * math.log(count + 1) - math.log(error)))
     if bound >= count + 1:
         return math.inf
@@ -106,7 +116,7 @@ def _unit_radius(count: int, error: float) -> float:
 
 
 def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error: float) -> Decision:
-    """Decide which line has the least mean cost.
+    """Decide which line (variant of a study) has the least mean cost, or that seeds lack.
 
     Values are compared in their order, so that a line that was dropped by some seeds stays dropped
     when seeds are added. A line without a figure in one of its runs is not compared. If it had
@@ -115,7 +125,7 @@ def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error:
     Args:
         costs: costs by the place of the line, in the order of the seeds, the same for all lines;
             None for a run without a figure. Lines may have fewer seeds than others.
-        within: indifference zone: the difference of means that does not matter.
+        within: the difference of means that does not matter.
         error: greatest probability of dropping the best line, or of naming a leader that is worse
             than it by more than ``within``.
 
@@ -142,9 +152,10 @@ def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error:
 
 
 def next_counts(decision: Decision, counts: Mapping[int, int]) -> dict[int, int]:
-    """Return the count of seeds that each contender should have at the next decision.
+    """Return how many seeds each line that may still be the best should have for the next decision.
 
-    A contender that is behind catches up; otherwise all get a quarter more seeds, at least one.
+    A line that is behind catches up; if all have as many, all get a quarter more seeds, at least
+    one.
 
     Args:
         decision: the last decision.
@@ -157,11 +168,13 @@ def next_counts(decision: Decision, counts: Mapping[int, int]) -> dict[int, int]
 
 
 class _Race:
-    """Comparison of complete lines, seed by seed.
+    """Compares lines by their costs, seed by seed, and drops lines that are surely worse.
+
+    ``compare`` is called for each count of seeds in turn, then ``decide``.
 
     Args:
-        costs: costs by place.
-        error: error of each pair.
+        costs: costs in the order of the seeds, by place of the line.
+        error: probability of a wrong result for each pair of lines.
     """
 
     def __init__(self, costs: Mapping[int, Sequence[float]], error: float) -> None:
@@ -177,7 +190,10 @@ class _Race:
         self._worse_at_most = np.full((len(costs), len(costs)), np.inf)
 
     def compare(self, count: int) -> None:
-        """Compare the lines that are left and have ``count`` seeds, on these seeds."""
+        """Compare the lines that are left by their first ``count`` seeds, and drop worse ones.
+
+        Lines with fewer seeds are left out.
+        """
         unit = _unit_radius(count, self._error)
         rows = [row for row in self._running if self._counts[row] >= count]
         if math.isinf(unit) or len(rows) < 2:
@@ -197,7 +213,12 @@ class _Race:
                 self._losses.append(DroppedLine(self._places[row], count, better))
 
     def decide(self, within: float, missed: tuple[int, ...]) -> Decision:
-        """Return the decision after all seeds were compared."""
+        """Return the decision on the best line, once ``compare`` was called for all counts.
+
+        Args:
+            within: difference of means that does not matter.
+            missed: places of the lines that were not compared, for the decision.
+        """
         left = self._running
         contenders = tuple(self._places[row] for row in left)
         losses = tuple(self._losses)
@@ -218,11 +239,14 @@ class _Race:
 
 
 def _intervals(differences: Floats, unit: float) -> tuple[Floats, Floats]:
-    """Return the means (float64 [k]) of differences (float64 [k, n]), and the radii around them.
+    """Return the mean difference of each pair of lines, and half the width of its interval.
 
     Args:
-        differences: one row per pair of lines.
-        unit: radius for a sum of squares of 1.
+        differences: differences by pair of lines and seed; float64 [pairs, seeds].
+        unit: half the width of an interval for a sum of squared deviations of 1.
+
+    Returns:
+        Means and half widths; float64 [pairs] each.
     """
     means = differences.mean(axis=1)
     squares = ((differences - means[:, None]) ** 2).sum(axis=1)

@@ -28,13 +28,15 @@ Pairs = dict[int, tuple[float, float]]
 
 
 class Comparison:
-    """Comparison of the runs of several lines, as tables and as answers.
+    """Comparison of the runs of several lines (variants of studies, or runs) by all their figures.
+
+    Methods return tables for people and programs, and ``answers`` names the best line.
 
     Args:
         lines: the lines to compare.
         targets: accuracies (0..1), or other metrics as ``"perplexity=8"``. Targets that studies
             declare get columns too, but answers use them only if ``targets`` is empty.
-        ledger: the bytes that count as traffic, see ``measure``.
+        ledger: ``paper`` counts traffic as papers do, ``strict`` counts all bytes.
         cache: dict from run folder to the run's figures. Figures that it lacks are computed and
             added, so that none is computed twice. All have to be of the same targets and budget.
 
@@ -82,7 +84,11 @@ class Comparison:
             self._aim_at_usual_target()
 
     def _from_easiest(self, targets: set[Target]) -> list[Target]:
-        """Sort targets by metric, and the targets of a metric from the easiest to the hardest."""
+        """Sort targets by metric, and for each metric from the easiest to the hardest.
+
+        Raises:
+            ScenarioError: a target is of a metric that no run has.
+        """
         best: dict[str, measures.Preferred] = {}
         for metric in self._finals:
             best[metric.name.removeprefix("final ")] = metric.best
@@ -111,16 +117,20 @@ class Comparison:
                 values |= measures.costs_until(run, target)
 
     def tables(self) -> list[ComparedTable]:
-        """Return the table ``side_by_side``, and ``differences`` if a study has a baseline."""
+        """Return the tables of all figures: means side by side, then differences to the baseline.
+
+        The second table is left out if no study has a baseline.
+        """
         tables = [self.side_by_side()]
         if self.lines.baseline and not self.lines.are_runs:
             tables.append(self.differences())
         return tables
 
     def side_by_side(self) -> ComparedTable:
-        """Return a table of all figures, one line per row.
+        """Return a table with a row per line (variant or run) and a column per figure.
 
-        Cells are means over seeds with their intervals, and cost ratios to the baseline.
+        Cells are means over seeds with their intervals. Further columns are cost ratios to the
+        baseline.
         """
         columns = [*self._identity(), *map(self._column, self._measures)]
         if self.lines.baseline:
@@ -149,7 +159,10 @@ class Comparison:
                 yield ComparedColumn(head, tuple(cells), f"ratios to the {base}", unit="ratio")
 
     def in_short(self) -> ComparedTable:
-        """Return a short table of the most important figures: world by world, best lines first."""
+        """Return a table of the most important figures of the best lines, for terminals.
+
+        Lines that are compared with each other stay together, the best first.
+        """
         answers = self.answers()
         rows = self._short_rows(answers)
         identity = self._identity()
@@ -173,7 +186,11 @@ class Comparison:
         return ComparedTable(tuple(columns), tuple(notes))
 
     def _short_rows(self, answers: Sequence[WorldAnswer]) -> list[int]:
-        """Return places of the best lines of each world and the baselines, then of unranked lines."""
+        """Return the indices of the lines that a short table shows.
+
+        They are, for each answer, its best lines and the baselines, the best first. Lines without a
+        rank follow if there is room.
+        """
         baselines = set(self.lines.baselines)
         per_world = max(3, _MOST_ROWS // max(1, len(answers)))
         rows: list[int] = []
@@ -207,15 +224,16 @@ class Comparison:
         return [measure for measure in selection if measure is not None]
 
     def answers(self) -> list[WorldAnswer]:
-        """Return the answer for each world.
+        """Return which line is the best, and what it costs, for each world.
 
-        If no target is declared or requested, the target is one that half of the lines reach.
+        A world is what compared lines share: devices, network and data. If no target is declared or
+        requested, the target is one that half of the lines reach.
         """
         is_requested = bool(self._requested)
         return list(answers(self.lines, self._figures, self._aims, is_requested=is_requested))
 
     def one_by_one(self) -> ComparedTable:
-        """Return a table of all figures of each run, one run per row."""
+        """Return a table with a row per run and a column per figure, such as time or accuracy."""
         rows: list[dict[str, Cell]] = []
         for line, figures in zip(self.lines.lines, self._figures, strict=True):
             for run, values in zip(line.runs, figures, strict=True):
@@ -239,7 +257,7 @@ class Comparison:
             seeds: the seeds of the study, each of which gets a column.
 
         Returns:
-            One row per line and measure.
+            One row per line and kind of figure, such as time or accuracy.
         """
         rows: list[dict[str, Cell]] = []
         for place, base in self._compared():
@@ -261,7 +279,10 @@ class Comparison:
         return ComparedTable.of(heads, rows)
 
     def differences(self) -> ComparedTable:
-        """Return the mean differences to the baseline: one row per line, one column per measure."""
+        """Return each line's mean differences to its baseline, one line per row.
+
+        There is a column for each kind of figure, such as time or accuracy.
+        """
         compared = list(self._compared())
         points = [self._paired_point(place, base) for place, base in compared]
         columns = [*ComparedTable.of([*_KEYS, *self._heads.values()], points).columns]
@@ -286,7 +307,11 @@ class Comparison:
 
     @cached_property
     def _heads(self) -> dict[str, str]:
-        """Column heads by key of the grid: the key's short name, unless another column has it."""
+        """Dict from key of the grid to the head of its column in tables.
+
+        It is the last part of the key, or the whole key if another column has this
+        head.
+        """
         keys: dict[str, None] = {}
         for line in self.lines.lines:
             keys.update(dict.fromkeys(key for key, _ in line.point))
@@ -308,7 +333,7 @@ class Comparison:
         return point
 
     def _identity(self) -> list[ComparedColumn]:
-        """Return the columns that identify a line: run or variant, strategy, grid values, seed."""
+        """Return the columns that identify a row: run or variant, strategy, grid values, seed."""
         rows: list[dict[str, Cell]] = []
         for line in self.lines.lines:
             row = self._point(line)
@@ -344,9 +369,14 @@ class Comparison:
     def _absence(
         self, measure: measures.Measure, place: int, base: int | None = None
     ) -> Absent | None:
-        """Return why the figure of a line, or its difference to its baseline, is absent.
+        """Return a cell with the reason why a line has no figure, or no difference to its baseline.
 
-        None if there is nothing to say.
+        None if no reason is known.
+
+        Args:
+            measure: the figure.
+            place: index of the line.
+            base: index of its baseline; None if the cell is not relative to it.
         """
         figures = [values[measure.name] for values in self._figures[place]]
         reason = absence(measure, self.lines.lines[place], figures)
@@ -357,7 +387,7 @@ class Comparison:
         return Absent(reason) if reason else None
 
     def _compared(self) -> Iterator[tuple[int, int]]:
-        """Yield the place of each line that has a baseline, with the place of the baseline."""
+        """Yield the indices of each line that has another line as baseline, and of that line."""
         for place, base in enumerate(self.lines.baselines):
             if base is not None and base != place:
                 yield place, base
@@ -372,17 +402,26 @@ class Comparison:
         }
 
     def _all_pairs(self, place: int, base: int, measure: measures.Measure) -> Pairs:
-        """Return the pairs of figures of two lines by seed; empty unless every run is in a pair."""
+        """Return a figure of a line and its baseline by seed; empty unless all runs pair up.
+
+        Args:
+            place: index of the line.
+            base: index of the baseline.
+            measure: the figure.
+
+        Returns:
+            Dict from seed to the two figures.
+        """
         pairs = self._pairs(place, base, measure)
         runs = max(len(self._figures[place]), len(self._figures[base]))
         return pairs if len(pairs) == self._pairs_expected(place, base, runs) else {}
 
     def _pairs_expected(self, place: int, base: int, usual: int) -> int:
-        """Return how many pairs a line and its baseline have if no run lacks the figure.
+        """Return how many seeds a line and its baseline share if no run lacks the figure.
 
         Args:
-            place: place of the line.
-            base: place of the baseline.
+            place: index of the line.
+            base: index of the baseline.
             usual: the count if all lines have the same seeds. If seeds were added, it is the count
                 of seeds that both lines have.
         """
@@ -391,9 +430,13 @@ class Comparison:
         return len(self.lines.seeds_of(place) & self.lines.seeds_of(base))
 
     def _ratio(self, measure: measures.Measure, place: int) -> float | None:
-        """Return the ratio of a line's cost to its baseline's cost.
+        """Return the mean ratio of a line's cost to its baseline's cost, over their seeds.
 
-        None if the measure is no cost, or if a run lacks the figure.
+        None if the measure is no cost, if the line has no baseline, or if a run lacks the figure.
+
+        Args:
+            measure: the cost.
+            place: index of the line.
         """
         base = self.lines.baselines[place]
         if base is None or not measure.is_cost:
@@ -423,9 +466,13 @@ def _mean_difference(pairs: Pairs) -> Estimate:
 
 
 def _mean(values: Sequence[float | int | None], most: float) -> Cell:
-    """Return a single value unchanged, or the mean of several; None if any value is None.
+    """Return a cell with the mean of a figure over runs, with its interval.
 
-    The interval of a mean is clipped to the possible values, 0 to ``most``.
+    A single value is returned unchanged. None if any value is None.
+
+    Args:
+        values: the figure of each run.
+        most: greatest possible value, to which the interval is clipped; the least is 0.
     """
     numbers = [value for value in values if value is not None]
     if not numbers or len(numbers) < len(values):
@@ -439,7 +486,9 @@ def _mean(values: Sequence[float | int | None], most: float) -> Cell:
 def absence(
     measure: measures.Measure, line: ComparedLine, figures: Sequence[float | int | None]
 ) -> str:
-    """Return why a line has no mean of a figure; empty if it has one, or if no reason is known.
+    """Return why a line has no mean of a figure, such as "not reached".
+
+    The text is empty if it has one, or if no reason is known.
 
     Args:
         measure: the figure.
@@ -464,7 +513,7 @@ def absence(
 
 
 def _undone(lines: Lines) -> Iterator[str]:
-    """Yield notes on lines with runs that are missing or did not end regularly."""
+    """Yield a sentence on each line of which runs are missing or were not run to their end."""
     for line in lines.lines:
         if len(line.runs) < line.planned:
             yield f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done."

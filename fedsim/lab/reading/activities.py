@@ -37,7 +37,7 @@ class TimeSpan:
 
 @dataclass(frozen=True, slots=True)
 class Stay(TimeSpan):
-    """Uninterrupted membership of a device in one group.
+    """Interval for which a device was in the same group (cluster) without a break.
 
     Attributes:
         group: ID of the group.
@@ -226,7 +226,7 @@ class Activities:
         return [StepSpan(*row) for row in zip(*columns, strict=True)]
 
     def open_task_changes(self) -> tuple[Floats, Floats]:
-        """Return the changes of the count of open tasks, in the order of the records.
+        """Return when the count of tasks that are going on changes, in the order of the records.
 
         Returns:
             Times (s), and changes: 1 for a start, -1 for an end; float64 [n] each.
@@ -247,7 +247,7 @@ class Activities:
 
     @cached_property
     def stays(self) -> list[Stay]:
-        """Memberships of devices in groups, sorted by device and time."""
+        """Intervals for which devices were in a group (cluster), sorted by device and time."""
         table = self.history.stays
         in_group = table[table["group"] != NO_GROUP]
         columns = (in_group[name].tolist() for name in ("device", "start", "end", "group"))
@@ -304,7 +304,10 @@ class Activities:
 
     @cached_property
     def edge_transfers(self) -> list[EdgeTransfer]:
-        """Messages between the server and edge servers, in the order of their ends."""
+        """Messages between the server and edge servers, which combine updates of nearby devices.
+
+        They are in the order of their ends.
+        """
         transfers = []
         for row in self.history.data("edge-transfer"):
             edge = row["data"]["edge"]
@@ -347,12 +350,16 @@ class Activities:
 
     @property
     def rounds(self) -> list[RoundPeriod]:
-        """Rounds that ended, in order of time."""
+        """Rounds that ended, or model versions if the strategy has no rounds, in order of time."""
         return [entry for entry in self.server if isinstance(entry, RoundPeriod)]
 
 
 def _extent(row: RecordData) -> tuple[float, float, int | None, str, RecordData]:
-    """Return start (s), end (s), round, outcome and data of the record that ends a message."""
+    """Return the fields of a record that ends a message, in the order of ``MessageSpan``.
+
+    Returns:
+        Begin (s), end (s), index of the round (if any), outcome, and the record's ``data``.
+    """
     data = row["data"]
     return data["start"], row["time"], _whole_number(row["round"]), row["outcome"], data
 

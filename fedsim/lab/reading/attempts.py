@@ -177,7 +177,7 @@ class Attempts:
 
     @cached_property
     def trained(self) -> list[int]:
-        """Indices of the rounds that the server opened and in which some device trained."""
+        """Indices of the rounds that the server began and in which a device trained."""
         training = {attempt.round for attempt in self.all if attempt.trains}
         return [number for number in self.openings if number in training]
 

@@ -277,7 +277,7 @@ class History:
 
     @property
     def groups(self) -> list[int]:
-        """IDs of the groups that ever had a member, ascending."""
+        """IDs of the groups to which a device was ever assigned, ascending."""
         return sorted(int(group) for group in self.moves["group"].unique() if group != NO_GROUP)
 
     @property
@@ -296,7 +296,7 @@ class History:
     def order(self) -> Ints:
         """Return the IDs of all devices that ever arrived, sorted by last group.
 
-        Devices of one group are sorted by their first assignment. Devices that have no group are
+        Devices of a group are sorted by their first assignment. Devices that have no group are
         last.
         """
         final = self.final
@@ -329,5 +329,10 @@ def _drop_empty(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _next_start(rows: pd.DataFrame, end: "float | pd.Series[float]") -> "pd.Series[float]":
-    """Return the ``start`` of the same device's next row, or ``end`` for its last row."""
+    """Return the ``start`` of the same device's next row, or ``end`` for its last row.
+
+    Args:
+        rows: DataFrame with ``device`` and ``start``, sorted by both.
+        end: value for last rows, common or by row.
+    """
     return rows["start"].shift(-1).where(rows["device"].shift(-1) == rows["device"], end)

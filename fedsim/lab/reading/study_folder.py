@@ -161,11 +161,11 @@ def _explain_absence(path: Path) -> str:
 
 
 def write_index(path: Path, index: StudyIndex) -> None:
-    """Write ``index.json`` of a study.
+    """Write ``index.json``, the description of a study's variants and runs, into its folder.
 
     Args:
         path: the study's folder.
-        index: the index.
+        index: the content.
     """
     files.write_text(path / INDEX, json.dumps(index.model_dump(), indent=2, allow_nan=False) + "\n")
 

@@ -53,17 +53,17 @@ class ProgressFile:
         self._written = time.monotonic()
 
     def take_share(self, label: str, share: float) -> None:
-        """Store which part of a run is done (0..1).
+        """Store how much of a run is done, and write the file if it was not written just before.
 
         Args:
             label: name of the run.
-            share: the part.
+            share: done part of the run (0..1).
         """
         self._news_of(label).share = share
         self._write()
 
     def take_note(self, label: str, note: str) -> None:
-        """Store a line of text about a run.
+        """Store a line of text about a run, and write the file if it was not written just before.
 
         Args:
             label: name of the run.

@@ -31,15 +31,15 @@ _AHEAD = 2  # runs in Ray's hands for each place, so that no worker waits for th
 
 @dataclass
 class _Active:
-    """Run that is submitted to Ray and has not ended.
+    """Run of a study that was handed to Ray and has not ended.
 
     Attributes:
-        order: the run's order.
-        receiver: receiver of the run's parts.
+        order: which run to carry out, and its folder.
+        receiver: stores the files of the run's folder that the worker sends.
         claim: releases this process's claim of the run when it is closed.
         attempt: count of workers that were lost with the run.
         node: description of the node, once the run has begun.
-        problem: error with which a part could not be stored.
+        problem: error because of which files from the worker could not be stored.
     """
 
     order: RunOrder
@@ -51,12 +51,15 @@ class _Active:
 
 
 class RayWorkers:
-    """Workers of a Ray cluster, with the methods of ``fedsim.lab.study.pool.WorkerPool``.
+    """Carries out runs of a study on the nodes of a Ray cluster, which need not see its folder.
+
+    It has the methods of ``WorkerPool``, which does the same in processes of this machine: ``run``,
+    ``interrupt`` and ``close``.
 
     Args:
-        executor: the executor.
+        executor: connection to the Ray cluster.
         progress: display of the runs' progress.
-        inputs: inputs of the study's runs.
+        inputs: data sets and files that the study's runs read, to send to the nodes.
     """
 
     def __init__(self, executor: Ray, progress: StudyProgress, inputs: StudyInputs) -> None:
@@ -101,7 +104,7 @@ class RayWorkers:
         return [self._ended[place] for place in range(len(orders))]
 
     def close(self) -> None:
-        """Release the runs that did not end; the executor ends the workers."""
+        """Release this process's claims of the runs that did not end; ends no workers."""
         for active in self._active.values():
             active.receiver.drop()
             active.claim.close()
@@ -110,11 +113,13 @@ class RayWorkers:
     def _begin_runs(
         self, waiting: "deque[tuple[int, RunOrder]]", elsewhere: "deque[tuple[int, RunOrder]]"
     ) -> None:
-        """Submit waiting runs while Ray has places; after an interrupt, end all waiting runs.
+        """Hand waiting runs to Ray while it has places; after an interrupt, end all waiting runs.
 
         Args:
-            waiting: orders that are not submitted yet, each with its index.
-            elsewhere: orders whose run another process carries out, each with its index.
+            waiting: runs that are not begun yet, each with its index; begun or ended ones are
+                removed.
+            elsewhere: runs that another process carries out, each with its index; such runs are
+                added.
         """
         if self._interrupted:
             for place, order in (*waiting, *elsewhere):
@@ -135,7 +140,15 @@ class RayWorkers:
                 self._end(place, Ended(order, "failed", failure(error, order.folder)))
 
     def _claim(self, place: int, order: RunOrder) -> None:
-        """Claim a run, and submit it unless it is done."""
+        """Claim a run against other processes, and hand it to Ray unless it is already done.
+
+        Args:
+            place: index of the run in the list of orders.
+            order: the run and its folder.
+
+        Raises:
+            FolderInUseError: another process has claimed the run.
+        """
         with ExitStack() as stack:
             stack.enter_context(claimed(order.folder))
             if state_of(order.folder, order.scenario) == "done":
@@ -147,7 +160,12 @@ class RayWorkers:
             self._active[place] = active
 
     def _submit(self, place: int, active: _Active) -> None:
-        """Submit a run, with its files if it was saved."""
+        """Hand a run to Ray, with its data and, if it was interrupted before, its saved files.
+
+        Args:
+            place: index of the run in the list of orders.
+            active: the run.
+        """
         order = active.order
         state = state_of(order.folder, order.scenario)
         begun = read_folder(order.folder) if state == "resume" else {}
@@ -159,7 +177,11 @@ class RayWorkers:
         self._futures[future] = place
 
     def _listen(self) -> None:
-        """Handle the messages of all workers, but ignore workers that were taken for lost."""
+        """Handle the messages that workers have sent since the last call.
+
+        They are files of run folders, which are stored, notes and progress. Messages of a worker
+        that was taken for lost, and replaced, are ignored.
+        """
         for place, attempt, news in self._collect():
             active = self._active.get(place)
             if active is None or active.attempt != attempt or active.problem:
@@ -190,7 +212,12 @@ class RayWorkers:
             self._progress.take(place, news)
 
     def _tell_begun(self, place: int, news: News) -> None:
-        """Show the node on which a run begins, unless it is this process's node, and its GPUs."""
+        """Show on which other node and on which GPUs a run begins; nothing if there are none.
+
+        Args:
+            place: index of the run in the list of orders.
+            news: message of the worker, with ``node`` (empty for this process's node) and ``gpus``.
+        """
         places = []
         if news["node"]:
             places.append(f"the node {news['node']}")
@@ -200,7 +227,12 @@ class RayWorkers:
             self._progress.take(place, {"event": "note", "text": f"begins on {', '.join(places)}"})
 
     def _settle(self, place: int, future: "Future[News]") -> None:
-        """Store the outcome of a run, or begin the run again if its worker was lost."""
+        """Store the outcome of an ended Ray task, or begin its run again if its worker was lost.
+
+        Args:
+            place: index of the run in the list of orders.
+            future: the ended Ray task, with the run's outcome or an error.
+        """
         active = self._active[place]
         order = active.order
         active.receiver.drop()
@@ -221,7 +253,10 @@ class RayWorkers:
         self._end(place, ended)
 
     def _begin_again(self, place: int, active: _Active) -> bool:
-        """Submit a run whose worker was lost; return whether it was submitted."""
+        """Hand a run whose worker was lost to Ray again, from its newest saved files.
+
+        Returns False if it is not: after an interrupt, an error, or too many lost workers.
+        """
         if self._interrupted or active.problem or active.attempt >= MOST_TRIES:
             return False
         active.attempt += 1

@@ -51,17 +51,19 @@ def run_study(
     until_sure: Mapping[str, object] | None = None,
     allow_code: bool = False,
 ) -> LoadedStudy:
-    """Run all strategies of a study in the same worlds, or resume the study in ``out``.
+    """Run all variants of a study with the same seeds, or resume the study in ``out``.
+
+    Runs with the same seed have the same world: devices, network and data.
 
     Args:
         study: a file, the name of a shipped study, or its tables as a dict.
         out: folder of the study, new or of an earlier call.
-        changes: ``key.path=value`` texts that override the base.
+        changes: ``key.path=value`` texts that override the study's base scenario.
         executor: ``processes`` of this machine, or ``ray``.
         workers: count of parallel runs; by default one per core that this process may use.
         address: Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started locally.
-        resources: resources that each run on Ray reserves on its node, such as
-            ``{"num_cpus": 1, "num_gpus": 0.25, "memory": "2 GB"}``; by default one core.
+        resources: resources that each run on Ray reserves on its node, such as ``{"num_cpus": 1,
+            "num_gpus": 0.25, "memory": "2 GB"}``; by default one core.
         size: name of a size of the study; by default the first.
         seeds: count of seeds, starting at seed 1; by default the seeds of the study.
         only: texts ``VARIANT`` or ``KEY=VALUE``; other runs are not done.
@@ -100,7 +102,9 @@ def run_study(
 
 @dataclass(frozen=True)
 class StudyWorkers:
-    """Processes that carry out the runs of a study. They do not influence results.
+    """Way to carry out the runs of a study: in which processes, and how many at a time.
+
+    The choice does not influence results.
 
     Attributes:
         executor: ``processes`` of this machine, or ``ray``, whose nodes need not see the study's
@@ -143,27 +147,29 @@ class StudyWorkers:
 
     @property
     def local_number(self) -> int:
-        """Count of parallel runs in processes of this machine."""
+        """Count of runs that are carried out at a time in processes of this machine."""
         return usable_cores() if self.number is None else self.number
 
     def join_cluster(self, device: str) -> "Ray":
-        """Join the Ray cluster, or start Ray on this machine.
+        """Join the Ray cluster at ``address``, or start Ray on this machine if there is none.
 
         Args:
-            device: torch's name of the device that computes.
+            device: torch device on which runs compute, such as ``cpu``.
         """
         executor = make_executor("ray", self.number, self.address, device, self.resources)
         return cast("Ray", executor)
 
 
 class Conductor:
-    """Conductor that carries out the missing runs of a study.
+    """Carries out the missing runs of a study, with ``run``, and writes its tables.
+
+    Making one plans the runs, and builds a run of each variant to reject invalid ones.
 
     Args:
         study: the planned study.
         out: folder of the study.
         workers: the processes that carry out the runs.
-        only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; other runs are not done.
+        only: ``VARIANT`` or ``KEY=VALUE`` texts that select runs; other runs are not done.
         shard: share of the selected runs to carry out; by default all.
         tried: whether to build a run of each variant first, with its data, to reject invalid
             variants.
@@ -216,7 +222,10 @@ class Conductor:
             self._try_variants()
 
     def _begin(self) -> None:
-        """Plan the first trials or seeds, if any, and read the states of all runs."""
+        """Plan the runs that do not depend on results, and read which of them are done.
+
+        If the study searches or adds seeds, more runs are planned as far as results already allow.
+        """
         if self.trials is not None:
             with from_file(self.study.allow_code):
                 self.trials.begin(self.out, self._try_to_build)
@@ -227,7 +236,11 @@ class Conductor:
             self.notes = self.study.notes_on_ineffective_changes(self._selection)
 
     def _try_variants(self) -> None:
-        """Build the first missing run of each variant, to reject invalid variants."""
+        """Build the first missing run of each variant, without running it.
+
+        Raises:
+            FedsimError: a variant is invalid, or its data cannot be read.
+        """
         firsts: dict[str, PlannedRun] = {}
         # a variant whose runs are done may get more seeds, which need its inputs
         all_grow = self._inputs is not None and self.seeding is not None
@@ -239,7 +252,11 @@ class Conductor:
             self._try_to_build(run)
 
     def _try_to_build(self, run: PlannedRun) -> None:
-        """Check that a run is valid; if Ray carries it out, also record its inputs."""
+        """Build a run without running it; raises ``FedsimError`` if the run is invalid.
+
+        If Ray carries out the runs, also record the files and data that the run reads, to send
+        them.
+        """
         if self._inputs is None:
             try_to_build(run)
         else:
@@ -247,13 +264,20 @@ class Conductor:
 
     @property
     def selected_runs(self) -> list[tuple[PlannedRun, RunState]]:
-        """Runs that ``only`` and the shard select, each with its state."""
+        """Planned runs that this process may carry out, each with its state (done, new and so on).
+
+        These are the runs that ``only`` and the shard select.
+        """
         runs = zip(self.study.runs, self.states, strict=True)
         return [(run, state) for run, state in runs if run.folder in self._selection]
 
     @property
     def _holds_lock(self) -> bool:
-        """Whether this process locks the study's folder for as long as it carries out runs."""
+        """Whether this process locks the study's folder for as long as it carries out runs.
+
+        It does if the study's trials or seeds follow from results, which only one process may
+        decide.
+        """
         if self.seeding is not None:
             return True
         if self.trials is None or isinstance(self.trials, SharedTrials):
@@ -270,9 +294,10 @@ class Conductor:
 
     @property
     def complete(self) -> bool:
-        """Whether no run failed; of a search, whether it is over and each variant has a best trial.
+        """Whether the study has succeeded: no run failed.
 
-        A shard of a search is complete if none of its runs failed.
+        A search is complete if it is over and each variant has a best trial. A shard of a search is
+        complete if none of its runs failed.
         """
         if self.trials is None or self.shard is not None:
             return not self.failed
@@ -281,7 +306,7 @@ class Conductor:
         return all(self.trials.best(line) is not None for line in self.trials.lines)
 
     def _update(self) -> None:
-        """Plan the next trials or seeds, if any, and read the states of all runs."""
+        """Plan the trials or seeds that follow from finished runs, and read which runs are done."""
         if self.trials is not None:
             with from_file(self.study.allow_code):
                 self.trials.grow(self.out, self._try_to_build)
@@ -294,7 +319,7 @@ class Conductor:
         self.states = files.states(self.out, self.study)
 
     def _select(self) -> frozenset[Path]:
-        """Return the folders of the runs that ``only`` and the shard select."""
+        """Return the folders of the runs that this process may do, by ``only`` and the shard."""
         selection = self.study.only(self._only)
         if self.shard is None or isinstance(self.trials, SharedTrials):
             return selection
@@ -302,9 +327,10 @@ class Conductor:
         return folders_of(self.shard, runs)
 
     def forecast(self) -> StudyForecast:
-        """Predict the cost of the study, or of each shard, on this machine.
+        """Predict real time, memory and disk space of the study, or of each shard, on this machine.
 
-        Trials whose values will follow from results are predicted with other values of the space.
+        The beginnings of some runs are tried for this. Trials of a search that will follow from
+        results are predicted with other values.
 
         Raises:
             ScenarioError: a scenario is invalid.
@@ -334,7 +360,14 @@ class Conductor:
             self._pool.interrupt(number)
 
     def run(self, progress: StudyProgress) -> None:
-        """Carry out the missing runs, then write the tables of all finished runs."""
+        """Carry out the missing runs, then write the tables of all finished runs.
+
+        Trials or seeds that follow from results are planned and carried out, too. After an
+        interrupt it returns without the tables.
+
+        Args:
+            progress: display of the runs' progress.
+        """
         with ExitStack() as stack:
             pool = self._pool = self._start_pool(stack, progress)
             if self._stopped is not None:
@@ -361,11 +394,14 @@ class Conductor:
 
     @property
     def _planned_batches(self) -> int:
-        """Number that grows as trials or seeds are added."""
+        """Number that grows each time trials or seeds are planned, to see whether work follows."""
         return len(self.study.runs) if self.trials is None else self.trials.batches
 
     def _carry_out(self, pool: "WorkerPool | RayWorkers", progress: StudyProgress) -> None:
-        """Carry out the missing runs, last the runs that another process carries out now."""
+        """Carry out the missing runs with the workers, and store their outcomes in ``ended``.
+
+        Runs that another process carries out at the time are waited for, after all others.
+        """
         orders = self._orders()
         progress.begin(orders, len(self.selected_runs) - len(orders))
         elsewhere = []
@@ -379,7 +415,12 @@ class Conductor:
             self.ended += pool.run(elsewhere)
 
     def _write(self, *, tables: bool) -> None:
-        """Write the study's files under a lock, and if ``tables`` the tables of all finished runs."""
+        """Write the study's ``study.toml`` and ``index.json`` into its folder, under a lock.
+
+        Args:
+            tables: whether to write the tables of all finished runs, and of the search's trials,
+                too.
+        """
         with ExitStack() as stack:
             if not self._holds_lock:
                 stack.enter_context(files.locked(self.out, files.TURN_S))
@@ -422,7 +463,7 @@ class Conductor:
         return stack.enter_context(closing(pool))
 
     def _torch_devices(self) -> list[str]:
-        """Return the torch device of each run."""
+        """Return the torch device on which each selected run computes, such as ``cpu``."""
         return [run.scenario.training.device for run, _ in self.selected_runs]
 
     def _orders(self) -> list[RunOrder]:
@@ -439,7 +480,10 @@ class Conductor:
 
 
 def _refuse_part(study: Study, only: Sequence[str], shard: StudyShard | None) -> None:
-    """Raise ``ScenarioError`` if only a part is selected of a study whose runs depend on others."""
+    """Raise ``ScenarioError`` if options select a part of a study that needs all its runs.
+
+    Such a study searches, or adds seeds: which runs follow depends on the results of all runs.
+    """
     if study.spec.search is not None and only:
         raise ScenarioError(
             f"--only is {only[0]!r}, but the study searches: which trials follow depends on all its "

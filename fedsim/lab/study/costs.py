@@ -27,11 +27,11 @@ _TRIAL_S = 0.5  # real time (s) for each part of a trial
 
 @dataclass(frozen=True)
 class RunCost:
-    """Predicted cost of a run in a worker process.
+    """Predicted cost of carrying out one run of a study.
 
     Attributes:
         real_s: real time (s).
-        memory_bytes: peak memory of the worker (bytes).
+        memory_bytes: peak memory of the worker process (bytes).
         disk_bytes: size of the run folder (bytes).
     """
 
@@ -42,7 +42,7 @@ class RunCost:
 
 @dataclass(frozen=True)
 class ShareCost:
-    """Predicted cost of runs that are carried out by one process and its workers.
+    """Predicted cost of the runs of a study that one process carries out with its workers.
 
     Attributes:
         runs: count of the runs that are not done.
@@ -63,12 +63,12 @@ class ShareCost:
 
 @dataclass(frozen=True)
 class StudyForecast:
-    """Forecast of a study that is carried out in one or several shares.
+    """Predicted cost of a study, carried out by one process or split into shards for several.
 
     Attributes:
-        shares: cost of each share, in the order of the shards; the study alone is one share.
-        workers: count of workers of each share.
-        tried: count of variants whose beginning was tried.
+        shares: cost of each shard, in their order; a study without shards has one entry.
+        workers: count of workers of each shard.
+        tried: count of variants of which the beginning of a run was tried.
         variants: count of variants that have runs to do.
         start_s: real time in which a worker starts (s).
     """
@@ -86,7 +86,7 @@ def forecast_study(
     shards: int,
     workers: int,
 ) -> StudyForecast:
-    """Try the beginnings of runs, and predict the cost of each shard.
+    """Try the beginnings of runs on this machine, and predict the cost of each shard of a study.
 
     Args:
         runs: the selected runs of the study, of all shards, in its order.
@@ -116,7 +116,7 @@ def forecast_study(
 
 
 def _spread(runs: list[PlannedRun], most: int) -> list[PlannedRun]:
-    """Return at most ``most`` of the runs, at equal distances."""
+    """Return at most ``most`` of the runs, spread evenly over the list."""
     if len(runs) <= most:
         return runs
     return [runs[place * len(runs) // most] for place in range(most)]
@@ -130,14 +130,18 @@ def _start_s() -> float:
 
 
 def load_worker() -> None:
-    """Load all modules that a worker needs for a run with learning."""
+    """Import all modules that a worker needs for a run with learning, to measure the time."""
     import fedsim.lab.study.worker  # noqa: F401
 
     load_learning()
 
 
 def _try(run: PlannedRun) -> CostHere | None:
-    """Return the cost of a run on this machine; None if no round ended within the trial."""
+    """Run the beginning of a run, and return the predicted cost of the whole run on this machine.
+
+    Returns None if no round ended within the trial. Raises ``DataError`` if the run's data cannot
+    be read.
+    """
     if run.scenario.learning == "on":
         load_learning()  # is not part of the trial's time
     try:
@@ -150,11 +154,11 @@ def _try(run: PlannedRun) -> CostHere | None:
 
 
 class _CostModel:
-    """Costs of runs, from the runs that were tried.
+    """Predicts the cost of any run of a study from the runs whose beginnings were tried.
 
     Args:
         tried: the runs that were tried.
-        costs: their costs by the folder of their variant.
+        costs: their costs by the folder of their variant; None if the trial gave none.
     """
 
     def __init__(self, tried: list[PlannedRun], costs: Mapping[str, CostHere | None]) -> None:
@@ -171,10 +175,11 @@ class _CostModel:
             self._memory_bytes = max(self._memory_bytes, cost.memory_bytes)
 
     def cost(self, run: PlannedRun) -> RunCost | None:
-        """Return the cost of a run; None if it is unknown.
+        """Return the predicted cost of a run; None if it is unknown.
 
-        A run whose variant was not tried costs as much per work as runs with the same strategy,
-        or as all runs if none of these was tried.
+        The cost of a run whose variant was not tried is in proportion to its predicted work (epochs
+        and tasks): as for tried runs with the same strategy, or as for all tried runs if there are
+        none.
         """
         folder = run.variant.folder
         if folder in self._costs:
@@ -199,7 +204,16 @@ def _cost_of_share(
     workers: int,
     start_s: float,
 ) -> ShareCost:
-    """Return the cost of runs that workers take in their order, each when it is free."""
+    """Return the predicted cost of runs that several workers carry out.
+
+    Each worker takes the next run in the list when it is free.
+
+    Args:
+        runs: the runs that are not done.
+        cost_of: returns the cost of a run; None if it is unknown.
+        workers: count of workers.
+        start_s: real time in which a worker starts (s).
+    """
     costs = [cost for run in runs if (cost := cost_of(run)) is not None]
     busy = min(workers, len(costs))
     ends = [start_s] * busy
@@ -217,7 +231,7 @@ def _cost_of_share(
 
 
 def forecast_lines(forecast: StudyForecast, shard: StudyShard | None) -> list[str]:
-    """Return text lines on the cost of a shard and on all shards, or on the whole study.
+    """Return lines of text on the predicted cost of a study, or of a shard and of all shards.
 
     Args:
         forecast: the forecast.

@@ -32,13 +32,13 @@ _MOST_LINES = 100  # most lines of a run's output that are passed on
 
 @dataclass(frozen=True)
 class FarOrder:
-    """Order to carry out a run, as a worker of the cluster receives it.
+    """Order to carry out a run, as sent to a worker on another node of a Ray cluster.
 
     Attributes:
         place: index of the run's order in the study.
         attempt: count of workers that were lost with the run before.
         scenario: the scenario, as TOML.
-        inputs: data sets and files.
+        inputs: data sets and files that the run reads.
         begun: files of the run as it was saved last; empty for a new run.
     """
 
@@ -50,26 +50,34 @@ class FarOrder:
 
 
 class Board:
-    """Ray actor that collects messages of workers, and answers whether they must stop."""
+    """Ray actor through which workers on other nodes talk to the study's process.
+
+    Workers leave messages by ``report``, whose answer is whether they must stop. The study's
+    process fetches the messages by ``collect``.
+    """
 
     def __init__(self) -> None:
         self._news: list[tuple[int, int, News]] = []
         self._stop = False
 
     def report(self, place: int, attempt: int, news: News) -> bool:
-        """Add a message; return whether the worker must stop.
+        """Store a worker's message; return whether the worker must stop.
 
         Args:
             place: index of the run's order.
             attempt: attempt at the run.
-            news: the message; empty for none.
+            news: the message; empty to ask only.
         """
         if news:
             self._news.append((place, attempt, news))
         return self._stop
 
     def collect(self, stop: bool) -> list[tuple[int, int, News]]:
-        """Return all messages since the last call; ``stop`` tells the workers to stop."""
+        """Return the messages since the last call, each with the run's index and attempt.
+
+        Args:
+            stop: whether workers must stop, which ``report`` answers from now on.
+        """
         self._stop = stop
         news = self._news
         self._news = []
@@ -77,7 +85,7 @@ class Board:
 
 
 class _Output(TextIOBase):
-    """Text stream that sends its first lines as messages, and writes all text to another stream.
+    """Text stream that copies text to another stream, and sends its first 100 lines as messages.
 
     Args:
         stream: a stream that Ray writes to a log of the node.
@@ -101,7 +109,7 @@ class _Output(TextIOBase):
         self._stream.flush()
 
     def end(self) -> None:
-        """Send the last line if it does not end with a line break."""
+        """Send the rest of the text as a message if it does not end with a line break."""
         if self._line:
             self._tell(self._line)
             self._line = ""
@@ -115,12 +123,14 @@ class _Output(TextIOBase):
 
 
 def carry_out(board: Any, home: str, order: FarOrder) -> News:
-    """Carry out a run on a worker of the cluster, and return its outcome.
+    """Carry out a run of a study on a node of a Ray cluster, and return its outcome.
+
+    Messages, and the files of the run folder as they change, are sent to the study's process.
 
     Args:
-        board: handle of the actor ``Board``.
+        board: handle of the Ray actor that takes the messages.
         home: ID of the node of the study's process.
-        order: the run.
+        order: the run, with its data and files.
     """
     import ray
 
@@ -155,12 +165,13 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
 
 
 class _Parts:
-    """Sends parts of a run's folder, after saves and intermediate results.
+    """Sends the files of a run's folder to the study's process while the run goes on.
 
-    Sending takes a fifth of the run's time at most.
+    ``look`` sends the files that changed, after each checkpoint and each writing of intermediate
+    results. Sending takes a fifth of the run's time at most.
 
     Args:
-        sender: the sender.
+        sender: sends the changed files.
     """
 
     def __init__(self, sender: PartSender) -> None:
@@ -170,7 +181,10 @@ class _Parts:
         self._next = 0.0
 
     def look(self) -> None:
-        """Send a part if a checkpoint or intermediate results were written since the last part."""
+        """Send the changed files if a checkpoint or intermediate results are new.
+
+        Nothing is sent if the last sending was too recent.
+        """
         begun = time.monotonic()
         newest = self.sender.newest
         if newest == self._newest or begun < self._next:
@@ -183,7 +197,11 @@ class _Parts:
 
 @contextmanager
 def _told_output(say: Callable[..., None]) -> Iterator[None]:
-    """Context manager in which printed output of the run's code is also sent as messages."""
+    """Return a context in which printed output of the run's code is also sent as messages.
+
+    Args:
+        say: sends a message.
+    """
     import sys
 
     out = _Output(sys.stdout, say)
@@ -198,9 +216,9 @@ def _told_output(say: Callable[..., None]) -> Iterator[None]:
 
 @contextmanager
 def _folder_of_node() -> Iterator[Path]:
-    """Context manager that yields a new folder on this node, and removes it.
+    """Return a context with a new temporary folder on this node, which is removed at its end.
 
-    Folders of workers that were killed are removed too.
+    Left-over folders of workers that were killed are removed too.
     """
     place = Path(tempfile.gettempdir())
     for stale in sorted(place.glob(f"{_PREFIX}*")):

@@ -39,7 +39,7 @@ TURN_S = 600.0
 
 
 def refuse_unusable(path: Path) -> None:
-    """Check that a study can be written at ``path``, without changing anything.
+    """Raise an error if no study can be written at ``path``; nothing is changed.
 
     Raises:
         RunFolderError: the path has files that are not of a study, is no folder, or cannot be
@@ -52,14 +52,16 @@ def refuse_unusable(path: Path) -> None:
 
 
 def states(path: Path, study: Study) -> list[RunState]:
-    """Return the state of each run of a study, in the order of its runs.
+    """Return how far each run of a study is, by its folder, in the order of the runs.
+
+    A run is ``new``, ``done``, to ``resume`` from a checkpoint, or to be run ``anew``.
 
     Args:
         path: the study's folder.
         study: the planned study.
 
     Raises:
-        RunFolderError: the folder has runs of another study, or of other scenarios.
+        RunFolderError: the folder has runs of a different study, or of other scenarios.
     """
     planned = {path / run.folder for run in study.runs}
     for folder in sorted((path / RUNS).glob("*/seed-*")):
@@ -79,14 +81,16 @@ def states(path: Path, study: Study) -> list[RunState]:
 
 
 def state_of(folder: Path, scenario: str) -> RunState:
-    """Return the state of a run.
+    """Return how far a run is: ``new``, ``done``, to ``resume`` or to be run ``anew``.
+
+    A run that has a folder but has not ended is resumed if it has a checkpoint.
 
     Args:
         folder: the run folder, which need not exist.
         scenario: scenario of the run, as TOML.
 
     Raises:
-        RunFolderError: the folder has other files, or a run of another scenario.
+        RunFolderError: the folder has other files, or a run of a different scenario.
     """
     if not folder.exists():
         return "new"
@@ -123,7 +127,10 @@ def mark(path: Path, study: Study) -> None:
 
 
 def write_study(path: Path, study: Study) -> None:
-    """Write ``study.toml``, ``index.json`` and ``published.toml`` (if any) of a study.
+    """Write the files that describe a study into its folder.
+
+    They are ``study.toml``, ``index.json`` (variants and runs), and ``published.toml`` if the study
+    has published figures.
 
     Args:
         path: the study's folder.
@@ -136,7 +143,7 @@ def write_study(path: Path, study: Study) -> None:
 
 
 def index_of(study: Study) -> StudyIndex:
-    """Return the index of a study's variants and runs."""
+    """Return the content of a study's ``index.json``: its variants, and where their runs are."""
     spec = study.spec
     variants = []
     seeds = dict.fromkeys(spec.seeds)
@@ -170,12 +177,14 @@ def index_of(study: Study) -> StudyIndex:
 
 
 def _plain(value: object) -> Any:
-    """Convert a TOML value to a JSON value, with dates, infinities and NaN as text."""
+    """Convert a TOML value to a JSON value: dates, infinities and NaN become text."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda name: str(float(name)))
 
 
 def claimed(folder: Path) -> AbstractContextManager[list[int]]:
-    """Claim a run of the study for this process, by a lock beside its folder.
+    """Return a context in which no other process carries out a run of the study.
+
+    The claim is a lock file next to the run folder, whose parent is made if it does not exist.
 
     Args:
         folder: the run folder, which need not exist.
@@ -188,7 +197,7 @@ def claimed(folder: Path) -> AbstractContextManager[list[int]]:
 
 
 def locked(path: Path, patience_s: float = _LOCK_WAIT_S) -> AbstractContextManager[list[int]]:
-    """Make a folder, and return a context that locks it against other processes.
+    """Make a study's folder, and return a context that locks it against other processes.
 
     Args:
         path: the study's folder.

@@ -17,7 +17,7 @@ from fedsim.running.scenario import Scenario
 
 @dataclass(frozen=True)
 class CopiedFile:
-    """Copy of a file that a scenario names.
+    """Copy of a file that a scenario names, in memory, to send it to another machine.
 
     Attributes:
         reference: the file as scenarios name it.
@@ -31,7 +31,7 @@ class CopiedFile:
 
 
 class _WrittenFiles:
-    """Copies of files on this machine's disk, each written when it is first looked up.
+    """Writes copies of files from memory to this machine's disk, each when it is first looked up.
 
     Args:
         files: the files.
@@ -44,7 +44,11 @@ class _WrittenFiles:
         self._paths: dict[Reference, Path] = {}
 
     def find(self, reference: Reference) -> Path | None:
-        """Return the path of a file's copy; None if the file is not among them."""
+        """Return the path of a file's copy, written at the first call; None for other files.
+
+        Args:
+            reference: the file as scenarios name it.
+        """
         file = self._files.get(reference)
         if file is not None and reference not in self._paths:
             path = self._folder / f"{len(self._paths)}" / file.name
@@ -55,11 +59,11 @@ class _WrittenFiles:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Inputs of a run.
+    """Data and files that a run reads, to send them with the run to another machine.
 
     Attributes:
         data: the loaded data set, if the run has one.
-        files: copies of the other files that the scenario names.
+        files: copies of further files that the scenario names.
     """
 
     data: KeptData = field(default_factory=KeptData)
@@ -67,9 +71,9 @@ class RunInputs:
 
     @contextmanager
     def in_use(self, folder: Path) -> Iterator[None]:
-        """Context manager in which runs are built from these inputs.
+        """Return a context in which runs read these inputs instead of this machine's own files.
 
-        Only the files that a run reads are written; files of other variants stay in memory.
+        Only the files that a run reads are written to disk; files of other variants stay in memory.
 
         Args:
             folder: an existing folder for the files.
@@ -79,14 +83,18 @@ class RunInputs:
 
 
 class StudyInputs:
-    """Inputs of all runs of a study, recorded while a run of each variant is built."""
+    """Data and files that the runs of a study read, collected to send them to other machines.
+
+    ``record`` collects them while a run of each variant is built; ``of`` returns the inputs of a
+    run.
+    """
 
     def __init__(self) -> None:
         self._kept = KeptData()
         self._files: dict[Reference, CopiedFile] = {}
 
     def record(self, scenario: Scenario, build: Callable[[], None]) -> None:
-        """Record the inputs of a scenario's runs.
+        """Build a run of a scenario, and keep copies of the data and files that it reads.
 
         Args:
             scenario: the scenario.
@@ -101,7 +109,10 @@ class StudyInputs:
                 self._files[reference] = CopiedFile(reference, path.name, read_pieces(path))
 
     def _load_rest(self, scenario: Scenario) -> None:
-        """Record the inputs that only a run with learning reads: its data set and model file."""
+        """Read the data set and the model file of a scenario, which only a run with learning reads.
+
+        They are recorded by the contexts in which it is called.
+        """
         is_drawn = isinstance(scenario.data.source, Synthetic)
         if not is_drawn and scenario.data.kept_key not in self._kept.datasets:
             scenario.data.build(scenario.population.devices, Streams(scenario.seed))
@@ -110,10 +121,10 @@ class StudyInputs:
             find_file(file, scenario.data.own_folder())
 
     def of(self, text: str) -> RunInputs:
-        """Return the inputs of a run.
+        """Return the data set of a run, and copies of all files that any run of the study reads.
 
         Args:
-            text: the scenario, as TOML.
+            text: the run's scenario, as TOML.
         """
         data = Scenario(**tomllib.loads(text)).data
         selection = KeptData()

@@ -21,7 +21,10 @@ JOURNAL = "search.journal"
 
 
 class StoredResult(TypedDict):
-    """Result of a trial in a journal, by the attributes of ``Trial``."""
+    """Result of a trial as the journal of a search stores it.
+
+    ``figures`` has the searched metric of each run, ``nearest`` the best accuracy of each run.
+    """
 
     state: TrialState
     figures: list[float | None]
@@ -30,7 +33,10 @@ class StoredResult(TypedDict):
 
 
 class Journal:
-    """Journal of the trials of all processes; it is made if it does not exist.
+    """File in which all processes that share a search write their trials and results.
+
+    It is in the study's folder, in a format of Optuna, and is made if it does not exist. Each call
+    must be made under the lock of the study's folder.
 
     Args:
         path: the study's folder.
@@ -53,7 +59,7 @@ class Journal:
             self._storage = optuna.storages.JournalStorage(backend)
 
     def entries(self, line: SearchedVariant, space: Space) -> list["JournalEntry"]:
-        """Return the trials of a variant, in their order.
+        """Return the trials of a variant that any process has written, in their order.
 
         Args:
             line: the searched variant.
@@ -64,7 +70,7 @@ class Journal:
             return [JournalEntry(trial, space) for trial in trials]
 
     def add(self, line: SearchedVariant, trial: Trial, space: Space) -> None:
-        """Append a trial, which is not over.
+        """Append a trial that has no result yet to the file.
 
         Args:
             line: the searched variant.
@@ -83,7 +89,12 @@ class Journal:
             self._storage.create_new_trial(self._study(line), entry)
 
     def write_result(self, line: SearchedVariant, trial: Trial) -> None:
-        """Write the result of a trial that is over."""
+        """Write the result of a trial that is over to the file, and mark the trial as finished.
+
+        Args:
+            line: the searched variant.
+            trial: the trial with its result.
+        """
         from optuna.trial import TrialState as State
 
         result = StoredResult(
@@ -104,7 +115,7 @@ class Journal:
                 self._storage.set_trial_state_values(number, State.FAIL)
 
     def _study(self, line: SearchedVariant) -> int:
-        """Return Optuna's number of the study of a variant, which is made if it does not exist."""
+        """Return Optuna's ID for the trials of a variant; they get one if they have none."""
         try:
             study: int = self._storage.get_study_id_from_name(line.variant.label)
         except KeyError:
@@ -113,7 +124,7 @@ class Journal:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Return a context in which errors of Optuna name the journal."""
+        """Return a context that turns Optuna's errors into ``RunFolderError`` with the path."""
         try:
             yield
         except (ValueError, KeyError, OSError) as error:
@@ -124,7 +135,7 @@ class Journal:
 
 
 class JournalEntry:
-    """Trial in a journal.
+    """Trial of a search as a process has written it into the shared journal.
 
     Attributes:
         values: values by the keys of the search space.

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 
 def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
-    """Load a study's folder; an unfinished study has its finished runs.
+    """Load the folder of a study, to read its tables and runs.
+
+    An unfinished study has the runs that have finished.
 
     Args:
         path: the study's folder.
-        allow_code: whether the scenarios of its runs may import code that they name by import
-            path.
+        allow_code: whether the scenarios of its runs may import code that they name by import path.
 
     Raises:
         RunFolderError: the folder has no index of a study, or a damaged one.
@@ -35,7 +36,7 @@ def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
 
 
 class LoadedStudy:
-    """Folder of a study, finished or not, with its tables and runs.
+    """Folder of a study, finished or not, with its results as tables, runs and pictures.
 
     Attributes:
         path: the study's folder.
@@ -49,22 +50,25 @@ class LoadedStudy:
 
     @cached_property
     def table(self) -> "pd.DataFrame":
-        """DataFrame with one row per variant: means over seeds, with the ends of their intervals."""
+        """DataFrame with one row per variant: means of its figures over seeds, with intervals."""
         return _to_frame(self._comparison.side_by_side())
 
     @cached_property
     def runs(self) -> "pd.DataFrame":
-        """DataFrame with one row per run: all its figures."""
+        """DataFrame with one row per run: variant and grid values, seed, costs, accuracies."""
         return _to_frame(self._comparison.one_by_one())
 
     @cached_property
     def paired(self) -> "pd.DataFrame":
-        """DataFrame of differences to the baseline by seed: one row per variant and measure."""
+        """DataFrame of each variant's differences to the baseline, seed by seed.
+
+        It has one row per variant and measure (such as time or accuracy), with mean and interval.
+        """
         return _to_frame(self._comparison.paired(self.index.seeds))
 
     @cached_property
     def trials(self) -> "pd.DataFrame":
-        """DataFrame with one row per trial of the search: values and result.
+        """DataFrame with one row per trial of the study's search: the tried values, and the result.
 
         The best trial of each variant comes first.
         """
@@ -85,7 +89,7 @@ class LoadedStudy:
         """Load one run of the study.
 
         Args:
-            variant: one of ``variants``.
+            variant: label of the variant, such as ``fedavg`` or ``fedprox, share=0.3``.
             seed: seed of the run; by default the first seed of the study.
 
         Raises:
@@ -106,7 +110,7 @@ class LoadedStudy:
 
     @property
     def variants(self) -> list[str]:
-        """Labels of the variants at all points of the grid."""
+        """Labels of the variants at all points of the grid, such as ``fedprox, share=0.3``."""
         return [variant.label for variant in self.index.variants]
 
     def figure(self, kind: str = "costs", **options: Any) -> "Figure":
@@ -154,7 +158,7 @@ class LoadedStudy:
 
 
 def _to_frame(table: ComparedTable) -> "pd.DataFrame":
-    """Convert a table of a comparison to a DataFrame; an empty column becomes float NaN."""
+    """Convert a table of a comparison to a DataFrame; a column without any value becomes NaN."""
     import pandas as pd
 
     frame = pd.DataFrame({column.head: list(column.cells) for column in in_full(table)})

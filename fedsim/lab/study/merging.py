@@ -19,7 +19,7 @@ _PROMISED = ("events", "events_sha256", "models_sha256", "bytes", "accuracy")
 
 @dataclass
 class Merged:
-    """Result of a merge: run folders by their origin.
+    """Result of merging folders of a study: its run folders, by origin.
 
     Attributes:
         copied: run folders that were copied, relative to the study's folder.
@@ -38,7 +38,7 @@ def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:
     """Merge folders of the same study into one, and write the study's tables there.
 
     Finished runs are copied. Runs that are done in several folders must have equal events, models
-    and bytes. Unfinished runs stay where they are.
+    and bytes. Unfinished runs are not copied.
 
     Args:
         sources: folders of the study, as ``fedsim study STUDY --shard K/N --out DIR`` wrote them.
@@ -92,14 +92,28 @@ def _read_study(place: Path) -> bytes:
 
 
 def _planned(place: Path) -> list[str]:
-    """Return the distinct run folders of a study, in the order of its index."""
+    """Return the distinct run folders of a study, in the order of its index.
+
+    Args:
+        place: the study's folder.
+    """
     index = read_index(place)
     runs = [run.folder for variant in index.variants for run in variant.runs]
     return list(dict.fromkeys(runs))
 
 
 def _merge_run(folder: str, places: Sequence[Path], target: Path, merged: Merged) -> None:
-    """Copy a run to the target, or compare it with the target's run; record this in ``merged``."""
+    """Copy a finished run to the merged study, or check that its run there has equal results.
+
+    Args:
+        folder: the run folder, relative to a study's folder.
+        places: the folders to merge.
+        target: the merged folder.
+        merged: gets the run as copied, present, repeated or missing.
+
+    Raises:
+        RunFolderError: folders have the run with different results, or it cannot be copied.
+    """
     finished = [place for place in places if is_done(place / folder)]
     destination = target / folder
     if is_done(destination):
@@ -119,7 +133,13 @@ def _merge_run(folder: str, places: Sequence[Path], target: Path, merged: Merged
 
 
 def _copy(source: Path, destination: Path) -> None:
-    """Copy the folder of a finished run, so that an interrupted copy leaves no run folder."""
+    """Copy the folder of a finished run.
+
+    It is copied under another name first, so that an interrupted copy leaves no run folder.
+
+    Raises:
+        RunFolderError: ``destination`` has an unfinished run, or the folder cannot be copied.
+    """
     with claimed(destination):
         if destination.exists() and not files.holds_nothing(destination):
             raise RunFolderError(

@@ -29,7 +29,7 @@ Pieces: TypeAlias = list[AnyArray]
 
 
 class FileStamp(NamedTuple):
-    """Metadata of a file that change when its content changes."""
+    """Size (bytes), time of the last change (ns) and inode of a file; a change alters them."""
 
     bytes: int
     modified_ns: int
@@ -37,7 +37,7 @@ class FileStamp(NamedTuple):
 
 
 def list_files(folder: Path) -> dict[str, FileStamp]:
-    """Return the files of a run folder, by their path in it.
+    """Return the files of a run folder: dict from path in it to size and time of the last change.
 
     The lock, links and unfinished files are left out.
     """
@@ -53,7 +53,7 @@ def list_files(folder: Path) -> dict[str, FileStamp]:
 
 
 def pieces_of(path: Path) -> Iterator[bytes]:
-    """Read a file in pieces; an empty file has one empty piece."""
+    """Yield a file's content in pieces of at most 16 MiB; an empty file has one empty piece."""
     with open_file(path) as file:
         yield file.read(PIECE_BYTES)
         while content := file.read(PIECE_BYTES):
@@ -61,18 +61,24 @@ def pieces_of(path: Path) -> Iterator[bytes]:
 
 
 def read_pieces(path: Path) -> Pieces:
-    """Read a file as read-only arrays, which Ray puts into its store once."""
+    """Return the content of a file as read-only uint8 arrays of at most 16 MiB each.
+
+    Ray keeps such arrays only once, for whichever worker they are sent to.
+    """
     return [np.frombuffer(content, dtype=np.uint8) for content in pieces_of(path)]
 
 
 def read_folder(folder: Path) -> dict[str, Pieces]:
-    """Read the files of a run folder that a resumed run needs."""
+    """Return the content of the files that a resumed run needs, by their path in the run folder.
+
+    Files of intermediate results are left out.
+    """
     names = [name for name in list_files(folder) if not name.startswith(f"{LIVE}/")]
     return {name: read_pieces(folder / name) for name in names}
 
 
 def write_pieces(path: Path, pieces: Sequence[AnyArray]) -> None:
-    """Write a file from its pieces, and make its folder."""
+    """Write a file from the arrays of its content, and make its folder if it does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for piece in pieces:
@@ -80,7 +86,10 @@ def write_pieces(path: Path, pieces: Sequence[AnyArray]) -> None:
 
 
 class PartSender:
-    """Sender of the parts of a run folder.
+    """Sends the changed files of a run folder to a process that keeps a copy of the folder.
+
+    Each ``send_part`` sends a part: all files that have changed since the last one, in pieces, and
+    then a list of all files.
 
     Args:
         folder: the run folder.
@@ -93,12 +102,12 @@ class PartSender:
         self._sent: Mapping[str, FileStamp] = {}
 
     def skip_present(self) -> None:
-        """Take all present files as sent, since they came from the receiver."""
+        """Do not send the files that the folder has now, because the receiver has them."""
         self._sent = list_files(self._folder)
 
     @property
     def newest(self) -> tuple[str, ...]:
-        """Stamps that change when a checkpoint or intermediate results are written."""
+        """Times of change of checkpoints and intermediate results, to see whether one is new."""
         saves = self._stamps_of("checkpoint/*/manifest.json")
         return (*saves, *self._stamps_of(f"{LIVE}/{SUMMARY}"))
 
@@ -109,7 +118,10 @@ class PartSender:
         return stamps
 
     def send_part(self) -> None:
-        """Send the files that have changed since the last part."""
+        """Send the files that were changed since the last call; nothing if no file was.
+
+        Removed files are left out of the list of all files, so that the receiver removes them too.
+        """
         files = list_files(self._folder)
         changed = [name for name in files if self._sent.get(name) != files[name]]
         if not changed and files.keys() == self._sent.keys():
@@ -122,7 +134,10 @@ class PartSender:
 
 
 class PartReceiver:
-    """Receiver of the parts of a run folder.
+    """Keeps a copy of a run folder on a remote machine, from the messages of a ``PartSender``.
+
+    ``take_piece`` stores pieces in another folder; ``take_part`` then changes the copy in an order
+    in which it can be resumed if this process is killed in between.
 
     Args:
         folder: the copy, which need not exist.
@@ -134,15 +149,18 @@ class PartReceiver:
         self.drop()
 
     def drop(self) -> None:
-        """Remove the pieces of a part that was not completed."""
+        """Remove the received pieces of files that are not in the copy yet."""
         shutil.rmtree(self._incoming, ignore_errors=True)
 
     def take_piece(self, name: str, content: bytes) -> None:
-        """Append a piece to a file of the next part.
+        """Append a piece to a received file, which is not in the copy before ``take_part``.
 
         Args:
             name: path of the file in the folder.
             content: the piece.
+
+        Raises:
+            SimulationError: the path leads out of the folder.
         """
         inner = PurePosixPath(name)
         if inner.is_absolute() or ".." in inner.parts:
@@ -153,7 +171,7 @@ class PartReceiver:
             file.write(content)
 
     def take_part(self, files: Sequence[str]) -> None:
-        """Complete a part: move its files into the folder, and remove all others.
+        """Move the received files into the copy, and remove files that the sender does not have.
 
         Args:
             files: paths of all files that the sender's folder has.
@@ -188,7 +206,11 @@ class PartReceiver:
         (self._incoming / name).replace(target)
 
     def _move_whole(self, name: str) -> None:
-        """Replace a folder within the run folder."""
+        """Replace a folder of the copy, such as a checkpoint, by the received one, at once.
+
+        Args:
+            name: path of the folder in the run folder.
+        """
         target = self._folder / name
         old = target.with_name(f"{target.name}.old{WRITING}")
         target.parent.mkdir(parents=True, exist_ok=True)

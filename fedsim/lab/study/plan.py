@@ -44,7 +44,7 @@ _NEEDS = {
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Planned run of a study.
+    """Run that a study needs: one variant with one seed.
 
     Attributes:
         variant: the first variant with this scenario.
@@ -62,16 +62,17 @@ class PlannedRun:
 
 
 class Study:
-    """Study with its planned runs. Runs with equal scenarios are one run.
+    """Study with all runs that are planned for it so far; runs with equal scenarios are one run.
+
+    ``add`` plans more runs, for trials of a search or for seeds that are added.
 
     Attributes:
         spec: content of the study's file.
         allow_code: whether to import code that the study names by import path.
         variants: variants at all points of the grid, point by point.
-        typed: changes of the bases by ``--set``.
+        typed: changes of the base scenarios by ``--set``.
         runs_of: runs of a variant by the variant's folder, in the order of the seeds.
-        until_sure: rule by which seeds are added (``fedsim.lab.study.seeding``); None for the same
-            seeds of all variants.
+        until_sure: rule by which seeds are added; None for the same seeds of all variants.
     """
 
     def __init__(self, spec: StudySpec) -> None:
@@ -85,16 +86,17 @@ class Study:
 
     @property
     def runs(self) -> tuple[PlannedRun, ...]:
-        """All planned runs, seed by seed, without repeated scenarios."""
+        """All runs that are planned so far, each scenario once, in the order of planning."""
         return tuple(self._first.values())
 
     def add(self, variants: Sequence[Variant], seeds: Sequence[int]) -> None:
         """Plan a run of each variant for each seed, seed by seed, and add the runs to the study.
 
-        Variants may be new, or already in the study.
+        A run with the same scenario as an earlier one is not added again, but counts for both
+        variants.
 
         Args:
-            variants: the variants.
+            variants: the variants, new or already in the study.
             seeds: the seeds.
 
         Raises:
@@ -117,7 +119,9 @@ class Study:
             self.runs_of[variant.folder].append(first)
 
     def notes_on_ineffective_changes(self, folders: Collection[Path]) -> list[str]:
-        """Return notes on changes by ``--set`` that have no effect in some of the chosen runs.
+        """Return sentences on changes by ``--set`` that do not reach all of the chosen runs.
+
+        A later change, such as a variant's own, overrides them there.
 
         Args:
             folders: folders of the chosen runs.
@@ -155,12 +159,12 @@ class Study:
         return tomli_w.dumps(self.spec.model_dump(exclude_unset=True, mode="python"))
 
     def only(self, texts: Sequence[str]) -> "frozenset[Path]":
-        """Return the folders of the runs that ``--only`` selects.
+        """Return the folders of the runs that the texts of ``--only`` select.
 
         Args:
-            texts: ``KEY=VALUE``, or the name of a variant. A key is ``variant``, ``seed`` or a
-                key of ``point``, in full or its last part. A run needs one of the values of each
-                key.
+            texts: ``KEY=VALUE``, or the name of a variant. A key is ``variant``, ``seed``,
+                ``size``, ``part`` or a key of the study's grid, in full or its last part. A run
+                needs one of the values of each key.
 
         Raises:
             ScenarioError: no run has a given key or value, or no run has all of them together.
@@ -185,7 +189,10 @@ class Study:
         return frozenset(selection)
 
     def _facts(self) -> Iterator[tuple[Path, dict[str, str]]]:
-        """Yield the folder of each run, and its values by the keys that ``--only`` takes."""
+        """Yield the folder of each run, and a dict of what ``--only`` can select it by.
+
+        These are its variant, its seed, and its grid values by full and by short key, as texts.
+        """
         for variant in self.variants:
             point = {key: format_value(value) for key, value in variant.point}
             fact = {"variant": variant.name, "seed": ""}
@@ -289,10 +296,13 @@ def read_study(
 
 
 def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
-    """Replace the paths of base scenarios by their tables, and return these tables.
+    """Read the base scenarios that a study names by path, and return the tables of all its bases.
+
+    A study has a base scenario, and its sizes and parts may have their own. A seed in a base is
+    dropped.
 
     Args:
-        tables: tables of a study, changed in place.
+        tables: tables of a study; paths in it are replaced by the tables of the scenarios.
         folder: folder to which paths are relative.
     """
     owners: list[object] = [tables]
@@ -318,12 +328,15 @@ def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
 
 
 def _extend(name: str, parts: Mapping[str, object], above: Sequence[str] = ()) -> Any:
-    """Return the tables of a part, merged into the part that it extends.
+    """Return the tables of a part of a study, merged into the tables of the part that it extends.
 
     Args:
         name: name of the part.
         parts: the tables of all parts.
-        above: names of the parts that extend this one.
+        above: names of the parts that extend this one, which it must not extend in turn.
+
+    Raises:
+        ScenarioError: the part extends one that does not exist, or itself.
     """
     part = parts[name]
     if not isinstance(part, dict):
@@ -341,7 +354,11 @@ def _extend(name: str, parts: Mapping[str, object], above: Sequence[str] = ()) -
 
 
 def plan(spec: StudySpec) -> Study:
-    """Plan the runs of a study. Trials of a search are planned by ``fedsim.lab.study.trials``."""
+    """Plan a run of each variant and seed of a study, without the trials of a search.
+
+    Raises:
+        ScenarioError: a scenario is invalid, or published figures do not fit the variants.
+    """
     variants = expand_variants(spec)
     if spec.published is not None:  # check that each row of published tables is a variant
         lines = [ComparedLine(variant.name, (), 0, variant.point) for variant in variants]
@@ -353,7 +370,11 @@ def plan(spec: StudySpec) -> Study:
 
 
 def expand_variants(spec: StudySpec) -> list[Variant]:
-    """Return the variants of each part at each point of its grid."""
+    """Return the variants of a study at each point of its grid, part by part.
+
+    The grid has lists of values for keys of the scenario; a point is one combination of values.
+    Parts that the chosen size leaves out have no variants.
+    """
     variants = []
     size = spec.chosen_size
     for part_name, part in (spec.parts or {"": StudyPart()}).items():
@@ -379,10 +400,11 @@ def expand_variants(spec: StudySpec) -> list[Variant]:
 
 
 def searched(spec: StudySpec) -> list[Variant]:
-    """Return the variants for which a search tries values, at each point of the grid.
+    """Return the variants for which the study's search tries values, at each point of the grid.
 
     Raises:
-        ScenarioError: a run of a variant is invalid, or does not measure the search's metric.
+        ScenarioError: a run of a variant with extreme values is invalid, or does not measure the
+            search's metric.
     """
     assert spec.search is not None
     variants = [variant for variant in expand_variants(spec) if variant.name not in spec.references]
@@ -394,7 +416,15 @@ def searched(spec: StudySpec) -> list[Variant]:
 
 
 def _refuse_unmeasured(variant: Variant, spec: StudySpec, metric: str) -> None:
-    """Raise ``ScenarioError`` if the runs of a variant do not measure a search's metric."""
+    """Raise ``ScenarioError`` if the runs of a variant do not measure the metric of a search.
+
+    For example, energy is not measured without the section ``[energy]``.
+
+    Args:
+        variant: the variant, at its point of the grid.
+        spec: the study.
+        metric: name of the metric.
+    """
     measure = measure_of(metric, spec.target)
     assert measure is not None
     first, _, rest = measure.name.partition(" ")
@@ -414,7 +444,9 @@ def _refuse_unmeasured(variant: Variant, spec: StudySpec, metric: str) -> None:
 
 
 def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
-    """Plan one run: the base, changed by size, part, variant and grid, in this order.
+    """Return the run of a variant with a seed, with its scenario and folder.
+
+    The scenario is the study's base, changed by size, part, variant and grid, in this order.
 
     Args:
         variant: the variant, at its point of the grid.
@@ -435,9 +467,14 @@ def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
 
 
 def _refuse_ineffective(spec: StudySpec, changes: Sequence[SetChange]) -> None:
-    """Raise ``ScenarioError`` for keys of a study, or changes by ``--set``, without effect.
+    """Raise ``ScenarioError`` if a setting of a study has no effect on any of its runs.
 
-    Keys of the base are rejected only if the base's own strategy does not take them either.
+    Settings are keys in the study's file and changes by ``--set``. Keys of a base scenario are
+    rejected only if the base's own strategy does not take them either.
+
+    Args:
+        spec: the study.
+        changes: the changes by ``--set``.
     """
     is_reached: dict[tuple[str, str], bool] = {}
     for variant in expand_variants(spec):
@@ -468,7 +505,7 @@ def _refuse_ineffective(spec: StudySpec, changes: Sequence[SetChange]) -> None:
 
 
 def _strange_keys(base: Mapping[str, object]) -> list[str]:
-    """Return the dotted keys of a base's strategy that the strategy's kind does not take."""
+    """Return the dotted keys in a base's section ``[strategy]`` that its kind does not take."""
     strategy = base.get("strategy")
     if not isinstance(strategy, Mapping):
         return []

@@ -39,14 +39,14 @@ _MOST_AT_WORK = 2  # most active runs that a line of progress names
 
 @dataclass(frozen=True)
 class RunOrder:
-    """Order to carry out a run.
+    """Order to a worker to carry out a run of a study.
 
     Attributes:
         label: name of the run for people.
         scenario: scenario as TOML.
         folder: the run folder. The run is started, or resumed from its checkpoint.
-        waits: whether to wait if another process carries out the run. Otherwise the order then
-            ends with status ``elsewhere``.
+        waits: whether to wait if another process carries out the run. Otherwise its outcome then
+            has the status ``elsewhere``.
     """
 
     label: str
@@ -57,10 +57,10 @@ class RunOrder:
 
 @dataclass(frozen=True)
 class Ended:
-    """Outcome of an order.
+    """Outcome of a run that a worker was to carry out.
 
     Attributes:
-        order: the order.
+        order: the order to carry it out.
         status: status of the run; ``elsewhere`` if another process carries out the run.
         error: message of the error if the run failed.
         accuracy: best test accuracy (0..1); None if none was measured.
@@ -75,9 +75,10 @@ class Ended:
 
 
 class StudyProgress:
-    """Display of the progress of all runs of a study, and of the remaining real time.
+    """Shows on a console how far the runs of a study are, and how much real time is left.
 
-    A run is identified by the index of its order in the list of orders.
+    Its methods are called as runs begin, report and end. A run is identified by its index in the
+    list of orders that ``begin`` received.
     """
 
     def __init__(self, console: Console) -> None:
@@ -95,11 +96,11 @@ class StudyProgress:
             self._file = ProgressFile(folder)
 
     def begin(self, orders: Sequence[RunOrder], finished: int) -> None:
-        """Start the display of new orders.
+        """Start the display for a new list of runs to carry out.
 
         Args:
-            orders: the new orders.
-            finished: count of runs that are already finished.
+            orders: the runs; their indices identify them in all methods.
+            finished: count of runs of the study that are already finished.
         """
         self._stop_live()
         self._orders = orders
@@ -115,10 +116,10 @@ class StudyProgress:
             self._live.start()
 
     def started(self, place: int) -> None:
-        """Show that a worker has begun a run.
+        """Show that a worker has begun a run of the study.
 
         Args:
-            place: index of the run's order.
+            place: index of the run in the orders that ``begin`` received.
         """
         self._rounds[place] = 0
         self._show()
@@ -159,10 +160,10 @@ class StudyProgress:
             self._file.end(run.order.label, run.error)
 
     def tell(self, text: str) -> None:
-        """Print a text for people.
+        """Print a line of text above the display of the progress.
 
         Args:
-            text: the text, of a line.
+            text: the text.
         """
         self._print(text)
 
@@ -178,7 +179,7 @@ class StudyProgress:
             self._live = None
 
     def _show(self) -> None:
-        """Show the progress of all runs and of the active ones.
+        """Show how many runs are done, the remaining time, and the rounds of active runs.
 
         A terminal is updated at once; other output gets a line every few seconds.
         """
@@ -200,7 +201,7 @@ class StudyProgress:
         return f"{count}, about {show_seconds(elapsed_s * (len(self._orders) / done - 1))} left"
 
     def _active_runs(self) -> str:
-        """Return a text on the rounds of a few active runs, with the count of other active runs."""
+        """Return a text on the rounds of a few active runs, and on how many more are active."""
         runs = []
         for place, rounds in list(self._rounds.items())[:_MOST_AT_WORK]:
             label = clean(self._orders[place].label)
@@ -226,10 +227,14 @@ def _describe_state(run: Ended) -> str:
 
 
 def _outcome_of_death(order: RunOrder, code: int) -> Ended:
-    """Return the outcome of an order whose worker has ended with an exit code.
+    """Return the outcome of a run whose worker process has died.
 
-    A batch system sends its signals to all processes of a job, so that a worker which has not
-    installed its handlers yet may die before this process is interrupted.
+    It is ``interrupted`` if a signal to stop killed the worker: batch systems send it to all
+    processes of a job, also to a worker that cannot handle it yet. Otherwise the run has failed.
+
+    Args:
+        order: the run that the worker carried out.
+        code: exit code of the worker; negative for a signal.
     """
     if -code in signals():
         return Ended(order, "interrupted")
@@ -245,7 +250,7 @@ _GRACE_S = 30.0  # an idle worker that does not end within this time is killed
 
 
 class WorkerPool:
-    """Worker processes that carry out orders until the pool is closed.
+    """Carries out runs in worker processes of this machine, which it starts, reuses and ends.
 
     Args:
         workers: greatest number of processes.
@@ -288,7 +293,10 @@ class WorkerPool:
             worker.send_signal(number)
 
     def run(self, orders: Sequence[RunOrder]) -> list[Ended]:
-        """Carry out orders.
+        """Carry out runs, several at a time, and wait for their ends.
+
+        Args:
+            orders: the runs.
 
         Returns:
             The outcome of each run, in the order of ``orders``. A run that was never started has
@@ -331,9 +339,15 @@ class WorkerPool:
         return ended
 
     def _watch(self, worker: _Process, place: int, order: RunOrder) -> News | None:
-        """Send an order to a worker and pass on its messages until the run ends.
+        """Send an order to a worker, and pass its messages to the display until the run ends.
 
-        Returns the worker's last message; None if the worker died before.
+        Args:
+            worker: an idle worker.
+            place: index of the order.
+            order: the run to carry out.
+
+        Returns:
+            The worker's last message, with the run's outcome; None if the worker died before.
         """
         assert worker.stdin is not None
         assert worker.stdout is not None

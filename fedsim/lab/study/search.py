@@ -80,12 +80,12 @@ else:
 
 
 def measure_of(metric: str, targets: Sequence[float | str]) -> Measure | None:
-    """Return the measure of a search's metric.
+    """Return the kind of figure (such as time to a target) that a search optimises.
 
     Args:
-        metric: name of the metric.
-        targets: targets of the study. The highest accuracy is used, or the last target if no
-            target is an accuracy.
+        metric: name of the search's metric.
+        targets: accuracies, or texts ``metric=value``, that the study declares. The highest
+            accuracy is used, or the last target if no target is an accuracy.
 
     Returns:
         The measure; None if it needs a target and ``targets`` is empty.
@@ -111,7 +111,9 @@ def _read_quantity(value: Number | str) -> tuple[Number, str]:
 
 
 class Range(Spec):
-    """All numbers between two ends, both included; whole numbers if both ends are whole.
+    """Range of values that a search may try for a key of the scenario, both ends included.
+
+    Values are whole numbers if both ends are whole numbers.
 
     Attributes:
         low, high: the ends: numbers, or quantities in the same unit.
@@ -148,11 +150,15 @@ class Range(Spec):
 
     @property
     def extremes(self) -> list[object]:
-        """Lowest and highest value, which are validated before the search begins."""
+        """Lowest and highest value, as in a scenario."""
         return [self.low, self.high]
 
     def at(self, share: float) -> Number:
-        """Return the number below which the share ``share`` (0..1) of the range lies."""
+        """Return the number in the range below which a share (0..1) of its values lies.
+
+        With ``log``, the share is of the range of logarithms. Random draws of ``share`` give random
+        values.
+        """
         low, high = self.ends
         start = low
         end = high
@@ -167,7 +173,10 @@ class Range(Spec):
         return min(max(number, low), high)
 
     def scenario_value(self, number: Number) -> object:
-        """Convert a number to a value of a scenario: rounded, and with the unit of the range."""
+        """Convert a number to a value for a scenario: with four digits, and with the range's unit.
+
+        Whole numbers keep all digits.
+        """
         low, high = self.ends
         if not self.whole:
             number = min(max(float(f"{number:.{_DIGITS}g}"), low), high)
@@ -190,7 +199,10 @@ class Range(Spec):
 
 
 class OneOf(RootModel[Annotated[list[object], Field(min_length=1)]]):
-    """One of a list of values; methods see a value's place in the list as its number."""
+    """List of values of which a search may try each for a key of the scenario.
+
+    Where a ``Range`` has numbers, a value is represented by its index in the list.
+    """
 
     @field_validator("root")
     @classmethod
@@ -220,7 +232,7 @@ class OneOf(RootModel[Annotated[list[object], Field(min_length=1)]]):
 
 
 def _dot_keys(space: object) -> object:
-    """Return a search space with dotted keys instead of nested tables."""
+    """Return a search space (candidate values by key) with dotted keys instead of nested tables."""
     return _flatten(space, "") if isinstance(space, Mapping) else space
 
 
@@ -253,7 +265,10 @@ Space = Annotated[
 
 
 class Search(Spec):
-    """Search for the values with the best metric."""
+    """Search for the values of some keys with which a study's variants have the best metric.
+
+    Each trial runs a variant with other values. A subclass defines how ``ask`` chooses them.
+    """
 
     kind: str
     trials: int = Field(default=40, ge=1, le=10_000)
@@ -272,29 +287,33 @@ class Search(Spec):
     """whether to stop a trial that is worse than the median after some of the seeds."""
 
     def space_of(self, variant: str) -> Space:
-        """Return the search space of a variant: ranges and lists of values by dotted key."""
+        """Return which values a search tries for a variant: a range or a list by dotted key.
+
+        Args:
+            variant: name of the variant, which may have keys in addition to the common ones.
+        """
         return self.space | self.variants.get(variant, {})
 
     @property
     def batch(self) -> int:
-        """Count of trials that are proposed at a time."""
+        """Count of a variant's trials that are proposed together, without each other's results."""
         return self.trials
 
     @property
     def is_planned_ahead(self) -> bool:
-        """Whether all runs are known before the first run is done."""
+        """Whether no trial depends on the results of others, so that all runs are known at once."""
         return self.batch == self.trials and not self.prune
 
     def ask(
         self, line: str, space: Space, results: Sequence[TrialResult], count: int
     ) -> list[dict[str, object]]:
-        """Propose the values of the next trials.
+        """Propose the values of a variant's next trials, from the results of its trials so far.
 
         Args:
             line: label of the variant.
-            space: search space of the variant.
-            results: results of all finished trials of the variant, in their order. Results and
-                seed determine the proposals.
+            space: ranges or lists of values by dotted key.
+            results: values and count of better trials for each trial so far, in their order.
+                Results and seed determine the proposals.
             count: count of trials to propose.
 
         Returns:
@@ -304,7 +323,7 @@ class Search(Spec):
 
 
 class RandomSearch(Search):
-    """Values drawn at random, independently for each trial."""
+    """Search that draws the values of each trial at random, independently of other trials."""
 
     kind: Literal["random"] = "random"
 
@@ -324,7 +343,10 @@ class RandomSearch(Search):
 
 
 class OptunaSearch(Search):
-    """Values near the best trials', by Optuna's tree-structured Parzen estimator (extra search)."""
+    """Search that tries values near the best trials' so far.
+
+    It uses Optuna's tree-structured Parzen estimator (extra ``search``).
+    """
 
     kind: Literal["optuna"] = "optuna"
 
@@ -368,7 +390,7 @@ def import_optuna() -> ModuleType:
 
 
 def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float]:
-    """Return the importance of each key for the ranks of trials, by functional ANOVA.
+    """Return how much each key of a search explains of its trials' ranks, by functional ANOVA.
 
     Source: F. Hutter, H. Hoos and K. Leyton-Brown, "An efficient approach for assessing
     hyperparameter importance", ICML 2014.
@@ -378,8 +400,8 @@ def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float
         results: results of the trials of the variant.
 
     Returns:
-        Shares (0..1) by key, the greatest first. Empty if Optuna is not installed, or if there
-        are fewer than two keys or eight trials.
+        Shares (0..1) by key, the greatest first. Empty if Optuna is not installed, or if there are
+        fewer than two keys or eight trials.
     """
     if find_spec("optuna") is None or len(space) < 2 or len(results) < _FEW:
         return {}
@@ -392,7 +414,16 @@ def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float
 def _to_optuna(
     space: Space, results: Sequence[TrialResult], sampler: "BaseSampler | None"
 ) -> "tuple[Study, dict[str, BaseDistribution]]":
-    """Return an Optuna study that holds the results, and Optuna's distributions by key."""
+    """Convert finished trials to a study of Optuna, in memory.
+
+    Args:
+        space: search space of a variant.
+        results: values and rank of each trial; the rank is the value that Optuna minimises.
+        sampler: the study's sampler; None for Optuna's default.
+
+    Returns:
+        The study, and Optuna's distributions by key of the space.
+    """
     import optuna
 
     optuna.logging.disable_default_handler()

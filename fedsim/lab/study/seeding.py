@@ -25,7 +25,11 @@ from fedsim.records.reading import RunFolder
 
 
 class Seeding:
-    """Adds seeds to the lines of a study that may still be the best.
+    """Adds seeds to the variants of a study that may still be the best, until that is decided.
+
+    All variants run the first seeds. ``grow`` then decides from the results, for each world
+    (devices, network and data that variants share), which variants may be the best, and plans more
+    seeds for them.
 
     Args:
         study: the study, to which planned runs are added.
@@ -62,11 +66,11 @@ class Seeding:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more seeds are added."""
+        """Whether no more seeds are added: all is decided, or the budget is spent."""
         return self._study.until_sure is not None and self._study.until_sure.is_over
 
     def grow(self, path: Path) -> None:
-        """Plan the seeds that follow from the finished runs.
+        """Plan the seeds that follow from the finished runs; none while a planned run is missing.
 
         Args:
             path: the study's folder.
@@ -91,9 +95,16 @@ class Seeding:
                 self.worlds.append(answer.rankings[0].decided)
 
     def _add(self, path: Path) -> bool:
-        """Plan more runs of the contenders of each undecided world; return False if there are none.
+        """Plan more runs of the variants that may still be the best, in each undecided world.
 
-        Worlds are handled in the order of the comparison, each with the rest of the budget.
+        A world is the devices, network and data that the compared variants share. Worlds are
+        handled in the order of the comparison, each with the rest of the budget.
+
+        Args:
+            path: the study's folder.
+
+        Returns:
+            Whether a run was planned.
         """
         wall_s = {run.folder: _wall_s(path / run.folder) for run in self._study.runs}
         left_s = math.inf
@@ -122,17 +133,17 @@ class Seeding:
         cost_s: Mapping[int, float],
         left_s: float,
     ) -> dict[int, int]:
-        """Return the greatest counts of seeds, up to ``wanted``, that the budget allows.
+        """Return how many seeds the variants that may be the best can have within the budget.
 
         Args:
-            wanted: count of seeds that each contender should have, by place of the line.
-            counts: count of seeds that each line has.
-            cost_s: expected real time of a run of each contender (s).
+            wanted: count of seeds that each of these variants should have, by index of the variant.
+            counts: count of seeds that each variant has, by index.
+            cost_s: expected real time of a run of each variant in ``wanted`` (s).
             left_s: rest of the budget of real time (s).
 
         Returns:
-            The new count of each line that gets more seeds. Empty if the budget does not allow one
-            more seed for each of the contenders with the fewest seeds.
+            The new count of each variant that gets more seeds, by index. Empty if the budget does
+            not allow one more seed for each of the variants with the fewest seeds.
         """
         room = self.most_runs - len(self._study.runs)
         least = min(counts[place] for place in wanted) + 1
@@ -148,11 +159,13 @@ class Seeding:
         return [run.folder for run in self._study.runs_of[variant.folder]]
 
     def _extend(self, place: int, before: int, count: int) -> None:
-        """Plan runs of a line until it has ``count`` seeds.
+        """Plan runs of a variant until it has ``count`` seeds.
+
+        Variants that have the same runs get the same seeds.
 
         Args:
-            place: place of the line. All lines with the same runs get the same seeds.
-            before: count of seeds that the line has.
+            place: index of the variant in the study.
+            before: count of seeds that it has.
             count: count of seeds that it gets.
         """
         folders = self._runs_of(place)
@@ -164,7 +177,7 @@ class Seeding:
         self._study.add(variants, seeds[before:count])
 
     def lines_of_text(self) -> Iterator[str]:
-        """Yield a line of text on each undecided world: the lines that may still be the best."""
+        """Yield a sentence on each undecided world: how many variants may still be the best."""
         for world in self.worlds:
             if not world.decision.is_over:
                 yield (

@@ -21,7 +21,7 @@ _FORM = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 
 @dataclass(frozen=True)
 class StudyShard:
-    """Share of a study's runs.
+    """One of several shares into which a study's runs are split, for processes on several machines.
 
     Attributes:
         number: index of the share, from 1.
@@ -33,7 +33,7 @@ class StudyShard:
 
     @classmethod
     def read(cls, text: str) -> "StudyShard":
-        """Parse a text such as ``3/16``.
+        """Parse a text ``NUMBER/COUNT``, such as ``3/16``.
 
         Raises:
             ScenarioError: the text has another form, or the index is not within 1 and the count.
@@ -85,7 +85,7 @@ def _epochs(params: StrategyParams) -> float:
 
 
 def work_of_share(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun]) -> float:
-    """Return the part (0..1) of the predicted work of ``all_runs`` that ``runs`` have."""
+    """Return how much of the predicted work of ``all_runs`` the runs of a share have (0..1)."""
     work = sum(predicted_work(run.scenario) for run in runs)
     whole = sum(predicted_work(run.scenario) for run in all_runs)
     return work / whole if whole else 0.0
@@ -116,7 +116,7 @@ def deal(runs: Sequence[PlannedRun], count: int) -> list[list[PlannedRun]]:
 
 
 def folders_of(shard: StudyShard, runs: Sequence[PlannedRun]) -> frozenset[Path]:
-    """Return the folders of the runs that belong to a shard.
+    """Return the run folders that one of several shares of a study has to carry out.
 
     Args:
         shard: the share.

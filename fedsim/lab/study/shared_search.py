@@ -31,7 +31,9 @@ _UNREPEATABLE = (
 
 
 def make_trials(study: Study, out: Path, shard: StudyShard | None, workers: int) -> Trials | None:
-    """Return the trials of a study's search; None if the study has no search.
+    """Return the object that plans the trials of a study's search; None if the study has no search.
+
+    It is a ``SharedTrials`` if several processes share a search whose trials follow from results.
 
     Args:
         study: the planned study.
@@ -65,7 +67,10 @@ def make_trials(study: Study, out: Path, shard: StudyShard | None, workers: int)
 
 
 class SharedTrials(Trials):
-    """Trials of a search that several processes carry out.
+    """Plans the trials of a search that several processes carry out together.
+
+    The processes exchange trials and results through a journal file in the study's folder. Each
+    process claims the trials that it carries out by locks.
 
     Args:
         study: the study, to which the trials of all processes are added.
@@ -113,9 +118,10 @@ class SharedTrials(Trials):
 
     @override
     def grow(self, path: Path, try_to_build: Build) -> None:
-        """Write the results of this process's trials into the journal, and take the next trials.
+        """Write results of this process's trials into the shared journal, and claim new trials.
 
-        Trials whose process was killed come before new trials.
+        Trials whose process was killed come before new trials. If a run of a claimed trial has not
+        ended, the claims are released instead, so that another call takes the trials again.
         """
         if not self._receive_results(path):
             self.close()  # a run was lost: another call takes the trial again
@@ -144,7 +150,10 @@ class SharedTrials(Trials):
         return [*super().lines_of_text(), _UNREPEATABLE]
 
     def _read(self, journal: Journal) -> None:
-        """Read the trials of all processes, and their results."""
+        """Read the trials of all processes from the journal file, and plan the runs of new ones.
+
+        Results of other processes' trials are stored in their ``Trial`` objects.
+        """
         for line in self.lines:
             space = self.search.space_of(line.variant.name)
             for number, entry in enumerate(journal.entries(line, space), 1):
@@ -158,7 +167,14 @@ class SharedTrials(Trials):
                     trial.error = entry.result["error"]
 
     def _add(self, line: SearchedVariant, values: dict[str, object]) -> Trial:
-        """Add the next trial of a variant, and plan its runs if its scenario is valid."""
+        """Add the next trial of a variant, and plan its runs for all seeds.
+
+        If its scenario is invalid, its state becomes ``refused``, and nothing is planned.
+
+        Args:
+            line: the searched variant.
+            values: the trial's values by key of the search space.
+        """
         trial = Trial.of(line.variant, len(line.trials) + 1, values)
         line.trials.append(trial)
         seeds = self.study.spec.seeds
@@ -172,7 +188,10 @@ class SharedTrials(Trials):
         return trial
 
     def _write_results(self, journal: Journal) -> None:
-        """Write the results of this process's trials, which are over, and release the trials."""
+        """Write the results of this process's claimed trials, which are over, into the journal.
+
+        Then the claims are released.
+        """
         for line in self.lines:
             for trial in line.trials:
                 if trial not in self._batch:
@@ -183,7 +202,14 @@ class SharedTrials(Trials):
         self.close()
 
     def _take(self, path: Path, journal: Journal) -> None:
-        """Claim trials for this process, at first trials that no process carries out."""
+        """Claim as many trials for this process as it has workers.
+
+        Trials that were proposed before but that no process carries out come first, then new ones.
+
+        Args:
+            path: the study's folder.
+            journal: file of the trials of all processes.
+        """
         for line in self.lines:
             for trial in line.trials:
                 if trial.state == "open" and len(self._batch) < self._workers:
@@ -193,7 +219,10 @@ class SharedTrials(Trials):
                 self._ask(path, line, journal)
 
     def _ask(self, path: Path, line: SearchedVariant, journal: Journal) -> None:
-        """Propose the next trial of a variant, write it into the journal, and claim it."""
+        """Propose the next trial of a variant, write it into the journal file, and claim it.
+
+        A trial with an invalid scenario is written as refused, and not claimed.
+        """
         space = self.search.space_of(line.variant.name)
         # trials that are not over rank last, so that no other process tries values near them
         results = self._results(line)
@@ -205,7 +234,7 @@ class SharedTrials(Trials):
             self._claim(path, trial)
 
     def _claim(self, path: Path, trial: Trial) -> None:
-        """Add a trial to the trials of this process, unless another process carries it out."""
+        """Claim a trial for this process by a lock file, unless another process has it."""
         try:
             self._claims.enter_context(lock.locked(path, name=f".{trial.variant.folder}.lock"))
         except lock.FolderInUseError:

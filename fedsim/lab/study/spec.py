@@ -53,7 +53,7 @@ _CHANGES_SAMPLES = ("label-permutation", "rotation")
 
 
 def local(base: Mapping[str, object]) -> Tables:
-    """Return the reference scenario in which every device trains alone, and nothing is sent.
+    """Return a scenario to compare with, in which every device trains alone and nothing is sent.
 
     A device trains as often in a round, and for as many epochs, as a client of the base.
 
@@ -71,7 +71,7 @@ def local(base: Mapping[str, object]) -> Tables:
 
 
 def centralised(base: Mapping[str, object]) -> Tables:
-    """Return the reference scenario in which one device trains on the data of all devices.
+    """Return a scenario to compare with, in which one device trains on the data of all devices.
 
     It has the rounds of the base, and in each round the epochs of a client of the base. Nothing is
     sent or late, and comparisons omit its times. A data shift that swaps data has no effect, and
@@ -81,8 +81,7 @@ def centralised(base: Mapping[str, object]) -> Tables:
         base: tables of the base scenario.
 
     Raises:
-        ScenarioError: the base has no ``stop.rounds``, no learning, or a drift that alters
-            samples.
+        ScenarioError: the base has no ``stop.rounds``, no learning, or a drift that alters samples.
     """
     if base.get("learning") == "off":
         raise ScenarioError(
@@ -128,7 +127,10 @@ def _drop_keys(tables: Mapping[str, object], *keys: str) -> Tables:
 
 @dataclass(frozen=True)
 class _AsInScenario:
-    """Annotation that gives tables the JSON schema of a scenario, or of a path to a scenario."""
+    """Annotation of a key of a study whose value is a scenario, or some of a scenario's tables.
+
+    It gives the key the JSON schema of a scenario; with ``or_path``, a text is valid too.
+    """
 
     or_path: bool = False
 
@@ -160,7 +162,7 @@ def _refuse_equal(grid: dict[str, list[object]]) -> dict[str, list[object]]:
 
 
 def _flatten(grid: object) -> object:
-    """Return a grid with dotted keys instead of nested tables."""
+    """Return a grid (lists of values by key) with dotted keys instead of nested tables."""
     return flatten(grid) if isinstance(grid, dict) else grid
 
 
@@ -176,13 +178,17 @@ DeclaredTarget = float | str
 
 
 def _put_in_list(target: object) -> object:
-    """Return a single target as a list with a single entry; a list is unchanged."""
+    """Return a single target, an accuracy or a text, as a list; a list is unchanged."""
     is_single = isinstance(target, int | float | str) and not isinstance(target, bool)
     return [target] if is_single else target
 
 
 def _sort_targets(targets: list[DeclaredTarget]) -> list[DeclaredTarget]:
-    """Return distinct targets, accuracies first; raise ``ValueError`` if one is invalid."""
+    """Return the distinct targets of a study, accuracies first, in ascending order.
+
+    Raises:
+        ValueError: an accuracy is not in (0, 1], or a text names no metric.
+    """
     for target in targets:
         if isinstance(target, str):
             metric = Target.read(target).metric
@@ -206,7 +212,10 @@ Targets = Annotated[
 
 
 class Size(Spec):
-    """A way to run the same study, large or small."""
+    """Table of a study's file that makes the study larger or smaller, such as for a quick trial.
+
+    It changes the base scenario of all variants.
+    """
 
     base: Base | None = None
     """the base scenario; by default the study's."""
@@ -217,7 +226,10 @@ class Size(Spec):
 
 
 class StudyPart(Spec):
-    """Some of the variants in a separate world, such as the lines of one figure of a paper."""
+    """Table of a study's file for a part: some of the variants, with changes of their own.
+
+    For example, a part has the variants of a figure in a paper.
+    """
 
     base: Base | None = None
     """the base scenario; by default the size's or the study's."""
@@ -239,7 +251,10 @@ class StudyPart(Spec):
 
 
 class StudySpec(Spec):
-    """A base scenario, its variants and the seeds, so that all variants run in the same worlds."""
+    """Content of a study's file: a base scenario, its variants, and the seeds.
+
+    All variants run with the same seeds, so that they share devices, network and data.
+    """
 
     name: str = Field(default=UNNAMED, max_length=200)
     """a title for people, which goes into reports, and never into a path or a command."""
@@ -308,18 +323,18 @@ class StudySpec(Spec):
 
     @property
     def names(self) -> list[str]:
-        """Names of the variants, then of the references."""
+        """Names of the variants, then of the reference scenarios that are compared with them."""
         return [*self.variants, *self.references]
 
     @property
     def chosen_size(self) -> tuple[str, Size] | None:
-        """Name and table of the size in which the study is run; None if it has no sizes."""
+        """Name and table of the size (large or small) to run the study in; None if it has none."""
         name = self.size or next(iter(self.sizes), None)
         return None if name is None else (name, self.sizes[name])
 
     @property
     def _grids(self) -> list[dict[str, list[object]]]:
-        """The grid of each part, merged with the grid of the study."""
+        """For each part of the study, the values by key of the study's and the part's grids."""
         return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
 
     @field_validator("seeds")
@@ -447,7 +462,11 @@ class StudySpec(Spec):
                 )
 
     def _used_names(self) -> Iterator[tuple[str, Iterable[Any], Collection[str]]]:
-        """Yield uses of names: description of the place, names used there, and allowed names."""
+        """Yield the names that the study's file uses, to check that each is defined.
+
+        Yields:
+            Description of the place for an error, names used there, and allowed names.
+        """
         yield "a reference", self.references, REFERENCES
         if self.baseline is not None:
             yield "'baseline'", (self.baseline,), self.names

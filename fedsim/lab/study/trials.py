@@ -35,13 +35,13 @@ Build = Callable[[PlannedRun], None]
 
 @dataclass
 class Trial:
-    """Trial of a search: a point of the search space, with its results.
+    """Trial of a search: a variant with certain values of the searched keys, and its results.
 
     Attributes:
         variant: the variant with the values of this trial.
         number: index of the trial, from 1.
         values: values by the keys of the search space.
-        state: state of the trial.
+        state: ``open``, ``done``, ``pruned`` (stopped early), ``failed`` or ``refused`` (invalid).
         figures: metric of each run, in the order of the seeds; None if a run lacks it.
         nearest: best accuracy of each run, which ranks runs that miss a target.
         error: message of the error if the trial is refused.
@@ -57,7 +57,7 @@ class Trial:
 
     @classmethod
     def of(cls, variant: Variant, number: int, values: Mapping[str, object]) -> "Trial":
-        """Make a new trial of a searched variant.
+        """Make a new trial, without results, of a variant for which a search tries values.
 
         Args:
             variant: the variant, without values of the searched keys.
@@ -68,17 +68,17 @@ class Trial:
 
     @property
     def value(self) -> float | None:
-        """Mean of the metric over the seeds; None if a run lacks it."""
+        """Mean of the searched metric over the trial's seeds; None unless all runs have it."""
         figures = [figure for figure in self.figures if figure is not None]
         if not figures or len(figures) < len(self.figures):
             return None
         return sum(figures) / len(figures)
 
     def rank(self, most: bool, seeds: int | None = None) -> tuple[float, ...]:
-        """Return a sort key of trials, by which the best trial is first.
+        """Return a sort key of trials; sorted by it, the best trial comes first.
 
-        Finished trials come first, then trials whose runs lack fewer figures, then trials with
-        better figures.
+        Finished trials come first, then trials with more runs, then trials whose runs lack fewer
+        figures, then trials with better figures.
 
         Args:
             most: whether more of the metric is better.
@@ -98,14 +98,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class SearchedVariant:
-    """Variant at a point of the grid, without values of the searched keys, and its trials."""
+    """Variant of a study at a point of its grid for which a search tries values, and its trials."""
 
     variant: Variant
     trials: list[Trial] = field(default_factory=list)
 
 
 class Trials:
-    """Trials of a search, which are added to its study.
+    """Plans the trials of a search, reads their results, and finds the best ones.
+
+    ``grow`` adds the runs of the next trials to the study whenever runs have finished.
 
     Args:
         study: the study, to which planned trials are added.
@@ -137,20 +139,26 @@ class Trials:
         return all(len(line.trials) == self.search.trials for line in self.lines)
 
     def runs_of_others(self) -> set[Path]:
-        """Return the folders of the runs that this process does not carry out."""
+        """Return the folders of planned runs that this process must not carry out.
+
+        They belong to other processes that share the search; none if the search is not shared.
+        """
         return set()
 
     def begin(self, path: Path, try_to_build: Build) -> None:
-        """Plan the trials that are known before the study begins, and write nothing.
+        """Plan the trials that are known before the study begins, without writing files.
 
         Args:
             path: the study's folder.
-            try_to_build: see ``grow``.
+            try_to_build: builds a run; raises ``ScenarioError`` if it is invalid, so that its trial
+                is refused.
         """
         self.grow(path, try_to_build)
 
     def read(self, path: Path) -> None:
-        """Read what other processes have added to the search, under the lock of the study.
+        """Read the results that other processes have added to the search.
+
+        It is called under the lock of the study's folder.
 
         Args:
             path: the study's folder.
@@ -159,14 +167,17 @@ class Trials:
             self.grow(path, lambda run: None)  # only results are new
 
     def close(self) -> None:
-        """Release the trials of this process, which other processes may take then."""
+        """Give up this process's claims, so that other processes may carry out its open trials."""
 
     def grow(self, path: Path, try_to_build: Build) -> None:
-        """Plan the trials that follow from the finished runs.
+        """Read the results of finished runs, and plan the trials that follow from them.
+
+        Nothing is planned while runs of open trials are missing.
 
         Args:
             path: the study's folder.
-            try_to_build: raises ``ScenarioError`` if a run is invalid, whose trial is refused then.
+            try_to_build: builds a run; raises ``ScenarioError`` if it is invalid, so that its trial
+                is refused.
 
         Raises:
             ScenarioError: all trials of a variant are refused.
@@ -190,9 +201,9 @@ class Trials:
         return [trial for trial in self._batch if trial.state == "open"]
 
     def _receive_results(self, path: Path) -> bool:
-        """Read the results of new runs of open trials.
+        """Store the metric of the new runs of open trials; a trial with a failed run has failed.
 
-        Returns False, and reads nothing, if any of these runs is not over.
+        Returns False, and stores nothing, if any of these runs is not over.
         """
         runs = []
         for trial in self._open:
@@ -233,13 +244,16 @@ class Trials:
             self._batch += line.trials[len(results) :]
 
     def _plan(self, path: Path, try_to_build: Build) -> None:
-        """Plan runs of open trials for the next seeds, and refuse invalid trials.
+        """Plan runs of open trials for the next seeds, and refuse trials with invalid scenarios.
 
-        The seeds of a search are run in groups (rungs), after each of which bad trials are pruned.
+        The seeds of a search are run in groups, after each of which bad trials are pruned.
 
         Args:
             path: the study's folder.
             try_to_build: raises ``ScenarioError`` if a run is invalid.
+
+        Raises:
+            ScenarioError: all trials of a variant are refused.
         """
         self.batches += 1
         for trial in self._open:
@@ -258,7 +272,10 @@ class Trials:
                 )
 
     def foreseen_runs(self) -> list[PlannedRun]:
-        """Return runs with possible values for the trials that are not planned yet."""
+        """Return runs as trials that are not planned yet may have, to predict their cost.
+
+        Their values are what the search would propose if it had no results.
+        """
         runs = []
         for line in self.lines:
             first = len(line.trials) + 1
@@ -273,7 +290,10 @@ class Trials:
         return runs
 
     def _prune(self) -> None:
-        """Prune open trials whose first runs are worse than the median of all trials' first runs."""
+        """Prune open trials that are worse than the median trial of their variant.
+
+        Trials are compared by the seeds that were run so far, and only if there are more than four.
+        """
         for line in self.lines:
             peers = [trial for trial in line.trials if len(trial.figures) >= self._rung]
             ranks = sorted(trial.rank(self._most, self._rung) for trial in peers)
@@ -285,9 +305,9 @@ class Trials:
                     trial.state = "pruned"
 
     def best(self, line: SearchedVariant) -> Trial | None:
-        """Return the best finished trial of a searched variant; None if no trial has a result.
+        """Return the best trial of a searched variant; None if no trial is done with a result.
 
-        The first one is returned if several are equally good.
+        If several are equally good, the first one is returned.
         """
         finished = []
         for trial in line.trials:
@@ -296,7 +316,9 @@ class Trials:
         return min(finished, key=self._rank, default=None)
 
     def write(self, path: Path) -> None:
-        """Write the table of trials, and the scenario of the best trial of each searched variant.
+        """Write ``trials.csv`` and, for each searched variant, the best trial's scenario.
+
+        The scenario is ``best.toml``, with the variant's name in it if there are several.
 
         Args:
             path: the study's folder.
@@ -313,7 +335,9 @@ class Trials:
             files.write_text(path / name, first.scenario.to_toml())
 
     def table(self, most: int | None = None) -> ComparedTable:
-        """Return a table of the trials of each searched variant, the best first.
+        """Return a table of all trials, variant by variant, the best of each first.
+
+        A row has variant, grid values, state, metric, count of runs and tried values.
 
         Args:
             most: greatest count of trials per variant; None for all.
@@ -344,9 +368,9 @@ class Trials:
             yield row
 
     def lines_of_text(self) -> list[str]:
-        """Return text lines on the best trial of each searched variant.
+        """Return a sentence for each searched variant on its best trial and its values.
 
-        If several variants have one, the best of all comes first.
+        If several variants have a best trial, a line on the best of these comes first.
         """
         texts = list(map(self._describe_best, self.lines))
         ranked = []
@@ -387,7 +411,7 @@ class Trials:
 
 
 def gave_up(folder: Path) -> bool:
-    """Whether the run in a folder ended with an error. Failed runs are not repeated."""
+    """Whether the run in a folder has failed, so that it is not carried out again."""
     return bool(files.summarised_status(folder) == "failed")
 
 

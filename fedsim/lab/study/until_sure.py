@@ -32,7 +32,10 @@ ShareOrPercent = Annotated[
 
 
 class UntilSure(Spec):
-    """Seeds are added to the lines that may still be the best, until the best line is sure."""
+    """Table ``[until_sure]`` of a study: how seeds are added until one variant is surely best.
+
+    Only variants that may still be the best get more seeds.
+    """
 
     within: ShareOrPercent | None = None
     """indifference zone: the difference that does not matter, a share of a cost such as ``"5 %"``,
@@ -50,11 +53,11 @@ class UntilSure(Spec):
     """
 
     def first_seeds(self, seeds: list[int]) -> list[int]:
-        """Return the seeds that all lines run: the study's seeds, and more if they are below 5."""
+        """Return the seeds that all variants run: the study's, and more if these are below 5."""
         return [*seeds, *next_seeds(seeds, LEAST_SEEDS - len(seeds))]
 
 
 def next_seeds(seeds: list[int], count: int) -> list[int]:
-    """Return ``count`` seeds that follow the greatest of ``seeds``; none if ``count`` is below 1."""
+    """Return ``count`` seeds that follow the greatest of ``seeds``; none if that is below 1."""
     first = max(seeds) + 1
     return [*range(first, first + max(0, count))]

@@ -19,13 +19,15 @@ _LONGEST_NAME = (
 
 @dataclass(frozen=True)
 class Variant:
-    """Variant of a study at one point of its grid.
+    """One of the settings that a study compares: a variant by name, at one point of the grid.
+
+    The grid has lists of values for some keys of the scenario; a point is one value of each.
 
     Attributes:
         name: name of the variant or reference in the study.
         point: key and value pairs: size and part, if any, then the keys of the grid. A trial also
             has its index and its values.
-        changes: changes of the base, which come before the changes of the grid.
+        changes: changes of the base scenario, which come before the changes of the grid.
     """
 
     name: str
@@ -34,7 +36,7 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Name and grid values of the variant as text, unique within a study."""
+        """Name and grid values as text, such as ``fedprox, share=0.3``; unique within a study."""
         keys = [key for key, _ in self.point]
         parts = [self.name]
         for key, value in self.point:
@@ -42,7 +44,7 @@ class Variant:
         return ", ".join(parts)
 
     def at(self, values: Mapping[str, object]) -> "Variant":
-        """Return the variant with ``values`` appended to its point."""
+        """Return the variant with further key and value pairs appended to its point."""
         return replace(self, point=(*self.point, *values.items()))
 
     @property
@@ -55,7 +57,10 @@ VariantLayers = dict[str, Mapping[str, object]]
 
 
 def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
-    """Return the base of a variant, then its changes by size, part, variant and grid.
+    """Return the tables from which a variant's scenario is merged, by their place in the study.
+
+    They are the base scenario, then the changes by size, part, variant and grid, in this order;
+    later ones override earlier ones.
 
     Args:
         variant: the variant, at its point of the grid.
@@ -83,16 +88,18 @@ def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
 
 
 def merge(layers: VariantLayers) -> Tables:
-    """Merge layers into the tables of a scenario; later layers override earlier ones."""
+    """Merge a base scenario and its changes into one scenario; later tables win."""
     tables: Tables = reduce(changed, layers.values(), {})
     return tables
 
 
 def find_last_layer(layers: VariantLayers, keys: Sequence[str]) -> str:
-    """Return a text on the last layer that sets a key, or a table that contains the key.
+    """Return a text on the place in a study that decides about a key, with the value there.
+
+    It is the last of the tables that sets the key, or a table that contains the key.
 
     Args:
-        layers: the layers, see ``layers_of``.
+        layers: tables of the base and of its changes, by their place in the study.
         keys: the parts of a dotted key.
     """
     for place, tables in reversed(layers.items()):

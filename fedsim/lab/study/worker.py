@@ -42,7 +42,7 @@ _ORPHAN_LIVES_S = (
 
 
 class SentOrder(TypedDict):
-    """Order to carry out a run, as the parent sends it.
+    """Order to carry out a run, as a worker process receives it from its parent.
 
     Attributes:
         scenario: the scenario, as TOML.
@@ -56,7 +56,7 @@ class SentOrder(TypedDict):
 
 
 class Worker:
-    """Worker that carries out orders.
+    """Carries out runs of a study one after another, and reports on them to its parent process.
 
     Args:
         say: sends a message to the parent; its keyword arguments are the entries of the message.
@@ -71,13 +71,16 @@ class Worker:
         self._stopping = False
 
     def stop(self, number: int, *_: object) -> None:
-        """Signal handler that interrupts the active run and all later runs."""
+        """Signal handler that interrupts the active run, which is saved, and all later runs."""
         self._stopping = True
         if self._job is not None:
             end_soon(self._job, number)
 
     def carry_out(self, order: SentOrder) -> None:
-        """Carry out an order, and send the run's outcome to the parent."""
+        """Start or resume a run and wait for its end, then send its outcome and the peak memory.
+
+        An error of the run becomes its outcome.
+        """
         folder = Path(order["folder"])
         try:
             ending = self._carry_out_alone(order["scenario"], folder, waits=order["waits"])
@@ -91,10 +94,15 @@ class Worker:
         self._say(event="ended", run=ending, peak_bytes=peak)
 
     def _carry_out_alone(self, text: str, folder: Path, *, waits: bool) -> RecordData:
-        """Claim a run and carry it out; return its outcome.
+        """Claim a run against other processes and carry it out; return its outcome.
 
-        The state of the run folder is read after the run is claimed, since another process may
-        have ended the run before. If another process has the claim, wait for it if ``waits``.
+        If the run is done already, nothing is run.
+
+        Args:
+            text: the run's scenario, as TOML.
+            folder: the run folder.
+            waits: whether to wait if another process has claimed the run. Otherwise the outcome
+                then has the status ``elsewhere``.
         """
         while not self._stopping:
             try:
@@ -152,17 +160,21 @@ class Worker:
 
 
 def failure(error: Exception, folder: Path | None = None) -> str:
-    """Return the message of an error of a run.
+    """Return the message of the error with which a run failed, for the study's report.
 
     Args:
         error: the error.
-        folder: the folder of the run.
+        folder: the folder of the run, for errors that are not fedsim's own.
     """
     return str(error) if isinstance(error, FedsimError) else show_error(error, folder)
 
 
 def describe_outcome(summary: RecordData | None) -> RecordData:
-    """Return the outcome of a run as a message; ``summary`` is None if the run was not begun."""
+    """Return the outcome of a run as entries of a message: status, best accuracy, real time (s).
+
+    Args:
+        summary: the run's summary; None if the run was not begun, whose status is ``interrupted``.
+    """
     if summary is None:
         return {"status": "interrupted"}
     return {
