@@ -148,7 +148,7 @@ def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]
 
 
 def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) -> list[str]:
-    """Run one check of the audit on a run folder, and return the problems that it found, as sentences.
+    """Run one check of the audit on a run folder, and return the problems found, as sentences.
 
     A folder that is too damaged for the check gives one more sentence, instead of an error. At most
     ``MOST_FINDINGS`` findings are listed, followed by a sentence that there are more.

@@ -54,12 +54,12 @@ def sealed(evidence: Evidence) -> Iterator[str]:
 
 
 def records_intact(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if the run's records are not those that the folder's summary describes.
+    """Yield findings if the run's records do not agree with the folder's summary.
 
     The summary has the count of records, the time of the last one, and a fingerprint: a hash chain
-    over all records in order. Folders of older versions have no ``events_block`` in the summary; they
-    have a chain over single records instead of blocks. Raises ``RunFolderError`` if the ``data`` of
-    any record is no valid JSON table.
+    over all records in order. Folders of older versions have no ``events_block`` in the summary;
+    they have a chain over single records instead of blocks. ``RunFolderError`` is raised if the
+    ``data`` of a record that no other check parses is not a JSON object.
     """
     summary = evidence.run.summary
     times = evidence.events["time"].tolist()
@@ -125,8 +125,8 @@ def scenario_agrees(evidence: Evidence) -> Iterator[str]:
 def transfers_agree(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each row of ``transfers.parquet`` that differs from the run's records.
 
-    The n-th row has to agree with the n-th record that ends a message. The row's purposes have to be
-    those of its payloads, too.
+    The n-th row has to agree with the n-th record that ends a message. Its purposes have
+    to agree with its payloads, too.
     """
     transfers = evidence.transfers
     recorded = evidence.recorded_transfers
@@ -179,8 +179,8 @@ def delivered_at_most_sent(evidence: Evidence) -> Iterator[str]:
 def headers_counted(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each transfer whose bytes on the wire contradict the scenario's protocol.
 
-    The bytes on the wire are the delivered bytes times the protocol's overhead for headers. A user's
-    own protocol may send more bytes than that, but not fewer.
+    The bytes on the wire are the delivered bytes times the protocol's overhead for headers. A
+    user's own protocol may send more bytes than that, but not fewer.
     """
     transfers = evidence.transfers
     of_devices = transfers["device"] != NOTHING
@@ -252,8 +252,8 @@ def meters_agree(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each figure of costs or of a user's meters that a recount contradicts.
 
     The recount feeds the run's records to newly built meters, and compares their figures with the
-    tables of rounds and devices and with the summary. A user's meters are skipped if their code may not
-    be imported. Energy is left out: it has its own check, which shares no code with its meter.
+    tables of rounds and devices and with the summary. A user's meters are skipped if their code may
+    not be imported. Energy is left out: it has its own check, which shares no code with its meter.
     """
     scenario = evidence.run.scenario
     summary = evidence.run.summary
@@ -306,7 +306,7 @@ def _check_entries(summary: Mapping[str, Any], due: Mapping[str, Any]) -> Iterat
 
 
 def nothing_uncounted(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each figure of energy or costs that the scenario does not make the run count.
+    """Yield a finding for each figure of energy or costs that the scenario does not ask for.
 
     These are cells with a number in the tables of rounds and devices, though the scenario has no
     ``[energy]`` or ``[costs]`` section.

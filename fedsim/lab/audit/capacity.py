@@ -67,8 +67,8 @@ class LinkCapacity(ABC):
     def overfull(self, begin: Floats, end: Floats, size: Floats) -> Stretch | None:
         """Find an interval for whose messages the link has too little capacity.
 
-        The messages that begin and end within the interval have more bytes than the link can carry in it,
-        in whatever order it sends them.
+        The messages that begin and end within the interval have more bytes than the link can carry
+        in it, in whatever order it sends them.
 
         Args:
             begin: begins of the link's messages (s); float64 [messages].

@@ -26,10 +26,10 @@ _SAME_SIZES = ("label-permutation", "rotation")
 
 
 class _Aggregate(NamedTuple):
-    """Record of one aggregation of updates, as the run wrote it.
+    """Record of an aggregation of updates, as the run wrote it.
 
-    The lists are parallel: the n-th weight, staleness (rounds or versions) and count of draws belong
-    to the update of the n-th task.
+    The lists are parallel: the n-th weight, staleness (rounds or versions) and count of draws
+    belong to the update of the n-th task.
     """
 
     tasks: list[int]
@@ -41,7 +41,7 @@ class _Aggregate(NamedTuple):
 
     @property
     def draw_counts(self) -> Floats:
-        """How often each update's client was drawn; 1 if not recorded. float64 [updates]."""
+        """Count of draws of each update's client; 1 if not recorded. float64 [updates]."""
         return np.array(self.draws or np.ones(len(self.tasks)), dtype=np.float64)
 
 
@@ -68,8 +68,8 @@ def weights_as_said(evidence: Evidence) -> Iterator[str]:
 class _WeightRule:
     """Rule by which a scenario's strategy weighs updates, to compare with the recorded weights.
 
-    ``find_problem`` takes the aggregations in the order of the run, because some rules depend on the
-    aggregations before.
+    ``find_problem`` takes the aggregations in the order of the run, because some rules depend on
+    the aggregations before.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -94,9 +94,10 @@ class _WeightRule:
         self._updates_in_round = counts.groupby(rounds).sum().to_dict()
 
     def find_problem(self, aggregate: _Aggregate) -> str | None:
-        """Return the reason why an aggregation's weights break the strategy's rule; None if they follow it.
+        """Return the reason why an aggregation's weights break the strategy's rule, or None.
 
-        If weights depend on losses or on values of updates, only their form and their sum are checked.
+        If weights depend on losses or on values of updates, only their form and their sum are
+        checked.
         """
         weights = np.array(aggregate.weights or (), dtype=np.float64)
         problem = _check_form(weights, len(aggregate.tasks))
@@ -134,9 +135,9 @@ class _WeightRule:
         return self._aggregation["kind"] in _BY_DISTANCE
 
     def _check_draws(self, aggregate: _Aggregate) -> str | None:
-        """Return the reason why the recorded counts of draws are impossible; None if they are possible.
+        """Return the reason why the recorded counts of draws are impossible, or None.
 
-        Counts have to be there exactly if the scenario selects clients with replacement.
+        A record needs them exactly if the scenario selects clients with replacement.
         """
         if self._repeats != (aggregate.draws is not None):
             return "the draws of clients do not agree with selection.replacement"
@@ -183,8 +184,8 @@ class _WeightRule:
     def _remembered_devices(self, tasks: list[int]) -> int:
         """Return the count of devices whose remembered updates MIFA averages.
 
-        With ``unheard = "zero"`` these are all devices. Otherwise they are the devices that have sent an
-        update so far; the devices of ``tasks`` are added to them.
+        With ``unheard = "zero"`` these are all devices. Otherwise they are the devices that have
+        sent an update so far; the devices of ``tasks`` are added to them.
 
         Args:
             tasks: IDs of the tasks of the present aggregation.
@@ -197,8 +198,8 @@ class _WeightRule:
     def _check_fairness(self, weights: Floats) -> str | None:
         """Return the reason why q-FedAvg cannot have these weights; None if it can.
 
-        With q = 0, or without learning, all weights are equal. Otherwise they follow from losses, and only
-        their sum is checked, which is at most 1.
+        With q = 0, or without learning, all weights are equal. Otherwise they follow from losses,
+        and only their sum is checked, which is at most 1.
 
         Args:
             weights: recorded weights of an aggregation; float64 [updates].
@@ -213,8 +214,8 @@ class _WeightRule:
         """Return the due weights of FeSEM with ``follows = "paper"``; float64 [updates].
 
         The rule leaves open how large the weights are: they have to be equal, positive, and at most
-        1 / count of updates. So all due weights equal the first recorded one if it is in this range;
-        otherwise all are 0, to make the comparison fail.
+        1 / count of updates. So all due weights equal the first recorded one if it is in this
+        range; otherwise all are 0, to make the comparison fail.
 
         Args:
             weights: recorded weights of an aggregation; float64 [updates].
@@ -228,7 +229,8 @@ class _WeightRule:
     def _weights_by_samples(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
         """Return weights in proportion to the tasks' sample counts; None if no count is known.
 
-        Tasks with an unknown sample count keep their recorded weight, and the others share the rest.
+        Tasks with an unknown sample count keep their recorded weight; the rest is shared by the
+        known ones.
 
         Args:
             aggregate: the record of the aggregation.
@@ -247,9 +249,10 @@ class _WeightRule:
         return np.where(is_known, samples / total * share, weights)
 
     def _malicious_limit(self, updates: int) -> int:
-        """Return how many of ``updates`` updates the scenario's aggregation by distances takes as malicious.
+        """Return how many of ``updates`` updates an aggregation by distances takes as malicious.
 
-        This is the scenario's count ``malicious``, or fewer if the method needs more updates for it.
+        This is the scenario's count ``malicious``, or fewer if the method needs more updates for
+        it.
         """
         factor, more = _BY_DISTANCE[self._aggregation["kind"]]
         return max(0, min(int(self._aggregation["malicious"]), (updates - more) // factor))
@@ -257,8 +260,8 @@ class _WeightRule:
     def _check_tolerance(self, aggregate: _Aggregate) -> str | None:
         """Return the reason why the recorded tolerance of malicious updates is wrong, or None.
 
-        The tolerance (``bears``) is how many malicious updates a robust aggregation can withstand. A record
-        states it only if too few updates arrived for the tolerance that the scenario sets.
+        The tolerance (``bears``) is how many malicious updates a robust aggregation can withstand.
+        A record states it only if too few updates arrived for the tolerance that the scenario sets.
         """
         kind = self._aggregation["kind"]
         count = len(aggregate.tasks)
@@ -277,10 +280,10 @@ class _WeightRule:
         )
 
     def _check_choice(self, aggregate: _Aggregate, weights: Floats) -> str | None:
-        """Return the reason why an aggregation by distances chose a wrong count of updates, or None.
+        """Return the reason why an aggregation by distances chose a wrong count, or None.
 
-        It has to give equal weights to a fixed count of updates and 0 to the others. If too few updates
-        arrived, all weights have to be 0.
+        It has to give equal weights to a fixed count of updates, and weight 0 to all remaining
+        ones. If too few updates arrived, all weights have to be 0.
 
         Args:
             aggregate: the record of the aggregation.
@@ -311,8 +314,9 @@ class _WeightRule:
     def _check_staleness(self, aggregate: _Aggregate, weights: Floats) -> str | None:
         """Return the reason why an asynchronous strategy cannot have these weights, or None.
 
-        The recorded staleness has to be the model versions between a task's start and the aggregation, and
-        the weights have to follow from staleness, buffer or concurrency, as the strategy says.
+        The recorded staleness has to be the model versions between a task's start and the
+        aggregation, and the weights have to follow from staleness, buffer or concurrency by the
+        strategy's rule.
         """
         strategy = self._strategy
         version = aggregate.round
@@ -397,7 +401,8 @@ def _compare_weights(weights: Floats, due: Floats | None) -> str | None:
 def _count_samples(evidence: Evidence) -> dict[int, float]:
     """Return a dict from task ID to the count of samples on which the task trained.
 
-    The count is NaN if the device's data shifted after the training began, which may have changed it.
+    The count is NaN if the device's data shifted after the training began, which may have changed
+    it.
     """
     events = evidence.events
     trainings = evidence.trainings
@@ -415,8 +420,8 @@ def _count_samples(evidence: Evidence) -> dict[int, float]:
 def edges_as_said(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each combination of edge servers' models with wrong weights.
 
-    The weight of an edge server is its share of the samples behind the updates that it aggregated last
-    in the same round.
+    The weight of an edge server is its share of the samples behind the updates that it aggregated
+    last in the same round.
     """
     combined = evidence.data_of("edges-combined")
     if not len(combined):

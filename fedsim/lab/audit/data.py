@@ -19,7 +19,7 @@ PayloadList: TypeAlias = tuple[tuple[str, float], ...]
 
 
 class DataReader(NamedTuple):
-    """Parser of ``data``, the JSON object in which each record has the fields that only its kind has.
+    """Parser of ``data``, the JSON object with the fields that only one kind of record has.
 
     Attributes:
         columns: dict from name to type of each column.
@@ -197,10 +197,10 @@ READERS: Mapping[str, DataReader] = {
 
 
 class PayloadTable:
-    """Index of the distinct payload lists of a run's messages, so that tables can hold small integers.
+    """Index of the distinct payload lists of a run's messages, so that tables have integers.
 
-    A payload list has purpose and size (bytes) of each part of a message. ``intern`` gives a list its
-    index, in order of first occurrence; ``lists`` has the lists by index.
+    A payload list has purpose and size (bytes) of each part of a message. ``intern`` gives a list
+    its index, in order of first occurrence; ``lists`` has the lists by index.
     """
 
     def __init__(self) -> None:
@@ -246,10 +246,10 @@ class PayloadTable:
         return *ends_of(data), number(data["start"]), *self._read_sizes(data)
 
     def _read_server_transfer(self, data: RecordData) -> tuple[object, ...]:
-        """Parse the ``data`` of a message between parts of the server, for example two edge servers.
+        """Parse the ``data`` of a message between parts of the server, such as edge servers.
 
-        Such a message takes no time and crosses no link. So the direction is ``up``, the start is NaN, all
-        bytes count as delivered, and 0 bytes are on the wire.
+        Such a message takes no time and crosses no link. So the direction is ``up``, the start is
+        NaN, all bytes count as delivered, and 0 bytes are on the wire.
         """
         size = number(data["bytes"])
         payloads = self.intern([(data["purpose"], size)])

@@ -21,7 +21,8 @@ Section = Mapping[str, Any]
 class OwnPart(NamedTuple):
     """User code that a scenario names by import path, such as a strategy or a meter.
 
-    ``path`` is the import path (``module:name``), ``section`` the table of the scenario that has it.
+    ``path`` is the import path (``module:name``), ``section`` the table of the scenario that has
+    it.
     """
 
     key: str  # dotted key in the scenario, such as "strategy.kind"
@@ -228,7 +229,7 @@ Every new kind needs an entry.
 
 
 def is_unchecked(name: str) -> bool:
-    """Whether the audit declares that no check covers a column, field, entry or key of a run folder.
+    """Whether a column, field, entry or key of a run folder is declared to have no check.
 
     Args:
         name: the thing's name in the style of ``UNCHECKED``, such as ``rounds.parquet: loss`` or

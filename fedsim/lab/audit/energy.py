@@ -28,8 +28,8 @@ _CONTINUOUS = -1  # row of energy that no single record books, because it is dra
 class _GridZone(TypedDict):
     """Zone of the electricity grid, as ``energy.json`` describes it.
 
-    ``hours`` is the carbon intensity in each hour of the day (g/J), ``offset_s`` the time of day in the
-    zone as the run begins (s).
+    ``hours`` is the carbon intensity in each hour of the day (g/J), ``offset_s`` the time of day in
+    the zone as the run begins (s).
     """
 
     name: str
@@ -40,7 +40,8 @@ class _GridZone(TypedDict):
 def energy_adds_up(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the run's joules, or grams of carbon, differ from a recount by the records.
 
-    Devices, phases (idle, compute, receive, send, tail), rounds and the summary's totals are compared.
+    Devices, phases (idle, compute, receive, send, tail), rounds and the summary's totals are
+    compared.
     """
     stated = evidence.run.summary.get("energy")
     if (stated is None) == ("energy" in evidence.run.scenario):
@@ -106,9 +107,10 @@ def _check_totals(account: "_Account", stated: RecordData) -> Iterator[str]:
 
 
 def _check_sums_of_devices(evidence: Evidence, account: "_Account") -> Iterator[str]:
-    """Yield a finding for each row of ``devices.parquet`` whose joules are not the sum over its phases.
+    """Yield a finding for each row of ``devices.parquet`` whose joules are a wrong sum.
 
-    The joules of each phase (such as ``send``) are taken from ``energy.parquet``.
+    They have to be the sum over the device's phases (such as ``send``), which are taken from
+    ``energy.parquet``.
     """
     due = account.table[[f"{phase}_j" for phase in PHASES]].sum(axis=1)
     if not evidence.run.has_all_devices:
@@ -130,7 +132,7 @@ def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
 
 
 def batteries_hold(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for impossible battery levels, and for tasks' energy that the battery books wrongly.
+    """Yield findings for impossible battery levels, and for wrong energy of tasks in their records.
 
     A level has to lie from 0 to the battery's capacity, and to equal the initial energy plus the
     energy charged, minus the energy drawn. The energy that tasks drew from a battery has to equal
@@ -203,8 +205,8 @@ class _Account:
         """Yield each phase of devices and place of the server, with a DataFrame of its energy.
 
         Phases are ``idle``, ``compute``, ``receive``, ``send`` and ``tail``, places ``server`` and
-        ``edge``. Each row of a DataFrame is a portion of energy, with the columns ``device``, ``task``,
-        ``start``, ``end`` (s), ``joules`` and ``row``, the record that books it.
+        ``edge``. Each row of a DataFrame is a portion of energy, with the columns ``device``,
+        ``task``, ``start``, ``end`` (s), ``joules`` and ``row``, the record that books it.
         """
         yield "idle", self._idle_energy()
         yield from self._energy_of_steps()
@@ -212,9 +214,10 @@ class _Account:
         yield from self._energy_of_servers()
 
     def _energy_of_steps(self) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Yield ``compute``, ``receive`` and ``send``, each with a DataFrame of the tasks' steps of that kind.
+        """Yield ``compute``, ``receive`` and ``send``, each with a DataFrame of such steps.
 
-        The column ``joules`` is the step's energy by the device's powers, its duration and its bytes.
+        The column ``joules`` is the step's energy by the device's powers, its duration and its
+        bytes.
         """
         evidence = self._evidence
         steps = (
@@ -253,8 +256,8 @@ class _Account:
             passing: whether each message passes the place; bool [messages].
 
         Returns:
-            DataFrame with a row for the idle energy of the whole run, one for each message and one for
-            each aggregation.
+            DataFrame with a row for the idle energy of the whole run, one for each message and one
+            for each aggregation.
         """
         draws = self._setting[place]
         aggregates = self._evidence.data_of("aggregate")
@@ -277,8 +280,8 @@ class _Account:
     def tails_after_end(self) -> "pd.Series[float]":
         """Return the joules that each device's radio draws after the run's end, indexed by device.
 
-        A radio stays awake for a while after a transfer. Batteries have no records of the part of this time
-        that lies after the end of the run.
+        A radio stays awake for a while after a transfer. Batteries have no records of the part of
+        this time that lies after the end of the run.
         """
         tails = self.drawn[self.drawn["phase"] == "tail"]
         seconds = (tails["end"] - np.maximum(tails["start"], self._end)).clip(lower=0.0)
@@ -326,14 +329,15 @@ class _Account:
         return self.table[name].to_numpy()[rows["device"]]
 
     def _add_joules(self, rows: pd.DataFrame, power: str) -> pd.DataFrame:
-        """Return rows with added ``joules``, drawn at a constant power from ``start`` to ``end``, and ``row``.
+        """Return rows with the energy of a constant power in the added column ``joules``.
 
         Args:
             rows: DataFrame with ``device``, ``start`` and ``end`` (s).
             power: name of the device's power in ``table`` (W), such as ``idle_w``.
 
         Returns:
-            The rows; ``row`` is a copy of their index.
+            The rows with ``joules``, drawn from ``start`` to ``end``, and ``row``, a copy of their
+            index.
         """
         joules = self._device_values(rows, power) * (rows["end"] - rows["start"])
         return rows.assign(joules=joules, row=rows.index)
@@ -341,9 +345,9 @@ class _Account:
     def _idle_energy(self) -> pd.DataFrame:
         """Return the portions of energy that devices draw at their idle power.
 
-        By the run's setting, a device draws it during its tasks, or from its first task until it departs or
-        the run ends. In the second case, devices with a battery have a portion for each of the intervals
-        between its records, and other devices one portion in all.
+        By the run's setting, a device draws it during its tasks, or from its first task until it
+        departs or the run ends. In the second case, devices with a battery have a portion for each
+        of the intervals between its records, and other devices one portion in all.
         """
         if self._setting["idle_while"] == "working":
             tasks = self._evidence.tasks
@@ -383,8 +387,8 @@ class _Account:
     def _tail_energy(self) -> pd.DataFrame:
         """Return the energy of radios that stay awake after a transfer, a row for each such tail.
 
-        A tail lasts for the device's ``tail_s``, or ends earlier with the device's next transfer or an
-        empty battery.
+        A tail lasts for the device's ``tail_s``, or ends earlier with the device's next transfer or
+        an empty battery.
         """
         events = self._events
         ends = events["kind"] == "step-end"
@@ -408,8 +412,8 @@ class _Account:
         """Return the row of the record with which the run books the energy of each radio tail.
 
         A tail is the time for which a radio stays awake after a transfer. It is booked with the
-        device's next transfer or, if that comes later, just before the end of the first round that ends
-        after the whole tail.
+        device's next transfer or, if that comes later, just before the end of the first round that
+        ends after the whole tail.
 
         Args:
             tails: the tails, with the ``row`` of the record that ends the transfer.
@@ -424,10 +428,10 @@ class _Account:
 
 
 def _grams(zone: _GridZone, drawn: pd.DataFrame) -> "pd.Series[float]":
-    """Return the carbon of each portion of energy (g), if all of it is drawn in one zone of the grid.
+    """Return the carbon of each portion of energy (g), if one zone of the grid supplies all.
 
-    A portion is drawn evenly from its start to its end. So its carbon is its joules times the mean of
-    the zone's carbon intensity over that time.
+    A portion is drawn evenly from its start to its end. So its carbon is its joules times the mean
+    of the zone's carbon intensity over that time.
     """
     start = drawn["start"]
     end = drawn["end"]

@@ -189,8 +189,8 @@ class Evidence:
     def recorded_transfers(self) -> pd.DataFrame:
         """DataFrame of all messages by the run's records, in the order in which the messages ended.
 
-        It has the columns of ``transfers.parquet`` except ``purpose``; the index is the row of the record
-        that ends the message.
+        It has the columns of ``transfers.parquet`` except ``purpose``; the index is the row of the
+        record that ends the message.
         """
         kinds = (DEVICE_MESSAGES, "server-transfer", *FLOWS)
         data = pd.concat([self.data_of(kind) for kind in kinds]).sort_index()
@@ -210,7 +210,7 @@ class Evidence:
 
     @property
     def core_s(self) -> "pd.Series[float]":
-        """Time (s) for which each computation had a core of its host, indexed by the record that ends it.
+        """Time (s) that each computation had a core of its host, by the record that ends it.
 
         It is NaN if the device shares no host.
         """
@@ -230,10 +230,10 @@ class Evidence:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """DataFrame of the records that end a step of a task, such as ``upload``, with two more columns.
+        """DataFrame of the records that end a step of a task, such as ``upload``.
 
-        ``begun`` is the row of the record that begins the step, -1 if there is no such record; ``start``
-        is the time of that record (s).
+        It has two more columns. ``begun`` is the row of the record that begins the step, -1 if
+        there is no such record; ``start`` is the time of that record (s).
         """
         return self._find_spans("step")
 
@@ -249,7 +249,8 @@ class Evidence:
     def _find_spans(self, unit: str) -> pd.DataFrame:
         """Return the records that end a task or a step, with ``begun`` and ``start`` added.
 
-        ``begun`` is the row of the record that begins it, or -1; ``start`` is the time of that record (s).
+        ``begun`` is the row of the record that begins it, or -1; ``start`` is the time of that
+        record (s).
 
         Args:
             unit: ``task`` or ``step``.
@@ -275,8 +276,9 @@ class Evidence:
     def trainings(self) -> pd.DataFrame:
         """DataFrame of the records that end a training.
 
-        Beside the record's own columns it has ``begun`` (row) and ``start`` (s) of the training's begin,
-        its epochs, samples and layers from the record's ``data``, and ``core_s``, its time on a core (s).
+        Beside the record's own columns it has ``begun`` (row) and ``start`` (s) of the training's
+        begin, its epochs, samples and layers from the record's ``data``, and ``core_s``, its time
+        on a core (s).
         """
         trainings = self.data_of("step-end of train")
         return self.steps.loc[trainings.index].join(trainings).join(self.core_s)
@@ -343,7 +345,7 @@ class Evidence:
 
     @cached_property
     def availability(self) -> pd.DataFrame:
-        """DataFrame of the times at which devices went online or offline; empty if an old fedsim wrote none.
+        """DataFrame of the times at which devices went on- or offline; empty for old folders.
 
         Columns are ``device``, ``time`` (s) and ``on``, whether the device is online from then on.
         """

@@ -152,7 +152,7 @@ def endpoint_numbers(names: "pd.Series[str]", kind: str) -> Ints:
         kind: ``device`` or ``edge``.
 
     Returns:
-        Indices, ``NOTHING`` (a negative number) for endpoints of another kind; int64 [n].
+        Indices, ``NOTHING`` (a negative number) for endpoints of a different kind; int64 [n].
     """
     codes, distinct = pd.factorize(names)
     numbers = np.full(len(distinct), NOTHING, dtype=np.int64)

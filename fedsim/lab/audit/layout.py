@@ -86,7 +86,7 @@ def members(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors
 
 
 def left_tensors(evidence: Evidence) -> Tensors | None:
-    """Return the tensors' shapes of one model that the run saved; None if it saved none."""
+    """Return the tensors' shapes of a model that the run saved; None if it saved none."""
     for name, tensors in sorted(evidence.models.items()):
         if name in _FILES:
             return next(iter(members(tensors, name).values()), None)
@@ -182,7 +182,7 @@ def numbers(tensors: Tensors) -> int:
 
 
 def sent_numbers(scenario: TomlTable, tensors: Tensors) -> int | None:
-    """Count the parameters of a model that devices send, without those that never leave a device.
+    """Count the parameters of a model that devices send; others never leave a device.
 
     Args:
         scenario: the scenario.

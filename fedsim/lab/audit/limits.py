@@ -78,9 +78,9 @@ def devices_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_lifetimes(evidence: Evidence, work: pd.DataFrame) -> Iterator[str]:
-    """Yield a finding for each task of an unknown device, or of a device that is not there.
+    """Yield a finding for each task of an unknown device, or of an absent device.
 
-    A device is there from its arrival to its departure by the table of devices.
+    A device is present from its arrival to its departure by the table of devices.
 
     Args:
         evidence: the run folder.

@@ -200,7 +200,7 @@ def _check_groups(devices: pd.DataFrame, due: Ints) -> Iterator[str]:
 def shifts_as_said(evidence: Evidence) -> Iterator[str]:
     """Yield findings for shifts of devices' data of the wrong kind or in the wrong order.
 
-    Data shift at numbered occasions. The number never decreases, and all shifts of one occasion
+    Data shift at numbered occasions. The number never decreases, and all shifts of an occasion
     have the same time. Several occasions may have the same time, because rounds can begin in one
     instant.
     """

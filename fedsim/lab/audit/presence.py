@@ -49,7 +49,7 @@ def reachable(evidence: Evidence) -> Iterator[str]:
 def _is_impossible(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]":
     """Mask of the rows of the availability that are impossible after their previous row.
 
-    A row says that a device goes on- or offline at a time. Rows have to be sorted by device and
+    In a row, a device goes on- or offline at a time. Rows have to be sorted by device and
     time, begin at 0, and alternate.
     """
     before = table.shift()
@@ -87,7 +87,7 @@ def _is_unreachable(table: pd.DataFrame, spans: pd.DataFrame) -> "pd.Series[bool
 def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints:
     """Return the row of the availability that holds for each device at a given time (s).
 
-    Each row of that table says that a device is on- or offline from a time on.
+    By a row of that table, a device is on- or offline from a time on.
 
     Args:
         table: the table of availability, sorted by device and time.

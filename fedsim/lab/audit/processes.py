@@ -134,7 +134,7 @@ def _find_link_outages(evidence: Evidence, process: TomlTable) -> _Outages:
 def _usual_rates(evidence: Evidence, process: TomlTable) -> list[float]:
     """Return the distinct rates that a link had outside its outages (bytes/s), sorted.
 
-    They are the recorded rates, and the rate that the scenario gives the link.
+    They are the recorded rates and, unless it is a device's own link, the rate by the scenario.
 
     Args:
         evidence: the run folder.

@@ -187,8 +187,9 @@ def has_trace(section: object) -> bool:
 def places_as_drawn(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each link that begins at another place of its trace than the seed draws.
 
-    A trace gives a link's rate over time. Links have to follow traces exactly if the scenario says
-    so, and the mean of a trace has to be the rate of its device's link in the table of devices.
+    A trace gives a link's rate over time. Links have to follow traces exactly if they do in the
+    scenario, and the mean of a trace has to be the rate of its device's link in the table of
+    devices.
     """
     network = evidence.run.scenario["network"]
     sections = _traced_sections(network)

@@ -101,7 +101,7 @@ def bytes_as_said(evidence: Evidence) -> Iterator[str]:
 class MessageSizes:
     """Sizes (bytes) that the parts of a run's messages may have, by scenario and saved models.
 
-    ``problem`` tells whether a size is possible.
+    ``problem`` checks whether a size is possible.
 
     Attributes:
         cut: kind of reduction of models on some devices (``width``, ``rank`` or ``adapters``); None

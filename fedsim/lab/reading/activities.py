@@ -78,11 +78,11 @@ class StepSpan(TimeSpan):
 
 @dataclass(frozen=True, slots=True)
 class MessageEnd(TimeSpan):
-    """Message as the timeline of one of its two devices shows it: as sent or as received.
+    """Message as the timeline of its sender or receiver shows it.
 
     Attributes:
         is_sent: whether the device is the sender.
-        other: name of the other endpoint, such as ``device 3``.
+        other: name of the message's second endpoint, such as ``device 3``.
         delivered: bytes that arrived.
         outcome: ``done``, or the reason why the message was cut short.
     """
@@ -175,7 +175,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class RoundPeriod:
-    """Time of one round; of one version of the model if the strategy has no rounds.
+    """Time of a round, or of a version of the model if the strategy has no rounds.
 
     Attributes:
         number: index of the round, from 0.
@@ -200,7 +200,7 @@ class RoundPeriod:
 
 
 class Activities:
-    """What devices and servers of a run did, and when, as lists for timelines.
+    """Activities of a run's devices and servers, with their times, as lists for timelines.
 
     Each list is built from the run's records when it is first used.
 

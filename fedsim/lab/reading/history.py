@@ -141,9 +141,10 @@ class History:
 
     @cached_property
     def presence(self) -> pd.DataFrame:
-        """DataFrame of the interval in which each device was there: ``device``, ``start``, ``end``.
+        """DataFrame of the interval in which each device was present, in simulated seconds.
 
-        It begins with the arrival, and ends with the departure or the run.
+        It begins with the arrival, and ends with the departure or the run. Columns are ``device``,
+        ``start`` and ``end``.
         """
         stays = self.population[["arrival", "departure"]].reset_index()
         stays = stays.rename(columns={"arrival": "start", "departure": "end"})

@@ -87,7 +87,7 @@ class IndexedSure(_IndexPart):
 
 
 class StudyIndex(_IndexPart):
-    """Content of ``index.json``, which describes a study and where its runs are.
+    """Content of ``index.json``, which describes a study and has the folders of its runs.
 
     Attributes:
         format: 1; a larger number means that readers of format 1 would misread the index.
@@ -126,7 +126,7 @@ def read_index(path: Path) -> StudyIndex:
         path: the study's folder.
 
     Raises:
-        RunFolderError: the index is missing, damaged, or of another format.
+        RunFolderError: the index is missing, damaged, or of an unknown format.
     """
     try:
         return StudyIndex.model_validate_json(read_bytes(path / INDEX))
