@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex, to_rgb
 from fedsim.common import step_names
 from fedsim.lab.reading import attempts
 
-Look: TypeAlias = dict[str, Any]
+Look: TypeAlias = dict[str, str | float | bool | None]
 """Keyword arguments of an artist of matplotlib, such as ``color`` and ``linewidth``."""
 BLACK = "#000000"
 ORANGE = "#E69F00"

@@ -28,7 +28,7 @@ _MESSAGES = ("sent", "received")
 
 @dataclass(slots=True)
 class _MeasuredTask:
-    """What the records of a deployment say of one task, from which its steps are derived.
+    """Account of one task in the records of a deployment, from which its steps are derived.
 
     Attributes:
         device: number of its device.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SentContext(TaskContext):
-    """What is known of a task until its answer, with the request's contents before they were encoded."""
+    """State of a task until its answer, with the request's contents before they were encoded."""
 
     outgoing: Contents = field(default_factory=dict)
 

@@ -38,7 +38,7 @@ class PreviousResult:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a strategy's code on the server and on the devices knows of a run before it begins.
+    """Knowledge of a run that a strategy's code has before the run begins, on server and devices.
 
     Both read it as ``self.setting``.
 
@@ -119,7 +119,7 @@ class Real(NamedTuple):
 
 
 class LocalResult(NamedTuple):
-    """What a device has computed in one task, that is, for one request of the server.
+    """Results of a device's computations in one task, that is, for one request of the server.
 
     Attributes:
         samples: count of training samples on which the device has computed.

@@ -27,7 +27,7 @@ from fedsim.world.task import Task
 
 @dataclass(slots=True)
 class _Results:
-    """What a device has computed in a task so far: names of models that are computed when needed.
+    """Results of a device's task so far: names of models that are computed when needed.
 
     Attributes:
         tested: the best of the tested models; None before a test.

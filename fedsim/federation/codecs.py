@@ -101,7 +101,7 @@ class Arithmetic(Protocol):
 
 
 class Coded(NamedTuple):
-    """What a codec makes of one model in a message.
+    """Result of a codec for one model in a message.
 
     Attributes:
         received: the model as the receiver decodes it.
@@ -114,7 +114,7 @@ class Coded(NamedTuple):
 
 
 class CodedParts(NamedTuple):
-    """What a codec writes into a real message, in a deployment: an array, and what it was before.
+    """Arrays of which a codec makes a payload of a real message, in a deployment.
 
     Attributes:
         exact: the array before encoding [d], such as a change.

@@ -43,7 +43,7 @@ class Device:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the device remembers from task to task; saved in checkpoints.
+        """Memory of the device from task to task; saved in checkpoints.
 
         A dict of JSON-able values and of models by name (``Ref``).
         """

@@ -30,7 +30,7 @@ from fedsim.world.task import Task
 
 @dataclass(slots=True)
 class TaskContext:
-    """What is known of a running task, between the server's request and the device's answer.
+    """State of a running task, between the server's request and the device's answer.
 
     Attributes:
         instruction: the request as the strategy's code on the device receives it.

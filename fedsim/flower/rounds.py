@@ -14,7 +14,7 @@ _NUMBERS = ("server-round", "server_round", "current-round", "current_round", "r
 
 
 class ReceivedUpdate(NamedTuple):
-    """What is known of a reply that the ServerApp has received in a round.
+    """Entry for a reply that the ServerApp has received in a round.
 
     fedsim's record of the round's aggregation lists it.
     """

@@ -20,7 +20,7 @@ VALID = "the scenario is one that fedsim takes"
 
 
 class Audited(NamedTuple):
-    """What an audit of a run folder has found: problems by check, and parts that no check covers."""
+    """Result of an audit of a run folder: problems by check, and parts that no check covers."""
 
     findings: dict[str, list[str]]  # title of a check: problems found
     unchecked: list[str]  # sentences on parts of the user that no check covers

@@ -59,7 +59,7 @@ _COMPARED_S = 60.0  # simulated time (s) of availability in digests, as runs dif
 
 @dataclass(frozen=True)
 class BoardLine:
-    """What a strategy costs in one of the bench's standard worlds: means over seeds.
+    """Costs of a strategy in one of the bench's standard worlds: means over seeds.
 
     Attributes:
         strategy: name of a variant of the study ``bench``.

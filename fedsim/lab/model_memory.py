@@ -40,7 +40,7 @@ class Need:
 
 
 class ModelCounts(NamedTuple):
-    """How many models a run has at its end, by what they are for."""
+    """Counts of the models that a run has at its end, by their use."""
 
     named: int
     """models that the strategy names, each of which is saved."""

@@ -62,7 +62,7 @@ class CostHere:
 
 @dataclass(frozen=True)
 class WholeForecast:
-    """What is predicted of a run before it begins, as text for people and as figures.
+    """Forecast of a run before it begins, as text for people and as figures.
 
     Attributes:
         lines: text lines for people.

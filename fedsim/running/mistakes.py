@@ -34,7 +34,7 @@ class Paused(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Mistake:
-    """What a command says and returns when an error has ended it.
+    """Message and exit status of a command that an error has ended.
 
     Attributes:
         program: name of the program.

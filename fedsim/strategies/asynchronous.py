@@ -79,7 +79,7 @@ class OpenTask(Entries):
 
 @dataclass
 class AsynchronousState(State):
-    """What the server of a strategy without rounds remembers: models, open tasks and counts."""
+    """Memory of the server in a strategy without rounds: models, open tasks and counts."""
 
     version: int = 0
     """Index of the next version, from 0."""

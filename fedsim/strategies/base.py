@@ -250,7 +250,7 @@ class StrategyParams(Spec):
 
     @property
     def mean_epoch_over(self) -> DeadlineBase:
-        """Which devices count in ``RunInfo.mean_epoch_s``, the mean time of an epoch."""
+        """Devices that count in ``RunInfo.mean_epoch_s``, the mean time of an epoch."""
         return "unslowed"
 
     def check(self, devices: int) -> None:

@@ -23,7 +23,7 @@ class FedAvgParams(AggregatingParams):
 
 @dataclass
 class FedAvgState(SynchronousState):
-    """What the server of FedAvg remembers: the global model, and the open round."""
+    """Memory of the server in FedAvg: the global model, and the open round."""
 
     model: Ref = field(init=False)
     """The global model."""

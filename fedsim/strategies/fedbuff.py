@@ -32,7 +32,7 @@ class FedBuffParams(AsynchronousParams):
 
 @dataclass
 class FedBuffState(AsynchronousState):
-    """What the server of FedBuff remembers: the global model, and the buffer of updates."""
+    """Memory of the server in FedBuff: the global model, and the buffer of updates."""
 
     buffer: list[AsynchronousUpdate] = field(default_factory=list)
     """Updates that have arrived since the last version."""

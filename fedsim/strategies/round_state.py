@@ -10,7 +10,7 @@ from fedsim.strategies.updates import Update
 
 @dataclass
 class SynchronousState(State):
-    """What the server of a strategy in rounds remembers: the open round, and the parts' states."""
+    """Memory of the server in a strategy with rounds: the open round, and the parts' states."""
 
     round: int = 0
     """Index of the open round, from 0."""

@@ -101,7 +101,7 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
 
 @dataclass
 class ScaffoldState(FedAvgState):
-    """What the server of SCAFFOLD remembers: model and control variate, and the open round."""
+    """Memory of the server in SCAFFOLD: model and control variate, and the open round."""
 
     control: Ref = field(init=False)
     """The control variate c of the server."""

@@ -40,7 +40,7 @@ class BatteriesState(TypedDict):
 
 @dataclass(slots=True)
 class Load:
-    """What the running step of a device's task draws from its battery: power, and energy of bytes.
+    """Draw of a device's running step from its battery: power, and energy of bytes.
 
     Attributes:
         watts: power in addition to idle power (W).
@@ -90,7 +90,7 @@ class _Point:
 
 @dataclass(slots=True)
 class _Course:
-    """How a battery's level changes, linearly, until something changes its power (a breakpoint).
+    """Linear course of a battery's level until something changes its power (a breakpoint).
 
     Attributes:
         end: time of the breakpoint (s).
@@ -495,7 +495,7 @@ class Batteries:
 
 
 class Powered(Availability):
-    """When devices can be reached if those with a flat battery cannot.
+    """Availability of devices that cannot be reached while their batteries are flat.
 
     The end of an on phase is the time at which the device disconnects, although its battery may run
     flat before.

@@ -82,7 +82,7 @@ DeparturesSpec = Annotated[Turnover, DEPARTURES]
 
 
 class Bounded:
-    """When devices can be reached, between their arrivals and their departures.
+    """Availability of devices between their arrivals and their departures.
 
     A phase in which a device cannot be reached may follow another such phase.
 

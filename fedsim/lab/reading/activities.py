@@ -300,7 +300,7 @@ class Activities:
             ends += message.ends()
         return ends
 
-    # Lanes of edge servers.
+    # lanes of edge servers
 
     @cached_property
     def edge_transfers(self) -> list[EdgeTransfer]:

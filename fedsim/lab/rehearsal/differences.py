@@ -139,7 +139,7 @@ class Pair(NamedTuple):
 
 @dataclass(slots=True)
 class Differences:
-    """How the times of a run that really happened differ from those of its simulation.
+    """Comparison of the times of a run that really happened with the times of its simulation.
 
     Attributes:
         simulated, measured: the times of both runs.

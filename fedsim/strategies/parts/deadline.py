@@ -50,7 +50,7 @@ class Deadline(Spec):
 
     @property
     def mean_over(self) -> DeadlineBase | None:
-        """Which devices' mean time of an epoch is the deadline's unit; None if the unit is the second."""
+        """Devices whose mean time of an epoch is the deadline's unit; None if the unit is the second."""
         return None
 
     def among(self, mean_epoch_s: float) -> "Deadline":

@@ -58,7 +58,7 @@ class Split(NamedTuple):
 
 
 class ServerKeeping:
-    """What the server does if some tensors of the model stay on the devices.
+    """Work of the server if some tensors of the model stay on the devices.
 
     It takes from models the part that is sent, and puts together the model of each device.
 

@@ -188,7 +188,7 @@ class _Float32(NamedTuple):
 
 @dataclass
 class SecureState(State):
-    """What ``SecurePhases``, the server's part in secure aggregation, remembers of a round."""
+    """Memory of ``SecurePhases``, the server's part in secure aggregation, in a round."""
 
     phase: Phase = "secure-keys"
     """The present phase, or the last one if no phase is open."""
@@ -223,7 +223,7 @@ class RoundState(Protocol):
 
 
 class SecurePhases:
-    """What the server does in secure aggregation: the phases before and after a round's training.
+    """Work of the server in secure aggregation: the phases before and after a round's training.
 
     In a phase it asks clients for keys or shares; it ends when all have answered or are late.
 
@@ -340,7 +340,7 @@ class SecurePhases:
 
 
 class SecureClient(PartClient):
-    """What a device does in secure aggregation: it answers the server in each phase.
+    """Work of a device in secure aggregation: it answers the server in each phase.
 
     The device's state has as ``before_sum`` what it was before the last answer. It is restored if
     the server could not read the sum with that answer.

@@ -366,7 +366,7 @@ class Selection(Spec):
 
 
 class SelectionClient(PartClient):
-    """What a device does for a selection: it answers questions, and adds reports to its updates."""
+    """Work of a device for a selection: it answers questions, and adds reports to its updates."""
 
     jobs = (QUESTION,)
     _part: Selection
@@ -392,7 +392,7 @@ SelectionSpec = Annotated[Selection, SELECTIONS]
 
 @dataclass
 class RandomState(State):
-    """What the selection ``random`` remembers of a run."""
+    """Memory of the selection ``random`` during a run."""
 
     draws: dict[int, int] = field(default_factory=dict)
     """Device ID -> how often the device was drawn for the present cohort, with ``replacement``."""
