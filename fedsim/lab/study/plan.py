@@ -170,23 +170,23 @@ class Study:
             ScenarioError: no run has a given key or value, or no run has all of them together.
         """
         request = _read_request(texts)
-        facts_of = dict(self._facts())
+        candidates = list(self._facts())  # a run that two parts share is there twice
         for key, value in request:
-            _refuse_unknown(key, value, list(facts_of.values()))
+            _refuse_unknown(key, value, [facts for _, facts in candidates])
         values_of: dict[str, set[str]] = {}
         for key, value in request:
             values_of.setdefault(key, set()).add(value)
         selection = []
-        for folder, facts in facts_of.items():
+        for folder, facts in candidates:
             if all(facts.get(key) in values for key, values in values_of.items()):
-                selection.append(folder)
+                selection.append((folder, facts))
         for key, value in request:
-            if not any(facts_of[folder][key] == value for folder in selection):
+            if not any(facts[key] == value for _, facts in selection):
                 raise ScenarioError(
                     f"--only {key}={value} chooses no run that the other --only choose too; "
                     "leave one of them out"
                 )
-        return frozenset(selection)
+        return frozenset(folder for folder, _ in selection)
 
     def _facts(self) -> Iterator[tuple[Path, dict[str, str]]]:
         """Yield the folder of each run, and a dict of what ``--only`` can select it by.
