@@ -15,11 +15,11 @@ from matplotlib.ticker import MaxNLocator
 from fedsim.analysis import palette, style
 from fedsim.analysis.series import Series, each_alone, group_by_scenario
 from fedsim.common.arrays import Floats
+from fedsim.common.round_words import common_word
 from fedsim.lab.reading.history import History
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
-from fedsim.records.round_words import common_word
 
 _CUT = 0.02  # greatest start of an accuracy axis that needs no remark
 _TICK: palette.Look = {"linestyle": "", "markersize": 5}

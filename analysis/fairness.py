@@ -15,11 +15,11 @@ from matplotlib.ticker import MaxNLocator
 from fedsim.analysis import palette, style
 from fedsim.analysis.series import Series, each_alone
 from fedsim.common.arrays import Ints
+from fedsim.common.round_words import common_word
 from fedsim.lab.reading.fairness import jain_over_time, selectable, selections
 from fedsim.records.folder import DEVICES
 from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
-from fedsim.records.round_words import common_word
 
 Clock = Literal["round", "time"]
 

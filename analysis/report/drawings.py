@@ -11,8 +11,8 @@ from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, PictureKind
 from fedsim.analysis.report.gather import DetailedRun
 from fedsim.analysis.report.markup import Markup, el
 from fedsim.analysis.series import Series
+from fedsim.common.round_words import common_word
 from fedsim.records.reading import RunFolder
-from fedsim.records.round_words import common_word
 
 _ALMOST_WHITE = 250
 _DPI = 100  # 13 inches are 1,300 pixels, the greatest width at which the style sheet shows them

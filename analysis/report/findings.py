@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from fedsim.analysis.series import Series
+from fedsim.common.round_words import count_rounds
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.records.ledger import total
 from fedsim.records.reading import RunFolder
-from fedsim.records.round_words import count_rounds
 from fedsim.world.meters.energy import PHASES
 
 _LONG = 1.2  # ratio to the median duration above which a round is a finding

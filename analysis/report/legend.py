@@ -8,7 +8,7 @@ from fedsim.analysis import palette
 from fedsim.analysis.report.markup import Markup, asset, el, join
 from fedsim.analysis.report.timeline import MARKED, OUTCOMES, TimelineData
 from fedsim.analysis.timeline import outcome_meanings
-from fedsim.records.round_words import common_word
+from fedsim.common.round_words import common_word
 
 _CROSS = "M6 2.5 L14 10.5 M14 2.5 L6 10.5"
 _CIRCLE = "M7 6.5 a3 3 0 1 0 6 0 a3 3 0 1 0 -6 0"

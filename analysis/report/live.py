@@ -7,8 +7,8 @@ from typing import NamedTuple
 from fedsim.analysis.report import progress
 from fedsim.analysis.report.gather import NothingDoneError, gather, title
 from fedsim.analysis.report.page import build, build_progress
+from fedsim.common.round_words import count_rounds, round_word
 from fedsim.lab.reading.study_folder import is_study
-from fedsim.records.round_words import count_rounds, round_word
 
 
 class LiveReport(NamedTuple):

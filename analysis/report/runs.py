@@ -12,6 +12,7 @@ from fedsim.analysis.report.gather import MOST_DRAWN, DetailedRun
 from fedsim.analysis.report.legend import key, step_colours
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain
 from fedsim.analysis.report.timeline import TimelineData, read_timeline, stage
+from fedsim.common.round_words import stopped_in_words
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.compare.critical_words import (
@@ -25,7 +26,6 @@ from fedsim.records.folder import MEASURED
 from fedsim.records.ledger import has_no_server, show_peer, total
 from fedsim.records.live import RUNNING
 from fedsim.records.reading import RunFolder
-from fedsim.records.round_words import stopped_in_words
 from fedsim.world.meters.energy import PHASES
 
 # limits of lanes and steps over all timelines of a page, which keep it small and fast

@@ -8,13 +8,13 @@ import pandas as pd
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.common.files import flatten
+from fedsim.common.round_words import count_rounds
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.columns import ComparedColumn, ComparedTable
 from fedsim.lab.compare.show import by_topic, format_cell
 from fedsim.lab.reading.history import History
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder
-from fedsim.records.round_words import count_rounds
 
 NOTHING = "\N{EN DASH}"
 _SHORT = 14  # most characters of a text that is never broken into lines

@@ -18,10 +18,10 @@ from rich.segment import Segment
 
 from fedsim.clock.simulation import Record
 from fedsim.common.harmless import clean
+from fedsim.common.round_words import ROUND, count_rounds, round_word, stopped_in_words
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.records.ledger import show_peer, total
 from fedsim.records.notebook import strategy_of
-from fedsim.records.round_words import ROUND, count_rounds, round_word, stopped_in_words
 
 if TYPE_CHECKING:
     from fedsim.common.stop import StopSpec

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsim.common.harmless import clean, visible
+from fedsim.common.round_words import round_word, stopped_in_words
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.records.ledger import total
-from fedsim.records.round_words import round_word, stopped_in_words
 
 
 def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -37,7 +37,7 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def strategy_of(summary: Mapping[str, Any]) -> str:
+def strategy_of(summary: Mapping[str, object]) -> str:
     """Return the kind of a run's strategy, with its algorithm if the summary has one.
 
     An example is ``flower (FedAdam)``.

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 
 from fedsim.common.errors import FedsimError, RunFolderError
 from fedsim.common.files import parse_json, read_text, read_toml, regular
+from fedsim.common.round_words import round_word
 from fedsim.common.tensor_files import StoredTensor, open_tensors
 from fedsim.common.units import CLOCK_END_S
 from fedsim.records import folder as files
 from fedsim.records import schema
 from fedsim.records.live import LIVE
-from fedsim.records.round_words import round_word
 
 if TYPE_CHECKING:
     import pandas as pd

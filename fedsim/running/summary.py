@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from fedsim.common.round_words import ROUND
 from fedsim.federation.unseen import ACCURACY
 from fedsim.records.chain import ROWS_A_BLOCK
 from fedsim.records.recorder import Recorder
-from fedsim.records.round_words import ROUND
 from fedsim.records.schema import ASKED
 from fedsim.running.packages import packages_of
 from fedsim.version import __version__

@@ -7,13 +7,13 @@ from pydantic import model_validator
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError
+from fedsim.common.round_words import ROUND
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
 from fedsim.common.training import Training
 from fedsim.federation import Carried, Client, Contents, PeerMessage, RunInfo, Server, TaskEnd
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.architecture import Tensor
-from fedsim.records.round_words import ROUND
 from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protection
 from fedsim.strategies.parts.keeping import KeepingClient, Split
 from fedsim.strategies.parts.secure import SecureClient

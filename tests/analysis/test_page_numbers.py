@@ -127,13 +127,18 @@ def test_the_picture_of_a_timeline_has_messages_at_both_ends_and_no_empty_strip(
 
 def test_a_window_with_messages_alone_has_a_timeline(tmp_path: Path) -> None:
     run = played("collectives", tmp_path / "run")
-    exchange = next(message for message in Activities(History(run)).messages if message.ends())
-    window = (exchange.start, exchange.end)
-    figure = draw_timeline(run, window=window)
+    activities = Activities(History(run))
+    windows = []
+    for message in activities.messages:
+        works = any(
+            step.end > message.start and step.start < message.end for step in activities.steps
+        )
+        if message.ends() and not works:
+            windows.append((message.start, message.end))
+    figure = draw_timeline(run, window=windows[0])
     bars = drawn(figure.axes[0])
     assert bars["message-sent"] == bars["message-received"] > 0
     assert not bars["train"]
-    assert "critical path" in " ".join(text.get_text() for text in figure.legends[0].get_texts())
 
 
 @pytest.mark.parametrize("family", ["peers", "collectives"])

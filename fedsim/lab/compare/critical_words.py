@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from fedsim.common import step_names
+from fedsim.common.round_words import count_rounds
 from fedsim.common.units import show_seconds
 from fedsim.lab.compare.columns import Cell, ComparedTable
 from fedsim.lab.compare.critical_path import (
@@ -16,7 +17,6 @@ from fedsim.lab.compare.critical_path import (
     CriticalPaths,
     RoundPath,
 )
-from fedsim.records.round_words import count_rounds
 
 _BAR = 40  # length of the longest bar (characters)
 _MOST_DEVICES = 5

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from fedsim.common.harmless import clean
 
@@ -11,7 +10,7 @@ ROUND = "round"
 _LONGEST = 30  # most characters of a noun
 
 
-def round_word(summary: Mapping[str, Any]) -> str:
+def round_word(summary: Mapping[str, object]) -> str:
     """Return the singular noun for a row of a run's table of rounds, such as ``version``.
 
     Args:
@@ -31,7 +30,7 @@ def common_word(words: Iterable[str]) -> str:
     return distinct.pop() if len(distinct) == 1 else ROUND
 
 
-def stopped_in_words(summary: Mapping[str, Any]) -> str:
+def stopped_in_words(summary: Mapping[str, object]) -> str:
     """Return the reason why a run ended, with the run's noun for its rounds.
 
     Args:
