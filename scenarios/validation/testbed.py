@@ -6,7 +6,8 @@ over shaped links.
 Needs Linux, root, ``ip`` and ``tc``. Topology: server - core - client. Every rate is a token bucket
 (``tc tbf``: burst 8 kB, queue 60 ms) at the sending end of its link, and latency is made by a process
 (``fedsim.lab.rehearsal.network``, which ``fedsim rehearse`` uses too). All processes read one monotonic clock. Logs have the
-format of ``fedsim calibrate``.
+format of ``fedsim calibrate``. Connections have CUBIC from their first packet on, whatever the machine's default is;
+``logs/index.json`` has what they had, and the default.
 """
 
 import csv
@@ -21,17 +22,21 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from fedsim.lab.rehearsal.network import Namespaces, NodeLink, run_first
+from fedsim.lab.rehearsal.network import SERVER_ADDRESS, Namespaces, NodeLink, run_first
 
 HERE = Path(__file__).resolve().parent
 WORLDS = HERE / "worlds.toml"
 LOGS = HERE / "logs"
 
+CONGESTION = "cubic"
+"""Congestion control of all connections, unless a world has its own."""
+DEFAULT_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+"""Congestion control of the machine's other sockets, which none of the testbed's has."""
 _PORT = 5005
 _PAUSE_S = 0.5  # between rounds
 # version and size; size, and when it got, trained and sent
@@ -73,12 +78,27 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return bytes(content)
 
 
-def _tuned(connection: socket.socket, world: World) -> socket.socket:
+def begin_with(connection: socket.socket, world: World) -> socket.socket:
+    """Set a socket's congestion control before it connects or listens; return the socket.
+
+    A socket that begins with the machine's default may keep traits of it: one that has been
+    connected by BBR paces for good, also after it is set to CUBIC. Sockets that a listening socket
+    accepts have its congestion control from their first packet on.
+
+    Args:
+        connection: a socket that is neither connected nor listening.
+        world: its ``congestion`` is used, CUBIC by default.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(
-        socket.IPPROTO_TCP, socket.TCP_CONGESTION, world.get("congestion", "cubic").encode()
-    )
+    name = world.get("congestion", CONGESTION)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
     return connection
+
+
+def congestion_of(connection: socket.socket) -> str:
+    """Return the congestion control that a socket has."""
+    name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return name.rstrip(b"\0").decode()
 
 
 def _trainer(world: World, number: int) -> Callable[[bytes], bytes]:
@@ -120,13 +140,35 @@ def _trainer(world: World, number: int) -> Callable[[bytes], bytes]:
     return train
 
 
-def _connected() -> socket.socket:
-    """A connection to the server, as soon as it listens."""
+def connect(world: World, address: tuple[str, int]) -> socket.socket:
+    """Return a connection to the server, as soon as it listens.
+
+    Args:
+        world: its ``congestion`` is the connection's from the first packet on.
+        address: host and port of the server.
+
+    Raises:
+        ConnectionError: the server does not listen after ten seconds.
+    """
     for _ in range(100):
-        with suppress(ConnectionRefusedError):
-            return socket.create_connection(("10.99.0.2", _PORT))
-        time.sleep(0.1)
+        connection = begin_with(socket.socket(), world)
+        try:
+            connection.connect(address)
+        except ConnectionRefusedError:
+            connection.close()
+            time.sleep(0.1)
+        else:
+            return connection
     raise ConnectionError("the server does not listen")
+
+
+def listen(world: World, address: tuple[str, int]) -> socket.socket:
+    """Return a socket that listens, and whose connections have the world's ``congestion``."""
+    door = begin_with(socket.socket(), world)
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    door.bind(address)
+    door.listen()
+    return door
 
 
 def client(world: World, number: int, connection: socket.socket) -> None:
@@ -240,12 +282,18 @@ class Server:
 
 
 def server(world: World, path: Path) -> None:
-    """Wait for all clients, serve, and write the log."""
-    with socket.create_server(("10.99.0.2", _PORT)) as door:
+    """Wait for all clients, serve, and write the log.
+
+    The first line of standard output names the congestion control of the server's connections.
+    """
+    with listen(world, (SERVER_ADDRESS, _PORT)) as door:
         connections = {}
         for _ in world["clients"]:
-            connection = _tuned(door.accept()[0], world)
+            connection = door.accept()[0]
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connections[_ORDER.unpack(_receive(connection, _ORDER.size))[0]] = connection
+    names = {congestion_of(connection) for connection in connections.values()}
+    print(" ".join(sorted(names)), flush=True)
     write(path, Server(world, connections).serve())
 
 
@@ -272,7 +320,7 @@ def run(name: str, world: World) -> None:
         network = stack.enter_context(network_of(world))
 
         def begin(command: list[str]) -> "subprocess.Popen[bytes]":
-            process = subprocess.Popen(command)
+            process = subprocess.Popen(command, stdout=subprocess.PIPE)
             stack.callback(process.wait)
             stack.callback(process.kill)
             return process
@@ -286,7 +334,8 @@ def run(name: str, world: World) -> None:
         serving = start("server", "server", log)
         for number in range(len(world["clients"])):
             start(f"client{number}", "client", number)
-        if serving.wait():
+        said = serving.communicate()[0].decode()
+        if serving.returncode:
             raise SystemExit(f"testbed: the server of {name!r} failed")
     index = LOGS / "index.json"
     runs = json.loads(index.read_text()) if index.exists() else {}
@@ -294,6 +343,9 @@ def run(name: str, world: World) -> None:
         "load": [round(load, 1), round(os.getloadavg()[0], 1)],
         "cores": os.cpu_count(),
         "kernel": os.uname().release,
+        "congestion": said.strip(),
+        "began_with": said.strip(),
+        "default": DEFAULT_CONGESTION.read_text().strip(),
     }
     lines = ",\n".join(
         f" {json.dumps(one)}: {json.dumps(runs[one], sort_keys=True)}" for one in sorted(runs)
@@ -314,7 +366,7 @@ def main() -> None:
             case "server":
                 server(world, Path(more))
             case "client":
-                client(world, int(more), _tuned(_connected(), world))
+                client(world, int(more), connect(world, (SERVER_ADDRESS, _PORT)))
         return
     worlds = tomllib.loads(WORLDS.read_text())
     names = sys.argv[1:] or list(worlds)

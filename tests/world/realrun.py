@@ -4,15 +4,18 @@ The worlds and their logs lie beside the checkout (``shared/oracles/realrun``, i
 they were made). A world's links and latencies are built as a network; downloads begin, and training
 takes, when and as long as they did; all else follows.
 
-    python -m tests.world.realrun scenarios/outside/realrun/predicted.csv  # mean rounds and transfers as a table
-    python -m tests.world.realrun                       # prints rounds of all eight worlds with windows
+    python -m tests.world.realrun [NAME...]              # all eight worlds by each model, or some
+    python -m tests.world.realrun --predict FILE NAME... # simulated rounds alone, before they are compared
+
+The first renews ``scenarios/validation/rounds-of-others.csv`` and ``predicted.csv`` of the study ``realrun``.
 """
 
 import asyncio
 import csv
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +24,14 @@ from numpy.typing import NDArray
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.streams import Streams
+from fedsim.running.scenarios.outside import rows as outside
+from fedsim.running.scenarios.validation import real_rounds
 from fedsim.world.network import Direction, Flow, Network, Star, ends
-from fedsim.world.network.protocol import Protocol, QueueLength, Tcp, Transport
+from fedsim.world.network.protocol import Fluid, Protocol, QueueLength, Tcp, Transport
 from tests.world.network_plays import Listed
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "oracles" / "realrun"
+STUDY = Path(__file__).resolve().parents[2] / "scenarios" / "outside" / "realrun"
 FITTED = ("equal", "cell")
 """The worlds that ``Tcp.weight_spread`` was chosen on; nothing else in the preset is fitted to
 any.
@@ -154,58 +160,85 @@ def errors(world: World, protocol: Protocol, seeds: int) -> tuple[Floats, Floats
     )
 
 
-def write(path: Path) -> None:
-    """Means over 20 runs, as the studies in ``scenarios/outside`` have their predictions."""
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["what", "cell", "measured", "predicted", "error", "given"])
-        for world in worlds():
-            runs = [simulated(world, Tcp(), seed) for seed in range(20)]
-            figures = {
-                "round, s": (world.rounds.mean(), np.mean([rounds.mean() for rounds, _ in runs]))
-            }
-            for way, name in (("down", "downloads, s"), ("up", "uploads, s")):
-                figures[name] = (
-                    world.transfers[way].mean(),
-                    np.mean([took[way].mean() for _, took in runs]),
-                )
-            for what, (real, here) in figures.items():
-                known = "yes" if world.name in FITTED else "no"
-                table.writerow(
-                    [
-                        what,
-                        world.name,
-                        f"{real:.5g}",
-                        f"{here:.5g}",
-                        f"{here / real - 1:+.4f}",
-                        known,
-                    ]
-                )
+def protocol_of(model: str, *, paces: bool = False) -> Protocol:
+    """Return the protocol of a model of ``real_rounds.MODELS``.
 
-
-def compare_windows() -> None:
-    """Print errors of rounds with windows, senders that pace and that do not (README: unknown)."""
-    measured = [*worlds(SHARED), *worlds()]
+    Args:
+        model: its name.
+        paces: whether senders spread a window over its round trip; unknown of these worlds.
+    """
+    match model:
+        case "fluid":
+            return Fluid()
+        case "tcp":
+            return Tcp()
     queue = QueueLength.model_validate({"time": "60 ms"})
-    print("world, real round (s), p95 (s); errors of both by tcp, by windows, by windows that pace")
-    for world in measured:
-        row = [
-            f"{world.name:<10} {world.rounds.mean():7.3f} {np.percentile(world.rounds, 95):7.3f}"
-        ]
-        for protocol in (
-            Tcp(),
-            Tcp(model="window", queue=queue),
-            Tcp(model="window", queue=queue, pacing=True),
-        ):
-            runs = [simulated(world, protocol, seed)[0] for seed in range(WINDOW_SEEDS)]
-            mean = np.mean(runs) / world.rounds.mean() - 1
-            late = np.percentile(runs, 95) / np.percentile(world.rounds, 95) - 1
-            row.append(f"{mean:+7.1%} {late:+7.1%}")
-        print("  ".join(row), flush=True)
+    return Tcp(model="window", queue=queue, pacing=paces)
+
+
+def write_study() -> None:
+    """Write means over 20 runs, as the studies in ``scenarios/outside`` have their predictions."""
+    predictions = []
+    for world in worlds():
+        runs = [simulated(world, Tcp(), seed) for seed in range(20)]
+        means = [rounds.mean() for rounds, _ in runs]
+        figures = {"round, s": (world.rounds.mean(), np.mean(means))}
+        for way, name in (("down", "downloads, s"), ("up", "uploads, s")):
+            means = [took[way].mean() for _, took in runs]
+            figures[name] = (world.transfers[way].mean(), np.mean(means))
+        given = world.name in FITTED
+        for what, (real, here) in figures.items():
+            predictions.append(outside.Prediction(what, world.name, real, float(here), given))
+    for row in real_rounds.read(real_rounds.OTHERS):
+        if row.model == "window":
+            what = "round, s, window"
+            predictions.append(outside.Prediction(what, row.world, row.real, row.simulated, False))
+    outside.write(STUDY / "predicted.csv", predictions)
+
+
+def compare(names: Sequence[str]) -> None:
+    """Renew the rows of the named worlds by each model, or of all worlds."""
+    everyone = [*worlds(SHARED), *worlds()]
+    kept = real_rounds.read(real_rounds.OTHERS) if real_rounds.OTHERS.exists() else []
+    found = {(row.world, row.model): row for row in kept}
+    for world in everyone:
+        if names and world.name not in names:
+            continue
+        real = np.stack([world.transfers[way] for way in ("down", "up")]).mean(axis=1)
+        for model in real_rounds.MODELS:
+            runs = [simulated(world, protocol_of(model), seed) for seed in range(WINDOW_SEEDS)]
+            rounds = [took for took, _ in runs]
+            here = [np.stack([took["down"], took["up"]]).mean(axis=1) for _, took in runs]
+            transfers = float(np.abs(np.mean(here, axis=0) / real - 1).mean())
+            row = real_rounds.row_of(world.name, model, [world.rounds], rounds, transfers)
+            found[row.world, row.model] = row
+            print(
+                f"{row.world:<10} {model:<7} {row.error:+7.1%} {row.late_error:+7.1%}", flush=True
+            )
+    worlds_and_models = product([world.name for world in everyone], real_rounds.MODELS)
+    rows = [found[key] for key in worlds_and_models if key in found]
+    real_rounds.write(real_rounds.OTHERS, rows)
+
+
+def predict(path: Path, names: Sequence[str]) -> None:
+    """Write simulated rounds of worlds, and nothing of the real ones."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["world", "model", "round, s", "95th percentile, s"])
+        for world in (*worlds(SHARED), *worlds()):
+            if world.name not in names:
+                continue
+            for model, paces in (("tcp", False), ("window", False), ("window", True)):
+                protocol = protocol_of(model, paces=paces)
+                runs = [simulated(world, protocol, seed)[0] for seed in range(WINDOW_SEEDS)]
+                mean, late = real_rounds.mean_and_late(runs)
+                name = f"{model}, pacing" if paces else model
+                table.writerow([world.name, name, f"{mean:.5g}", f"{late:.5g}"])
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        write(Path(sys.argv[1]))
+    if sys.argv[1:2] == ["--predict"]:
+        predict(Path(sys.argv[2]), sys.argv[3:])
     else:
-        compare_windows()
+        compare(sys.argv[1:])
+        write_study()
