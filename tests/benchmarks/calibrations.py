@@ -4,9 +4,10 @@
     python -m tests.benchmarks.calibrations short8       # those whose names contain a word
 
 Each world has eight clients at a time, of eight, and nine rounds. Its run folder is calibrated, and
-the fitted world is used with 4 and 16 clients; so is the true world, whose rounds count. A line has
-the limits that were found down and up (Mbit/s) beside the true ones, and the errors of a round with 4,
-8 and 16 clients. ``in`` says whether the true time with 4 and 16 lies in the interval of the outlook.
+the fitted world is used with 4 and 16 clients; so is the true world, whose rounds count. A line of
+Markdown has the links that were found down and up beside the true ones (Mbit/s, own / server's / an
+edge's), and for 4, 8 and 16 clients the time of a round (s): the fitted world's, its error, the true
+one, and the interval of the outlook, marked if the true time is out of it.
 """
 
 import re
@@ -31,6 +32,7 @@ SHORT8 = {
     "server": {"down": "48 Mbit/s", "up": "16 Mbit/s"},
 }
 COUNTS = (4, 8, 16)
+TOLERANCE = 0.01  # of an interval's ends
 _CLIENTS = 8
 Table = dict[str, Any]
 
@@ -105,25 +107,29 @@ def trial(name: str, network: Table, folder: Path) -> None:
         lines = calibrate(log, folder / "out", LogDefaults(), by_client=False, protocol="fluid")
     text = (folder / "out" / "scenario.toml").read_text(encoding="utf-8")
     fitted = tomllib.loads(text)["network"]
-    outlooks: dict[int, list[float]] = {}
-    for line in lines:
-        match = re.match(r"outlook +with (\d+) .* takes ([\d.]+) s(?:.* take ([\d.]+) to ([\d.]+) s)?", line)  # fmt: skip
-        if match is not None:
-            times = [float(match[3] or match[2]), float(match[4] or match[2])]
-            outlooks[int(match[1])] = times
-    errors = []
-    inside = []
+    outlooks = dict(outlook_of(line) for line in lines if line.startswith("outlook"))
+    cells = []
     for count in COUNTS:
         true_s = mean_round_s(scenario(network, count))
-        mine = scenario(fitted, count)
-        found_s = mean_round_s(mine)
-        errors.append(f"{found_s / true_s - 1:+7.1%}")
+        found_s = mean_round_s(scenario(fitted, count))
+        cell = f"{found_s:.2f} ({found_s / true_s - 1:+.1%}), true {true_s:.2f}"
         if count in outlooks:
             low, high = outlooks[count]
-            inside.append("in" if low * 0.95 <= true_s <= high * 1.05 else "out")
-    found = " ".join(f"{links_of(fitted, way):>16}" for way in ("down", "up"))
-    true = " ".join(f"{links_of(network, way):>14}" for way in ("down", "up"))
-    print(f"{name:<28} true {true}  found {found}  {' '.join(errors)}  {' '.join(inside)}", flush=True)  # fmt: skip
+            cell += f", {low:.2f} to {high:.2f}"
+            if not low * (1 - TOLERANCE) <= true_s <= high * (1 + TOLERANCE):
+                cell += " **out**"
+        cells.append(cell)
+    links = [f"{links_of(where, 'down')}, {links_of(where, 'up')}" for where in (network, fitted)]
+    print(f"| {' | '.join([name, *links, *cells])} |", flush=True)
+
+
+def outlook_of(line: str) -> tuple[int, tuple[float, float]]:
+    """The count of clients of a line of the outlook, and the least and greatest time (s)."""
+    match = re.match(
+        r"outlook +with (\d+) .* takes ([\d.]+) s(?:.* take ([\d.]+) to ([\d.]+) s)?", line
+    )
+    assert match is not None, line
+    return int(match[1]), (float(match[3] or match[2]), float(match[4] or match[2]))
 
 
 def main() -> None:
@@ -132,7 +138,8 @@ def main() -> None:
     cases = [*worlds()]
     if REAL.is_dir():
         cases.append(("short8 (real)", {"kind": "star", "protocol": WINDOW, **SHORT8}))
-    print(f"{'world':<28} true down up own/server/cell; found; errors with {COUNTS} clients; in the outlook")  # fmt: skip
+    print(f"| world | true | found |{''.join(f' {count} clients |' for count in COUNTS)}")
+    print(f"|---|---|---|{'---|' * len(COUNTS)}", flush=True)
     for name, network in cases:
         if not words or any(word in name for word in words):
             with tempfile.TemporaryDirectory() as folder:

@@ -142,6 +142,37 @@ def test_a_limit_at_the_server_is_found_behind_tcp(
     assert errors(out).mean() < 0.03
 
 
+def with_clients(count: int, server: dict[str, str]) -> dict[str, Any]:
+    """Rounds of all of ``count`` clients, whose own links differ behind a link of the server."""
+    down = {"kind": "lognormal", "median": "12 Mbit/s", "spread": 1.5}
+    return WORLD | {
+        "seed": 3,
+        "population": {
+            "devices": count,
+            "speed": "100 samples/s",
+            "samples": {"low": 60, "high": 60},
+        },
+        "network": {"kind": "star", "server": server, "device": {"down": down, "up": "8 Mbit/s"}},
+        "strategy": {"kind": "fedavg", "clients_per_round": count, "local_epochs": 1},
+        "stop": {"rounds": 9},
+    }
+
+
+@pytest.mark.parametrize("server", [{}, {"down": "50 Mbit/s"}, {"up": "16 Mbit/s"}])
+def test_rounds_of_other_counts_of_clients_lie_in_the_intervals(
+    server: dict[str, str], tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]
+) -> None:
+    """Fast clients that share a link look as if they had equal links of their own."""
+    run = made(with_clients(8, server), tmp_path / "run")
+    told = calibrated(run, tmp_path / "out")
+    for count in (4, 16):
+        line = next(line for line in told.splitlines() if f"outlook    with {count} " in line)
+        least, _, most = line.rpartition(" take ")[2].removesuffix(" s").split()
+        rounds = fedsim.run(fedsim.Scenario(**with_clients(count, server))).rounds["time"]
+        assert float(least) <= 1.001 * np.diff(rounds).mean()
+        assert float(most) >= 0.999 * np.diff(rounds).mean()
+
+
 def test_a_buffered_server_is_found_again(
     tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]
 ) -> None:

@@ -15,7 +15,7 @@ from fedsim.common.errors import DataError
 from fedsim.lab.calibrate.files import SCENARIO, draw, summary, write
 from fedsim.lab.calibrate.fitting import fit
 from fedsim.lab.calibrate.log import LogDefaults, read_log
-from fedsim.lab.calibrate.outlook import outlooks
+from fedsim.lab.calibrate.outlook import not_refuted, outlooks
 from fedsim.lab.calibrate.presence import presence
 from fedsim.lab.calibrate.replay import held_out, predict
 from fedsim.records.reading import RunFolder
@@ -66,7 +66,8 @@ def calibrate(
         worlds = [draw(fitted.world, seed) for seed in range(_DRAWS)]
         drawn = predict(log, is_held_out, worlds)
         lines += drawn.summary("with clients drawn as the scenario does")
-    lines += [outlook.line for outlook in outlooks(log, fitted.world, fitted.rivals)]
+    rivals = not_refuted(log, is_held_out, fitted.world, fitted.rivals)
+    lines += [outlook.line for outlook in outlooks(log, fitted.world, rivals)]
     write(out, path.name, log, fitted, by_client, online, prediction)
     lines += [f"note: {note}" for note in log.notes]
     lines.append(f"written to {out}")

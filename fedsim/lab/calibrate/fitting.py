@@ -250,78 +250,112 @@ def _fit_links(
     """
     all_tasks = _with_messages(tasks if all_tasks is None else all_tasks, direction)
     tasks = _with_messages(tasks, direction)
-    clients = len(latency)
     if not len(tasks):
-        unknown = np.full(clients, math.nan)
+        unknown = np.full(len(latency), math.nan)
         return _Links(unknown, math.inf, [], [])
     search = LinkSearch(direction, tasks[direction], tasks.client, latency, protocol)
     capacity = search.capacity()
-    notes = []
     rates = search.settle(capacity, len(tasks))[0]
     if np.isnan(rates).all():  # the durations depend only on windows and round trips
-        rates = np.full(clients, _LARGE)
+        rates = np.full(len(latency), _LARGE)
     if np.median(tasks[direction].amount) <= _FIRST_WINDOW:
-        notes.append(
-            f"messages {direction} are so small that a round trip holds them: they tell latency, not "
-            "the links' rates"
+        note = (
+            f"messages {direction} are so small that a round trip holds them: they tell latency, "
+            "not the links' rates"
         )
-        return _Links(rates, capacity, [], notes)
-    seen = rates
-    together = capacity if capacity < math.inf else search.seen_together()
-    hidden = np.where(np.isnan(seen), math.nan, np.fmax(seen, together))
-    rivals = [(seen, together), (seen, math.inf)]
-    if search.explains(hidden, together, seen, capacity):
-        rivals.append((hidden, together))
+        return _Links(rates, capacity, [], [note])
     if capacity < math.inf:
-        rivals.pop(1)  # a limit at the server was found
-        if len(rivals) > 1:
-            rates = hidden
-            notes.append(
-                f"the server's link {direction} hides what the clients' own links carry: only fewer "
-                "of them at once tell"
-            )
-    elif search.looks_shared(rates):
-        capacity = float(np.nansum(rates))
-        notes.append(
-            f"the {clients} clients all have the same rate {direction}, and always at once: taken "
-            "for one link "
-            f"that they share, of {capacity / 125e3:.4g} Mbit/s; only fewer of them at once "
-            "tell what their own links carry"
-        )
-        rates = np.full(clients, capacity)
-    else:
-        every = LinkSearch(direction, all_tasks[direction], all_tasks.client, latency, protocol)
-        link = every.shared_link()
-        if link is not None:
-            capacity, rates, note = _share(link, rates, direction, protocol)
-            notes.append(note)
-            rivals = [(seen, capacity)]
-    return _Links(rates, capacity, rivals, notes)
+        return _limited_links(search, direction, rates, capacity)
+    if search.looks_shared(rates):
+        return _alike_links(search, direction, rates)
+    every = LinkSearch(direction, all_tasks[direction], all_tasks.client, latency, protocol)
+    link = every.shared_link()
+    if link is not None:
+        return _shared_links(link, direction, rates, protocol)
+    return _Links(rates, math.inf, _unseen_limits(search, rates), [])
 
 
-def _with_messages(tasks: Tasks, direction: Direction) -> Tasks:
-    """Return the tasks with a message in a direction, in order of its start."""
-    steps = tasks[direction]
-    tasks = tasks[~np.isnan(steps.end) & (steps.amount > 0)]
-    return tasks[np.argsort(tasks[direction].start, kind="stable")]
+def _limited_links(
+    search: LinkSearch, direction: Direction, rates: Floats, capacity: float
+) -> _Links:
+    """Return the links of clients behind a limited link of the server.
+
+    The clients' own links are hidden if faster ones explain the log as well.
+
+    Args:
+        search: the search that found the limit.
+        direction: ``down`` or ``up``.
+        rates: the least rates of the clients' links that explain the log (bytes/s); [clients].
+        capacity: capacity of the server's link (bytes/s).
+    """
+    rivals = [(rates, capacity)]
+    hidden = np.where(np.isnan(rates), math.nan, np.fmax(rates, capacity))
+    if not search.explains(hidden, capacity, rates, capacity):
+        return _Links(rates, capacity, rivals, [])
+    note = (
+        f"the server's link {direction} hides what the clients' own links carry: only fewer of "
+        "them at once tell"
+    )
+    return _Links(hidden, capacity, [*rivals, (hidden, capacity)], [note])
 
 
-def _share(
-    link: CommonLink, rates: Floats, direction: Direction, protocol: Protocol
-) -> tuple[float, Floats, str]:
-    """Choose the rates of links for a log whose clients share a link.
+def _alike_links(search: LinkSearch, direction: Direction, rates: Floats) -> _Links:
+    """Return the links of clients that all have the same rate: one link that they share.
+
+    Args:
+        search: the search that found the rates.
+        direction: ``down`` or ``up``.
+        rates: rates that explain each client's messages alone (bytes/s); float64 [clients].
+    """
+    capacity = float(np.nansum(rates))
+    note = (
+        f"the {len(rates)} clients all have the same rate {direction}, and always at once: taken "
+        f"for one link that they share, of {capacity / 125e3:.4g} Mbit/s; only fewer of them at "
+        "once tell what their own links carry"
+    )
+    shared = np.full(len(rates), capacity)
+    return _Links(shared, capacity, _unseen_limits(search, rates), [note])
+
+
+def _unseen_limits(search: LinkSearch, rates: Floats) -> list[tuple[Floats, float]]:
+    """Return links that explain the log as well as the clients' own links do.
+
+    These are the clients' own links alone; the same behind a link of the server that is just wide
+    enough for them; and links of the server that the clients with the highest rate share, or all.
+
+    Args:
+        search: the search that found the rates.
+        rates: rates that explain each client's messages alone (bytes/s), NaN if unknown; float64
+            [clients].
+
+    Returns:
+        Rates of the clients' links (bytes/s; float64 [clients]) and capacity of the server's link
+        (bytes/s), of each.
+    """
+    needed = search.needed(rates)
+    limits = [(rates, math.inf), (rates, needed)]
+    at_the_top = search.level(rates)
+    if at_the_top.any():
+        limits.append((np.where(at_the_top, needed, rates), needed))
+    together = search.seen_together()
+    hidden = np.where(np.isnan(rates), math.nan, np.fmax(rates, together))
+    if search.may_share(hidden, together, rates):
+        limits.append((hidden, together))
+    return limits
+
+
+def _shared_links(
+    link: CommonLink, direction: Direction, rates: Floats, protocol: Protocol
+) -> _Links:
+    """Return the links of clients that were found to share a link.
 
     A client that the shared link limits gets a link of the shared link's capacity.
 
     Args:
         link: the shared link.
-        rates: rates that explain each client's messages alone (bytes/s); float64 [clients].
         direction: ``down`` or ``up``.
+        rates: rates that explain each client's messages alone (bytes/s); float64 [clients].
         protocol: protocol of the messages.
-
-    Returns:
-        Capacity of the server's link (bytes/s), rates of the clients' links (bytes/s; float64
-        [clients]), and a note for users.
     """
     capacity = link.capacity * protocol.overhead
     note = (
@@ -331,4 +365,12 @@ def _share(
         "whose times are exchanged among rounds); only fewer of them at once tell what their own "
         "links carry"
     )
-    return capacity, np.where(link.members, capacity, rates), note
+    shared = np.where(link.members, capacity, rates)
+    return _Links(shared, capacity, [(rates, capacity)], [note])
+
+
+def _with_messages(tasks: Tasks, direction: Direction) -> Tasks:
+    """Return the tasks with a message in a direction, in order of its start."""
+    steps = tasks[direction]
+    tasks = tasks[~np.isnan(steps.end) & (steps.amount > 0)]
+    return tasks[np.argsort(tasks[direction].start, kind="stable")]

@@ -2,19 +2,26 @@
 
 A log may not show whether the clients' own links limit them, a link that all clients share, or
 both. Each of these worlds then explains the log. Their rounds take the same time with as many
-clients as in the log, but different times with more or fewer clients.
+clients as in the log, but different times with more or fewer clients. Nor does a log show the
+clients that it does not have.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim.common.arrays import Flags
+from fedsim.lab.calibrate.files import draw
 from fedsim.lab.calibrate.log import Log
-from fedsim.lab.calibrate.replay import FittedWorld, rounds
+from fedsim.lab.calibrate.replay import FittedWorld, predict, rounds
 from fedsim.lab.calibrate.tasks import whole
 
 _APART = 0.02  # relative width below which an interval is one number
+# a world is refuted if its mean error of held-out rounds exceeds the fitted world's by this
+_REFUTED = 0.05
+_DRAWS = 10  # count of draws of clients over which an interval goes
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,8 @@ class Outlook:
     Attributes:
         clients: count of clients at a time.
         fitted: time of a round in the fitted world (s).
-        fastest, slowest: least and greatest time in the worlds that explain the log (s).
+        fastest, slowest: least and greatest time in the worlds that explain the log, with its
+            clients and with clients drawn like them (s).
     """
 
     clients: int
@@ -42,15 +50,43 @@ class Outlook:
         if self.slowest <= self.fastest * (1 + _APART):
             return text
         return (
-            f"{text}; worlds that explain the log as well take {self.fastest:.4g} to "
+            f"{text}; links and clients that the log does not rule out take {self.fastest:.4g} to "
             f"{self.slowest:.4g} s"
         )
+
+
+def not_refuted(
+    log: Log, is_held_out: Flags, world: FittedWorld, rivals: Sequence[FittedWorld]
+) -> list[FittedWorld]:
+    """Return the worlds that predict the held-out rounds about as well as the fitted world.
+
+    Args:
+        log: the log.
+        is_held_out: whether each round is held out of the fit; bool [rounds].
+        world: the fitted world.
+        rivals: other worlds that may explain the log.
+    """
+    if not log.synchronous or not is_held_out.any():
+        return list(rivals)
+    allowed = _held_out_error(log, is_held_out, world) + _REFUTED
+    return [rival for rival in rivals if not _held_out_error(log, is_held_out, rival) > allowed]
+
+
+def _held_out_error(log: Log, is_held_out: Flags, world: FittedWorld) -> float:
+    """Return the mean absolute relative error of held-out rounds; NaN if none can be predicted."""
+    prediction = predict(log, is_held_out, [world])
+    is_scored = is_held_out & ~np.isnan(prediction.predicted)
+    if not is_scored.any():
+        return math.nan
+    errors = prediction.predicted[is_scored] / prediction.measured[is_scored] - 1
+    return float(np.abs(errors).mean())
 
 
 def outlooks(log: Log, world: FittedWorld, rivals: Sequence[FittedWorld]) -> Iterator[Outlook]:
     """Yield the predicted times of rounds with half and with twice the log's count of clients.
 
-    The clients of the log's last whole round take part, or copies of these clients.
+    The clients of the log's last whole round take part, or copies of these clients. The interval
+    has rounds with clients drawn from the distribution of the log's clients, too.
 
     Args:
         log: the log. Nothing is yielded if its server is asynchronous.
@@ -75,5 +111,7 @@ def outlooks(log: Log, world: FittedWorld, rivals: Sequence[FittedWorld]) -> Ite
                 speed=candidate.speed[numbers],
                 jitter=0.0,
             )
-            times.append(float(rounds(copies, of_clients, [np.arange(count)])[0]))
+            drawn = [draw(copies, seed) for seed in range(_DRAWS)]
+            for clients in (copies, *drawn):
+                times.append(float(rounds(clients, of_clients, [np.arange(count)])[0]))
         yield Outlook(count, times[0], min(times), max(times))
