@@ -5,7 +5,7 @@ counts has cool colours, and wasted work has warm and dark colours.
 """
 
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from matplotlib.colors import to_hex, to_rgb
 

@@ -29,7 +29,7 @@ Patterns = Annotated[list[str], Field(min_length=1)] | str
 
 
 def matching(names: Sequence[str], patterns: Patterns, key: str, noun: str = "tensor") -> set[str]:
-    """Return the names that match at least one pattern, by the rules of ``fnmatch``.
+    """Return the names of tensors or layers that match at least one pattern (``fnmatch``).
 
     Args:
         names: names of a model's tensors or layers.
@@ -70,7 +70,11 @@ class LoRA(Spec):
 
 
 class Tensor(NamedTuple):
-    """Description of a tensor of a model."""
+    """Description of a tensor of a model: its name, size, shape and layer, without its values.
+
+    A list of descriptions gives the place of each tensor in a flat model, which has the values of
+    all tensors in a row.
+    """
 
     name: str
     """torch's name of the tensor, such as ``0.weight``."""
@@ -88,7 +92,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Linear:
-    """Dense layer from ``inputs`` to ``outputs`` features."""
+    """Dense layer from ``inputs`` to ``outputs`` features, in an ``Architecture``."""
 
     inputs: int
     outputs: int
@@ -100,7 +104,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class Conv2d:
-    """Convolution with a square kernel and symmetric zero padding."""
+    """Convolution with a square kernel and symmetric zero padding, in an ``Architecture``.
+
+    ``inputs`` and ``outputs`` are counts of channels; all other sizes are pixels.
+    """
 
     inputs: int
     outputs: int
@@ -147,9 +154,9 @@ Layer = Linear | Conv2d | ReLU | MaxPool2d | Flatten | Dropout
 
 
 def dense(*widths: int) -> tuple[Layer, ...]:
-    """Return dense layers of the given widths, each with a ReLU.
+    """Return dense layers of the given widths, each followed by a ReLU.
 
-    Their ``inputs`` are 0, and are set by ``Architecture.of``.
+    The counts of their inputs are 0; ``Architecture.of`` replaces them.
     """
     layers: list[Layer] = []
     for width in widths:
@@ -160,9 +167,9 @@ def dense(*widths: int) -> tuple[Layer, ...]:
 def convolution(
     outputs: int, kernel: int, stride: int = 1, *, same: bool = True
 ) -> tuple[Layer, ...]:
-    """Return a convolution and its ReLU.
+    """Return a convolution and the ReLU that follows it.
 
-    Its ``inputs`` are 0, and are set by ``Architecture.of``.
+    The count of its input channels is 0; ``Architecture.of`` replaces it.
 
     Args:
         outputs: count of output channels.
@@ -177,7 +184,10 @@ def convolution(
 
 @dataclass(frozen=True)
 class Architecture:
-    """Chain of layers from a sample to logits, one for each class."""
+    """Chain of layers from a sample to logits, one for each class.
+
+    It has the shapes, parameters and FLOPs of a model, and no weights.
+    """
 
     input: Shape
     """shape of a sample, (channels, height, width) or (features,)."""
@@ -185,7 +195,7 @@ class Architecture:
 
     @classmethod
     def of(cls, shape: Shape, layers: Sequence[Layer], width: float = 1.0) -> "Architecture":
-        """Build an architecture, whose layers' inputs follow from the shape of a sample.
+        """Build an architecture; the inputs of its layers follow from the shape of a sample.
 
         Args:
             shape: shape of a sample.
@@ -216,7 +226,7 @@ class Architecture:
 
     @property
     def tensors(self) -> list[tuple[str, Shape]]:
-        """Names ("layer.weight") and shapes of all parameters, in the order of a flat model."""
+        """Names (``0.weight``) and shapes of all parameters, in the order of a flat model."""
         tensors: list[tuple[str, Shape]] = []
         for position, layer in self.trained():
             tensors.append((f"{position}.weight", layer.kernel_shape))
@@ -224,7 +234,7 @@ class Architecture:
         return tensors
 
     def trained(self) -> Iterator[tuple[int, Linear | Conv2d]]:
-        """Iterate over the layers that have parameters, each with its index in ``layers``."""
+        """Yield the layers that have parameters, each with its index in ``layers``."""
         for position, layer in enumerate(self.layers):
             if isinstance(layer, Linear | Conv2d):
                 yield position, layer
@@ -236,7 +246,7 @@ class Architecture:
 
     @property
     def flops(self) -> int:
-        """FLOPs of a training step on one sample."""
+        """FLOPs of a training step on one sample, forward and backward pass together."""
         shapes = self.shapes
         products = 0
         for position, layer in self.trained():
@@ -258,7 +268,7 @@ class Architecture:
     def is_dense(self) -> bool:
         """Whether the layers are Linear, ReLU, Linear, ..., Linear, perhaps after a ``Flatten``.
 
-        Such models have a faster solver.
+        Such models can be trained by a faster solver.
         """
         layers = self.layers
         if layers and isinstance(layers[0], Flatten):
@@ -269,7 +279,11 @@ class Architecture:
 
 
 def _output(layer: Layer, shape: Shape) -> Shape:
-    """Return the shape of a layer's output for samples of ``shape``; ``ScenarioError`` if none."""
+    """Return the shape of a layer's output for samples of ``shape``.
+
+    Raises:
+        ScenarioError: the layer needs images, or nothing is left of an image after the layer.
+    """
     if isinstance(layer, Linear):
         return (layer.outputs,)
     if isinstance(layer, Flatten):
@@ -301,7 +315,7 @@ def layers_of(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Divide the tensors of a flat model into its layers, from the first to the last.
 
     A layer has the consecutive tensors whose names are equal up to their first number, as in
-    ``blocks.3``, or that are of one module.
+    ``blocks.3``, or whose module is the same.
 
     Args:
         tensors: the tensors of a flat model, in order.

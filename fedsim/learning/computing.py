@@ -31,7 +31,10 @@ _REQUESTS = 8  # requests per worker and wave; with fewer, workers would idle at
 
 
 class ModelComputing:
-    """Computes models on the workers, each after the models that its recipe needs.
+    """Computer of models: it runs trainings, mixes and functions of models on the workers.
+
+    A model is a ``Ref``, whose recipe is how its weights follow from other models, which are
+    computed first. If memory for all models is short, they are computed part by part.
 
     Args:
         simulation: the simulation, whose executor carries out the work.
@@ -72,7 +75,7 @@ class ModelComputing:
         self._records: list[tuple[int, str, dict[str, Any]]] | None = None
 
     async def compute(self, targets: Iterable[Ref], *, stay: bool = True) -> None:
-        """Compute models, and before them all models that their recipes need.
+        """Compute models, and before them all models that they need, and store their weights.
 
         Args:
             targets: the models; computed models are skipped.
@@ -96,7 +99,16 @@ class ModelComputing:
             self._simulation.record(kind, fields)
 
     def _record(self, ref: Ref, kind: str, fields: dict[str, Any]) -> None:
-        """Emit a record on the computation of a model, in the order that waves would have."""
+        """Record an event about the computation of a model.
+
+        If models are computed part by part, the event is kept, to be recorded in the usual order
+        later.
+
+        Args:
+            ref: the model.
+            kind: kind of the record.
+            fields: values of the record by name.
+        """
         if self._records is None:
             self._simulation.record(kind, fields)
         else:
@@ -106,14 +118,17 @@ class ModelComputing:
 
     @property
     def at_once(self) -> int:
-        """Count of trainings that are best begun at once."""
+        """Count of trainings that a worker computes together."""
         return self._work.at_once
 
     def begin(self, refs: Sequence[Ref]) -> "list[ResultOf | Weights]":
-        """Begin to compute models that are no mixes, and whose parents are computed.
+        """Begin to compute models, other than mixes, whose parents are computed.
+
+        Args:
+            refs: the models.
 
         Returns:
-            For each model its weights, or its place in a future.
+            For each model its weights, or a future and the index of the model's result in it.
         """
         begun: dict[int, ResultOf | Weights] = {}
         trained: list[int] = []
@@ -144,12 +159,21 @@ class ModelComputing:
         return call
 
     async def wait(self, work: "ResultOf") -> Any:
-        """Await a future that ``begin`` has returned, and return the result at its place."""
+        """Wait for the result of a model whose computation ``begin`` has submitted to a worker.
+
+        Args:
+            work: the future and the index of the model's result in it.
+        """
         results = await self._result(work.future)
         return results[work.place]
 
     def finish(self, ref: Ref, result: Any) -> None:
-        """Store the result of ``begin`` or ``wait`` in ``ref``."""
+        """Store the result of a model's computation in the model.
+
+        Args:
+            ref: the model.
+            result: the weights that ``begin`` has returned, or the result of ``wait``.
+        """
         recipe = ref.recipe
         if isinstance(recipe, Trained):
             self._settle_training(ref, recipe.round, result)
@@ -159,13 +183,21 @@ class ModelComputing:
             ref.settle(result)
 
     def note_left_out(self, ref: Ref, models: Sequence[Ref]) -> None:
-        """Emit a record for each of ``models``, which ``ref`` leaves out as they are not finite."""
+        """Record that a model is computed without some models, whose weights are not finite.
+
+        Args:
+            ref: the model that is computed.
+            models: the models that are left out; there is one record for each.
+        """
         for model in models:
             self._record(ref, "non-finite", {"device": model.device, "ref": model.name})
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Context that discards all records, as models are computed for a second time."""
+        """Return a context that discards all records of computations.
+
+        It is used while models are computed for a second time, as they have been recorded already.
+        """
         records = self._records
         self._records = []
         try:
@@ -216,9 +248,13 @@ class ModelComputing:
             ref.settle(value)
 
     def _call(self, ref: Ref) -> FunctionCall | Weights:
-        """Return the function call that computes ``ref``, or the weights that replace its result.
+        """Return the function call that computes a model, or weights that replace its result.
 
-        The weights replace the result if a model is not finite, or no model is left.
+        Weights replace the result if no model is left because none is finite, or if one is not
+        finite and the recipe does not allow that models are left out.
+
+        Args:
+            ref: the model, which is the result of a function of models.
         """
         recipe = ref.recipe
         assert isinstance(recipe, Applied)
@@ -255,7 +291,7 @@ class ModelComputing:
         order: Sequence[int] | None = None,
         at_once: int = 1,
     ) -> list[Any]:
-        """Apply ``work`` to chunks of the items, on the workers.
+        """Apply a function to chunks of items on the workers, and wait for all results.
 
         Args:
             work: returns a list with one result for each item of its argument, a list.
@@ -305,11 +341,11 @@ class ModelComputing:
         return results
 
     def has_room(self, models: int) -> bool:
-        """Return whether the memory for models suffices for ``models`` models."""
+        """Return whether the memory for models suffices for ``models`` models at a time."""
         return 4.0 * self.parameters * models <= self.room
 
     def models_at_once(self, most: int) -> int:
-        """Return the count of models in one request: ``most``, or fewer if memory is short."""
+        """Return the count of models in a request: ``most``, or fewer if memory is short."""
         size = 4.0 * self.parameters * WAITING * self.workers
         return max(1, min(most, int(self.room / size)))
 
@@ -317,7 +353,12 @@ class ModelComputing:
         return await self._simulation.join(work) if self.may_wait else work.result()
 
     def _mix(self, ref: Ref, recipe: Mixed) -> Weights:
-        """Compute the weights of a mix whose parts are computed, float32 [d]."""
+        """Compute the weighted sum of the finite models of a mix, float32 [d].
+
+        Args:
+            ref: the model that is computed, for records.
+            recipe: the mix: its models, which are computed already, and their weights.
+        """
         models = self._filter_finite(ref, [model for model, _ in recipe.parts])
         coefficients = coefficients_of(recipe, [model.finite for model, _ in recipe.parts])
         if coefficients is None:
@@ -331,19 +372,38 @@ class ModelComputing:
         return np.zeros(self.parameters, dtype=np.float32)
 
     def _filter_finite(self, ref: Ref, models: Sequence[Ref]) -> list[Ref]:
-        """Return the models with finite weights, and emit a record for each further model."""
+        """Return the models with finite weights, and record each further model as left out.
+
+        Args:
+            ref: the model that is computed from ``models``.
+            models: the models.
+        """
         self.note_left_out(ref, [model for model in models if not model.finite])
         return [model for model in models if model.finite]
 
     def substitute(self, otherwise: Ref | None) -> Weights:
-        """Return the weights of ``otherwise``, or NaN if it is None; float32 [d]."""
+        """Return the weights of ``otherwise``, the model that replaces one that cannot be computed.
+
+        Returns:
+            float32 [d]; NaN if ``otherwise`` is None.
+        """
         if otherwise is None:
             return np.full(self.parameters, np.nan, dtype=np.float32)
         return weights_of(otherwise)
 
 
 def _mix_states(recipe: Mixed) -> Mapping[str, AnyArray]:
-    """Return the mean trainer's state of a mix's finite parts, or else its substitute's state."""
+    """Return the weighted mean of the trainers' states that belong to the models of a mix.
+
+    A trainer's state is an array by name that the trainer keeps between trainings. Models that are
+    not finite are left out.
+
+    Args:
+        recipe: the mix.
+
+    Returns:
+        The mean; if no model has a state, the state of the mix's substitute, or an empty dict.
+    """
     states = [(part.state, weight) for part, weight in recipe.parts if part.finite]
     mean = mean_state(states)
     if mean:

@@ -26,10 +26,11 @@ Operation = OpOverload[..., Any]
 
 
 class KeyedDraws(TorchDispatchMode):
-    """Torch dispatch mode in which operations draw from a generator that ``seed`` sets.
+    """Context in which all random draws of torch come from generators that ``seed`` sets.
 
-    A draw in a backward pass raises ``ScenarioError``. Gradient checkpointing repeats the forward
-    pass there, and would draw other random numbers than at first.
+    It is a dispatch mode of torch, which intercepts every operation. A draw in a backward pass
+    raises ``ScenarioError``, because gradient checkpointing repeats the forward pass there and
+    would draw other random numbers than at first.
 
     Attributes:
         drawn: whether any operation has drawn random numbers.
@@ -42,7 +43,11 @@ class KeyedDraws(TorchDispatchMode):
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def seed(self, key: int) -> None:
-        """Seed the generators of this mode with the lower 63 bits of ``key``."""
+        """Set the key of all later draws, so that equal keys give equal draws.
+
+        Args:
+            key: integer, of which the lower 63 bits are used.
+        """
         self._key = key & _WORD
         for generator in self._generators.values():
             generator.manual_seed(self._key)
@@ -79,9 +84,15 @@ class KeyedDraws(TorchDispatchMode):
     def _call_without_generator(
         self, func: Operation, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> object:
-        """Call an operation that draws random numbers, but has no overload with a generator.
+        """Call an operation that draws random numbers, but has no variant that takes a generator.
 
-        Decomposes the operation, or seeds torch's global generators for the time of the call.
+        The operation is divided into simpler ones, or torch's global generators are seeded during
+        the call and restored after it.
+
+        Args:
+            func: the operation.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
         """
         with self:
             result: object = func.decompose(*args, **kwargs)
@@ -117,7 +128,7 @@ def _draws(func: Operation) -> bool:
 
 
 def _with_generator(func: Operation) -> Operation | None:
-    """Return the overload of an operation that takes a generator; None if there is none."""
+    """Return the variant of a torch operation that takes a generator; None if there is none."""
     name = "generator"
     if func._overloadname != "default":
         name = f"{func._overloadname}_generator"
@@ -129,7 +140,10 @@ def _with_generator(func: Operation) -> Operation | None:
 
 
 def _device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device:
-    """Return the torch device of an operation's result: its first argument's, or the CPU."""
+    """Return the torch device on which an operation is carried out.
+
+    It is the device of the first argument that is a device or a tensor; the CPU if none is.
+    """
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.device):
             return value
@@ -139,10 +153,13 @@ def _device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.devic
 
 
 def global_states(device: torch.device | None = None) -> dict[str, object]:
-    """Return name -> comparable state of each global random generator of the process.
+    """Return the states of the process's global random generators (Python, numpy and torch).
 
     Args:
         device: torch device, whose generator is included if it is a CUDA device.
+
+    Returns:
+        Name of a generator -> its state, to compare with a later one.
     """
     states: dict[str, object] = generator_states()
     if device is not None and device.type == "cuda":
@@ -151,11 +168,11 @@ def global_states(device: torch.device | None = None) -> dict[str, object]:
 
 
 def find_draws(before: Mapping[str, object], device: torch.device | None = None) -> list[str]:
-    """Find the global generators from which code has drawn.
+    """Find the global random generators from which code has drawn since an earlier time.
 
     Args:
-        before: an earlier result of ``global_states``.
-        device: the device given to ``global_states``.
+        before: the result of ``global_states`` at the earlier time.
+        device: the device that was given to ``global_states``.
 
     Returns:
         The names of the generators.
@@ -165,7 +182,7 @@ def find_draws(before: Mapping[str, object], device: torch.device | None = None)
 
 @contextmanager
 def generators_kept(seed: int | None = None) -> Iterator[None]:
-    """Context at whose end the states of the process's global generators are restored.
+    """Return a context at whose end the process's global random generators have their old states.
 
     Args:
         seed: seed of the generators within the context; None to leave their states.

@@ -130,7 +130,7 @@ class Learning(Learner):
             simulation.executor.place(shared)
 
     def _template(self, model: TorchModel) -> Architecture | nn.Module:
-        """Return the layers or the module for which the solver is built.
+        """Return the layers or the module that the solver, which computes trainings, is built for.
 
         A module has the values of the tensors that are frozen in all models.
         """
@@ -143,7 +143,12 @@ class Learning(Learner):
         return self._module()
 
     def _try(self, data: FederatedData) -> None:
-        """Try a user's module on the samples of the device with the most (see ``probe``).
+        """Train a user's module for a few steps, to find out whether its results can be reproduced.
+
+        It is trained on samples of the device with the most samples.
+
+        Args:
+            data: the data of all devices.
 
         Raises:
             ScenarioError: the module cannot be used, or its results cannot be reproduced.
@@ -165,7 +170,15 @@ class Learning(Learner):
         probe(self._solver, self._objective, *data.train_samples(shard))
 
     def _try_stack(self, solver: Cohort, data: FederatedData) -> None:
-        """Try a stack of models on the first batch of a device, for each width of batches."""
+        """Try whether the solver can train several devices at once, and note the exceptions.
+
+        It is tried on the first batch of a device, for each width of batches that occurs. Reasons
+        are appended to ``notes``.
+
+        Args:
+            solver: the solver, which trains models that are stacked into one.
+            data: the data of all devices.
+        """
         tried: set[int] = set()
         batching = self._training.batching
         for shard in sorted(data.shards, key=lambda shard: -len(shard.train)):
@@ -315,7 +328,7 @@ class Learning(Learner):
     async def _evaluate_shared(
         self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]
     ) -> dict[str, Evaluation]:
-        """Evaluate computed models, each on the test samples of several devices.
+        """Test models, whose weights are computed, each on the test samples of several devices.
 
         Args:
             models: name -> model, and the devices on whose samples it is tested (None for all).
@@ -342,7 +355,7 @@ class Learning(Learner):
         return results
 
     async def _evaluate_personal(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
-        """Evaluate computed models, each on the test samples of a device.
+        """Test models, whose weights are computed, each on the test samples of a single device.
 
         Args:
             models: model, and index of the device.
@@ -422,7 +435,14 @@ class Learning(Learner):
         return math.fsum(ref.train_loss * weight for ref, weight in finite) / total
 
     def _initial(self, count: int) -> Weights:
-        """Compute the weights of the initial model with index ``count``, float32 [d]."""
+        """Return the weights of an initial model, drawn or from ``model.file``; float32 [d].
+
+        Args:
+            count: index of the initial model.
+
+        Raises:
+            ScenarioError: models are to differ, but a file gives all of their weights.
+        """
         has_file = self._model.file is not None
         if self._architecture is not None and not self._model.has_frozen and not has_file:
             return self._draw(count)
@@ -436,7 +456,11 @@ class Learning(Learner):
         return weights
 
     def _initialised(self, count: int) -> Weights:
-        """Build a module, and return its initial weights, float32 [d]."""
+        """Build the module of an initial model, and return its initial weights, float32 [d].
+
+        Args:
+            count: index of the initial model.
+        """
         return flat_weights(list(numbers(self._module(0, count)).values()))
 
     def _draw(self, *ids: int) -> Weights:

@@ -27,10 +27,10 @@ _seed = random.Random.seed
 
 @contextmanager
 def entropy_watched() -> Iterator[list[str]]:
-    """Context that lists the draws from entropy by a user's code in the calling thread.
+    """Return a context that lists the draws from the operating system's entropy by a user's code.
 
-    Draws by Python's library and by installed packages, such as the name of a temporary file, are
-    not listed.
+    Only the calling thread is watched. Draws by Python's library and by installed packages, such as
+    the name of a temporary file, are not listed.
 
     Yields:
         The list of the draws so far, as files and lines such as ``nets.py:12``.
@@ -47,7 +47,7 @@ def entropy_watched() -> Iterator[list[str]]:
 
 
 def _begin() -> None:
-    """Patch the sources of entropy, unless another thread has done so."""
+    """Replace the functions that draw entropy by watched ones, unless a thread has done so."""
     with _lock:
         _Sources.watches += 1
         if _Sources.watches > 1:
@@ -91,14 +91,17 @@ _SOURCES = (
 
 
 class _Sources:
-    """State of the patches, common to all threads: count of contexts, and original functions."""
+    """State of the replaced entropy functions, common to all threads.
+
+    ``watches`` counts the contexts that are open. ``plain`` has the original functions.
+    """
 
     watches: ClassVar[int] = 0
     plain: ClassVar[list[object]] = []
 
 
 def _record(frame: FrameType | None) -> None:
-    """Add a draw to the thread's list, if the code that requested it is a user's.
+    """Add a draw from entropy to the thread's list, if the code that requested it is a user's.
 
     Args:
         frame: frame of the code that called the source of entropy.

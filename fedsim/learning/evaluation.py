@@ -11,7 +11,10 @@ from fedsim.learning.objectives import EvaluationMetric, SampleNumbers
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Correct answers and losses in tests, with an entry for each device (or device and model)."""
+    """Results of testing models: correct answers and losses, with an entry for each tested device.
+
+    A device that several models serve has an entry for each model.
+    """
 
     devices: list[int]
     """the tested devices, one entry for each model that serves a device."""
@@ -88,6 +91,9 @@ class Evaluation:
 
         Args:
             mode: ``pooled`` over all answers, or ``device-mean`` for the mean of devices' values.
+
+        Returns:
+            The accuracy (0 to 1), and the loss.
         """
         if mode == "pooled":
             return _finite(self.accuracy), _finite(self.loss)
@@ -108,7 +114,12 @@ class Evaluation:
         return _finite(metric.value(np.concatenate(facts)))
 
     def _ratios(self, sums: NDArray[np.int64] | NDArray[np.float64] | None) -> list[float | None]:
-        """Divide each device's sum by its count of answers; None if it has no answers."""
+        """Divide a sum by the count of answers, for each device; None if it has no answers.
+
+        Args:
+            sums: correct answers or summed loss of each device, [devices]; None gives None for
+                each.
+        """
         if sums is None:
             return [None] * len(self.devices)
         ratios = []

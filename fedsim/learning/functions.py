@@ -30,7 +30,7 @@ _KNOWN: dict[str, Function] = {}
 
 
 def pure(function: F) -> F:
-    """Mark a function of models as fit for ``ServerModels.apply``.
+    """Mark a function of models as fit for ``ServerModels.apply``, which calls it on a worker.
 
     Args:
         function: a function at the top of a module, without side effects.
@@ -75,7 +75,7 @@ def path_of(function: Function) -> str:
 
 
 def function_at(path: str) -> Function:
-    """Return the function at an import path, which must be marked with ``pure``.
+    """Return the function of models at an import path, which must be marked with ``pure``.
 
     A module of fedsim is imported if needed. A function of a user's strategy is known already, as
     the strategy's module has been imported.
@@ -98,7 +98,7 @@ def function_at(path: str) -> Function:
 
 
 class FunctionCall(NamedTuple):
-    """Call of a pure function, with its models and constants."""
+    """Call of a pure function of models, with its arguments, which a worker carries out."""
 
     function: Function
     models: Sequence[NDArray[np.float32]]
@@ -114,10 +114,10 @@ class FunctionCall(NamedTuple):
 
 
 def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
-    """Carry out calls in order, on a worker.
+    """Call functions of models in order, on a worker.
 
     Args:
-        calls: the calls.
+        calls: each function with its arguments.
 
     Returns:
         The result of each call, float32 [d] or [size].
@@ -145,7 +145,7 @@ def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
 
 @pure
 def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
-    """Extract the values in some slices of the first model that is finite there.
+    """Extract the values in some slices of a model; of the first of several that is finite there.
 
     Args:
         models: candidates in order of preference, float32 [d] each, at least one.
@@ -211,7 +211,7 @@ def weighted_sum(
 
 
 class RunningSum:
-    """Accumulator of a sum of coefficient x model.
+    """Accumulator of a sum of coefficient x model, to which models are added one by one.
 
     The result is bitwise equal to ``weighted_sum`` of the same models in the same order.
 
@@ -242,7 +242,9 @@ class RunningSum:
 def mean_state(
     parts: Sequence[tuple[Mapping[str, AnyArray] | None, float]],
 ) -> dict[str, AnyArray]:
-    """Compute the weighted mean of trainers' states, leaving out empty and non-finite states.
+    """Compute the weighted mean of states that a trainer keeps between trainings.
+
+    Empty states, and states that are not finite, are left out.
 
     Args:
         parts: each state (name -> array) and its weight.

@@ -17,10 +17,10 @@ from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Re
 
 
 class Learner:
-    """Creates refs of models, and knows a model's size; the base class computes no weights.
+    """Maker of references to models (``Ref``), which are computed later, or never.
 
-    In the base class the result of each test is None, and a request for weights raises
-    ``SimulationError``.
+    This base class is the learner of ``learning = "off"``: it computes no weights. The result of
+    each test is None, and a request for weights raises ``SimulationError``.
 
     Args:
         model: the model of the scenario.
@@ -55,10 +55,10 @@ class Learner:
     # methods that return refs, whose weights are computed later
 
     def initial(self, count: int = 0) -> Ref:
-        """Return a ref of an initial model, drawn at random.
+        """Return a reference to an initial model, whose weights are drawn at random.
 
         Args:
-            count: index of the draw; a draw does not depend on the strategy.
+            count: index of the draw; equal indices give equal weights, whatever the strategy.
         """
         return self._name("model", Initial(count))
 
@@ -72,7 +72,7 @@ class Learner:
         version: int = 0,
         before: Ref | None = None,
     ) -> Ref:
-        """Return a ref ``update-N`` of the result of a local training.
+        """Return a reference to the result of a local training, which is named ``update-N``.
 
         Args:
             training: start, terms and amount of the training; with 0 epochs the result is the
@@ -90,19 +90,22 @@ class Learner:
         return ref
 
     def first_epoch(self, update: Ref) -> Ref:
-        """Return a ref of the model after the first local epoch of an update.
+        """Return a reference to the model after the first local epoch of a training.
 
-        The ref of an update that is computed already, or has one epoch, is returned unchanged.
+        Args:
+            update: the result of the training. It is returned itself if it is computed already, or
+                has one epoch.
         """
         return update
 
     def last_gradient(self, update: Ref) -> Ref:
-        """Return a ref of the gradient of an update's last SGD step, [d].
+        """Return a reference to the gradient of the last SGD step of a training, [d].
 
-        The update must not be computed yet.
+        The gradient is taken on the last mini-batch, at the model before the step. It has all terms
+        of the loss and weight decay, and no momentum, like torch's ``param.grad``.
 
-        The gradient is taken on the last mini-batch, at the model before the step. It has all
-        terms of the loss and weight decay, and no momentum, like torch's ``param.grad``.
+        Args:
+            update: the result of the training, which must not be computed yet.
         """
         return self._name("gradient", None, update.device)
 
@@ -114,11 +117,12 @@ class Learner:
         version: int = 0,
         batch: tuple[int, int] | None = None,
     ) -> Ref:
-        """Return a ref ``choice-N`` of the model with the least objective on a device's data.
+        """Return a reference to the model that fits a device's data best, named ``choice-N``.
 
-        The objective is the mean loss over the device's training samples, without dropout, plus
-        ``training.l2`` times the sum of the squared kernel entries. Among equal objectives the
-        first is chosen. A non-finite objective is chosen only if no objective is finite.
+        It is the model with the least objective: the mean loss over the device's training samples,
+        without dropout, plus ``training.l2`` times the sum of the squared kernel entries. Among
+        equal objectives the first is chosen. A non-finite objective is chosen only if no objective
+        is finite.
 
         Args:
             models: the models to choose from, at least one.
@@ -136,7 +140,7 @@ class Learner:
         *,
         rescale: bool = True,
     ) -> Ref:
-        """Return a ref of the sum of coefficient x model, in order; float64 sums, float32 result.
+        """Return a reference to a weighted sum of models, float32 [d], summed in float64.
 
         A model that is not finite is left out, with a record ``non-finite``.
 
@@ -153,7 +157,7 @@ class Learner:
         return ref
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
-        """Return a ref of a model with the weights of an array.
+        """Return a reference to a model whose weights are given as an array.
 
         Args:
             weights: the weights, [d].
@@ -168,7 +172,7 @@ class Learner:
         return self._name("model", None)
 
     def received(self, values: NDArray[np.float32], device: int | None = None) -> Ref:
-        """Return a ref of an array that another process has computed.
+        """Return a reference to an array that another process has computed.
 
         Args:
             values: a model, or other values, float32 [any length].
@@ -185,7 +189,7 @@ class Learner:
         version: int,
         constants: Mapping[str, object],
     ) -> Ref:
-        """Return a ref of values that a function computes from a device's training samples.
+        """Return a reference to values that a function computes from a device's training samples.
 
         Args:
             function: a function of samples, labels and ``constants``.
@@ -196,7 +200,7 @@ class Learner:
         return self._name("values", None, device)
 
     def zero(self) -> Ref:
-        """Return a ref of the model whose weights are all 0."""
+        """Return a reference to the model whose weights are all 0."""
         return self._name("model", None)
 
     def apply(
@@ -210,7 +214,7 @@ class Learner:
         size: int | None = None,
         **constants: Any,
     ) -> Ref:
-        """Return a ref of the result of a pure function of models (``ServerModels.apply``).
+        """Return a reference to the result of a function of models, such as a robust mean.
 
         Args:
             function: a function that is marked by ``pure``.
@@ -236,14 +240,14 @@ class Learner:
         return ref
 
     def snapshot(self) -> int:
-        """Return the count of refs created so far, as the learner's state in a checkpoint."""
+        """Return the count of references created so far, as the learner's state in a checkpoint."""
         return self._serial
 
     def restore(self, state: int) -> None:
         self._serial = state
 
     def hold_restored(self, refs: Iterable[Ref]) -> None:
-        """Read models of a checkpoint into memory, as many as the memory for models has room for.
+        """Read models of a resumed run from disk, as many as the memory for models has room for.
 
         Args:
             refs: the models of the checkpoint.
@@ -252,11 +256,11 @@ class Learner:
     # methods that compute weights, or depend on data
 
     def shift(self, device: int, version: int) -> None:
-        """Set the version of a device's data for all later tests."""
+        """Note that a device has another version of its data, for all later tests."""
 
     @property
     def needs_sizes(self) -> bool:
-        """Whether ``check_sizes`` raises an error for some sizes, so that it must be called."""
+        """Whether training may fail for some sizes of data, so that ``check_sizes`` must run."""
         return False
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
@@ -275,20 +279,26 @@ class Learner:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Return name -> shape of the tensors of a model, in order; empty if learning is off."""
+        """Name -> shape of a model's tensors, in the order of a flat model.
+
+        The mapping is empty if learning is off.
+        """
         return {}
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Split a flat model [d] into tensors by torch's names; empty if learning is off."""
+        """Split the weights of a model, float32 [d], into arrays by torch's names of its tensors.
+
+        The result is empty if learning is off.
+        """
         return {}
 
     async def value(self, ref: Ref) -> NDArray[np.float32]:
-        """Compute a model, and return its weights, float32 [d], read-only."""
+        """Compute a model if needed, and return its weights, float32 [d], read-only."""
         (value,) = await self.values([ref])
         return value
 
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
-        """Compute several models, and return their weights, float32 [d] each, read-only.
+        """Compute several models if needed, and return their weights, float32 [d] each, read-only.
 
         The trainings that the models need are computed together, in parallel.
 
@@ -299,10 +309,10 @@ class Learner:
         return []
 
     async def compute(self, refs: Sequence[Ref]) -> None:
-        """Compute several models together; their weights may then be on disk.
+        """Compute several models together, without returning their weights, which may go to disk.
 
         Raises:
-            SimulationError: learning is off.
+            SimulationError: learning is off, and ``refs`` is not empty.
         """
         if refs:
             raise SimulationError(
@@ -311,9 +321,9 @@ class Learner:
             )
 
     def compute_now(self, ref: Ref) -> None:
-        """Compute a model at once, without yielding to the simulation.
+        """Compute a model at once, while the simulation stands still.
 
-        Does nothing if learning is off.
+        Nothing is done if learning is off.
         """
 
     async def evaluate(
@@ -331,10 +341,10 @@ class Learner:
         return None
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
-        """Compute the weighted mean of the finite training losses of updates.
+        """Compute updates, and return the weighted mean of their finite training losses.
 
         Args:
-            updates: updates and their weights.
+            updates: results of local trainings, and their weights.
 
         Returns:
             The mean; None if learning is off or no loss is finite.

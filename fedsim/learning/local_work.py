@@ -20,7 +20,7 @@ from fedsim.learning.spec import Trainer
 
 
 class TrainingJob(NamedTuple):
-    """One device's training, with all inputs that a worker needs."""
+    """One device's training, with all inputs that a worker needs to compute it."""
 
     recipe: Trained
     shard: Shard
@@ -37,7 +37,7 @@ class TrainingJob(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Comparison of several models' losses on a device's training samples."""
+    """Choice of the model that fits a device's training samples best, as a worker receives it."""
 
     shard: Shard
     models: list[Weights]
@@ -49,8 +49,9 @@ class Question(NamedTuple):
 def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved:
     """Compute the gradient of the last SGD step of a local training.
 
-    The gradient is the difference between the weights after a last step with learning rate 0 and
-    after a last step with learning rate 1. The former step changes only running statistics.
+    The training is carried out up to that step. The gradient is the difference between the weights
+    after a last step with learning rate 0 and after one with learning rate 1. The former step
+    changes only running statistics.
 
     Args:
         solver: the solver of the model.
@@ -76,7 +77,7 @@ def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved
 
 
 class LocalWork:
-    """Builds ``TrainingJob`` and ``Question`` in the main process, and computes them on workers.
+    """Local trainings and choices of models: described in the main process, computed on workers.
 
     Args:
         solver: the solver of the run's model.
@@ -94,10 +95,10 @@ class LocalWork:
         self._streams = streams
 
     def job(self, ref: Ref, data: FederatedData) -> TrainingJob:
-        """Build the training that computes ``ref``.
+        """Collect the inputs of the training that computes a model.
 
         Args:
-            ref: an update, whose parents have been computed.
+            ref: the model, a result of local training, whose parents have been computed.
             data: the data of all devices.
         """
         recipe = ref.recipe
@@ -114,15 +115,18 @@ class LocalWork:
         return TrainingJob(recipe, shard, samples, lr, training.batching(self._training.batching))
 
     def order(self, jobs: Sequence[TrainingJob]) -> list[int]:
-        """Return the indices of the jobs, most steps first, so that no long job begins last."""
+        """Return the order in which to compute trainings, most SGD steps first, as indices.
+
+        A long training then does not begin last, while other workers are idle.
+        """
         steps = [job.recipe.training.sgd_steps(job.size, job.batching) for job in jobs]
         return sorted(range(len(jobs)), key=lambda position: -steps[position])
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
-        """Carry out trainings, on a worker.
+        """Carry out local trainings, on a worker.
 
         Returns:
-            The result of each job, in the order of ``jobs``.
+            For each job the trained weights, the loss and what the trainer reports, in order.
         """
         one_thread()
         results = []
@@ -136,7 +140,7 @@ class LocalWork:
         return self._solver.at_once
 
     def _train_at_once(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
-        """Carry out at most ``at_once`` trainings."""
+        """Carry out several local trainings at once, at most ``at_once``."""
         results: dict[int, Solved] = {}
         together: dict[int, tuple[LocalSolve, Descent]] = {}
         for position, job in enumerate(jobs):
@@ -154,13 +158,13 @@ class LocalWork:
         return [results[position] for position in range(len(jobs))]
 
     def _solver_of(self, job: TrainingJob) -> Solver:
-        """Return the solver of a training: one with autograd if a term has no closed form."""
+        """Return the solver of a training; with autograd if a term has no closed form."""
         needs_autograd = job.recipe.training.contrast is not None
         needs_autograd |= self._training.sgd.clip is not None
         return self._solver.plain if needs_autograd else self._solver
 
     def _descent(self, job: TrainingJob) -> Descent:
-        """Return the rule of the SGD steps of a training."""
+        """Return the rule of a training's SGD steps: learning rate, momentum and penalties."""
         rule = self._training.sgd
         local = job.recipe.training
         return Descent(
@@ -205,10 +209,10 @@ class LocalWork:
         )
 
     def question(self, ref: Ref, data: FederatedData) -> Question:
-        """Build the comparison of models that computes ``ref``.
+        """Collect the inputs of the choice that computes a model.
 
         Args:
-            ref: a choice, whose models have been computed.
+            ref: the model, a choice out of models that have been computed.
             data: the data of all devices.
         """
         recipe = ref.recipe
@@ -223,7 +227,10 @@ class LocalWork:
         return Question(shard, models, samples)
 
     def objectives(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
-        """Compute the training objective of each model of each question, on a worker.
+        """Compute the training objective of each model on a device's samples, on a worker.
+
+        Args:
+            questions: for each choice of a model, the models and the device's data.
 
         Returns:
             For each question each model's mean loss over the samples plus the L2 penalty, float64

@@ -44,7 +44,7 @@ _MORE = "fedsim.toolbox.models"
 
 
 class Model(Spec):
-    """The base of models: size and cost for samples of a shape and a number of classes."""
+    """Base of the models of a scenario: their tensors, size and cost for samples of a shape."""
 
     learnable: ClassVar[bool] = True
     """Whether the model has weights, and not only a size."""
@@ -86,20 +86,22 @@ class Model(Spec):
         """
 
     def parameters(self, shape: Shape, classes: int) -> int:
-        """Return the count of values in the flat model, d."""
+        """Return d, the count of values in the flat model, which is trained and sent."""
         return sum(tensor.size for tensor in self.tensors(shape, classes))
 
     def base_bytes(self, shape: Shape, classes: int) -> float:
-        """Return the size of the frozen tensors (bytes)."""
+        """Return the size of the frozen tensors, which devices download once (bytes)."""
         return 0.0
 
     @property
     def says_what_stays(self) -> bool:
-        """Whether the scenario has ``keep`` or ``send``, which divide the tensors of the model."""
+        """Whether the scenario has ``keep`` or ``send``, by which tensors stay on the devices."""
         return False
 
     def cut(self, by: CutBy, size: float) -> Self:
-        """Return a smaller model, whose tensors are the first slices of this model's tensors.
+        """Return a smaller version of this model, such as one for a slow device.
+
+        Its tensors are the first slices of this model's tensors.
 
         Args:
             by: the quantity that is reduced, such as the width or the rank of adapters.
@@ -134,7 +136,7 @@ class Model(Spec):
 
 
 class PartedModel(Model):
-    """A model whose tensors may be trained or frozen, and kept on the devices or sent."""
+    """Base of the models whose tensors may be trained or frozen, and kept on devices or sent."""
 
     lora: LoRA | None = None
     """adapters beside the model's dense layers; None: there are none."""
@@ -189,7 +191,14 @@ class PartedModel(Model):
 
     @abstractmethod
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
-        """Describe the tensors of the flat model in order, disregarding ``keep`` and ``send``."""
+        """Describe the tensors of the flat model in order, as if all of them were sent.
+
+        The scenario's ``keep`` and ``send``, by which tensors stay on devices, are not applied.
+
+        Args:
+            shape: shape of a sample.
+            classes: count of classes.
+        """
 
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
         tensors = self.trained(shape, classes)
@@ -203,7 +212,7 @@ class PartedModel(Model):
 
 
 class TorchModel(PartedModel):
-    """A model that torch can train."""
+    """Base of the models that torch can train, each made as an ``nn.Module``."""
 
     file: str | None = None
     """a ``.safetensors`` file with first values of tensors by name, as in ``models`` of a run
@@ -225,7 +234,14 @@ class TorchModel(PartedModel):
         """
 
     def fitted(self, shape: Shape, classes: int) -> "nn.Module":
-        """Build the torch module with adapters and frozen tensors; its weights have no meaning."""
+        """Build the torch module with adapters and frozen tensors, for its shapes and costs.
+
+        The values of its tensors have no meaning.
+
+        Args:
+            shape: shape of a sample.
+            classes: count of classes.
+        """
         from fedsim.learning.modules import fit  # imports torch
 
         return fit(self.plain_module(shape, classes), self.lora, self.train)
@@ -264,7 +280,7 @@ class TorchModel(PartedModel):
 
 
 class Layered(TorchModel):
-    """A model of fedsim's own layers, which ends in a dense layer."""
+    """Base of the models of fedsim's own layers, which end in a dense layer."""
 
     is_tried: ClassVar[bool] = False
     layers: ClassVar[tuple[Layer, ...]] = ()
@@ -273,10 +289,10 @@ class Layered(TorchModel):
 
     @property
     def body(self) -> tuple[Layer, ...]:
-        """Layers before the last one.
+        """Layers before the last one, which ``architecture`` adds.
 
-        If no layer flattens the samples, ``architecture`` adds a ``Flatten`` for samples that are
-        no vectors.
+        If none of them flattens the samples, ``architecture`` adds a ``Flatten`` for samples that
+        are no vectors.
         """
         return self.layers
 
@@ -293,7 +309,15 @@ class Layered(TorchModel):
         return self.model_copy(update={"width": size})
 
     def architecture(self, shape: Shape, classes: int) -> Architecture:
-        """Return the layers for samples of ``shape``; ``ScenarioError`` if samples are tokens."""
+        """Return the chain of layers, with their sizes, for samples of a shape.
+
+        Args:
+            shape: shape of a sample.
+            classes: count of classes, which is the width of the last layer.
+
+        Raises:
+            ScenarioError: samples are tokens, or too small for the layers.
+        """
         if isinstance(shape, TokenShape):
             raise ScenarioError(
                 f"model.kind is {self.kind!r}, which takes numbers, and samples are tokens; "
@@ -360,7 +384,13 @@ class Perceptron(Layered):
 
 
 def pooled(channels: int, kernel: int, *, same: bool = True) -> tuple[Layer, ...]:
-    """Return a convolution, its ReLU, and max pooling over windows of 2 x 2."""
+    """Return a convolution, its ReLU, and max pooling over windows of 2 x 2.
+
+    Args:
+        channels: count of output channels.
+        kernel: side of the kernel.
+        same: whether the convolution keeps the sides of the image.
+    """
     return (*convolution(channels, kernel, same=same), MaxPool2d(2))
 
 
@@ -447,7 +477,7 @@ class SizeOnly(Model):
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
     ) -> ModelCost:
-        """Return the cost of a training step.
+        """Return the cost of a training step: FLOPs, bytes and memory.
 
         A step reads the weights twice, writes the gradients once, and reads and writes the
         optimiser's tensors.

@@ -29,7 +29,9 @@ _FIXED = "_fedsim_fixed"
 
 
 def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
-    """Build a user's module. The states of the process's global generators are restored.
+    """Build a user's module by the scenario's ``model.factory``, and prepare it for copies.
+
+    The states of the process's global generators are restored.
 
     Args:
         path: import path of a class or function, ``model.factory``.
@@ -62,7 +64,7 @@ def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
 
 @contextmanager
 def settings_kept(where: str) -> Iterator[None]:
-    """Context that restores torch's global settings, and raises if code has changed them.
+    """Return a context that restores torch's global settings, and raises if code has changed them.
 
     Args:
         where: text on the time of the change, for the error message.
@@ -91,7 +93,10 @@ def settings_kept(where: str) -> Iterator[None]:
 
 
 def make_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Build a module by ``make`` while the process's global generators have a seed."""
+    """Build a module by calling ``make`` while the process's global generators have a seed.
+
+    The generators' former states are restored afterwards.
+    """
     with generators_kept(seed):
         return make()
 
@@ -142,7 +147,11 @@ def _refuse(module: nn.Module, path: str) -> None:
 
 
 def _prepare(module: nn.Module) -> None:
-    """Exclude non-finite buffers from the flat model, and detach tensors so copying works."""
+    """Make a user's module fit for copying and for the flat model, in place.
+
+    Buffers that are not finite, such as masks, are left out of the flat model. Tensors that belong
+    to a computation of gradients are detached, because torch could not copy them.
+    """
     for part in module.modules():
         for key, buffer in part.named_buffers(recurse=False):
             if buffer.requires_grad:
@@ -155,7 +164,11 @@ def _prepare(module: nn.Module) -> None:
 
 
 def copy_module(module: nn.Module) -> nn.Module:
-    """Copy a module; ``ScenarioError`` if the module cannot be copied."""
+    """Return a deep copy of a module.
+
+    Raises:
+        ScenarioError: the module cannot be copied; the error names the attribute that prevents it.
+    """
     try:
         return copy.deepcopy(module)
     except Exception as error:
@@ -178,7 +191,7 @@ def _attribute_without_copy(module: nn.Module) -> str | None:
 
 
 def _join(part_name: str, key: str) -> str:
-    """Join the names of a submodule and of its tensor or attribute."""
+    """Join the name of a submodule and the name of its tensor or attribute by a dot."""
     return f"{part_name}.{key}" if part_name else key
 
 
@@ -195,7 +208,7 @@ def _is_number(tensor: Tensor) -> bool:
 
 
 def numbers(module: nn.Module) -> dict[str, Tensor]:
-    """Return name -> tensor of all tensors in a module's flat model, in order.
+    """Return name -> tensor of the tensors in a module's flat model, which is trained and sent.
 
     Each submodule has its trained parameters, then its persistent float buffers (such as running
     statistics) that are not fixed. A tensor that several submodules share is listed once.
@@ -211,7 +224,7 @@ def numbers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _part_numbers(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Iterate over the names and tensors of a submodule that are in the flat model."""
+    """Yield name and tensor of each tensor of a submodule that is trained and sent."""
     for key, parameter in part.named_parameters(recurse=False):
         if parameter.requires_grad:
             yield key, parameter
@@ -227,23 +240,28 @@ def real_shape(tensor: Tensor) -> Shape:
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor as real values, of the tensor's ``real_shape``."""
+    """Return a view of a tensor as reals; a complex number becomes two, in a last dimension."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def as_tensor_like(values: Tensor, like: Tensor) -> Tensor:
-    """Reshape a slice of a flat model to the shape of ``like``, and to complex if it is."""
+    """Reshape a slice of a flat model to the shape of a tensor.
+
+    Args:
+        values: the slice; two values for each complex number.
+        like: the tensor, whose shape the result has; the result is complex if it is.
+    """
     shaped = values.reshape(real_shape(like))
     return torch.view_as_complex(shaped) if like.is_complex() else shaped
 
 
 def frozen_numbers(module: nn.Module) -> int:
-    """Count the values in a module's frozen tensors, which are not in the flat model."""
+    """Count the values in a module's frozen tensors, which are neither trained nor sent."""
     return _count(frozen_tensors(module))
 
 
 def frozen_tensors(module: nn.Module) -> list[Tensor]:
-    """Return a module's frozen tensors, which are not in the flat model, in order."""
+    """Return a module's frozen tensors, which are neither trained nor sent, in order."""
     tensors: dict[int, Tensor] = {id(tensor): tensor for tensor in module.parameters()}
     for part in module.modules():
         for key, buffer in part.named_buffers(recurse=False):
@@ -302,10 +320,16 @@ def step_flops(module: nn.Module, shape: Shape, *, backward: bool = False) -> fl
 
 
 def outputs_in_bf16(module: nn.Module, x: Tensor) -> Tensor:
-    """Apply a module with float32 tensors to samples, as ``outputs_of`` does, in mixed precision.
+    """Apply a module with float32 tensors to samples, in torch's mixed precision.
 
-    torch computes products in bfloat16 and sums, such as norms, in float32. The outputs are
-    float32.
+    Products are computed in bfloat16 and sums, such as norms, in float32.
+
+    Args:
+        module: the module.
+        x: samples, [n, ...].
+
+    Returns:
+        The outputs, float32 [n, ...].
     """
     with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
         outputs = outputs_of(module, x)
@@ -313,7 +337,15 @@ def outputs_in_bf16(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def outputs_of(module: nn.Module, x: Tensor) -> Tensor:
-    """Apply a module to samples [n, ...]; ``ScenarioError`` if the outputs are no tensor."""
+    """Apply a module to samples, and return its outputs.
+
+    Args:
+        module: the module.
+        x: samples, [n, ...].
+
+    Raises:
+        ScenarioError: the outputs are no tensor.
+    """
     outputs = module(x)
     if isinstance(outputs, Tensor):
         return outputs
@@ -343,14 +375,23 @@ def samples_dtype(module: nn.Module) -> torch.dtype:
 
 
 def example(samples: int, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a batch of zeros, [samples, *shape]; int64 for tokens, else of ``dtype``."""
+    """Return a batch of zeros, to try a module on.
+
+    Args:
+        samples: count of samples.
+        shape: shape of a sample.
+        dtype: dtype of the batch; not used for tokens, whose batch is int64.
+
+    Returns:
+        [samples, *shape].
+    """
     if isinstance(shape, TokenShape):
         dtype = torch.long
     return torch.zeros(samples, *shape, dtype=dtype)
 
 
 def fit(module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int = 0) -> nn.Module:
-    """Add adapters to a module and freeze tensors, in place.
+    """Add low-rank adapters to a module, and freeze the tensors that are not trained, in place.
 
     Args:
         module: the module.
@@ -374,13 +415,15 @@ def fit(module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int 
 
 
 class Adaptable(nn.Module):
-    """Module that adds low-rank adapters to its own layers, by a package such as peft."""
+    """Base of a module that adds low-rank adapters to its own layers, by a package such as peft."""
 
     adapters: ClassVar[str]
     """Pattern of the names of the adapters' tensors."""
 
     def adapt(self, lora: LoRA) -> "nn.Module":
-        """Add adapters in place, with values from torch's global generator; return the module.
+        """Add adapters to the module in place, and return it.
+
+        Their values are drawn from torch's global generator.
 
         Args:
             lora: settings of the adapters.
@@ -392,9 +435,10 @@ class Adaptable(nn.Module):
 
 
 class LoRALinear(nn.Linear):
-    """A dense layer with a low-rank adapter (``architecture.LoRA``).
+    """A dense layer W x + b with a low-rank adapter, to which alpha / rank B A x is added.
 
-    The layer's own tensors keep their names.
+    It takes over the tensors of a layer, which keep their names. The adapter's are ``lora_A`` and
+    ``lora_B``.
     """
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
@@ -441,7 +485,17 @@ def _adapt(module: nn.Module, lora: LoRA) -> nn.Module:
 
 
 def _freeze(module: nn.Module, patterns: Patterns) -> None:
-    """Freeze all tensors of a module that match no pattern, in place."""
+    """Exclude all tensors of a module from training that match no pattern, in place.
+
+    Norms with excluded statistics use them also in training.
+
+    Args:
+        module: the module.
+        patterns: ``model.train``, one pattern or several for names of tensors.
+
+    Raises:
+        ScenarioError: a pattern matches no tensor, or no tensor is left to be trained.
+    """
     trained = matching(list(numbers(module)), patterns, "model.train", "tensor")
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in trained)
@@ -459,12 +513,12 @@ def _freeze(module: nn.Module, patterns: Patterns) -> None:
 
 
 def _as_in_tests(part: nn.Module, args: object) -> None:
-    """Set a norm to evaluation mode, so that it uses and keeps its running statistics (a hook)."""
+    """Set a norm to evaluation mode before each pass (a hook), so that its statistics stay."""
     part.training = False
 
 
 def load(module: nn.Module, path: str, root: Path | None) -> None:
-    """Copy the arrays of a ``.safetensors`` file into the module's tensors of the same names.
+    """Copy the arrays of a ``.safetensors`` file into a module's tensors, and print a note on them.
 
     Args:
         module: the module, changed in place.
@@ -497,14 +551,21 @@ def load(module: nn.Module, path: str, root: Path | None) -> None:
 
 
 def _name_within(tensors: Mapping[str, Tensor], name: str) -> str:
-    """Return the name of a tensor of a file in a model to which peft has added adapters."""
+    """Return the name that a tensor of a file has in a model.
+
+    The package peft renames the tensors of layers to which it adds adapters.
+
+    Args:
+        tensors: name -> tensor of the model.
+        name: name of the tensor in the file.
+    """
     layer, _, own_name = name.rpartition(".")
     adapted = f"{layer}.base_layer.{own_name}"
     return adapted if name not in tensors and adapted in tensors else name
 
 
 def _describe_load(place: Path, loaded: list[str], tensors: list[str]) -> str:
-    """Return a sentence on the tensors of a model that a file has and lacks.
+    """Return a sentence for the user on which of a model's tensors a file has, and which it lacks.
 
     Args:
         place: the file.

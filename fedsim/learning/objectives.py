@@ -35,7 +35,11 @@ SampleNumbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EvaluationMetric:
-    """Metric of tests, besides loss and accuracy."""
+    """Metric that is computed in tests of models, besides loss and accuracy.
+
+    It keeps some values of each test sample, and computes its result from the values of all
+    samples.
+    """
 
     name: str
     """name of the metric and of its column."""
@@ -50,12 +54,12 @@ class EvaluationMetric:
 
 
 def mean_of_samples(facts: SampleNumbers) -> float:
-    """Return the mean of all values that a metric has kept, as the metric's value."""
+    """Return the mean of all values that a metric has kept of test samples, [n, m]."""
     return float(facts.mean())
 
 
 def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
-    """Return the metric of a value that trainers report, and that tests do not compute.
+    """Return the description of a metric that trainers report, and that tests do not compute.
 
     Args:
         name: name of the reported value.
@@ -79,7 +83,7 @@ _function = cache(at)
 
 @cache
 def own_metric(path: str) -> EvaluationMetric:
-    """Return the metric that is the mean over samples of a user's function.
+    """Return the metric whose value is the mean of a user's function over the test samples.
 
     Args:
         path: import path ``package.module:function``; the metric is named after the function.
@@ -105,7 +109,7 @@ def call_by_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") ->
         The values, [n].
 
     Raises:
-        ScenarioError: the function returns a tensor of another shape than [n].
+        ScenarioError: the function returns a tensor whose shape is not [n].
     """
     # copies, as the function may change its arguments in place, which are still needed
     result: Tensor = _function(path, key)(outputs.clone(), targets.clone())
@@ -166,7 +170,7 @@ class Objective(Spec):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is classification by cross-entropy, which all solvers support."""
+        """Whether the objective is classification by cross-entropy, which all solvers support."""
         return self.kind == "classification" and self.loss is None
 
     @property
@@ -178,7 +182,7 @@ class Objective(Spec):
         return metrics
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
-        """Return the shape of a model's samples and its count of outputs per answer.
+        """Return the shape of a sample and the count of outputs of a model for this objective.
 
         Args:
             shape: shape of a sample of the source.
@@ -194,7 +198,7 @@ class Objective(Spec):
         return shape, outputs
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        """Return the pool of samples with the targets of this objective.
+        """Return the pool of all samples, with targets as this objective needs them.
 
         Args:
             pool: all samples.
@@ -206,13 +210,20 @@ class Objective(Spec):
         raise NotImplementedError
 
     def misfit(self, contents: str) -> ScenarioError:
-        """Return the error for data that do not fit; ``contents`` is a text on the data."""
+        """Return the error that the data do not fit this objective, which the caller raises.
+
+        Args:
+            contents: text on what the data have instead, such as ``targets float32 of shape (9,)``.
+        """
         return ScenarioError(
             f"objective.kind is {self.kind!r}, which needs {self.needs}; data.source has {contents}"
         )
 
     def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-        """Compute the loss of each sample: the mean over its answers for which ``asked`` is true.
+        """Compute the loss of each sample.
+
+        It is the mean of the losses of the sample's answers, such as the tokens of a sequence,
+        without answers that do not count (``asked``). A loss of the user replaces it.
 
         Args:
             outputs: outputs of a model, [n, ...].
@@ -229,15 +240,31 @@ class Objective(Spec):
         return (losses * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1)
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-        """Compute the objective's built-in loss of each answer, [n, ...]."""
+        """Compute the objective's built-in loss of each answer, such as each token, [n, ...].
+
+        Args:
+            outputs: outputs of a model, [n, ...].
+            targets: targets of the samples, [n, ...].
+            **options: options of torch's ``cross_entropy``.
+        """
         raise NotImplementedError
 
     def asked(self, targets: "Tensor") -> "Tensor":
-        """Return whether each answer counts in loss and accuracy, bool [n, ...]; by default all."""
+        """Return whether each answer counts in loss and accuracy, bool [n, ...]; by default all do.
+
+        Args:
+            targets: targets of n samples, [n, ...].
+        """
         return targets == targets
 
     def answers(self, outputs: "Tensor") -> "Tensor":
-        """Return the targets that a model's outputs predict, [n, ...]; by default the argmax."""
+        """Return the answers that a model's outputs predict, to compare with targets, [n, ...].
+
+        By default it is the index of the greatest output.
+
+        Args:
+            outputs: outputs of a model, [n, ..., classes].
+        """
         return outputs.argmax(dim=-1)
 
 
@@ -247,7 +274,10 @@ def describe_targets(targets: AnyArray) -> str:
 
 
 def _labels_hint(targets: AnyArray) -> str:
-    """Return advice to convert targets to labels, if they look like labels; else ""."""
+    """Return advice to convert targets to labels, if they look like labels; else "".
+
+    Targets look like labels if they are whole numbers in one column, or one-hot.
+    """
     if (targets != np.rint(targets)).any():
         return ""
     if targets.shape[1:] == (1,):
@@ -258,7 +288,13 @@ def _labels_hint(targets: AnyArray) -> str:
 
 
 def entropies(outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-    """Compute the softmax cross-entropy of each answer, with options of ``cross_entropy``."""
+    """Compute the softmax cross-entropy of each answer, without taking a mean.
+
+    Args:
+        outputs: outputs of a model, [n, classes] or [n, classes, ...].
+        targets: the true classes, int64 [n] or [n, ...].
+        **options: options of torch's ``cross_entropy``.
+    """
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(outputs, targets, reduction="none", **options)

@@ -20,14 +20,17 @@ from fedsim.learning.scratch import Weights
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Initial:
-    """Recipe of an initial model, drawn at random; ``count`` is the index of the draw."""
+    """Recipe of an initial model, i.e. how it is computed: drawn at random.
+
+    ``count`` is the index of the draw.
+    """
 
     count: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """Recipe of an update: local training of a device on a version of its data.
+    """Recipe of an update, i.e. how it is computed: by local training of a device on its data.
 
     Attributes:
         training: start, terms and amount of the training.
@@ -49,7 +52,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixed:
-    """Recipe of a linear combination of models, as ``Learner.mix`` defines it.
+    """Recipe of a weighted sum of models, i.e. how it is computed once its models are.
 
     Attributes:
         parts: each model and its coefficient.
@@ -64,9 +67,9 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Best:
-    """Recipe of the model with the least training objective on a device's data.
+    """Recipe of a choice: the model with the least training objective on a device's data.
 
-    IFCA, Algorithm 1.
+    IFCA, Algorithm 1, has such choices.
 
     Attributes:
         models: the models to choose from, at least one.
@@ -93,7 +96,7 @@ class Best:
 class Applied:
     """Recipe of a model, or of other values, that a pure function of models returns.
 
-    ``fedsim.learning.functions`` calls the function.
+    The function is stored by its import path, so that a resumed run can call it too.
     """
 
     function: str
@@ -117,7 +120,7 @@ Recipe = Initial | Trained | Mixed | Best | Applied
 
 
 def parents(recipe: Recipe) -> list["Ref"]:
-    """Return the models that a recipe needs, in a fixed order."""
+    """Return the models that a recipe needs to be computed first, in a fixed order."""
     refs: list[Ref | None] = []
     match recipe:
         case Trained(training=training, before=before):
@@ -135,7 +138,7 @@ def parents(recipe: Recipe) -> list["Ref"]:
 
 
 def renamed(recipe: Recipe, names: Mapping["Ref", "Ref"]) -> Recipe:
-    """Return a copy of a recipe in which some models are replaced.
+    """Return a copy of a recipe, by which a model is computed, with some models replaced by others.
 
     Args:
         recipe: the recipe.
@@ -241,12 +244,12 @@ class Ref:
 
     @property
     def train_loss(self) -> float:
-        """Training loss that the device has reported; NaN if none is reported."""
+        """Training loss that the device has reported for this update; NaN if none is reported."""
         return float("nan") if self.loss is None else self.loss.value
 
     @property
     def numbers(self) -> Mapping[str, float]:
-        """Values that the device's trainer has reported, by name."""
+        """Values, except the loss, that the trainer has reported for this update, by name."""
         return {} if self.loss is None else self.loss.numbers
 
     def settle(
@@ -255,7 +258,9 @@ class Ref:
         train_loss: float = float("nan"),
         numbers: Mapping[str, float] | None = None,
     ) -> None:
-        """Store the computed weights, with the training's reports, and drop the recipe.
+        """Store the weights of the model once it is computed, with what its training has reported.
+
+        The recipe, by which it was computed, is dropped.
 
         Args:
             value: the weights, float32 [d].
@@ -271,12 +276,16 @@ class Ref:
         self.recipe = None
 
     def choose(self, losses: NDArray[np.float64]) -> None:
-        """Store the weights of the model with the smallest loss, and drop the recipe.
+        """Make this choice: store the weights of the candidate with the smallest loss.
 
         Among equal losses the first one is chosen. A loss that is not finite counts as infinite.
+        The recipe is dropped.
 
         Args:
-            losses: the objective of each model, float64 [models].
+            losses: the objective of each candidate, float64 [models].
+
+        Raises:
+            ValueError: this model is no choice, or the choice has been made.
         """
         if not isinstance(self.recipe, Best):
             raise ValueError(f"{self} is no choice that is still to be made")
@@ -293,15 +302,16 @@ _RANKS: dict[type[Recipe], int] = {Initial: 0, Mixed: 0, Applied: 1, Best: 2, Tr
 
 
 class Waves:
-    """Iterable over waves of refs that must be computed, for some refs and their ancestors.
+    """Order in which models must be computed: models with all models that they need, in waves.
 
-    A wave is a list of refs with one type of recipe. An initial model or a mix is a wave of one
-    ref, and comes before all other waves. Otherwise a wave has all functions, all choices or all
-    trainings whose parents are computed, oldest first. The caller must compute a wave before it
-    takes the next one, and may iterate once.
+    Iteration yields waves. A wave is a list of models with one type of recipe, which can be
+    computed together. An initial model or a mix is a wave by itself, and comes before all other
+    waves. Otherwise a wave has all functions, all choices or all trainings whose parents are
+    computed, oldest first. The caller must compute a wave before it takes the next one, and may
+    iterate once.
 
     Args:
-        targets: the refs to compute; computed refs are skipped.
+        targets: the models to compute; computed ones are skipped.
     """
 
     def __init__(self, targets: Iterable[Ref]) -> None:
@@ -324,11 +334,11 @@ class Waves:
         heappush(self._ready, (_RANKS[type(recipe)], ref.serial, ref))
 
     def __len__(self) -> int:
-        """Count of models that are not computed yet."""
+        """Return the count of models that are not computed yet."""
         return len(self._missing)
 
     def __iter__(self) -> Iterator[list[Ref]]:
-        """Iterate over the waves."""
+        """Yield the waves, lists of models that can be computed together, in order."""
         ready = self._ready
         while ready:
             rank, _, ref = heappop(ready)

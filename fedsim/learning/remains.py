@@ -53,15 +53,19 @@ Token = object
 def remains(
     module: nn.Module, flat: Mapping[str, Tensor], *, whole: bool = False
 ) -> dict[str, Token]:
-    """Take a snapshot of a module's memory outside the flat model.
+    """Take a snapshot of what a module remembers in addition to its flat model.
+
+    It has attributes, tensors that are not trained, and globals that the module's code uses. Two
+    snapshots are compared by ``differences``, to find out whether a training has left something
+    behind.
 
     Args:
         module: the module.
-        flat: name -> tensor of the flat model.
+        flat: name -> tensor of the flat model, whose tensors are left out.
         whole: whether large tensors are compared by their values, instead of by their versions.
 
     Returns:
-        Name of an attribute or global -> token.
+        Name of an attribute or global -> a value that is equal if the memory is equal.
     """
     skipped = {id(tensor) for tensor in flat.values()}
     skipped.update(id(part) for part in module.modules())
@@ -84,7 +88,7 @@ def remains(
 
 
 def clear_caches(module: nn.Module) -> list[str]:
-    """Empty the caches of ``functools.lru_cache`` that the code of the module reaches.
+    """Empty the caches of ``functools.lru_cache`` that the code of a module uses.
 
     Returns:
         The names of the cached functions.
@@ -99,7 +103,10 @@ def clear_caches(module: nn.Module) -> list[str]:
 
 
 def counts_of_norms(module: nn.Module) -> list[str]:
-    """Return the names of the buffers ``num_batches_tracked`` of norms that a user has defined."""
+    """Return the names of the counters of batches in norms whose class a user has defined.
+
+    The counters are the buffers ``num_batches_tracked``.
+    """
     names = []
     for name, part in module.named_modules():
         is_counting = isinstance(part, _NORMS) and part.num_batches_tracked is not None
@@ -109,14 +116,25 @@ def counts_of_norms(module: nn.Module) -> list[str]:
 
 
 def differences(before: Mapping[str, Token], after: Mapping[str, Token]) -> list[str]:
-    """Return the names under which two snapshots differ, or that only one of them has."""
+    """Return the names of what differs between two snapshots of a module's memory.
+
+    Args:
+        before: name -> comparable value, as ``remains`` returns it.
+        after: a later snapshot.
+
+    Returns:
+        The names whose values differ, or that only one snapshot has.
+    """
     names = [*before, *(name for name in after if name not in before)]
     missing = object()
     return [name for name in names if before.get(name, missing) != after.get(name, missing)]
 
 
 def _attributes(part: nn.Module) -> Iterator[tuple[str, object]]:
-    """Iterate over the names and values of a submodule's attributes, tensors and hooks."""
+    """Yield name and value of each attribute, tensor and hook of a submodule.
+
+    Attributes of torch's own, and the counts of batches of norms, are left out.
+    """
     for key, value in vars(part).items():
         if key not in _STRUCTURE:
             yield key, value
@@ -131,7 +149,7 @@ def _attributes(part: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 class _Shared:
-    """State that all objects of some classes share, found by following the classes' code.
+    """Memory that all objects of some classes share, found by following the classes' code.
 
     Attributes:
         values: name -> attribute of a class or function, or global that the code uses.
@@ -151,7 +169,7 @@ class _Shared:
                 self._follow_function(self._functions.pop())
 
     def _follow_class(self, cls: type) -> None:
-        """Collect the attributes of a class, and queue its functions."""
+        """Add the attributes of a class to ``values``, and queue its functions to be followed."""
         if not self._visit(cls):
             return
         for key, value in list(vars(cls).items()):
@@ -164,7 +182,7 @@ class _Shared:
                 self.values[name] = value
 
     def _follow_function(self, function: types.FunctionType) -> None:
-        """Collect the globals and the closure that a function uses."""
+        """Add the globals and the closure that a function uses to ``values``."""
         if not self._visit(function) or _is_outside(function.__module__ or ""):
             return
         names = list(dict.fromkeys(_names(function.__code__)))
@@ -180,7 +198,13 @@ class _Shared:
             self.values[name] = function
 
     def _follow_value(self, name: str, value: object, names: list[str]) -> None:
-        """Collect a global; for a Python module, only its attributes of ``names``."""
+        """Add a global that a function uses to ``values``, and its code to that to be followed.
+
+        Args:
+            name: name of the global, as a key of ``values``.
+            value: its value; of a Python module only the attributes ``names`` are added.
+            names: all names that the function uses.
+        """
         if value is None or isinstance(value, types.BuiltinFunctionType):
             return
         functions = list(_functions_of(value))
@@ -196,10 +220,13 @@ class _Shared:
             self._classes += _followed_classes(type(value))
 
     def _follow_module(self, module: types.ModuleType, names: list[str]) -> None:
-        """Collect the attributes ``names`` of a Python module.
+        """Add attributes of a Python module to ``values``.
 
-        Of an installed module only numbers, texts and containers of these (os.environ) are
-        collected.
+        Of an installed module only numbers, texts and containers of these (os.environ) are added.
+
+        Args:
+            module: the Python module.
+            names: names of the attributes, if it has them.
         """
         if not self._visit(module, *names):
             return
@@ -215,7 +242,7 @@ class _Shared:
                 self.values[name] = value
 
     def _unused_name(self, name: str) -> str:
-        """Return ``name``, with a counter appended if it is a key of ``values``.
+        """Return ``name``, or ``name`` with a number if ``values`` has it as a key already.
 
         Two functions that the same lines define have equal names.
         """
@@ -227,7 +254,7 @@ class _Shared:
         return candidate
 
     def _visit(self, value: object, *names: str) -> bool:
-        """Mark a value (with ``names``) as visited, and return whether this is the first visit."""
+        """Mark a value as visited, and return whether this is its first visit with these names."""
         key = hash((id(value), *names))
         is_new = key not in self._visited
         self._visited.add(key)
@@ -235,7 +262,10 @@ class _Shared:
 
 
 def _functions_of(value: object) -> Iterator[types.FunctionType]:
-    """Iterate over the functions that an attribute (such as a method or property) wraps."""
+    """Yield the Python functions that an attribute of a class consists of or wraps.
+
+    A method, a property or a cached function wraps others.
+    """
     if isinstance(value, types.FunctionType):
         yield value
     if not isinstance(value, _WRAPPERS):
@@ -256,7 +286,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """Iterate over the names that code uses, including the code of inner functions."""
+    """Yield the names of globals and attributes that code and its inner functions use."""
     for name in code.co_names:
         yield from name.split(".")
     for constant in code.co_consts:
@@ -265,17 +295,20 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _user_classes(cls: type) -> list[type]:
-    """Return a class and its bases, except classes of Python, torch and fedsim."""
+    """Return a class and its bases, without classes of Python's library, torch and fedsim."""
     return [base for base in cls.__mro__ if not _is_outside(base.__module__)]
 
 
 def _followed_classes(cls: type) -> list[type]:
-    """Return a class and its bases, except classes of Python, fedsim and installed packages."""
+    """Return a class and its bases, without classes of Python, fedsim and installed packages."""
     return [base for base in _user_classes(cls) if not _is_installed(base.__module__)]
 
 
 def is_of_user(module: str) -> bool:
-    """Return whether a Python module is a user's own, not Python's, fedsim's or a package's."""
+    """Return whether a Python module, given by name, is a user's own.
+
+    It is not if it belongs to Python, fedsim or an installed package.
+    """
     return not _is_installed(module)
 
 
@@ -292,7 +325,9 @@ def _is_installed(module: str) -> bool:
 
 
 class _Reader:
-    """Converts objects to tokens, each object once.
+    """Converter of objects to comparable values, for a snapshot of a module's memory.
+
+    An object that occurs twice is converted once.
 
     Args:
         skipped: ``id()`` of objects that are not read.

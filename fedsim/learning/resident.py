@@ -19,7 +19,9 @@ _SentTensors = tuple[Tensor, ...]
 
 
 def room_of(device: torch.device) -> float:
-    """Return the memory for samples on a torch device (bytes); 0 on a CPU, whose memory has them.
+    """Return the memory that may be used for samples on a torch device (bytes).
+
+    It is a share of a GPU's free memory, and 0 on a CPU, whose memory has the samples already.
 
     Args:
         device: the torch device.
@@ -31,7 +33,7 @@ def room_of(device: torch.device) -> float:
 
 
 class ResidentSamples:
-    """Samples of shards on a torch device, as a model receives them.
+    """Samples on a torch device, normalised as a model receives them, for trainings and tests.
 
     On a GPU a shard's samples are copied when they are used first. They lie there as the data set
     has them, so that bytes stay bytes, and are normalised at each use. If the memory for samples
@@ -110,7 +112,7 @@ class ResidentSamples:
         return self._normalised(raw), targets
 
     def numbers(self, values: AnyArray) -> Tensor:
-        """Return an array of numbers that is used again, such as targets, on the torch device."""
+        """Return an array that is used often, such as targets, as a tensor on the torch device."""
         if not self.stays:
             return self._sent(values)
         key = ("numbers", values.dtype.str, values.shape, values.tobytes())
@@ -121,9 +123,10 @@ class ResidentSamples:
         return to_device(values, self.device, shares=True)
 
     def _shard(self, part: str, shard: Shard) -> tuple[Tensor, Tensor]:
-        """Return the raw samples of a shard, [n, *shape], and their targets, [n, ...].
+        """Return the samples of a shard, not normalised, [n, *shape], and their targets, [n, ...].
 
-        The key is the shard's content, and so follows each shift of a device's data.
+        They are copied to the torch device if it lacks them. Shards with equal contents share
+        a copy.
 
         Args:
             part: ``train`` or ``test``.
@@ -146,7 +149,9 @@ class ResidentSamples:
         return raw, targets
 
     def _keep(self, key: _SentContent, send: Callable[[], _SentTensors]) -> _SentTensors:
-        """Return the tensors of a key, and copy them to the torch device if they are not there.
+        """Return tensors that lie on the torch device, and copy them there if they do not.
+
+        If memory is short, the tensors that were used longest ago are freed.
 
         Args:
             key: the content of the tensors.
@@ -167,7 +172,7 @@ class ResidentSamples:
         return entry
 
     def _normalised(self, raw: Tensor) -> Tensor:
-        """Scale and standardise raw samples in new memory, with the bits of ``Pool.normalised``."""
+        """Scale and standardise samples in new memory, with the same bits as on the CPU."""
         pool = self.data.pool
         if pool.vocabulary:
             return raw

@@ -31,9 +31,9 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 class Written(StoredTensor):
-    """Reference to weights in the scratch file, which are float32 [d].
+    """Weights of a model, float32 [d], that were moved from memory to the scratch file.
 
-    The weights' bytes in the file become free when the reference is deleted.
+    The weights' bytes in the file become free when the object is deleted.
 
     Args:
         scratch: the storage that has the file.
@@ -56,7 +56,7 @@ class Written(StoredTensor):
 
 
 class Scratch:
-    """Storage of computed models: in memory up to a limit, then in a scratch file.
+    """Storage of computed models: in memory up to a limit, and the oldest ones in a file beyond it.
 
     Args:
         room: memory for models (bytes).
@@ -80,10 +80,10 @@ class Scratch:
         self._live = 0
 
     def hold(self, ref: Any) -> None:
-        """Store the weights of a computed model in memory; the oldest ones move to the file.
+        """Count a computed model's weights in memory; move the oldest to a file if it is full.
 
-        Replaces ``held`` of a model whose weights move to the file by ``Written``. The weights that
-        were stored first are likely to be needed last, as devices take turns.
+        The attribute ``held`` of a model whose weights move is replaced by ``Written``. The weights
+        that were stored first are likely to be needed last, as devices take turns.
 
         Args:
             ref: the model, a ``Ref``. Its memory counts as free when the ref is garbage collected.
@@ -128,12 +128,12 @@ class Scratch:
             self.hold(ref)
 
     def _forget(self, key: int, _: object = None) -> None:
-        """Count the memory of a model as free."""
+        """Count the memory of a model as free, whose ``id()`` is ``key``."""
         _, size = self._in_memory.pop(key)
         self._used -= size
 
     def _move_oldest(self) -> None:
-        """Write the weights that were stored first to the file."""
+        """Move the weights that were stored first from memory to the file."""
         key, (reference, _) = next(iter(self._in_memory.items()))
         ref = reference()
         if ref is not None and isinstance(ref.held, np.ndarray):
@@ -183,7 +183,7 @@ class Scratch:
         return read_array(self._descriptor(), place, (length,), _FLOAT32)
 
     def release(self, place: int, length: int) -> None:
-        """Free the bytes of weights in the file, which is emptied if it has no more weights in use.
+        """Free the bytes of weights in the file; the file is emptied if no other weights are in it.
 
         Args:
             place: offset of the first byte in the file.

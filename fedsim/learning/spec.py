@@ -27,7 +27,7 @@ LANES = 16
 
 
 class TrainingSession(NamedTuple):
-    """Facts of a local training on which the steps of an optimiser depend.
+    """Numbers on which the steps of an optimiser may depend: learning rate, and place in the run.
 
     All but the learning rate are for schedules, and keep their defaults without one.
     """
@@ -123,7 +123,7 @@ class Trainer(Spec):
         raise NotImplementedError
 
     def check_model(self, model: "nn.Module", *, usual_loss: bool) -> None:
-        """Raise ``ScenarioError`` if this trainer cannot train a model; by default do nothing.
+        """Check, before a run, that this trainer can train a model; by default it can train all.
 
         Args:
             model: the module.
@@ -165,25 +165,25 @@ class Trainer(Spec):
 
     @property
     def stack_obstacle(self) -> str:
-        """Reason why devices cannot be trained at once by ``stack_steps``; "" if they can."""
+        """Reason why several devices cannot be trained at once, as one stack; "" if they can."""
         return f"training.kind {self.kind!r} has its own way of training"
 
     @property
     def has_schedule(self) -> bool:
-        """Whether steps depend on the round or on the length of the local training."""
+        """Whether the optimiser's steps depend on the round or the length of the training."""
         return True
 
     @property
     def loss_options(self) -> Mapping[str, float]:
-        """Options of the loss, such as ``label_smoothing``."""
+        """Options of the loss for torch's ``cross_entropy``, such as ``label_smoothing``."""
         return {}
 
     def stack_steps(
         self, parameters: "Mapping[str, nn.Parameter]", session: TrainingSession
     ) -> Callable[[], None]:
-        """Return a function without arguments that takes one step on stacked parameters.
+        """Return a function that takes an optimiser's step on stacked models of several devices.
 
-        It is called when the gradients of the parameters are set.
+        It has no arguments, and is called when the gradients of the parameters are set.
 
         Args:
             parameters: name -> parameter of all W stacked models, [W, *shape].
@@ -193,7 +193,7 @@ class Trainer(Spec):
 
     @property
     def has_no_state(self) -> bool:
-        """Whether it is certain that the optimiser passes no state from step to step."""
+        """Whether the optimiser is known to pass no state, such as momentum, from step to step."""
         return False
 
     @returns("a whole number, 0 or more", find_outside(least=0))
@@ -211,7 +211,7 @@ class Trainer(Spec):
 
     @property
     def batching(self) -> Batching:
-        """The batches of an epoch."""
+        """Batch size of a device's training, and treatment of an epoch's last batch."""
         return Batching(self.batch_size, self.last_batch)
 
     @property
@@ -224,7 +224,7 @@ class Trainer(Spec):
 
     @property
     def sgd(self) -> "TrainingSpec":
-        """The terms of fedsim's own step rule; without any term for other kinds than ``sgd``."""
+        """Settings of fedsim's own SGD step; the defaults for other kinds than ``sgd``."""
         return TrainingSpec()
 
     def __reduce__(self) -> tuple[object, ...]:

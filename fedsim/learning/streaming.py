@@ -41,7 +41,7 @@ _OPEN_SUMS = 3  # greatest depth of mixes that are parts of one another and accu
 
 
 class ResultOf(NamedTuple):
-    """Result of a model in a future's list."""
+    """Result of a model that a worker computes together with others."""
 
     future: "Future[Any]"
     """future of a list of results."""
@@ -50,7 +50,7 @@ class ResultOf(NamedTuple):
 
 
 class Calculator(Protocol):
-    """Interface that computes single models, whose parents are already computed.
+    """Interface of ``ModelComputing``, which computes single models whose parents are computed.
 
     Attributes:
         workers: count of workers.
@@ -65,30 +65,39 @@ class Calculator(Protocol):
     def at_once(self) -> int: ...
 
     def begin(self, refs: Sequence[Ref]) -> "list[ResultOf | Weights]":
-        """Begin to compute models that are no mixes; return their results, or futures of them."""
+        """Begin to compute models, other than mixes.
+
+        Returns:
+            For each model its weights, or a future and the index of the model's result in it.
+        """
 
     def finish(self, ref: Ref, result: Any) -> None:
-        """Store the result that ``begin`` has returned, or that its future has, in ``ref``."""
+        """Store the result of a model's computation in the model ``ref``."""
 
     async def wait(self, work: ResultOf) -> Any:
-        """Await a result that ``begin`` has returned, and return it."""
+        """Wait for a result that ``begin`` has requested from a worker, and return it."""
 
     def note_left_out(self, ref: Ref, models: Sequence[Ref]) -> None:
         """Record that the mix ``ref`` leaves out ``models``, whose weights are not finite."""
 
     def substitute(self, otherwise: Ref | None) -> Weights:
-        """Return the weights that replace a mix without finite parts, float32 [d]."""
+        """Return the weights that replace a mix without finite parts: the model ``otherwise``.
+
+        They are float32 [d], and NaN if ``otherwise`` is None.
+        """
 
     def nothing(self) -> Weights:
-        """Return the sum of no models, float32 [d]."""
+        """Return the sum of no models: zeros, float32 [d]."""
 
     def muted(self) -> AbstractContextManager[None]:
-        """Return a context in which ``note_left_out`` records nothing."""
+        """Return a context without records, for models that are computed a second time."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Twin(Ref):
-    """Copy of a model's recipe for the time of a computation.
+    """Copy of a model, with the recipe by which it is computed, for the time of a computation.
+
+    While the twin has the recipe, the model has none, so that it refers to no other models.
 
     Attributes:
         original: weak reference to the model that was copied, which gets the result.
@@ -108,12 +117,14 @@ class Twin(Ref):
 
     @property
     def outside(self) -> Ref | None:
-        """The model that was copied; None if it has no more references."""
+        """The model that was copied; None if nothing else refers to it any more."""
         return None if self.original is None else self.original()
 
 
 def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list[Twin]:
-    """Copy the graph of recipes of models into twins, and remove the recipes from the models.
+    """Copy models, and all uncomputed models that they need, into twins for a computation.
+
+    A twin has the recipe of its model, which is removed from the model itself.
 
     Args:
         targets: models to compute; computed models are skipped.
@@ -168,7 +179,10 @@ class ModelStep(NamedTuple):
 
 
 def steps_of(targets: Sequence[Twin]) -> deque[ModelStep]:
-    """Return the steps that compute models: parents first, and the parts of a mix in order."""
+    """Return the steps that compute models, in order.
+
+    The models that a model needs come first. A mix is computed by a step for each of its parts.
+    """
     steps: deque[ModelStep] = deque()
     visited: set[Twin] = set()
 
@@ -206,7 +220,7 @@ def steps_of(targets: Sequence[Twin]) -> deque[ModelStep]:
 
 @dataclass(slots=True, eq=False)
 class _Sum:
-    """Mix in progress.
+    """Weighted sum of models of which some parts are added already.
 
     Attributes:
         total: the sum so far; None before the first part, and if the sum must be repeated.
@@ -222,7 +236,7 @@ class _Sum:
 
 
 class Stream:
-    """Computes models part by part, and frees each as soon as it is not needed.
+    """Computation of models in turn, each of which is freed when it is not needed.
 
     Args:
         calculator: computes single models.
@@ -234,7 +248,7 @@ class Stream:
         self._scratch = scratch
 
     async def compute(self, targets: Sequence[Ref], *, stay: bool) -> None:
-        """Compute models, and before them all models that their recipes need.
+        """Compute models, and before them all models that they need.
 
         Args:
             targets: the models; computed models are skipped.
@@ -263,7 +277,7 @@ class Stream:
     async def _compute(
         self, ref: Twin, steps: deque[ModelStep], waiting: dict[Twin, ResultOf | Weights]
     ) -> None:
-        """Compute a model that is no mix, and begin to compute the next ones at the same time.
+        """Compute a model that is no mix, and begin to compute the next ones on idle workers.
 
         Args:
             ref: the model.
@@ -291,7 +305,13 @@ class Stream:
     def _next(
         self, steps: deque[ModelStep], waiting: Mapping[Twin, ResultOf | Weights], most: int
     ) -> list[Twin]:
-        """Return at most ``most`` of the next models that can begin now."""
+        """Return the next models that can begin now, as all models that they need are computed.
+
+        Args:
+            steps: the later steps of the computation.
+            waiting: models that have been begun already.
+            most: greatest count of models to return.
+        """
         ready: list[Twin] = []
         ahead = _AHEAD * WAITING * self._calculator.workers * self._calculator.at_once
         for step in islice(steps, ahead):
@@ -302,7 +322,9 @@ class Stream:
         return ready
 
     def _settled(self, ref: Twin, recipe: Recipe) -> None:
-        """Copy a twin's result to its original, if this exists, and free the twin if unneeded.
+        """Copy the result of a computed twin to the model of which it is a copy, if this exists.
+
+        The twin's own weights are freed if no later step needs them.
 
         Args:
             ref: the computed twin.
@@ -320,14 +342,17 @@ class Stream:
             self._free(ref)
 
     def _use(self, ref: Ref) -> None:
-        """Count down the steps that need a model, and free the model after the last one."""
+        """Note that a step has used a model, and free its weights after the last use."""
         if isinstance(ref, Twin):
             ref.uses -= 1
             if not ref.uses:
                 self._free(ref)
 
     def _free(self, ref: Twin) -> None:
-        """Free the weights of a twin that no further step needs; its original goes to scratch."""
+        """Free the weights of a twin that no later step needs, unless they must stay.
+
+        If the model of which it is a copy exists, the weights go to scratch.
+        """
         if ref.stays:
             return
         outside = ref.outside
@@ -341,12 +366,12 @@ class Stream:
             ref.state = {}
 
     def _add(self, ref: Twin, position: int, sums: dict[Twin, _Sum]) -> None:
-        """Add a part to a mix in progress.
+        """Add a part to a mix, i.e. a weighted sum of models, that is computed part by part.
 
         Args:
             ref: the mix.
             position: index of the part.
-            sums: mix: its state in progress.
+            sums: mix: the sum of its parts so far, which is changed.
         """
         recipe = ref.recipe
         assert isinstance(recipe, Mixed)
@@ -413,9 +438,10 @@ class Stream:
         finite: Sequence[bool],
         coefficients: Sequence[float],
     ) -> Weights:
-        """Compute the sum of a mix's finite parts with new coefficients.
+        """Compute the sum of a mix's finite parts again, with new coefficients.
 
-        Parts that have been freed are computed again.
+        It is needed if a part was not finite after others were added. Parts that have been freed
+        are computed again.
 
         Args:
             ref: the mix.
@@ -437,7 +463,7 @@ class Stream:
 
 
 def _is_ready(ref: Twin) -> bool:
-    """Return whether a model is uncomputed, is no mix, and has only computed parents."""
+    """Return whether a model can be computed now: no mix, and all that it needs is computed."""
     recipe = ref.recipe
     if recipe is None or isinstance(recipe, Mixed):
         return False
@@ -445,7 +471,10 @@ def _is_ready(ref: Twin) -> bool:
 
 
 def _restore(twins: Sequence[Twin]) -> None:
-    """Restore the recipes of originals that a failed computation has not computed."""
+    """Give the models of which twins are copies their recipes back, after a failed computation.
+
+    Models that have been computed get none.
+    """
     stack: list[Ref] = list(twins)
     visited: set[Ref] = set()
     while stack:

@@ -7,7 +7,9 @@ from fedsim.learning.refs import Mixed
 
 
 def coefficients_of(recipe: Mixed, finite: Sequence[bool]) -> list[float] | None:
-    """Return the coefficients of the finite parts of a mix, rescaled if the mix requires it.
+    """Return the coefficients of the finite parts of a mix, i.e. a weighted sum of models.
+
+    They are rescaled to the sum of all coefficients if the mix requires it.
 
     Args:
         recipe: the mix.

@@ -34,7 +34,7 @@ The name "" has each sample's loss, its count of correct answers and its count o
 
 
 class Block:
-    """Block of distinct test images, which are computed when the block is called.
+    """Block of distinct test images, which are computed from the data when the block is called.
 
     A call returns a tensor [block, *shape]: float32 images, or int64 tokens. The ID of an image is
     its quarter turns x pool size + its index in the pool.
@@ -74,7 +74,10 @@ class Block:
 
 
 class TestSamples(NamedTuple):
-    """Test samples of some devices, device by device, and their distinct images in blocks."""
+    """Test samples of some devices, device by device, and their distinct images in blocks.
+
+    An image that several devices have is in the blocks once.
+    """
 
     devices: list[int]
     owner: Ints
@@ -90,7 +93,7 @@ class TestSamples(NamedTuple):
 
 
 class TestSets:
-    """Provides the test samples of devices, in the current version of each device's data.
+    """Provider of the test samples of devices, in the current version of each device's data.
 
     Args:
         data: the data of all devices.
@@ -104,14 +107,14 @@ class TestSets:
         self._lists: dict[tuple[int, ...] | None, TestSamples] = {}
 
     def shift(self, device: int, version: int) -> None:
-        """Set the version of a device's data for all later tests."""
+        """Note that a device has another version of its data, on which it is tested from now on."""
         self._versions[device] = version
         self._lists.clear()
 
     def of(self, devices: Sequence[int] | None) -> TestSamples:
         """Return the test samples of some devices, or of all devices if ``devices`` is None.
 
-        The last results are cached, up to ``_KEPT_BYTES``.
+        The last results are cached, up to 1 GiB.
         """
         key = None if devices is None else tuple(devices)
         samples = self._lists.pop(key, None)
@@ -127,7 +130,7 @@ class TestSets:
         return sum(samples.bytes for samples in self._lists.values())
 
     def shard(self, device: int) -> Shard:
-        """Return the shard of a device in the current version of its data."""
+        """Return the current shard of a device, i.e. which samples it has, for tests."""
         return self._data.shard(device, int(self._versions[device]))
 
     def _gather(self, devices: Sequence[int]) -> TestSamples:
@@ -160,7 +163,9 @@ class TestSets:
 
 
 def _mapped(y: AnyArray, owner: Ints, shards: Sequence[Shard]) -> AnyArray:
-    """Apply the shards' label maps to the targets of samples.
+    """Replace the labels of samples as the label maps of their devices' shards say.
+
+    A label map has a new label for each class.
 
     Args:
         y: targets, [samples, ...].
@@ -191,7 +196,7 @@ def judge(
     image: Ints,
     y: AnyArray,
 ) -> Judged:
-    """Test a model on the samples of a block, on a worker.
+    """Test a model on the samples of a block of images, on a worker.
 
     Args:
         solver: the solver of the model.
@@ -202,7 +207,8 @@ def judge(
         y: targets of the samples, [n, ...].
 
     Returns:
-        The results on the n samples.
+        Name of a metric -> the values that it keeps of each sample, [n, m]. The name "" has loss,
+        count of correct answers and count of answers, [n, 3].
     """
     one_thread()
     outputs = solver.outputs(weights, block())[block.samples.numbers(image)]
@@ -217,7 +223,7 @@ def judge_each(
     weights: Sequence[Weights],
     shards: Sequence[Shard],
 ) -> Judged:
-    """Test several models, each on the test samples of a shard, on a worker.
+    """Test several models, each on the test samples of a device, on a worker.
 
     Args:
         solver: the solver of the models.
@@ -227,7 +233,8 @@ def judge_each(
         shards: the shard of each model.
 
     Returns:
-        The results on the samples of all shards, concatenated.
+        Name of a metric -> the values that it keeps of each sample, [n, m], with the samples of all
+        shards concatenated. The name "" has loss, count of correct answers and count of answers.
     """
     one_thread()
     xs, ys = zip(*map(samples.test, shards), strict=True)
@@ -253,7 +260,7 @@ def counted(
     judged: Sequence[Judged],
     order: Ints | None = None,
 ) -> Evaluation:
-    """Sum the results of samples by device.
+    """Sum the test results of samples by device.
 
     Args:
         objective: the objective of the run.

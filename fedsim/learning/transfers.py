@@ -17,7 +17,7 @@ from fedsim.common.arrays import AnyArray
 
 @dataclass
 class TransferCounts:
-    """Counts of copies between the host and a torch device.
+    """Counts of copies between the host and a torch device, which ``counted_transfers`` fills.
 
     Attributes:
         to_device, to_host: counts of copies in each direction.
@@ -64,7 +64,7 @@ def to_host(tensor: Tensor) -> AnyArray:
 
 @contextmanager
 def counted_transfers() -> Iterator[TransferCounts]:
-    """Context that counts the copies of all threads of this process."""
+    """Return a context that counts the copies between host and torch device of all threads."""
     counts = TransferCounts()
     _counts.append(counts)
     try:

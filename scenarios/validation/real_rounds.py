@@ -17,7 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
 from scipy.stats import kendalltau
 
-from fedsim.analysis.style import GREY, PALE, SERIES, Look, styled
+from fedsim.analysis.palette import GREY, PALE, SERIES, Look
+from fedsim.analysis.style import styled
 from fedsim.common.arrays import Floats
 
 HERE = Path(__file__).resolve().parent

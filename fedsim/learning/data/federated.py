@@ -36,9 +36,10 @@ _BLOCK = 4096
 
 
 class TokenShape(tuple[int, ...]):
-    """The shape of a sample of tokens, integers 0..vocabulary-1.
+    """Shape of a sample that consists of tokens, i.e. integers from 0 to ``vocabulary`` - 1.
 
-    A sample whose shape is a plain tuple consists of numbers.
+    It is a tuple. A sample whose shape is a plain tuple consists of numbers.
+    ``answers`` is the kind of outputs that a model has for such a sample.
     """
 
     vocabulary: int
@@ -48,12 +49,13 @@ class TokenShape(tuple[int, ...]):
     def of(
         cls, shape: tuple[int, ...], vocabulary: int, answers: TokenAnswers = "one"
     ) -> "TokenShape":
-        """Build a token shape.
+        """Build the shape of a sample of tokens.
 
         Args:
             shape: shape of a sample, (length,).
             vocabulary: count of different tokens.
-            answers: the outputs of a model for a sequence: ``one``, ``each`` or ``next``.
+            answers: the outputs of a model for a sequence: ``one`` in all, one at ``each`` token,
+                or the ``next`` token at each.
         """
         token_shape = cls(shape)
         token_shape.vocabulary = vocabulary
@@ -63,7 +65,7 @@ class TokenShape(tuple[int, ...]):
 
 @dataclass(frozen=True)
 class Pool:
-    """All samples of a data set, each once.
+    """All samples of a data set, each once; devices' shards have indices into the pool.
 
     Attributes:
         x: samples, [n, *shape]; uint8 as published, float32, or int64 for tokens.
@@ -102,10 +104,10 @@ class Pool:
         return shape
 
     def normalised(self, raw: AnyArray) -> AnyArray:
-        """Scale and standardise raw samples in place; tokens stay as they are.
+        """Scale and standardise samples, in place; tokens stay as they are.
 
         Args:
-            raw: raw samples, [k, *shape].
+            raw: samples as in ``x``, [k, *shape].
 
         Returns:
             The samples as a model receives them, [k, *shape].
@@ -119,7 +121,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Shard:
-    """One version of a device's data: indices into the pool, and the transform of the samples.
+    """Version of a device's data: which samples of the pool it has, and their transform.
 
     Attributes:
         train, test: pool indices, int32. A training image may occur several times, with different
@@ -141,7 +143,11 @@ class Shard:
 
 @dataclass
 class FederatedData:
-    """The data of all devices of a run; partitions make it by ``federated``."""
+    """The data of all devices of a run: all samples, and which of them each device has.
+
+    Partitions make an instance by ``federated``. A shift of data adds a new version of a device's
+    shard; earlier versions are kept.
+    """
 
     pool: Pool
     """all samples."""
@@ -167,7 +173,7 @@ class FederatedData:
         self._versions = np.zeros(len(self.shards), dtype=np.int64)
 
     def shard(self, device: int, version: int = 0) -> Shard:
-        """Return a version of a device's shard.
+        """Return a version of a device's shard: which samples it has, and their transform.
 
         Args:
             device: index of the device.
@@ -180,7 +186,7 @@ class FederatedData:
         return shard
 
     def version(self, device: int) -> int:
-        """Return the version of a device's current data; 0 before any shift.
+        """Return the version of a device's current data: how often its shard was replaced.
 
         Args:
             device: index of the device.
@@ -188,7 +194,7 @@ class FederatedData:
         return int(self._versions[device])
 
     def current(self, device: int) -> Shard:
-        """Return the current shard of a device.
+        """Return the current shard of a device: its samples' indices, and their transform.
 
         Args:
             device: index of the device.
@@ -196,7 +202,7 @@ class FederatedData:
         return self.shard(device, self.version(device))
 
     def replace_shard(self, device: int, shard: Shard) -> int:
-        """Replace the current shard of a device; ``truth`` stays as it is.
+        """Replace the current shard of a device by a new version; its true group stays as it is.
 
         Args:
             device: index of the device.
@@ -285,7 +291,10 @@ class FederatedData:
         return self.pool.targets[shard.test]
 
     def train_labels(self, shard: Shard) -> NDArray[np.int64]:
-        """Return the label of each training sample, mapped and flipped; int64 [n].
+        """Return the label of each training sample of a shard, int64 [n].
+
+        Labels are mapped by the shard's ``label_map``, and flipped for devices that flip their
+        labels.
 
         Args:
             shard: the shard.
@@ -294,7 +303,9 @@ class FederatedData:
         return self.pool.classes - 1 - labels if shard.flips else labels
 
     def test_labels(self, shard: Shard) -> NDArray[np.int64]:
-        """Return the label of each test sample, mapped and never flipped; int64 [m].
+        """Return the label of each test sample of a shard, int64 [m].
+
+        Labels are mapped by the shard's ``label_map``, and never flipped.
 
         Args:
             shard: the shard.
@@ -342,10 +353,10 @@ class FederatedData:
 
 
 def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDArray[np.int64]:
-    """Return the indices of the samples in one of 2^``splits`` parts with similar label counts.
+    """Choose one of 2^``splits`` parts of a device's samples, with similar counts of each label.
 
-    A label's counts in two parts differ by at most 1, and so do the parts' sizes
-    (``Part.samples``). One more split halves each part x into x and x + 2^splits.
+    A label's counts in two parts differ by at most 1, and so do the parts' sizes. One more split
+    halves each part x into x and x + 2^splits.
 
     Args:
         labels: label of each sample, int64 [n].
@@ -353,14 +364,14 @@ def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDAr
         number: the part, counted from 1.
 
     Returns:
-        Indices of samples, sorted by label, int64.
+        Indices of the samples in the part, sorted by label, int64.
     """
     return np.argsort(labels, kind="stable")[number - 1 :: 2**splits]
 
 
 @dataclass(frozen=True)
 class Raw:
-    """A data set as published.
+    """A data set as a source has loaded it, before normalisation and partition.
 
     Attributes:
         name: name of the data set, in messages.
@@ -398,7 +409,7 @@ class Raw:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A pool with the published training samples first, and the test samples after them.
+    """Loaded data set that a partition deals: a pool of samples, training samples first.
 
     Attributes:
         name: name of the data set, in messages.
@@ -437,7 +448,7 @@ class Dataset:
         return self.all[self.train_size :]
 
     def by_class(self, index: Index) -> list[Index]:
-        """Split pool indices by label.
+        """Split indices of samples in the pool by their labels.
 
         Args:
             index: pool indices, int32 [n].
@@ -452,11 +463,12 @@ class Dataset:
 def pooled(
     raw: Raw, normalize: Normalize, *, over_test: bool = False, column: str | None = None
 ) -> Dataset:
-    """Put all samples of a data set into one pool.
+    """Put the training and the test samples of a data set into one pool.
 
     Args:
         raw: the data set.
-        normalize: the normalisation, as ``data.normalize`` describes it.
+        normalize: the normalisation: ``pixel`` (division by the white pixel's value),
+            ``standardize`` (mean 0 and standard deviation 1 of each pixel), or ``none``.
         over_test: whether mean and standard deviation include the test samples.
         column: the column whose values are the labels; None for the data set's own labels.
 
@@ -501,7 +513,7 @@ def pooled(
 
 
 def _mean_and_std(x: Samples) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Compute the mean and standard deviation over samples, float32 [*shape]; summed in float64."""
+    """Compute mean and standard deviation over samples, each float32 [*shape], in float64."""
     blocks = [x[start : start + _BLOCK] for start in range(0, len(x), _BLOCK)]
     mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(x)
     variance = sum(((block - mean) ** 2).sum(axis=0) for block in blocks) / len(x)

@@ -12,18 +12,18 @@ from fedsim.learning.data.federated import Dataset
 
 @dataclass
 class KeptData:
-    """Loaded data sets, by the key of ``DataSpec.kept_key``.
+    """Data sets that are loaded once and used by several runs, by a key of their settings.
 
     Attributes:
-        datasets: the data sets, whose arrays are read-only.
-        shapes: shape of a sample, and count of classes.
+        datasets: key -> loaded data set, whose arrays are read-only.
+        shapes: key -> shape of a sample, and count of classes.
     """
 
     datasets: dict[str, Dataset] = field(default_factory=dict)
     shapes: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
 
     def keep(self, key: str, dataset: Dataset) -> None:
-        """Keep a data set, and make its arrays read-only."""
+        """Store a data set under a key, and make its arrays read-only."""
         pool = dataset.pool
         for array in (pool.x, pool.y, pool.mean, pool.std, pool.targets):
             if isinstance(array, np.ndarray):
@@ -36,10 +36,10 @@ _kept: ContextVar[KeptData | None] = ContextVar("_kept", default=None)
 
 @contextmanager
 def keeping(data: KeptData) -> Iterator[None]:
-    """Context manager in which each data set is loaded at most once.
+    """Return a context in which each data set is loaded at most once.
 
     Args:
-        data: the loaded data sets, to which this context adds.
+        data: the store of loaded data sets, which is read, and to which new ones are added.
     """
     token = _kept.set(data)
     try:
@@ -49,5 +49,5 @@ def keeping(data: KeptData) -> Iterator[None]:
 
 
 def kept_data() -> KeptData | None:
-    """Return the data sets that ``keeping`` keeps now; None outside of ``keeping``."""
+    """Return the store of loaded data sets of ``keeping``; None outside of its context."""
     return _kept.get()

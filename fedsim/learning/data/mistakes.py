@@ -17,7 +17,7 @@ from fedsim.learning.data.federated import Dataset, FederatedData, Pool, Raw, Sh
 
 
 class DeclaredSource(Protocol):
-    """Interface of a source, with what it declares about its samples."""
+    """Interface of a data source that may declare the shape and classes of its samples."""
 
     @property
     def known(self) -> tuple[tuple[int, ...], int] | None:
@@ -31,12 +31,15 @@ class DeclaredSource(Protocol):
 
 
 def find_wrong_raw(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
-    """Return a text on the first mistake in the data that a source has loaded, else "".
+    """Check the data that a user's source has loaded.
 
     Args:
         raw: the data.
-        source: the source.
+        source: the source, whose declared shape and classes must agree with the data.
         root: the folder from which the source has loaded the data.
+
+    Returns:
+        A text on the first mistake, such as a label that is out of range; "" if there is none.
     """
     checks = (
         _find_wrong_number,
@@ -53,7 +56,14 @@ def find_wrong_raw(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
 
 
 def find_wrong_sizes(sizes: tuple[tuple[int, ...], int], *_: object, **__: object) -> str:
-    """Return a text if a dimension of a sample's shape or the count of classes is below 1."""
+    """Check the shape of a sample and the count of classes that a source returns.
+
+    Args:
+        sizes: shape of a sample, and count of classes.
+
+    Returns:
+        A text that shows them if a number is below 1; otherwise "".
+    """
     shape, classes = sizes
     return show_value(sizes) if min(*shape, classes) < 1 else ""
 
@@ -114,7 +124,13 @@ def _find_wrong_column(raw: Raw) -> str:
 
 
 def _find_contradiction(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
-    """Return a text if the data contradict the shape and classes that the source declares."""
+    """Return a text if the data contradict the shape and classes that the source declares, else "".
+
+    Args:
+        raw: the data.
+        source: the source.
+        root: the folder from which the source has loaded the data.
+    """
     name = "known"
     declared = source.known
     if not type(source).shape_and_classes.__module__.startswith("fedsim."):
@@ -139,7 +155,18 @@ def find_wrong_split(
     devices: int,
     streams: object,
 ) -> str:
-    """Return a text on the first mistake in the data that a partition has dealt, else ""."""
+    """Check the data that a partition has dealt to the devices.
+
+    Args:
+        data: the dealt data.
+        partition: not used.
+        dataset: not used.
+        devices: count of devices, each of which must have a shard.
+        streams: not used.
+
+    Returns:
+        A text on the first mistake, such as a device without samples; "" if there is none.
+    """
     if len(data.shards) != devices:
         return f"{len(data.shards)} shards for {devices} devices"
     mistake = _find_wrong_shard(data.pool, range(devices), data.shards)
@@ -161,7 +188,19 @@ def find_wrong_change(
     candidates: NDArray[np.int64],
     streams: object,
 ) -> str:
-    """Return a text on the first mistake in the changes that a shift has made, else ""."""
+    """Check the changes that a shift of data has made to devices.
+
+    Args:
+        changes: the changes that the shift has returned.
+        shift: not used.
+        data: the data of all devices, after the shift.
+        occasion: not used.
+        candidates: the devices that were allowed to change, int64 [n].
+        streams: not used.
+
+    Returns:
+        A text on the first mistake, such as a device that is no candidate; "" if there is none.
+    """
     unchanged = {*candidates.tolist()}
     for change in changes:
         device = getattr(change, "device", None)
@@ -207,7 +246,12 @@ def _is_wrong_map(labels: AnyArray, classes: int) -> bool:
 
 
 def _find_wrong_index(index: AnyArray, end: int) -> str:
-    """Return a text with the first entry that is no integer from 0 to ``end`` - 1, else ""."""
+    """Check an array of indices from 0 to ``end`` - 1.
+
+    Returns:
+        A text with the first entry that is out of range, or with the array's type and shape if it
+        is no array of integers [n]; "" if there is no mistake.
+    """
     if index.ndim != 1 or (len(index) and index.dtype.kind not in "iu"):
         return f"an array of {index.dtype} of shape {index.shape}"
     is_outside = (index < 0) | (index >= end)

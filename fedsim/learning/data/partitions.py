@@ -52,7 +52,7 @@ class Partition(Spec):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: object) -> None:
-        """Read the earlier name of ``usual_normalize``, with a warning."""
+        """Accept ``usual_normalise``, the former name of ``usual_normalize``, with a warning."""
         super().__pydantic_init_subclass__(**options)
         earlier = vars(cls).get("usual_normalise")
         if earlier is None:
@@ -81,7 +81,7 @@ class Partition(Spec):
         """
 
     def under(self, root: Path | None) -> Self:
-        """Return this partition, with its files (if any) relative to a folder.
+        """Return this partition, with relative paths of its files (if any) starting from a folder.
 
         Args:
             root: the folder; None for the working directory.
@@ -126,7 +126,7 @@ def federated(
 
 
 def require_devices(devices: int, most: int, why: str) -> None:
-    """Raise an error if a population is too large for a partition.
+    """Raise an error if a run has more devices than a partition can serve.
 
     Args:
         devices: count of devices.
@@ -143,7 +143,7 @@ def require_devices(devices: int, most: int, why: str) -> None:
 
 
 def require_classes(count: int, dataset: Dataset) -> None:
-    """Raise an error if a data set has too few classes.
+    """Raise an error if a device is to have more classes than the data set has.
 
     Args:
         count: count of classes of a device.
@@ -175,7 +175,7 @@ def deal_evenly(index: Index, devices: int, generator: np.random.Generator) -> l
 
 
 def gather(owner: Ints, index: Index, devices: int) -> list[Index]:
-    """Split pool indices by their devices, keeping their order.
+    """Split pool indices by the device that gets each, keeping their order.
 
     Args:
         owner: device of each index, int64 [n].
@@ -192,7 +192,7 @@ def gather(owner: Ints, index: Index, devices: int) -> list[Index]:
 def hold_out_tenths(
     dataset: Dataset, held: Sequence[Index], streams: Streams, truth: Ints | None = None
 ) -> FederatedData:
-    """Build shards with a tenth of each device's samples for testing, as in FedProx.
+    """Build the devices' shards, with a tenth of each device's samples for testing, as in FedProx.
 
     Each device's samples are shuffled; floor(0.9 n) are for training, the remaining for testing.
 
@@ -244,7 +244,7 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
 
 
 def _apportion(counts: Ints, available: Ints) -> Ints:
-    """Divide the test samples of each class in proportion to counts of training samples.
+    """Divide the test samples of each class among devices, in proportion to their training samples.
 
     The remainder of a class goes to the devices whose previous shares were rounded down most, so
     that the devices' totals are in proportion too.
@@ -305,7 +305,7 @@ class SyntheticSizes(Partition):
     least: int = Field(default=50, ge=2, le=1_000_000_000)
 
     def sizes(self, devices: int, streams: Streams) -> Ints:
-        """Draw the count of samples of each device, int64 [devices]."""
+        """Draw the count of samples of each device, those for tests included; int64 [devices]."""
         generator = streams.generator("world/data/sizes")
         draws = generator.lognormal(self.log_mean, self.log_std, devices)
         return draws.astype(np.int64) + self.least

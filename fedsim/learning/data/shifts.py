@@ -51,7 +51,9 @@ class Occasions(Spec):
         return self
 
     def has_round(self, number: int) -> bool:
-        """Return whether a round begins with an occasion.
+        """Return whether a round begins with an occasion, on which the devices' data change.
+
+        It is False for occasions that are given as times.
 
         Args:
             number: index of the round, from 0.
@@ -61,10 +63,13 @@ class Occasions(Spec):
         return self.rounds is not None and number in self.rounds
 
     def time(self, index: int) -> float | None:
-        """Return the simulated time of an occasion (s); None after the last one, or for rounds.
+        """Return the simulated time of an occasion, at which the devices' data change (s).
 
         Args:
             index: index of the occasion, from 0.
+
+        Returns:
+            The time; None after the last occasion, or if occasions are given as rounds.
         """
         if self.every is not None:
             return (index + 1) * self.every
@@ -75,7 +80,7 @@ class Occasions(Spec):
 
 @dataclass(frozen=True)
 class Change:
-    """Change of a device's data by a shift.
+    """Change of a device's data by a shift, as ``Shift.apply`` returns it.
 
     Attributes:
         device: index of the device.
@@ -110,7 +115,7 @@ class Shift(Spec):
     """
 
     def check(self, data: FederatedData) -> None:
-        """Check, before a run, that the rule can be applied to the data.
+        """Check, before a run, that the shift can be applied to the data; by default it always can.
 
         Args:
             data: the data of all devices.
@@ -129,6 +134,8 @@ class Shift(Spec):
         all_present: bool,
     ) -> list[dict[int, int]]:
         """Predict the devices' counts of training samples during a run, as far as possible.
+
+        A shift changes them on occasions, such as the begin of each round.
 
         Args:
             data: the data before any shift, which are not changed.
@@ -157,7 +164,7 @@ class Shift(Spec):
         return sizes
 
     def _count_occasions(self, rounds: int | None, end: float | None) -> int:
-        """Return the count of occasions within a run, at most ``_FORESEEN``.
+        """Return on how many occasions of a run the data change, at most ``_FORESEEN``.
 
         Args:
             rounds: count of rounds of the run; None if unknown.
@@ -180,7 +187,9 @@ class Shift(Spec):
     def apply(
         self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams
     ) -> list[Change]:
-        """Change the shards of devices (``FederatedData.replace_shard``), and their true groups.
+        """Change the data of devices on one occasion, by ``data.replace_shard``.
+
+        The true groups ``data.truth`` of the changed devices are changed too.
 
         Args:
             data: the data of all devices; the true groups are ``data.truth``.
@@ -220,14 +229,14 @@ class SwapAll(Shift):
 
 
 def draw_pairs(candidates: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
-    """Pair candidates at random, the first of a random order with the last, and so on inwards.
+    """Pair devices at random: the first of a random order with the last, and so on inwards.
 
     Args:
         candidates: the devices, int64 [W].
         generator: source of the random order.
 
     Returns:
-        The pairs, int64 [floor(W / 2), 2].
+        The pairs, int64 [floor(W / 2), 2]. With an odd count one device is left out.
     """
     order = generator.permutation(np.sort(candidates))
     half = len(order) // 2
@@ -237,7 +246,7 @@ def draw_pairs(candidates: NDArray[np.int64], generator: np.random.Generator) ->
 def exchange(
     data: FederatedData, first: int, second: int, first_shard: Shard, second_shard: Shard
 ) -> list[Change]:
-    """Replace the shards of two devices that exchange data.
+    """Give each of two devices a new version of its data, in an exchange between them.
 
     Args:
         data: the data of all devices, changed in place.

@@ -65,7 +65,9 @@ class Source(Spec):
         """
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
-        """Return the columns of the user's file that are not used; the scenario is then rejected.
+        """Return the columns of a user's data that neither the scenario nor the source uses.
+
+        If there are any, the scenario is rejected. By default there are none.
 
         Args:
             raw: the data set as loaded.
@@ -77,7 +79,7 @@ class Source(Spec):
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
         """Return the shape of a sample and the number of classes.
 
-        It loads the data set if ``known`` is None.
+        The data set is loaded for it if the class does not declare both in ``known``.
 
         Args:
             root: ``data.root``, or None.
@@ -109,7 +111,11 @@ def check_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArr
 
 
 def every_fifth(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether each sample is the fifth, tenth, ... of its class, for tests; bool [n]."""
+    """Mark test samples: the fifth, tenth, ... sample of each class is True; bool [n].
+
+    Args:
+        labels: the class of each sample, int64 [n].
+    """
     marks = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         marks[np.flatnonzero(labels == label)[4::5]] = True
@@ -133,9 +139,9 @@ class Digits(Source):
 
 @cache
 def _rows() -> NDArray[np.uint8]:
-    """Read 64 pixels and the label of each digit, uint8 [n, 65].
+    """Read the hand-written digits of scikit-learn: 64 pixels and the label of each, uint8 [n, 65].
 
-    Reads scikit-learn's own file, because importing scikit-learn takes more than a second.
+    The file is read without scikit-learn, because importing scikit-learn takes more than a second.
     """
     package = find_spec("sklearn")
     if package is not None and package.origin is not None:

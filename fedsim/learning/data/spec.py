@@ -93,7 +93,7 @@ class DataSpec(Spec):
         return self
 
     def shape_and_classes(self) -> tuple[tuple[int, ...], int]:
-        """Return the shape of a sample and the count of classes.
+        """Return the shape of a sample and the count of classes of the scenario's data.
 
         Files are read only if the source does not declare both.
         """
@@ -110,7 +110,7 @@ class DataSpec(Spec):
 
     @property
     def kept_key(self) -> str:
-        """Key of the loaded data set, equal for all scenarios that load the same."""
+        """Key under which the loaded data set is kept; equal for scenarios that load the same."""
         form = self.normalize, self.partition.pools_test, self._deals_by_labels, self.column
         source = type(self.source)
         name = f"{source.__module__}:{source.__qualname__}"
@@ -165,7 +165,7 @@ class DataSpec(Spec):
         return self.partition.under(self.own_folder()).split(dataset, devices, streams)
 
     def _load(self, source: Source) -> Dataset:
-        """Load the data set, or return it if ``keeping`` has kept it."""
+        """Load the data set of a source, or return it if ``keeping`` has it loaded already."""
         kept = kept_data()
         if kept is None:
             return self._load_anew(source)
@@ -198,7 +198,15 @@ class DataSpec(Spec):
 
 
 def _kind(value: object) -> object:
-    """Return the kind in a table, a name, or an object's attribute ``kind``; None if absent."""
+    """Return the name of a source or partition that is given in one of three ways.
+
+    Args:
+        value: a table with the key ``kind``, the name itself, or an object with the attribute
+            ``kind``.
+
+    Returns:
+        The name; None if there is none.
+    """
     if isinstance(value, Mapping):
         return value.get("kind")
     if isinstance(value, str):

@@ -58,11 +58,11 @@ def augment(raw: Images, augmentation: Augmentation, seed: int) -> Images:
 def _distort(
     images: Images, augmentation: Augmentation, uniforms: list[NDArray[np.float64]]
 ) -> Images:
-    """Distort images.
+    """Rotate, move and mirror images by given random numbers, with bilinear interpolation.
 
     Args:
         images: images [k, c, h, w].
-        augmentation: the distortions.
+        augmentation: the largest angle and move, and the probability of a mirror image.
         uniforms: for each image four uniform numbers in [0, 1): rotation, shift down, shift right,
             and mirroring; four arrays [k].
 
@@ -87,7 +87,7 @@ def _distort(
 
 
 def _interpolate(images: Images, rows: NDArray[np.float64], columns: NDArray[np.float64]) -> Images:
-    """Interpolate images bilinearly at fractional coordinates.
+    """Read the pixels of images at fractional coordinates, by bilinear interpolation.
 
     Args:
         images: images [k, c, h, w].

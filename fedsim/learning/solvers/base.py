@@ -22,7 +22,7 @@ _NARROW = 64  # batches up to this size are always padded to the full batch size
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of a local training on n samples: for each step the indices of its samples."""
+    """Batches of a local training on n samples: for each SGD step the indices of its samples."""
 
     rows: NDArray[np.int64]
     """indices of the samples, int64 [steps, width]; n marks an empty cell, in the last batch of an
@@ -40,7 +40,7 @@ class Batches:
         return len(self.counts)
 
     def between(self, begin: int, end: int) -> "Batches":
-        """Return the batches of the steps from ``begin`` (included) to ``end`` (excluded)."""
+        """Return the batches of some SGD steps, from ``begin`` (included) to ``end`` (excluded)."""
         last_epoch = max(0, min(self.last_epoch, end) - begin)
         return Batches(self.rows[begin:end], self.counts[begin:end], last_epoch, self.per_epoch)
 
@@ -58,13 +58,13 @@ class Batches:
 
 
 def batch_width(samples: int, batch_size: int) -> int:
-    """Return the count of columns of ``Batches.rows`` for a device.
+    """Return the width to which a device's batches are padded: the columns of ``Batches.rows``.
 
-    The count depends only on the arguments, so that results do not depend on other devices.
+    The width depends only on the arguments, so that results do not depend on other devices.
 
     Args:
         samples: count of the device's samples.
-        batch_size: B.
+        batch_size: count of samples in a full batch.
     """
     widest = _NARROW
     if samples:
@@ -87,7 +87,7 @@ def shuffled(
     Args:
         generator: source of the random permutations.
         samples: count of samples, n.
-        batch_size: B.
+        batch_size: count of samples in a full batch.
         epochs: count of epochs.
         iterations: count of steps, which replaces ``epochs``; None to use ``epochs``.
         only: index of the batch in the first epoch that all steps use; None to use all batches.
@@ -123,11 +123,11 @@ def shuffled(
 class Descent:
     """Rule of an SGD step: v <- momentum v + gradient, w <- w - lr v.
 
-    The gradient is g + weight_decay w + 2 l2 w + mu (w - anchor) + linear, by the device's anchor
-    and linear term. g is the gradient of the mean loss with the contrastive term. If ``clip`` is
-    given, g is scaled down to a norm of at most ``clip``. The L2 penalty applies to all kernels, or
-    only to those of dense layers (``l2_on``). ``held`` has (begin, end) slices of the flat model
-    whose tensors are frozen.
+    The gradient is g + weight_decay w + 2 l2 w + mu (w - anchor) + linear; the anchor and the
+    linear term are inputs of a device's training. g is the gradient of the mean loss with the
+    contrastive term. If ``clip`` is given, g is scaled down to a norm of at most ``clip``. The L2
+    penalty applies to all kernels, or only to those of dense layers (``l2_on``). ``held`` has
+    (begin, end) slices of the flat model whose tensors are frozen.
     """
 
     lr: float
@@ -140,14 +140,19 @@ class Descent:
     clip: float | None = None
 
     def of(self, begin: int, end: int) -> "Descent":
-        """Return the rule of the tensor at [begin, end) in a flat model; ``lr`` is 0 if held."""
+        """Return the rule for one tensor of a model; its ``lr`` is 0 if the tensor is frozen.
+
+        Args:
+            begin: index of the tensor's first value in the flat model.
+            end: index after its last value.
+        """
         for first, last in self.held:
             if first <= begin and end <= last:
                 return replace(self, lr=0.0)
         return self
 
     def shrinkage(self, kernel: bool, dimensions: int = 2) -> float:
-        """Return the factor of w in a parameter's gradient: weight_decay + mu (+ 2 l2).
+        """Return the factor of a parameter w in its own gradient: weight_decay + mu (+ 2 l2).
 
         Args:
             kernel: whether the parameter is a kernel, to which the L2 penalty may apply.
@@ -159,13 +164,14 @@ class Descent:
 
 
 class ParameterStep:
-    """SGD of a parameter in place, with its momentum and its proximal start.
+    """SGD of a parameter of a model, in place, with its momentum and its proximal term.
 
     Args:
         parameter: the tensor that is trained.
         descent: the rule of its steps.
-        shrinkage: ``Descent.shrinkage`` of the parameter.
-        constant: the parameter's part of ``LocalSolve.constant``; None for 0.
+        shrinkage: factor of the parameter in its gradient (``Descent.shrinkage``).
+        constant: part of the gradient that is equal in all steps (``LocalSolve.constant``); None
+            for 0.
     """
 
     def __init__(
@@ -181,7 +187,12 @@ class ParameterStep:
         )
 
     def descend(self, gradient: Tensor) -> None:
-        """Take one SGD step, given the gradient of the mean loss (the parameter's shape)."""
+        """Change the parameter by one SGD step.
+
+        Args:
+            gradient: gradient of the mean loss, of the parameter's shape; other terms are added
+                here.
+        """
         descent = self.descent
         weight = self.parameter
         if self.shrinkage:
@@ -195,9 +206,10 @@ class ParameterStep:
         weight.sub_(gradient, alpha=descent.lr)
 
     def descend_product(self, left: Tensor, right: Tensor) -> None:
-        """Take one SGD step of a matrix, given its gradient as the product ``left @ right``.
+        """Change the parameter, a matrix, by one SGD step, given its gradient as a product.
 
-        The product is added in place, without a temporary tensor.
+        The gradient of the mean loss is ``left @ right``, which is added in place, without a
+        temporary tensor.
 
         Args:
             left: [outputs, b].
@@ -226,7 +238,7 @@ class ParameterStep:
 
 @dataclass(frozen=True)
 class LocalSolve:
-    """Inputs of a device's local training."""
+    """Inputs of a device's local training: its start, samples, batches, and terms of the loss."""
 
     weights: Weights
     """the model before the training, float [d]."""
@@ -263,7 +275,7 @@ class LocalSolve:
 
 
 class Solved(NamedTuple):
-    """Result of a device's local training."""
+    """Result of a device's local training: the weights, and what the trainer reports."""
 
     weights: Weights
     """the trained weights, float [d]."""
@@ -276,9 +288,9 @@ class Solved(NamedTuple):
 
 
 class Solver(ABC):
-    """Base of the solvers, which train one model on devices' samples, and apply it to samples.
+    """Base of the solvers, which train a model on devices' samples, and apply it to samples.
 
-    Several threads may use a solver at once.
+    A solver is built for the model of a run. Several threads may use it at once.
 
     Attributes:
         device: the torch device of the computation.
@@ -341,7 +353,7 @@ class Solver(ABC):
 
     @property
     def plain(self) -> "Solver":
-        """Return a solver of the same model by autograd, for losses without a closed form."""
+        """Solver of the same model by autograd, for losses without a closed form."""
         return self
 
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
@@ -370,7 +382,7 @@ class Solver(ABC):
                 results depend on its alignment.
             y: targets of the samples, [n], in memory that torch has allocated.
             l2: factor of the sum of squared kernel entries.
-            l2_on: the kernels that are penalised: all, or those of dense layers.
+            l2_on: the kernels that are penalised: all, or only in dense layers.
         """
         outputs = self.outputs(weights, x)
         loss = math.nan
@@ -429,7 +441,7 @@ _threads = threading.local()
 
 
 def one_thread() -> None:
-    """Set torch to compute in the calling thread without further threads.
+    """Make torch compute on a single thread in the calling thread.
 
     With several threads the last bits of results would depend on how torch splits the work.
     """

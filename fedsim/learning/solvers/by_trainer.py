@@ -22,12 +22,12 @@ from fedsim.learning.transfers import to_host
 
 
 class TookTooLongError(Exception):
-    """Raised in a training that has not ended within its limit of real time."""
+    """Error that interrupts a training that has not ended within its limit of real time."""
 
 
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
-    """Context in which ``TookTooLongError`` is raised after ``seconds`` of real time.
+    """Return a context in which ``TookTooLongError`` is raised after ``seconds`` of real time.
 
     The error is raised in the calling thread, at its next Python instruction.
     """
@@ -56,7 +56,9 @@ def interrupted_after(seconds: float) -> Iterator[None]:
 
 
 class ByTrainer(Reference):
-    """Solver that calls a trainer for each device's training, with a new copy of the module.
+    """Solver that calls the scenario's trainer for each device's training.
+
+    Each training has a new copy of the module. Results of the trainer are checked.
 
     Args:
         module: the module.
@@ -117,7 +119,11 @@ class ByTrainer(Reference):
         return f"training.kind {self._trainer.kind!r}"
 
     def _call_trainer(self, module: nn.Module, context: TrainingContext) -> object:
-        """Call the trainer, and interrupt it after its ``real_limit``.
+        """Call the trainer, and interrupt it after its limit of real time.
+
+        Args:
+            module: the module to train.
+            context: the device's data and the settings of the training.
 
         Returns:
             The trainer's return value, unchecked.
@@ -150,7 +156,7 @@ class ByTrainer(Reference):
         context: TrainingContext,
         dtype: np.dtype[np.floating],
     ) -> Solved:
-        """Check a trainer's return value, and convert it.
+        """Check the return value of a trainer, and convert it to the result of a training.
 
         Args:
             outcome: tensors by name, and numbers by name.
@@ -188,7 +194,13 @@ class ByTrainer(Reference):
         return Solved(weights, loss, reports, state)
 
     def _check_tensor(self, tensors: Mapping[str, Tensor], name: str, like: Tensor) -> None:
-        """Raise ``SimulationError`` if a tensor is missing, or has another shape than ``like``."""
+        """Raise ``SimulationError`` if a trainer's result lacks a tensor or its shape is wrong.
+
+        Args:
+            tensors: name -> tensor that the trainer has returned.
+            name: name of a tensor of the model.
+            like: the tensor of the model, whose shape is required.
+        """
         if name not in tensors:
             names = [str(key) for key in tensors]
             listed = ", ".join(names) or "nothing"

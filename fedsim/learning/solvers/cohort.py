@@ -38,7 +38,7 @@ _NO_RULE = "There is a performance drop because we have not yet implemented the 
 
 
 def _warn_of_operations(warns: bool) -> None:
-    """Set whether torch warns, in each step, of operations that it computes lane by lane."""
+    """Set whether torch warns of operations that it cannot compute for a stack at once."""
     vars(torch._C._functorch)["_set_vmap_fallback_warning_enabled"](warns)
 
 
@@ -46,7 +46,7 @@ _warn_of_operations(False)
 
 
 class StackKind(NamedTuple):
-    """Facts that trainings in one stack share; a function of the scenario and the device."""
+    """Properties that all trainings in a stack have in common, so that a computation serves all."""
 
     width: int
     """samples in a padded batch."""
@@ -61,12 +61,12 @@ class StackKind(NamedTuple):
 
 
 class Cohort(Reference):
-    """Solver that trains several devices' models at once, by ``torch.func``.
+    """Solver that trains several devices' models at once, as one stack, by ``torch.func``.
 
-    A stack has a fixed count of lanes, and all lanes have batches of a padded size, so that no
-    bit of a result depends on further lanes or on a lane's place. Lanes that are left over repeat
-    a training, and their results are dropped. A model that cannot be stacked is trained one device
-    at a time, as by ``Reference``.
+    A stack has a fixed count of lanes, each with one model, and all lanes have batches of a padded
+    size, so that no bit of a result depends on further lanes or on a lane's place. Lanes that are
+    left over repeat a training, and their results are dropped. A model that cannot be stacked is
+    trained one device at a time, as by ``Reference``.
 
     Args:
         module: the module, which is copied and not changed.
@@ -80,7 +80,7 @@ class Cohort(Reference):
         reason: the reason why the module can never be stacked; "" if there is none.
         widths: counts of samples in a padded batch for which a trial succeeded; trainings with
             other batches are carried out one at a time.
-        one_by_one: operations that torch computes lane by lane.
+        one_by_one: operations that torch computes model by model.
     """
 
     def __init__(
@@ -101,7 +101,11 @@ class Cohort(Reference):
         self.one_by_one: tuple[str, ...] = ()
 
     def _find_obstacle(self) -> str:
-        """Return why a module cannot be stacked, as far as its parts tell; "" if nothing does."""
+        """Return the reason why the module cannot be stacked, by its layers and tensors.
+
+        Returns:
+            The reason, such as a norm by the batch; "" if there is none.
+        """
         for name, part in self._template.named_modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm):
                 return f"{name or 'it'} is a {type(part).__name__}, a norm by the batch"
@@ -137,7 +141,15 @@ class Cohort(Reference):
     def _solve_stack(
         self, kind: StackKind, trainings: Sequence[tuple[LocalSolve, Descent]]
     ) -> list[Solved]:
-        """Train at most ``lanes`` models of a kind, and check a user's module."""
+        """Train several devices' models as one stack, and check a user's module for hidden state.
+
+        Args:
+            kind: what all trainings have in common.
+            trainings: inputs and rule of descent of each training, at most ``lanes``.
+
+        Returns:
+            The result of each training, in order.
+        """
 
         def train(module: ModuleCopy) -> list[Solved]:
             return self.train_stack(module, kind, trainings)
@@ -189,7 +201,9 @@ class Cohort(Reference):
         return results
 
     def _stacked(self, models: Sequence[Weights]) -> Tensor:
-        """Copy the flat models of the first lanes to the device, each distinct array once.
+        """Copy models to the torch device, as one tensor with a model for each lane of the stack.
+
+        An array that occurs several times is copied once.
 
         Args:
             models: float [d] each, of which the last one is repeated for the lanes left over.
@@ -206,7 +220,7 @@ class Cohort(Reference):
         return torch.stack(lanes)
 
     def _loss_options(self, kind: StackKind) -> Mapping[str, float]:
-        """Return the options of the loss."""
+        """Return options of torch's ``cross_entropy`` for a stack's trainings; by default none."""
         return {}
 
     def _kind_of(self, solve: LocalSolve, descent: Descent) -> StackKind:
@@ -215,7 +229,13 @@ class Cohort(Reference):
     def _lane_steps(
         self, kind: StackKind, lanes: Sequence[tuple[LocalSolve, Descent]]
     ) -> LaneSteps:
-        """Return the rule by which the gradients of the lanes change their models."""
+        """Return the rule by which gradients change the models of a stack; by default SGD.
+
+        Args:
+            kind: what all trainings have in common.
+            lanes: inputs and rule of descent of the training in each lane, whose learning rates may
+                differ.
+        """
         rates = [descent.lr for _, descent in lanes]
         lr = to_device(np.array(rates, dtype=np.float64), self.device)
         return SgdSteps(lr, kind.descent.momentum)
@@ -224,12 +244,14 @@ class Cohort(Reference):
     def stack(
         self, copied_module: ModuleCopy, kind: StackKind, solves: Sequence[LocalSolve]
     ) -> Iterator["Stack"]:
-        """Context with a stack of models in training mode, whose weights are still to be loaded.
+        """Return a context that provides a stack of models in training mode.
+
+        Their weights are still to be loaded.
 
         Args:
             copied_module: a copy of the module.
-            kind: the facts that the trainings of the lanes share.
-            solves: the trainings of the lanes.
+            kind: what the trainings of the lanes have in common.
+            solves: the inputs of the training in each lane.
         """
         module = copied_module.module
         copied_module.restore()
@@ -249,7 +271,10 @@ class Cohort(Reference):
         representations: Representations,
         solves: Sequence[LocalSolve],
     ) -> Callable[[Tensor], Tensor]:
-        """Return a function that computes the contrastive term of each sample, [b].
+        """Return a function that computes MOON's contrastive term of each sample, [b].
+
+        The term compares what the last dense layer receives from a sample in the current, the
+        received and the device's previous model.
 
         Args:
             copied_module: the copy of the module.
@@ -280,11 +305,11 @@ class Cohort(Reference):
         return contrast_of
 
     def try_stack(self, solve: LocalSolve, descent: Descent) -> str:
-        """Try one step of a stack; its width of batches is stacked from then on if that succeeds.
+        """Try one SGD step of a stack of models, and allow stacks of such batches if it succeeds.
 
-        The stack must agree with plain torch, and give each lane the same bits at other places.
-        On a CPU the latter fails for some sizes of tensors, as matrices of which a lane does not
-        begin at a cache line are multiplied in another order.
+        The stack must agree with plain torch, and give each lane, i.e. each model of the stack, the
+        same bits at other places. On a CPU the latter fails for some sizes of tensors, as matrices
+        of which a lane does not begin at a cache line are multiplied in another order.
 
         Args:
             solve: the training of which the first step is tried.
@@ -322,7 +347,11 @@ class Cohort(Reference):
         return ""
 
     def _find_state(self) -> str:
-        """Return why a user's module cannot be stacked, as far as its trial told; else ""."""
+        """Return the reason why a user's module cannot be stacked, by a trial of it.
+
+        Returns:
+            The reason, such as random draws; "" if there is none.
+        """
         if self.keyed["training"]:
             return "its module draws random numbers in forward"
         if self.watch.harmless:
@@ -330,7 +359,13 @@ class Cohort(Reference):
         return ""
 
     def _compare_places(self, kind: StackKind, step: LocalSolve, descent: Descent) -> bool:
-        """Return whether the gradients of all lanes have the same bits at other places."""
+        """Return whether models have gradients with the same bits at any place in a stack.
+
+        Args:
+            kind: what all trainings of the stack have in common.
+            step: the inputs of a training of a single step.
+            descent: the rule of the step.
+        """
         draw = np.random.default_rng(0)
         steep = replace(descent, lr=_STEEP)
         lanes = []
@@ -347,7 +382,7 @@ class Cohort(Reference):
 
 
 class CohortByTrainer(Cohort, ByTrainer):
-    """Solver that trains several devices' models at once by a trainer's optimiser.
+    """Solver that trains several devices' models at once, as one stack, by a trainer's optimiser.
 
     Args:
         module: the module, which is copied and not changed.
@@ -390,7 +425,12 @@ class CohortByTrainer(Cohort, ByTrainer):
 
 
 def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
-    """Return the facts that a training must share with all in its stack."""
+    """Return what a training must have in common with all others in its stack of models.
+
+    Args:
+        solve: the inputs of the training.
+        descent: the rule of its steps.
+    """
     columns = solve.batches.rows.shape[1]
     contrast = None
     if solve.contrast is not None:
@@ -401,13 +441,16 @@ def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
 
 
 def _same_stacks(first: Sequence[Solved], second: Sequence[Solved]) -> bool:
-    """Return whether two stacks have bitwise equal results."""
+    """Return whether two lists of training results are equal bit for bit."""
     return all(same_results(*pair) for pair in zip(first, second, strict=True))
 
 
 @contextmanager
 def _noted_operations() -> Iterator[list[str]]:
-    """Context that lists the operations that torch computes lane by lane."""
+    """Return a context that lists the operations that torch cannot compute for all models at once.
+
+    The list is filled at the end of the context.
+    """
     names: list[str] = []
     _warn_of_operations(True)
     try:

@@ -34,7 +34,10 @@ _njit: Any = partial(
 
 
 class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
-    """Numba's cache file of a function, with checksums, as numba itself would run damaged code."""
+    """Numba's cache file of a compiled function, with checksums.
+
+    Numba itself would run damaged code.
+    """
 
     def _load_index(self) -> dict[object, str]:
         try:
@@ -56,13 +59,13 @@ class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
 
 
 def compiled(function: F) -> F:
-    """Compile a function that only compiled functions of the same folder call (a decorator)."""
+    """Compile a function that only compiled functions of its folder call (a decorator)."""
     dispatcher: F = _njit(no_cpython_wrapper=True)(function)
     return dispatcher
 
 
 def compiled_entry(function: F) -> F:
-    """Compile a function that Python calls, and cache its machine code on disk (a decorator).
+    """Compile a function that Python calls, and store its machine code on disk (a decorator).
 
     The function is compiled at its first call. Later processes load the stored code, which includes
     all functions that the function calls. The code is compiled again if a file of the function's

@@ -20,7 +20,7 @@ from fedsim.learning.transfers import to_device, to_host
 
 
 class LocalData:
-    """A device's samples, and an iterable over the batches of all local epochs.
+    """A device's samples in a local training, and an iterable over the batches of all its epochs.
 
     Iteration yields each batch once, as samples [b, *shape] and labels [b]. The order is a function
     of the device and the task. Each step sets the key of the model's random draws.
@@ -70,7 +70,7 @@ class LocalData:
 
     @cached_property
     def ends(self) -> list[bool]:
-        """For each batch, whether it is the last one of its epoch or of the training."""
+        """For each batch, whether it is the last one of its epoch or of the training; in order."""
         steps = len(self.counts)
         ends = []
         for number in range(1, steps + 1):
@@ -79,7 +79,7 @@ class LocalData:
 
 
 class TrainingContext:
-    """Settings of a device's local training, and its loss.
+    """Inputs of a trainer for a device's local training: settings, data, and the loss to minimise.
 
     Attributes:
         device: index of the device.
@@ -171,17 +171,17 @@ class TrainingContext:
 
     @property
     def train_loss(self) -> float:
-        """Mean of the samples' losses that were computed in the last epoch; NaN if none were."""
+        """Mean loss of the samples of the last epoch; NaN if it was not computed."""
         if self._loss_sum is None or not self._loss_count:
             return float("nan")
         return float(to_host(self._loss_sum)) / self._loss_count
 
 
 class Representations:
-    """Representations of samples: the inputs of a module's last dense layer.
+    """Recorder of what a module's last dense layer receives: the representations of samples.
 
     Args:
-        module: the module; a hook notes what its last dense layer receives, until ``close``.
+        module: the module, which gets a hook until ``close``.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -193,19 +193,19 @@ class Representations:
         self._inputs.append(args[0])
 
     def take_all(self) -> Tensor:
-        """Return the representations of all passes since the last call, [n, r]."""
+        """Return and forget the representations of all passes since the last call, [n, r]."""
         representation = torch.cat(self._inputs).flatten(1)
         self._inputs.clear()
         return representation
 
     def take_last(self) -> Tensor:
-        """Return the representations of the last pass, [b, r], and forget earlier ones."""
+        """Return the representations of the last pass, [b, r], and forget all."""
         representation = self._inputs[-1].flatten(1)
         self._inputs.clear()
         return representation
 
     def close(self) -> None:
-        """Remove the hook."""
+        """Remove the hook from the module, so that nothing is recorded any more."""
         self._hook.remove()
 
 
@@ -230,7 +230,7 @@ def contrastive_terms(
 def contrastive_loss(
     module: nn.Module, contrast: Contrast, start: Weights, apply: Callable[[Weights], object]
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Context that provides MOON's contrastive term of the loss.
+    """Return a context that provides MOON's contrastive term of the loss.
 
     The term compares representations of a batch by three models: the current one, the received one
     and the device's previous one. A representation is the input of the module's last dense layer.
@@ -264,7 +264,7 @@ def contrastive_loss(
 
 
 def parts_of(model: Weights | None, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Split a flat model into tensors.
+    """Split a flat model, the values of all trained tensors, into tensors.
 
     Args:
         model: the flat model, [d], or None.
@@ -284,7 +284,12 @@ def parts_of(model: Weights | None, trained: Mapping[str, Tensor]) -> dict[str, 
 
 
 def rules(descent: Descent, trained: Mapping[str, Tensor]) -> dict[str, Descent]:
-    """Return the SGD rule of each trained tensor by name, with ``lr`` 0 for held tensors."""
+    """Return the rule of an SGD step of each trained tensor by name; ``lr`` is 0 if frozen.
+
+    Args:
+        descent: the rule for the whole model.
+        trained: the trained tensors by name, in the order of the flat model.
+    """
     rule = {}
     begin = 0
     for name, tensor in trained.items():

@@ -46,7 +46,7 @@ _FEW = 32
 
 
 def split(flat: Array, sizes: Sequence[int]) -> Iterator[tuple[Array, Array]]:
-    """Split flat models into the layers' kernels and biases, as views.
+    """Split flat models (vectors of all weights) into the layers' kernels and biases, as views.
 
     Args:
         flat: flat models, [..., d].
@@ -75,11 +75,13 @@ def _parameter(
     *,
     in_fours: bool = True,
 ) -> Parameter:
-    """Stack matrices into one parameter of the loops, with momentum and start if the rule has them.
+    """Stack matrices into one parameter of the compiled loops.
+
+    The parameter also has momentum and start values if the rule of descent uses them.
 
     Args:
         arrays: the matrices, which are padded with zeros to one shape.
-        constants: for each matrix its part of ``LocalSolve.constant``; None for 0.
+        constants: for each matrix the part of its gradient that is equal in all steps; None for 0.
         descent: the rule of an SGD step.
         dtype: dtype of the stacks.
         in_fours: whether rows are padded to a multiple of four.
@@ -128,13 +130,20 @@ def _in_weight_space(
 def _in_sample_space(
     solve: LocalSolve, kernel: AnyFloats, constant: AnyFloats | None, descent: Descent
 ) -> TrainedEntry:
-    """Prepare the first layer in sample space: products of W_0 and C with the samples, and A.
+    """Prepare the training of the first layer by coefficients of the device's samples.
+
+    The kernel W is not changed in each step. Instead W = a W_0 + b C + A^T X, where X are the
+    samples, and steps change A. The products of W_0 and C with the samples are computed here.
 
     Args:
         solve: the device's start, samples and batches.
         kernel: W_0, [outputs, inputs], in torch's memory; overwritten by the trained kernel.
-        constant: C, [outputs, inputs]; None for 0.
+        constant: C, the part of the gradient that is equal in all steps, [outputs, inputs]; None
+            for 0.
         descent: the rule of an SGD step.
+
+    Returns:
+        The first layer for the loops, and a function that writes the trained kernel.
     """
     start = torch.from_numpy(kernel)
     outputs, inputs = kernel.shape
@@ -178,7 +187,7 @@ def _in_sample_space(
 def _shares(share: float, pull: float, descent: Descent, steps: int) -> list[float]:
     """Return the coefficient of W_0 or of C in the kernel W, before each step and after the last.
 
-    W_0 is the start of the kernel, and C the constant part of its gradient.
+    W_0 is the start of the kernel, and C the part of its gradient that is equal in all steps.
 
     Args:
         share: the coefficient before the first step.
@@ -203,7 +212,10 @@ def _shares(share: float, pull: float, descent: Descent, steps: int) -> list[flo
 
 @cache
 def prepare(dtype: torch.dtype) -> None:
-    """Compile the loops for a dtype, or load their stored code, by a training of one step."""
+    """Compile the loops for a dtype, or load their stored code, by a training of a single step.
+
+    Later calls for the same dtype do nothing.
+    """
     batches = Batches(np.zeros((1, 1), np.int64), np.ones(1, np.int64), last_epoch=0)
     weights = torch.zeros(4, dtype=dtype).numpy()
     solve = LocalSolve(weights, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), batches)
@@ -217,7 +229,7 @@ def train(
     descent: Descent,
     form: Callable[..., TrainedEntry],
 ) -> float:
-    """Train a flat model in place by the compiled loops, in at least one step.
+    """Train a flat model of dense layers in place, by compiled loops, in at least one step.
 
     Args:
         flat: the model, [d], in torch's memory, which is aligned.
@@ -260,7 +272,11 @@ def train(
 
 
 class _Layers:
-    """Views of a flat model: the first kernel, a list of all later kernels, and the biases [1, outputs]."""
+    """Views of a flat model by layer, of which changes change the model.
+
+    ``first`` is the kernel of the first layer, ``kernels`` the kernels of all later layers, and
+    ``biases`` all biases, [1, outputs] each.
+    """
 
     def __init__(self, flat: AnyFloats, sizes: Sequence[int]) -> None:
         layers = list(split(flat, sizes))
@@ -270,7 +286,12 @@ class _Layers:
 
 
 def _unstack(parameter: Parameter, matrices: Sequence[AnyFloats]) -> None:
-    """Copy trained weights from their padded stack into the flat model's matrices."""
+    """Copy trained weights from their padded stack into the matrices of the flat model.
+
+    Args:
+        parameter: the trained stack.
+        matrices: the matrices, views of the flat model, which are overwritten.
+    """
     for padded, matrix in zip(parameter.weight, matrices, strict=True):
         matrix[:] = padded[: matrix.shape[0], : matrix.shape[1]]
 
@@ -278,7 +299,7 @@ def _unstack(parameter: Parameter, matrices: Sequence[AnyFloats]) -> None:
 def train_by_products(
     weights: Tensor, sizes: Sequence[int], solve: LocalSolve, descent: Descent
 ) -> float:
-    """Train a flat model in place by torch's matrix products, without autograd.
+    """Train a flat model of dense layers in place, by torch's matrix products, without autograd.
 
     Args:
         weights: the model, [d].
@@ -323,7 +344,7 @@ def _parameter_steps(
     solve: LocalSolve,
     descent: Descent,
 ) -> list[ParameterStep]:
-    """Return the SGD of each layer's kernel and bias, in the order of the flat model.
+    """Return an object for each kernel and bias that takes its SGD steps, in the model's order.
 
     Args:
         layers: each layer's kernel, [outputs, inputs], and bias, [outputs], as views of the model.
@@ -364,7 +385,9 @@ _APPLIED_AT_ONCE = 256
 
 
 class Dense(Solver):
-    """Solver of softmax regression and perceptrons with ReLU, under softmax cross-entropy.
+    """Solver of softmax regression and perceptrons with ReLU, trained by cross-entropy on a CPU.
+
+    Gradients are computed in closed form, without autograd. ``Reference`` trains the same models.
 
     Args:
         architecture: the layers, which are dense (``Architecture.is_dense``).
@@ -395,7 +418,7 @@ class Dense(Solver):
         return Reference(module_of(self._architecture), self.device, self.dtype)
 
     def way(self, samples: int, width: int, steps: int) -> Way:
-        """Return the method that trains a device in the least estimated time.
+        """Choose the fastest of three methods to train a device, by an estimate of their times.
 
         Costs are counted in multiplications of the loops. They were fitted to the times of 165
         trainings of different shapes on one core. The choice depends only on the arguments, so that
@@ -403,8 +426,8 @@ class Dense(Solver):
 
         Args:
             samples: count of the device's samples.
-            width: count of columns of ``Batches.rows``.
-            steps: count of steps.
+            width: count of samples in a padded batch.
+            steps: count of SGD steps.
         """
         if self._fixed_way is not None:
             return self._fixed_way
@@ -466,7 +489,7 @@ class Dense(Solver):
         return torch.cat(logits)
 
     def _flat(self, models: Sequence[NDArray[np.floating]]) -> Tensor:
-        """Copy K flat models into aligned memory of torch, [K, d] of the solver's dtype."""
+        """Copy models into aligned memory of torch, [models, d], in the solver's dtype."""
         flat = torch.empty(len(models), len(models[0]), dtype=self.dtype)
         for row, weights in zip(flat.numpy(), models, strict=True):
             row[:] = weights

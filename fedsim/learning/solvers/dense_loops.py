@@ -21,7 +21,10 @@ _AT_ONCE = 32
 
 
 class Rule(NamedTuple):
-    """Rule of an SGD step for compiled loops: the values of ``Descent``, in the model's dtype."""
+    """Rule of an SGD step for compiled loops, whose numbers have the model's dtype.
+
+    ``mu`` is the factor of the proximal term.
+    """
 
     lr: np.floating
     momentum: np.floating
@@ -33,7 +36,10 @@ class Rule(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """Parameter in training, or a stack of them; arrays that the rule does not use have no rows."""
+    """Parameter of a model in training, or a stack of several, for compiled loops.
+
+    Arrays that the rule of descent does not use have no rows.
+    """
 
     weight: AnyFloats
     velocity: AnyFloats
@@ -44,7 +50,12 @@ class Parameter(NamedTuple):
 
 
 class FirstLayer(NamedTuple):
-    """First layer in training, in weight space or in sample space (see module ``dense``)."""
+    """First layer in training, for compiled loops: its kernel, or coefficients of the samples.
+
+    In *weight space* steps change the kernel W. In *sample space* they change the coefficients A of
+    the samples X in W = a W_0 + b C + A^T X, where W_0 is the start and C the constant part of the
+    gradient.
+    """
 
     features: AnyFloats
     """[n, c]: in weight space the samples; in sample space their inner products with all samples,
@@ -65,7 +76,10 @@ class FirstLayer(NamedTuple):
 
 
 class LoopPlan(NamedTuple):
-    """Labels of a device's samples, and the arrays of its ``Batches``."""
+    """Labels of a device's samples, and the samples of each batch, for compiled loops.
+
+    ``rows``, ``counts`` and ``last_epoch`` are the fields of ``Batches``.
+    """
 
     labels: Positions
     """label of each sample, int64 [n]."""
@@ -75,7 +89,7 @@ class LoopPlan(NamedTuple):
 
 
 class DenseParameters(NamedTuple):
-    """Parameters of all layers in training."""
+    """Parameters of all layers of a model in training, for compiled loops."""
 
     entry: FirstLayer
     kernels: Parameter
@@ -89,7 +103,10 @@ class DenseParameters(NamedTuple):
 
 
 class StepMemory(NamedTuple):
-    """Working memory of a local training, for the padded batch size and count of outputs."""
+    """Working memory of a local training, which each step overwrites.
+
+    It has room for a batch and the outputs of the widest layer, both padded to multiples of four.
+    """
 
     outputs: AnyFloats
     """outputs of each layer for a batch, [layers, b, outputs]."""
@@ -112,7 +129,7 @@ def descend(
     plan: LoopPlan,
     rule: Rule,
 ) -> float:
-    """Carry out all SGD steps of a local training, in place.
+    """Carry out all SGD steps of a local training, in place, by compiled loops.
 
     Args:
         entry: the first layer.
@@ -143,7 +160,7 @@ def descend(
 
 @compiled
 def _allocate(network: DenseParameters, plan: LoopPlan) -> StepMemory:
-    """Allocate the working memory of a local training."""
+    """Allocate the working memory of a local training, for a model and a device's batches."""
     entry = network.entry
     dtype = entry.features.dtype
     layers = len(network.sizes)
@@ -161,7 +178,10 @@ def _allocate(network: DenseParameters, plan: LoopPlan) -> StepMemory:
 
 @compiled
 def _fill_batch(memory: StepMemory, plan: LoopPlan, step: int) -> Positions:
-    """Return the samples of a batch, padded with its first sample to a multiple of four."""
+    """Return the indices of the samples of a step's batch, as a view of ``memory``.
+
+    They are padded to a multiple of four by the batch's first sample.
+    """
     count = plan.counts[step]
     padded = _fours(count)
     for at in range(padded):
@@ -172,7 +192,10 @@ def _fill_batch(memory: StepMemory, plan: LoopPlan, step: int) -> Positions:
 
 @compiled
 def _error_of(memory: StepMemory, layer: int) -> AnyFloats:
-    """Return the memory of the gradient with respect to a layer's outputs."""
+    """Return the memory for the loss's gradient with respect to a layer's outputs, [b, outputs].
+
+    Two layers that follow one another have different memory.
+    """
     error: AnyFloats = memory.errors[layer % 2]
     return error
 
@@ -181,10 +204,16 @@ def _error_of(memory: StepMemory, layer: int) -> AnyFloats:
 def _pass_forward(
     network: DenseParameters, memory: StepMemory, step: int, batch: Positions
 ) -> AnyFloats:
-    """Compute the outputs of all layers for a batch.
+    """Compute the outputs of all layers for a batch, and store them in ``memory.outputs``.
+
+    Args:
+        network: the parameters.
+        memory: the working memory.
+        step: index of the step.
+        batch: indices of the samples, padded to a multiple of four.
 
     Returns:
-        The outputs of the last layer.
+            The outputs of the last layer, [b or more, outputs or more].
     """
     entry = network.entry
     sizes = network.sizes
@@ -237,7 +266,7 @@ def _descend_layers(
 
 @compiled
 def _rectify(outputs: AnyFloats, rows: int, columns: int) -> None:
-    """Apply ReLU to the first rows and columns; NaN stays NaN."""
+    """Apply ReLU to the first rows and columns of an array, in place; NaN stays NaN."""
     for row in range(rows):
         for column in range(columns):
             outputs[row, column] = 0 if outputs[row, column] < 0 else outputs[row, column]
@@ -269,7 +298,7 @@ def _enter(
     every: Positions,
     out: AnyFloats,
 ) -> None:
-    """Apply the first layer to a batch, before its ReLU.
+    """Write the first layer's outputs for a batch, before its ReLU, into ``out``.
 
     Args:
         entry: the first layer.
@@ -353,7 +382,7 @@ def _pass_back(
     rows: int,
     inputs: int,
 ) -> None:
-    """Propagate the gradient with respect to a layer's outputs back to its inputs.
+    """Compute the gradient with respect to a layer's inputs from the gradient of its outputs.
 
     Args:
         error: gradient with respect to the layer's outputs, [rows, outputs].
@@ -380,7 +409,10 @@ def _inner_products(
     outputs: int,
     out: AnyFloats,
 ) -> None:
-    """Set out[rank, output] to <features[batch[rank]], kernel[output]> + bias[0, output]."""
+    """Compute a dense layer's outputs for a batch, and write them into ``out``.
+
+    out[rank, output] becomes <features[batch[rank]], kernel[output]> + bias[0, output].
+    """
     for begin in range(0, len(batch), _AT_ONCE):
         for output in range(outputs):
             for rank in range(begin, min(begin + _AT_ONCE, len(batch)), 4):
@@ -409,10 +441,10 @@ def _add_products(
     factors: AnyFloats,
     scale: np.floating,
 ) -> None:
-    """Add scale x sum_k factors[k, row] sources[positions[k]] to each row of ``target``.
+    """Add the product of two matrices to ``target``, in place, four rows at a time.
 
-    The counts of rows and positions are multiples of four. Only the first ``columns`` columns are
-    used.
+    To each row, scale x sum_k factors[k, row] sources[positions[k]] is added. The counts of rows
+    and positions are multiples of four. Only the first ``columns`` columns are used.
     """
     for begin in range(0, len(positions), _AT_ONCE):
         for row in range(0, rows, 4):
@@ -458,7 +490,11 @@ def _descend_kernel(
     error: AnyFloats,
     rule: Rule,
 ) -> None:
-    """Take one SGD step of a kernel, whose gradient is error^T features[batch]."""
+    """Change a layer's kernel by one SGD step, in place.
+
+    Its gradient is error^T features[batch], where ``error`` is the gradient with respect to the
+    layer's outputs, [b, outputs], and ``features`` are the layer's inputs.
+    """
     target, scale = _prepare(kernel, rule, rule.kernels, rule.mu)
     _add_products(target, outputs, target.shape[1], features, batch, error, scale)
     _follow(kernel, rule)
@@ -468,10 +504,10 @@ def _descend_kernel(
 def _descend_along(
     entry: FirstLayer, batch: Positions, outputs: int, error: AnyFloats, rule: Rule
 ) -> None:
-    """Take one SGD step of the first layer's coefficients A in sample space.
+    """Change the first layer by one SGD step, in place, by its coefficients A of the samples.
 
-    The gradient is ``error`` for the samples of the batch, and 0 for all other samples of the device.
-    The proximal term pulls A to 0.
+    The gradient of A is ``error`` for the samples of the batch, and 0 for all other samples of the
+    device. The proximal term pulls A to 0.
     """
     target, scale = _prepare(entry.kernel, rule, rule.kernels, rule.mu - rule.mu)
     for rank in range(len(batch)):
@@ -486,7 +522,11 @@ def _descend_along(
 
 @compiled
 def _descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, rule: Rule) -> None:
-    """Take one SGD step of a bias, whose gradient is the sum of ``error`` over the batch."""
+    """Change a layer's bias by one SGD step, in place.
+
+    Its gradient is the sum of ``error``, the gradient with respect to the layer's outputs, over the
+    batch.
+    """
     target, scale = _prepare(bias, rule, rule.biases, rule.mu)
     for rank in range(count):
         for output in range(outputs):
@@ -498,7 +538,9 @@ def _descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, r
 def _prepare(
     part: Parameter, rule: Rule, shrinkage: np.floating, mu: np.floating
 ) -> tuple[AnyFloats, np.floating]:
-    """Apply momentum, shrinkage, proximal term and constant of an SGD step to a parameter.
+    """Apply all terms of an SGD step to a parameter except the gradient of the loss, in place.
+
+    They are momentum, shrinkage, the proximal term and the constant.
 
     Args:
         part: the parameter.
@@ -539,7 +581,7 @@ def _prepare(
 
 @compiled
 def _follow(part: Parameter, rule: Rule) -> None:
-    """Subtract lr x velocity from the weights, if the rule has momentum."""
+    """Complete an SGD step with momentum: subtract lr x velocity from the weights, in place."""
     for row in range(len(part.velocity)):
         for column in range(part.velocity.shape[1]):
             part.weight[row, column] -= rule.lr * part.velocity[row, column]

@@ -23,7 +23,7 @@ def _signed(word: int) -> int:
 
 
 def step_key(key: int, step: int) -> int:
-    """Return the key of an SGD step of a local training, as a signed 64-bit integer.
+    """Return the key of the dropout masks of an SGD step, as a signed 64-bit integer.
 
     Args:
         key: the key of the local training.
@@ -33,11 +33,11 @@ def step_key(key: int, step: int) -> int:
 
 
 def advanced_key(key: int, steps: int) -> int:
-    """Return the key of a training that continues another training's dropout masks.
+    """Return the key for a training that continues the dropout masks of an earlier training.
 
     Args:
-        key: the key of the other local training.
-        steps: count of the other training's steps whose masks are skipped.
+        key: the key of the earlier local training.
+        steps: count of the earlier training's steps whose masks are skipped.
     """
     return (key + steps * _OF_STEP) % (1 << 64)
 
@@ -68,7 +68,7 @@ class KeyedDropout(nn.Module):
         return self.rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """Set elements of ``x`` to zero and scale up the remaining ones; identity in evaluation."""
+        """Set random elements of ``x`` to zero, and scale up the rest; the identity in tests."""
         if not self.training or self.rate == 0.0:
             return x
         shape = x.shape
@@ -83,7 +83,7 @@ class KeyedDropout(nn.Module):
 
 
 def _mix(word: Tensor) -> Tensor:
-    """Hash int64 elements by the finaliser of splitmix64.
+    """Hash the elements of an int64 tensor, by the finaliser of the random generator splitmix64.
 
     Bit masks turn torch's arithmetic shift into a logical one.
     """

@@ -52,9 +52,9 @@ R = TypeVar("R")
 
 
 def probe(solver: Reference, objective: Objective, x: AnyArray, y: AnyArray) -> None:
-    """Try a solver's module on some samples, and configure the solver's checks by the result.
+    """Try a user's module on some samples before a run, and set the solver's checks accordingly.
 
-    Sets the solver's ``watch``, ``keyed`` and ``fails_on_one``.
+    Its ``watch``, ``keyed`` and ``fails_on_one`` are set.
 
     Args:
         solver: solver of a user's module.
@@ -95,7 +95,7 @@ def _probe(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> Non
 
 
 def _training(weights: Weights, x: Tensor, y: Tensor, key: int) -> LocalSolve:
-    """Return a training of two epochs, with two batches of different size if n allows it.
+    """Return the inputs of a trial training: two epochs, each of two batches if samples suffice.
 
     Args:
         weights: the start, float [d].
@@ -110,7 +110,7 @@ def _training(weights: Weights, x: Tensor, y: Tensor, key: int) -> LocalSolve:
 
 
 def _run_user_code(work: Callable[[], R]) -> R:
-    """Run code of a user's module, and convert its errors to ``ScenarioError``."""
+    """Call code of a user's module, and return its result; its errors become ``ScenarioError``."""
     try:
         return work()
     except FedsimError:
@@ -129,9 +129,12 @@ def _test(solver: Reference, weights: Weights, x: Tensor, module: ModuleCopy) ->
 
 
 def _refuse_draws(work: Callable[[], object]) -> None:
-    """Raise ``ScenarioError`` if work draws from global generators in each of several tries.
+    """Raise ``ScenarioError`` if a call draws from global random generators in each try.
 
     If a try has no draws, the draws of the previous tries are another thread's.
+
+    Args:
+        work: the call, which trains or tests a user's module.
     """
     for number in range(_TRIES):
         with generators_kept(number + 1):  # seeds that the module is unlikely to set itself
@@ -187,7 +190,7 @@ def _refuse_outputs(
 
 
 def _replay_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
-    """Repeat a test on used and new copies of the module.
+    """Repeat a test of a user's module on a used copy and on a new copy of it.
 
     Args:
         solver: solver of the module.
@@ -195,7 +198,7 @@ def _replay_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
         x: samples, [n, *shape].
 
     Returns:
-        Names of memory that a test changes without an effect on results.
+        Names of attributes and globals that a test changes without an effect on results.
 
     Raises:
         ScenarioError: the results differ, or the second test changes memory again.
@@ -215,7 +218,7 @@ def _replay_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
 
 
 def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[str]:
-    """Carry out two trainings in the orders A, A, B and B, A, on two copies of the module.
+    """Train a user's module in the orders A, A, B and B, A, on two copies of it, and compare.
 
     Args:
         solver: solver of the module.
@@ -223,7 +226,7 @@ def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[st
         b: training B.
 
     Returns:
-        Names of memory that trainings change without an effect on results.
+        Names of attributes and globals that trainings change without an effect on results.
 
     Raises:
         ScenarioError: the results differ, or a repetition changes memory again.
@@ -251,8 +254,13 @@ def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[st
 def _refuse_use_of_counts(solver: Reference, solve: LocalSolve) -> None:
     """Raise ``ScenarioError`` if a result depends on the count of batches that a norm has seen.
 
-    ``num_batches_tracked`` counts the batches of all devices of a worker. torch's own norms use no
-    such count if they have a momentum. A user's norm may use the count, perhaps much later.
+    The buffer ``num_batches_tracked`` counts the batches of all devices of a worker. torch's own
+    norms use no such count if they have a momentum. A user's norm may use the count, perhaps much
+    later.
+
+    Args:
+        solver: solver of the module.
+        solve: a training that is tried with a small and with a large count.
     """
     names = counts_of_norms(solver.watch.fresh().module)
     if not names:
@@ -266,7 +274,12 @@ def _refuse_use_of_counts(solver: Reference, solve: LocalSolve) -> None:
 
 
 def _refuse_cached_draws(solver: Reference, solve: LocalSolve) -> None:
-    """Raise ``ScenarioError`` if a function's cache passes draws from one training to the next."""
+    """Raise ``ScenarioError`` if a function's cache passes random draws on to the next training.
+
+    Args:
+        solver: solver of the module.
+        solve: a training that is carried out with empty and with filled caches.
+    """
     module = solver.watch.fresh()
     caches = clear_caches(module.module)
     if not caches:
@@ -290,15 +303,15 @@ def _memory(module: ModuleCopy) -> dict[str, Token]:
 
 
 def _changes(module: ModuleCopy) -> list[str]:
-    """Return the names of memory that has changed since the module was copied."""
+    """Return the names of attributes and globals that have changed since the module was copied."""
     return differences(module.memory, remains(module.module, module.flat))
 
 
 def _difference(changes: list[str]) -> ScenarioError:
-    """Return the error for a result that differs in a repetition.
+    """Return the error that a repeated training or test of a user's module has another result.
 
     Args:
-        changes: names of memory that the module has changed; may be empty.
+        changes: names of attributes and globals that the module has changed; may be empty.
     """
     if changes:
         return ScenarioError(left_message(changes, _WHERE))
@@ -306,7 +319,17 @@ def _difference(changes: list[str]) -> ScenarioError:
 
 
 def _failure_on_one(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -> str:
-    """Return the reason why the module cannot be trained on a batch of a single sample, else ""."""
+    """Train the module on a batch of a single sample, to find out whether it can be.
+
+    Args:
+        solver: solver of the module.
+        weights: the model, float [d].
+        x: samples, of which the first is used.
+        y: targets of the samples.
+
+    Returns:
+        The reason why it fails, such as the name of a batch norm; "" if it does not.
+    """
     batches = shuffled(np.random.default_rng(0), 1, 1, 1)
     solve = LocalSolve(weights, x[:1], y[:1], batches)
     try:

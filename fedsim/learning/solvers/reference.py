@@ -48,9 +48,10 @@ _LOSS_KEY = 0x7E58  # key of random draws in the loss of tests
 
 
 class Reference(Solver):
-    """Solver of any ``nn.Module`` by autograd; each thread computes with its own copy.
+    """Solver of any ``nn.Module`` by autograd; it defines the results that other solvers must have.
 
-    If the module has a method ``loss(outputs, y)``, this method computes the loss of each sample.
+    Each thread computes with its own copy of the module. If the module has a method ``loss(outputs,
+    y)``, this method computes the loss of each sample.
 
     Args:
         module: the module, which is copied and not changed.
@@ -93,7 +94,7 @@ class Reference(Solver):
         super().__init__(device, tensors, kernels(module))
 
     def use_bf16(self) -> None:
-        """Compute products in training in bfloat16 from now on.
+        """Compute products in bfloat16 in all later trainings.
 
         Raises:
             ScenarioError: the module has tensors of other types than float32.
@@ -129,7 +130,7 @@ class Reference(Solver):
     def losses_of(
         self, copied_module: ModuleCopy, outputs: Tensor, y: Tensor, **options: Any
     ) -> Tensor:
-        """Compute the loss of each sample, float [n], by the module's own ``loss`` if it has one.
+        """Compute the loss of each sample, float [n]; by the module's own ``loss`` if it has one.
 
         Args:
             copied_module: the copy of the module.
@@ -211,7 +212,14 @@ class Reference(Solver):
         return self.watch.use(train, same_results, where, trains=True)
 
     def _repeat_first(self, solve: LocalSolve, descent: Descent, where: str) -> None:
-        """Carry out the first steps of this thread's first training twice, and compare.
+        """Repeat the first steps of this thread's first training, to find unrepeatable draws.
+
+        Later calls, and calls for fedsim's own modules, do nothing.
+
+        Args:
+            solve: the device's start, samples and batches.
+            descent: the rule of an SGD step.
+            where: text that names the training, for error messages.
 
         Raises:
             SimulationError: the results differ, so the module draws numbers that are not keyed.
@@ -254,7 +262,7 @@ class Reference(Solver):
     def _steps(
         self, solve: LocalSolve, descent: Descent, trained: dict[str, Tensor]
     ) -> list[ParameterStep]:
-        """Return the SGD of each parameter that requires a gradient.
+        """Return an object for each trained parameter that takes its SGD steps.
 
         Args:
             solve: the device's start, samples and batches.
@@ -274,7 +282,7 @@ class Reference(Solver):
     def context(
         self, copied_module: ModuleCopy, solve: LocalSolve, descent: Descent
     ) -> Iterator[tuple[dict[str, Tensor], TrainingContext]]:
-        """Load a device's start into a copy of the module, for the time of a training.
+        """Return a context of a training, in which a copy of the module has the start weights.
 
         Args:
             copied_module: the copy of the module.
@@ -306,7 +314,16 @@ class Reference(Solver):
         self.drawn["training"] |= draws is not None and draws.drawn
 
     def _apply(self, copied_module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:
-        """Load weights [d], and apply the module to samples in evaluation mode, in blocks."""
+        """Apply the module with given weights to samples, in evaluation mode, block by block.
+
+        Args:
+            copied_module: a copy of the module, whose weights are overwritten.
+            weights: the model, float [d].
+            x: the samples, [n, *shape].
+
+        Returns:
+            The outputs, [n, ...].
+        """
         module = copied_module.module
         size = _APPLIED_AT_ONCE // max(1, math.prod(x.shape[1:])) // _ALIGNED * _ALIGNED
         outputs = []
@@ -322,10 +339,16 @@ class Reference(Solver):
 
     @contextmanager
     def _testing(self, copied_module: ModuleCopy, weights: Weights) -> Iterator[KeyedDraws | None]:
-        """Context of a test: loads weights into a copy of the module, in evaluation mode.
+        """Return a context of a test, in which a copy of the module has given weights.
+
+        The module is in evaluation mode.
+
+        Args:
+            copied_module: the copy of the module.
+            weights: the model, float [d].
 
         Yields:
-            The keyed draws, which must be seeded; None if draws are not keyed.
+            The random draws, which must be seeded by the caller; None if the module draws none.
 
         Raises:
             ScenarioError: the module has changed its weights.
@@ -357,7 +380,7 @@ class Reference(Solver):
 
 
 def _clip(gradients: tuple[Tensor, ...], most: float) -> tuple[Tensor, ...]:
-    """Scale gradients down to a joint norm of at most ``most``."""
+    """Scale gradients down, by one factor, to a joint norm of at most ``most``."""
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     factor = (most / torch.linalg.vector_norm(torch.stack(norms))).clamp(max=1.0)
     return tuple(gradient * factor for gradient in gradients)
@@ -366,7 +389,7 @@ def _clip(gradients: tuple[Tensor, ...], most: float) -> tuple[Tensor, ...]:
 def _load(module: ModuleCopy, weights: Weights) -> dict[str, Tensor]:
     """Copy a flat model [d] into a copy of the module, and return its tensors by name.
 
-    A running variance below 0, which may come from a server's step, becomes 0.
+    A running variance below 0, to which a server's step may lead, becomes 0.
     """
     tensors = module.restore()
     load_weights(list(tensors.values()), weights)
@@ -377,7 +400,7 @@ def _load(module: ModuleCopy, weights: Weights) -> dict[str, Tensor]:
 
 
 class SingleSampleError(ScenarioError):
-    """Error of a batch norm that got a batch of a single sample.
+    """Error that a batch norm got a batch of a single sample, of which there is no variance.
 
     Args:
         part: text that names the norm.
@@ -398,9 +421,7 @@ class SingleSampleError(ScenarioError):
 
 
 def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None:
-    """Raise if each channel of a batch norm's batch has one value, and so no variance.
-
-    A forward pre-hook.
+    """Raise ``SingleSampleError`` if a batch norm gets one value for each channel (a hook).
 
     Args:
         name: name of the norm in its module.
@@ -408,7 +429,7 @@ def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None
         args: arguments of the norm's forward pass.
 
     Raises:
-        SingleSampleError: the channels have one value.
+        SingleSampleError: the channels have one value, and so no variance.
     """
     x = args[0]
     uses_batch = part.training or part.running_mean is None
@@ -417,7 +438,7 @@ def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None
 
 
 def module_of(architecture: Architecture, device: str = "cpu") -> nn.Module:
-    """Build a ``nn.Sequential`` of an architecture's layers, with uninitialised weights.
+    """Build a torch module of an architecture's layers, with uninitialised weights.
 
     Args:
         architecture: the layers, whose classes have the names and fields of torch's classes.
@@ -432,7 +453,12 @@ def module_of(architecture: Architecture, device: str = "cpu") -> nn.Module:
 
 
 def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float32) -> Weights:
-    """Concatenate parameters to one vector of ``dtype`` [d], each in row-major order."""
+    """Concatenate tensors to one vector on the host, [d], each in row-major order.
+
+    Args:
+        parameters: the tensors; a complex number is two values.
+        dtype: dtype of the vector.
+    """
     flat = torch.cat([as_real(parameter.detach()).reshape(-1) for parameter in parameters])
     if flat.dtype in _HALVES:
         flat = flat.float()
@@ -440,7 +466,7 @@ def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float
 
 
 def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:
-    """Copy a flat model [d] into parameters in place, in their order."""
+    """Copy a flat model, float [d], into parameters in place, in their order."""
     sizes = [math.prod(real_shape(parameter)) for parameter in parameters]
     parts = torch.split(to_device(weights, next(iter(parameters)).device), sizes)
     with torch.no_grad():
@@ -449,7 +475,7 @@ def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:
 
 
 def same_results(first: Solved, second: Solved) -> bool:
-    """Return whether two trainings have bitwise equal weights and losses."""
+    """Return whether two trainings have weights and losses that are equal bit for bit."""
     first_loss = np.float64(first.train_loss)
     second_loss = np.float64(second.train_loss)
     if first_loss.tobytes() != second_loss.tobytes():  # a comparison by bytes holds for NaN
@@ -458,7 +484,7 @@ def same_results(first: Solved, second: Solved) -> bool:
 
 
 def same_bits(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors have bitwise equal values."""
+    """Return whether two tensors have values that are equal bit for bit."""
     return torch.equal(_bytes_of(first), _bytes_of(second))
 
 
@@ -467,7 +493,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def first_steps(solve: LocalSolve, steps: int) -> LocalSolve:
-    """Return a device's training with only its first ``steps`` steps."""
+    """Return the inputs of a device's training, cut to its first ``steps`` steps."""
     batches = solve.batches
     part = replace(batches, rows=batches.rows[:steps], counts=batches.counts[:steps], last_epoch=0)
     return replace(solve, batches=part)
@@ -489,9 +515,13 @@ def repeats_message(where: str) -> str:
 
 
 def _tie_again(module: nn.Module, copied_module: nn.Module) -> None:
-    """Make buffers of a copy share a tensor if they do in ``module``.
+    """Make buffers of a copy of a module share a tensor if they do in the module, in place.
 
     Converting a module to another dtype gives each of such buffers its own tensor.
+
+    Args:
+        module: the module that was copied.
+        copied_module: the copy, which is changed.
     """
     firsts: dict[int, Tensor] = {}
     for part, copied_part in zip(module.modules(), copied_module.modules(), strict=False):

@@ -73,7 +73,7 @@ def _as_module(model: Architecture | nn.Module) -> nn.Module:
 
 
 def torch_device(name: str) -> torch.device:
-    """Return the torch device of a name such as ``cuda:0``.
+    """Return the torch device of a name such as ``cuda:0``, after checking that it exists.
 
     Raises:
         ScenarioError: this machine has no such device.

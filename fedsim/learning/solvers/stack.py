@@ -20,7 +20,11 @@ from fedsim.learning.transfers import to_device
 
 @dataclass(frozen=True)
 class LanePlan:
-    """Batches of a stack's lanes, padded to one shape. S steps, W lanes, b samples a batch."""
+    """Batches of several trainings that are computed as one stack, padded to one shape.
+
+    A lane is the place of a training in the stack. There are S steps, W lanes, and b samples in a
+    batch.
+    """
 
     rows: Tensor
     """indices among the samples of all lanes, int64 [S, W * b]; a cell without a sample
@@ -45,7 +49,7 @@ class LanePlan:
 
 
 def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -> LanePlan:
-    """Pad the batches of several trainings to one shape.
+    """Pad the batches of several trainings to one shape, for one stack of models.
 
     Args:
         solves: the trainings, one for each lane.
@@ -89,7 +93,9 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
 
 
 class LaneLoss(nn.Module):
-    """Module that applies the trained module to a lane's batch, and returns its loss.
+    """Module that applies the trained module to one model's batch, and returns the loss.
+
+    It is vectorised over the lanes of a stack, each of which has a model.
 
     Args:
         solver: the solver, which has the loss of a sample.
@@ -114,7 +120,7 @@ class LaneLoss(nn.Module):
     def forward(
         self, x: Tensor, y: Tensor, mask: Tensor, count: Tensor, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean loss of a batch with all terms, and the sum of its samples' losses.
+        """Compute the loss of a model on its batch.
 
         Args:
             x: samples, [b, *shape].
@@ -122,6 +128,9 @@ class LaneLoss(nn.Module):
             mask: 1 for samples that count, else 0; [b].
             count: count of these samples.
             rows: indices among the samples of all lanes, [b].
+
+        Returns:
+            The mean loss with any contrastive term, and the sum of the samples' losses without it.
         """
         outputs = self._forward(self.module, x)
         losses = self._losses(outputs, y, **self._options)
@@ -134,29 +143,29 @@ class LaneLoss(nn.Module):
 
 
 class LaneSteps(Protocol):
-    """Interface of a rule that changes the models of a stack by their gradients."""
+    """Interface of a rule, such as SGD, that changes the models of a stack by their gradients."""
 
     def begin(self, tensors: dict[str, Tensor]) -> None:
-        """Begin with zero momentum, and the like, for tensors [W, *shape] by name."""
+        """Prepare the rule's state, such as zero momentum, for tensors [W, *shape] by name."""
 
     def take(
         self, tensors: dict[str, Tensor], gradients: dict[str, Tensor], active: Tensor | None
     ) -> None:
-        """Take a step.
+        """Change the models of a stack by one step.
 
         Args:
             tensors: name: tensor [W, *shape], which is changed or replaced.
             gradients: name: gradient of the tensor.
-            active: whether each lane takes the step, bool [W]; None if all do.
+            active: whether each lane, i.e. each model, takes the step, bool [W]; None if all do.
         """
 
 
 class SgdSteps:
-    """Steps of SGD: v <- momentum v + gradient, w <- w - lr v.
+    """Steps of SGD for a stack of W models: v <- momentum v + gradient, w <- w - lr v.
 
     Args:
-        lr: learning rate of each lane, float64 [W].
-        momentum: momentum of all lanes.
+        lr: learning rate of each model, float64 [W].
+        momentum: momentum of all models.
     """
 
     def __init__(self, lr: Tensor, momentum: float) -> None:
@@ -181,7 +190,7 @@ class SgdSteps:
 
 
 class OptimizerSteps:
-    """Steps of an optimiser of torch, which treats each number of a tensor alike.
+    """Steps of a stack of models by an optimiser of torch that treats all numbers alike.
 
     Args:
         make: makes the step for stacked parameters by name: a function that is called once their
@@ -211,10 +220,12 @@ class OptimizerSteps:
 
 
 class Stack:
-    """Models of a stack's lanes, which a rule of steps changes.
+    """Models of several devices that are trained at once, stacked along a first dimension.
+
+    ``load`` sets the models, ``descend`` trains them, and ``weights`` returns them.
 
     Args:
-        losses: computes a lane's loss.
+        losses: computes the loss of a model.
         flat: name: tensor of the flat model, for names and shapes.
         descent: the terms of the gradient; ``lr`` and ``momentum`` are not used.
         solver: the solver, with the kernels' names.
@@ -251,7 +262,18 @@ class Stack:
         samples: tuple[Tensor, Tensor],
         cells: tuple[Tensor, Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss of a lane with all terms, and the sum of its samples' losses."""
+        """Return the loss of a model of the stack on its batch, with any contrastive term.
+
+        Args:
+            trained: name: trained tensor of the model.
+            fixed: name: tensor that is not trained.
+            key: key of the model's dropout masks.
+            samples: samples [b, *shape] and targets [b, ...].
+            cells: mask, count and indices of the samples, as ``LaneLoss`` takes them.
+
+        Returns:
+            The loss, and the sum of the samples' losses.
+        """
         tensors = {f"module.{name}": tensor for name, tensor in {**fixed, **trained}.items()}
         for name in self._keys:
             tensors[name] = key
@@ -259,7 +281,7 @@ class Stack:
         return loss, total
 
     def load(self, weights: Tensor, constant: Tensor | None) -> None:
-        """Set the models.
+        """Set the models of the stack to their start.
 
         Args:
             weights: the start of each lane on the torch device, float [W, d].
@@ -276,7 +298,7 @@ class Stack:
             self._constant = self._split(constant)
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Split flat models [W, d] into new tensors [W, *shape] by name."""
+        """Split the flat models of a stack, [W, d], into new tensors [W, *shape] by name."""
         parts = {}
         pieces = torch.split(flat, self._sizes, dim=1)
         for (name, like), piece in zip(self._flat.items(), pieces, strict=True):
@@ -284,7 +306,7 @@ class Stack:
         return parts
 
     def weights(self) -> Tensor:
-        """Return the flat models, float [W, d]."""
+        """Return the present models of the stack, each flat, float [W, d]."""
         parts = []
         for name in self._flat:
             tensor = self._tensors[name] if name in self._tensors else self._fixed[name]
@@ -293,7 +315,7 @@ class Stack:
         return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
     def descend(self, plan: LanePlan, x: Tensor, y: Tensor, steps: LaneSteps) -> Tensor:
-        """Take all steps, without waiting for the device in between.
+        """Train all models of the stack, without waiting for the torch device between steps.
 
         Args:
             plan: the batches.
@@ -321,7 +343,11 @@ class Stack:
         return totals
 
     def _with_terms(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the gradients with penalty, proximal and linear term, after clipping."""
+        """Return clipped gradients plus the gradients of L2 penalty, proximal and linear term.
+
+        Args:
+            gradients: name: gradient of the loss for all models, [W, *shape].
+        """
         descent = self._descent
         if descent.clip is not None:
             gradients = clip_lanes(gradients, descent.clip)
@@ -338,12 +364,18 @@ class Stack:
 
 
 def _by_lane(samples: Tensor, lanes: int) -> Tensor:
-    """Split the first dimension of samples [W * b, ...] into lanes, [W, b, ...]."""
+    """Split the first dimension of all models' samples, [W * b, ...], into [W, b, ...]."""
     return samples.reshape(lanes, -1, *samples.shape[1:])
 
 
 def where_active(active: Tensor | None, moved: Tensor, weight: Tensor) -> Tensor:
-    """Return the moved weights [W, *shape] of active lanes, and the weights of all other lanes."""
+    """Choose for each model of a stack its weights after or before a step.
+
+    Args:
+        active: whether each model takes the step, bool [W]; None if all do.
+        moved: weights after the step, [W, *shape].
+        weight: weights before the step, [W, *shape].
+    """
     if active is None:
         return moved
     # a factor 0 would not stop a lane that has diverged
@@ -351,12 +383,20 @@ def where_active(active: Tensor | None, moved: Tensor, weight: Tensor) -> Tensor
 
 
 def _along(values: Tensor, like: Tensor) -> Tensor:
-    """Append dimensions of length 1 to values [W], as many as ``like`` has further ones."""
+    """Reshape values of W models so that they broadcast along a tensor of the models.
+
+    Args:
+        values: [W].
+        like: the tensor, [W, *shape].
+
+    Returns:
+        [W, 1, ..., 1], with as many dimensions as ``like``.
+    """
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def clip_lanes(gradients: dict[str, Tensor], most: float) -> dict[str, Tensor]:
-    """Scale the gradients of each lane down to a joint norm.
+    """Scale the gradients of each model of a stack down to a joint norm of at most ``most``.
 
     Args:
         gradients: name: gradient, [W, *shape].

@@ -54,19 +54,23 @@ class ModuleCopy:
         self.uses = 0
 
     def restore(self) -> dict[str, Tensor]:
-        """Undo replacements of buffers by a pass, and return the flat model's tensors by name."""
+        """Put back buffers that a forward pass has replaced, and return the flat model's tensors.
+
+        Returns:
+            Name -> tensor.
+        """
         for part, key, tensor in self._buffers:
             part._buffers[key] = tensor
         return self.flat
 
     def is_replaced(self, name: str) -> bool:
-        """Return whether a pass has replaced the buffer ``name`` of the flat model."""
+        """Return whether a forward pass has replaced the tensor of the buffer ``name``."""
         original = self.flat[name]
         places = [(part, key) for part, key, tensor in self._buffers if tensor is original]
         return any(part._buffers.get(key) is not original for part, key in places)
 
     def moved(self) -> dict[str, Tensor]:
-        """Return the flat model's tensors by name, after a training that may replace buffers.
+        """Return the flat model's tensors by name after a training that may replace buffers.
 
         Raises:
             ScenarioError: the training has replaced a parameter, or changed the shape of a tensor.
@@ -95,7 +99,9 @@ def _tensor_of(module: nn.Module, name: str) -> Tensor:
 
 
 class Watch:
-    """Runs work on a module in several threads, each with its own copy, and checks the copies.
+    """Runner of trainings and tests of a user's module, which checks that it keeps no hidden state.
+
+    Each thread has its own copy of the module.
 
     Args:
         template: the module that is copied.
@@ -122,7 +128,7 @@ class Watch:
         vars(self).update(state, _threads=threading.local())
 
     def fresh(self) -> ModuleCopy:
-        """Return a new copy of the module."""
+        """Return a new copy of the module, which no training or test has used."""
         return ModuleCopy(self._template, is_watched=self.is_on)
 
     @property
@@ -140,10 +146,11 @@ class Watch:
         *,
         trains: bool,
     ) -> R:
-        """Run ``work`` on this thread's copy, and check the copy's memory and random draws.
+        """Run a training or test on this thread's copy of the module, and check the copy.
 
-        Tests are checked ever more seldom. Draws are checked in each training. Memory is checked in
-        the first trainings, and then in each eighth, as a change of memory persists.
+        Memory is all that the module keeps outside its flat model. Tests are checked ever more
+        seldom. Draws are checked in each training. Memory is checked in the first trainings, and
+        then in each eighth, as a change of memory persists.
 
         Args:
             work: loads the copy's flat model, and computes.
@@ -177,7 +184,16 @@ class Watch:
     def _use_without_draws(
         self, module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str
     ) -> R:
-        """Run ``work``, and raise if it draws from global generators or system entropy."""
+        """Run a training or test, and return its result.
+
+        Args:
+            module: the copy of the module.
+            work: computes with the copy.
+            where: text that names the use, for error messages.
+
+        Raises:
+            SimulationError: the module draws from a global generator, or from the system's entropy.
+        """
         before = global_states(self._device)
         with entropy_watched() as places:
             result = run_user_code(lambda: work(module), where)
@@ -188,9 +204,16 @@ class Watch:
         return result
 
     def _refuse_draws(self, work: Callable[[ModuleCopy], R], where: str) -> None:
-        """Repeat ``work``, and raise if draws from global generators occur each time.
+        """Repeat a training or test, and raise if it draws from global random generators each time.
 
         If a repetition has no draws, the draws are another thread's.
+
+        Args:
+            work: computes with a new copy of the module.
+            where: text that names the use, for error messages.
+
+        Raises:
+            SimulationError: each repetition has draws.
         """
         for _ in range(_TRIES):
             before = global_states(self._device)
@@ -208,9 +231,10 @@ class Watch:
         same: Callable[[R, R], bool],
         where: str,
     ) -> None:
-        """Check whether a use has changed memory, and raise if the change affects results.
+        """Check whether a training or test has changed what a module keeps outside its flat model.
 
-        Memory whose change has no effect on a repetition is added to ``harmless``.
+        If it has, this thread's copy is dropped, and the use is repeated. Memory whose change has
+        no effect on the repetition is added to ``harmless``.
 
         Args:
             module: the copy that was used.
@@ -218,6 +242,9 @@ class Watch:
             result: result of the use.
             same: returns whether two results are bitwise equal.
             where: text that names the use, for error messages.
+
+        Raises:
+            SimulationError: the repetition has another result, or changes memory again.
         """
         changes = differences(module.memory, remains(module.module, module.flat))
         if not changes:
@@ -239,7 +266,7 @@ def _use(module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str) -> R:
 
 
 def run_user_code(work: Callable[[], R], where: str) -> R:
-    """Run code of a user's module, and convert its errors.
+    """Call code of a user's module, and return its result; its errors become ``SimulationError``.
 
     Args:
         work: the code, called without arguments.
@@ -260,10 +287,10 @@ def run_user_code(work: Callable[[], R], where: str) -> R:
 
 
 def left_message(names: list[str], where: str) -> str:
-    """Return the error message for a module that a use leaves with changed memory.
+    """Return the error message for a module whose attributes a training or test has changed.
 
     Args:
-        names: names of the changed memory.
+        names: names of the changed attributes or globals.
         where: text that names the use, such as "in a test".
     """
     return (

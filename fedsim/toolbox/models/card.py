@@ -114,7 +114,7 @@ class ModelCard(PartedModel):
         return self.tokens * (token + adapters), self.tokens * trained
 
     def _layers_back(self) -> int:
-        """Return the count of layers through which the backward pass goes."""
+        """Return the count of layers through which the backward pass goes, from the last one on."""
         first = 0
         if self.lora is not None:
             trained = self.trained((), 0)
@@ -122,12 +122,15 @@ class ModelCard(PartedModel):
         return self.layers - first
 
     def _backward(self) -> float:
-        """Return one sample's FLOPs of the backward pass."""
+        """Return a sample's FLOPs of the backward pass, with all gradients."""
         forward, trained = self._passes()
         return forward * self._passes_back() + trained
 
     def _passes_back(self) -> float:
-        """Return the FLOPs of the backward pass through activations, relative to a forward pass."""
+        """Return the FLOPs of the gradients of activations, in units of a forward pass.
+
+        A layer that is computed again in the backward pass counts twice.
+        """
         passes = 2.0 if self.recompute else 1.0
         return passes * (self._layers_back() / self.layers)
 
@@ -138,7 +141,7 @@ class ModelCard(PartedModel):
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
     ) -> ModelCost:
-        """The cost of one step, in which each pass reads all weights once.
+        """Return the cost of a training step, in which each pass reads all weights once.
 
         A token keeps 34 bytes a layer and output of the first dense layer until its backward pass
         (Korthikanti et al. 2022, in 16 bits, without the scores of attention). With ``recompute``

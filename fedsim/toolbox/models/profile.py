@@ -144,7 +144,7 @@ def profile(
 
 
 class Counted(NamedTuple):
-    """FLOPs and bytes of a call of a torch operation."""
+    """FLOPs and bytes of a call of a torch operation, such as a convolution, in a training."""
 
     flops: float
     filled: float
@@ -159,7 +159,12 @@ class Counted(NamedTuple):
     """fixed cost of the call on a CPU, as bytes that could be moved in its time."""
 
     def columns(self) -> tuple[float, ...]:
-        """Return the operation's row of ``Operations``: FLOPs and bytes, on servers and on ARM."""
+        """Return the FLOPs and bytes that determine the time of the call, on two machines.
+
+        Returns:
+            FLOPs with padded channels, bytes, and bytes of additional passes on a server's CPU;
+            then FLOPs and bytes of additional passes on a board with ARM cores.
+        """
         arm_flops = self.flops / _ARM_SHARES.get(self.kind, 1.0)
         arm_moved = self.traffic * _ARM_PASSES.get(self.kind, 0.0)
         return (
@@ -175,8 +180,12 @@ def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
     """Split each operation's FLOPs and bytes into a fixed part and a part per sample.
 
     Args:
-        small: the operations on a batch of ``_SMALL`` samples.
-        large: the operations on a batch of ``_LARGE`` samples.
+        small: the operations on a batch of two samples.
+        large: the operations on a batch of four samples.
+
+    Returns:
+        An array with a row for each operation. If the operations of both batches differ in number,
+        it has one row, their sum.
     """
     first = np.reshape([operation.columns() for operation in small], (-1, COLUMNS))
     second = np.reshape([operation.columns() for operation in large], (-1, COLUMNS))
@@ -188,7 +197,7 @@ def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
 
 
 class _StepCounts(NamedTuple):
-    """Operations and memory of a training step on a batch."""
+    """Operations and memory of a training step on a batch, in its two passes and update."""
 
     forward: list[Counted]
     backward: list[Counted]
@@ -202,9 +211,9 @@ class _StepCounts(NamedTuple):
 def _step(
     module: nn.Module, batch: Tensor, trainer: Trainer, device: str, objective: Objective
 ) -> _StepCounts:
-    """Count the second training step of a copy of a module.
+    """Count the operations and the memory of a training step of a copy of a module.
 
-    The first step creates the optimiser's state, and is not counted.
+    The second of two steps is counted, because the first one creates the optimiser's state.
 
     Args:
         module: the module.
@@ -275,7 +284,7 @@ def _size(tree: object) -> int:
 
 
 class Counting(TorchDispatchMode):
-    """Torch dispatch mode that counts the FLOPs and bytes of each operation.
+    """Context in which the FLOPs and bytes of each torch operation are counted (a dispatch mode).
 
     Args:
         call: additional fixed cost of each operation (bytes).
@@ -374,7 +383,7 @@ def _count_convolution(
     *,
     backward: bool = False,
 ) -> tuple[float, float, float]:
-    """Count the FLOPs, the FLOPs with padded channels, and the bytes of a convolution.
+    """Count the FLOPs and bytes of a convolution, or of a gradient of it.
 
     Args:
         x: input of the layer.
@@ -384,6 +393,9 @@ def _count_convolution(
         transposed: whether the convolution is transposed.
         groups: count of groups of channels.
         backward: whether y's gradient is the operand, which is then spread over the grid of x.
+
+    Returns:
+        FLOPs, FLOPs if channels are padded to whole registers, and bytes.
     """
     if transposed:
         x, y = y, x
@@ -396,7 +408,11 @@ def _count_convolution(
 
 
 def _padding(channels: int) -> float:
-    """Return the factor by which padding to whole registers increases a count of channels."""
+    """Return the factor by which padding to whole registers increases the work of a convolution.
+
+    Args:
+        channels: count of input or output channels.
+    """
     if channels < _FIRST:
         return 1.0
     return -(-channels // _LANES) * _LANES / channels

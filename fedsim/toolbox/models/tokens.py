@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TokenModel(TorchModel):
-    """A model of token sequences."""
+    """Base of the models of token sequences, which are built for a length and a vocabulary."""
 
     is_tried: ClassVar[bool] = False
 

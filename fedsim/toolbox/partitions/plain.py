@@ -48,7 +48,7 @@ class ByLabel(Partition):
     def _deal(
         self, dataset: Dataset, index: Index, devices: int, streams: Streams, purpose: str
     ) -> list[Index]:
-        """Deal the samples of each label evenly to the devices of the label.
+        """Deal the samples of each label evenly to the devices that have this label.
 
         Args:
             dataset: the data set.
@@ -168,7 +168,7 @@ class Dirichlet(Partition):
         return np.repeat(np.arange(devices), np.diff(edges, prepend=0))
 
     def _fill_up(self, indices: list[Index], generator: np.random.Generator) -> None:
-        """Move random samples from the largest devices to devices below ``minimum``, in place.
+        """Move samples from the largest devices to devices below ``minimum``, in place.
 
         Args:
             indices: pool indices of each device's samples.
@@ -226,7 +226,7 @@ class PartitionFile(Partition):
 
 
 def _read_entries(path: Path) -> list[dict[str, object]]:
-    """Read a partition file.
+    """Read the JSON file of a user that lists the samples of each device.
 
     Returns:
         For each device, in order of index, its entry as a dict with ``train`` and perhaps ``test``.
@@ -273,7 +273,7 @@ def _entry(path: Path, name: str, entry: object) -> dict[str, object]:
 
 
 def _index(path: Path, label: str, entry: object, samples: Index) -> Index:
-    """Convert a device's list of indices in a partition file to pool indices.
+    """Convert a device's list of sample indices in a partition file to indices in the pool.
 
     Args:
         path: the file, for error messages.
@@ -384,7 +384,13 @@ class Permutations(Partition):
         return FederatedData(dataset.pool, shards, truth=truth)
 
     def _draw_maps(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
-        """Draw permutations of 0..C-1, int64 [C] each; the first is the identity."""
+        """Draw a permutation of labels 0..C-1 for each group, int64 [C]; first the identity.
+
+        Two permutations agree on at most ``agree`` labels.
+
+        Raises:
+            ScenarioError: not enough such permutations were found.
+        """
         # two permutations cannot agree on C - 1 labels, and agree on C if they are equal
         agree = min(self.agree, classes - 2)
         maps = [np.arange(classes)]

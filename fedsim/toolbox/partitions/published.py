@@ -65,7 +65,7 @@ class PowerLaw(Partition):
         return hold_out_tenths(dataset, _deal(parts, labels, amounts, "skip"), streams, truth)
 
     def _extras(self, labels: Ints, available: Ints, generator: np.random.Generator) -> Ints:
-        """Divide the samples of each class among the devices, at random.
+        """Divide the remaining samples of each class among the devices of the class, at random.
 
         Args:
             labels: the classes of each device, int64 [devices, slots].
@@ -155,7 +155,7 @@ class DittoPartition(Partition):
 
 
 def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[Ints, Ints | None]:
-    """Assign the classes u, u+1, ... (mod C) to each device u.
+    """Assign neighbouring classes to devices: u, u+1, ... (mod C) to device u.
 
     Args:
         dataset: the data set.
@@ -255,7 +255,7 @@ class ClassBias(Partition):
     def _draw(
         self, parts: list[Index], order: Ints, size: int, generator: np.random.Generator
     ) -> Index:
-        """Draw one device's training samples.
+        """Draw the training samples of a device, of which a share is of a few classes.
 
         Args:
             parts: pool indices of each class's samples.
@@ -331,14 +331,11 @@ class ClassImbalance(Partition):
         return federated(dataset, gather(owner, index, devices), test, truth)
 
     def _counts(self, majority: Floats, generator: np.random.Generator) -> Ints:
-        """Draw one device's count of samples of each class.
+        """Draw how many samples of each class a device has, int64 [C].
 
         Args:
-            majority: probability of each class to be the majority class, float64 [C].
+            majority: probability of each class to be the device's largest, float64 [C].
             generator: source of the random numbers.
-
-        Returns:
-            int64 [C].
         """
         classes = len(majority)
         major = generator.choice(classes, p=majority)

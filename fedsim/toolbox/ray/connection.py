@@ -24,12 +24,18 @@ TOKEN = "RAY_AUTH_TOKEN"
 
 @cache
 def make_token() -> str:
-    """Return the token for clients of Ray's servers, one per process, as Ray reads it once."""
+    """Return the token that clients of this process's Ray servers must show.
+
+    It is drawn at the first call, as Ray reads it once per process.
+    """
     return secrets.token_hex(32)
 
 
 def require_token() -> None:
-    """Let the servers of Ray that this process will start ask their clients for a token."""
+    """Make the Ray servers that this process will start ask their clients for a token.
+
+    The token and Ray's mode are set as environment variables.
+    """
     os.environ[TOKEN] = make_token()
     try:
         from ray._raylet import Config
@@ -42,7 +48,10 @@ def require_token() -> None:
 
 
 def load_ray(address: str | None) -> ModuleType:
-    """Import Ray, set to listen on the loopback interface if ``address`` is None.
+    """Import Ray and return it; set it to listen on this machine only if ``address`` is None.
+
+    Args:
+        address: address of the cluster that is to be joined; None if Ray is started here.
 
     Raises:
         ScenarioError: Ray is missing or too old.
@@ -70,10 +79,12 @@ def _show_oldest() -> str:
 
 
 def refuse_no_server(address: str) -> None:
-    """Raise ``ScenarioError`` if no server listens at HOST:PORT; Ray would retry for minutes.
+    """Raise ``ScenarioError`` if no server listens at an address; Ray would retry for minutes.
 
-    For ``auto`` Ray takes the address in ``RAY_ADDRESS``, if that is set. With ``local`` there, Ray
-    would start servers that listen beyond the loopback interface.
+    Args:
+        address: HOST:PORT of a Ray cluster; or ``auto``, for which Ray takes the address in the
+            variable ``RAY_ADDRESS``, if that is set. The value ``local`` in it is refused, because
+            Ray would start servers that listen beyond the loopback interface.
     """
     name = "--address"
     if address == "auto":
@@ -93,5 +104,5 @@ def refuse_no_server(address: str) -> None:
 
 
 def brief(error: BaseException) -> str:
-    """Return the type and the first line of an error."""
+    """Return the type and the first line of an error, as a text."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -51,11 +51,11 @@ Work: TypeAlias = Callable[..., Any]
 
 
 class WorkerLostError(SimulationError):
-    """Error: the worker of a call was lost, with its node or alone, before the call ended."""
+    """Error that the worker process of a call was lost, perhaps with its node."""
 
 
 class HomeLostError(SimulationError):
-    """Error: the node of this process was lost, and with it the connection to the cluster."""
+    """Error that the Ray node on this machine, and so the connection to the cluster, was lost."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -125,7 +125,7 @@ class Ray(Executor):
         self._only_call = task.options(max_retries=0, **options)
 
     def _refuse_unplaceable(self) -> None:
-        """Raise ``ScenarioError`` if no node has the resources of a task."""
+        """Raise ``ScenarioError`` if no node of the cluster has the resources of a task."""
         nodes = self._nodes()
         if self._resources == TaskResources() and not any(node.get("CPU") for node in nodes):
             raise ScenarioError(
@@ -135,7 +135,7 @@ class Ray(Executor):
         self._resources.refuse_unplaceable(nodes)
 
     def _nodes(self) -> list[dict[str, float]]:
-        """Return the resources of each node that is alive, by Ray's names of resources."""
+        """Return the resources of each live node of the cluster: name (``CPU``) -> amount."""
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def count_places(self) -> int:
@@ -143,7 +143,12 @@ class Ray(Executor):
         return sum(map(self._resources.count_on, self._nodes()))
 
     def _start(self, address: str | None, workers: int | None) -> None:
-        """Start Ray on this machine, or join the cluster at ``address``."""
+        """Start Ray on this machine, or join a cluster.
+
+        Args:
+            address: address of the cluster; None to start Ray here.
+            workers: count of processes if Ray is started here; None for the count of cores.
+        """
         # for a job of a client, Ray does not put the working directory first in a worker's path
         config = self._ray.job_config.JobConfig(_client_job=True)
         options = {"log_to_driver": False, "logging_level": "error", "job_config": config}
@@ -157,9 +162,9 @@ class Ray(Executor):
         self._print_events(False)
 
     def _print_events(self, is_on: bool) -> None:
-        """Set whether Ray prints to stdout that a worker or a node was lost.
+        """Set whether Ray prints messages to stdout, such as that a worker or a node was lost.
 
-        It would print between the lines of this program, and before the object of ``--json``.
+        They would stand between the lines of this program, and before the object of ``--json``.
         """
         self._ray._private.worker._worker_logs_enabled = is_on
 
@@ -223,7 +228,13 @@ class Ray(Executor):
         return future
 
     def _begin(self, future: PendingValue, begin: Callable[[], Stored], repeats: int) -> None:
-        """Begin a task, whose outcome goes to the caller's future."""
+        """Start a Ray task, and let its result or error go to the caller's future.
+
+        Args:
+            future: the caller's future.
+            begin: starts the task, and returns Ray's reference to its result.
+            repeats: how often the task may be started again if Ray could not place it.
+        """
         reference = begin()
         self._open[future] = reference
 
@@ -244,9 +255,16 @@ class Ray(Executor):
         repeats: int,
         answer: "Future[Answer]",
     ) -> None:
-        """Repeat a task that Ray did not place because a node was lost, as Ray 2.52 does not.
+        """Start a task again that Ray did not place because a node was lost.
 
-        If this process's own node was lost, no repeat can succeed.
+        Ray 2.52 does not do so itself. If this process's own node was lost, the caller's future
+        fails, as no repeat can succeed.
+
+        Args:
+            future: the caller's future.
+            begin: starts the task again.
+            repeats: how often it may still be started; 0 lets the caller's future fail.
+            answer: Ray's future, which has failed.
         """
         if not self.has_home:
             failed: Future[Answer] = Future()
@@ -259,7 +277,7 @@ class Ray(Executor):
 
     @property
     def has_home(self) -> bool:
-        """Whether the node of this process is alive."""
+        """Whether the Ray node on the machine of this process is alive."""
         try:
             nodes = self._ray.nodes()
         except Exception:  # Ray has another error for each way in which it can be lost or ended
@@ -267,7 +285,7 @@ class Ray(Executor):
         return any(node["NodeID"] == self._home and node["Alive"] for node in nodes)
 
     def _settle(self, future: PendingValue, answer: "Future[Answer]") -> None:
-        """Copy the result or the error of a Ray task to the caller's future.
+        """Give the result or the error of a Ray task to the future that the caller has.
 
         Args:
             future: the caller's future.
@@ -317,7 +335,7 @@ def _carry_out(
     parcel: Parcel,
     *shared: AnyArray,
 ) -> Answer:
-    """Carry out the call in a parcel, in a worker process.
+    """Carry out a call that was sent as a parcel (a pickle), in a worker process.
 
     Args:
         executor: index of the executor in its process.
@@ -325,10 +343,10 @@ def _carry_out(
         versions: package: version on the executor's node.
         module_places: Python module of the user: its file.
         parcel: the function and its arguments.
-        *shared: the shared arrays of the parcel.
+        *shared: the arrays that the parcel omits, which Ray has fetched.
 
     Returns:
-        The pickled result or error of the call, of ``fedsim.clock.executors.answer``.
+        The pickled result or error of the call.
     """
     import ray
 
@@ -356,7 +374,11 @@ def _carry_out(
 
 
 def _refuse_versions(versions: Mapping[str, str]) -> None:
-    """Raise ``SimulationError`` if a package's version on this node is not the executor's."""
+    """Raise ``SimulationError`` if a package on this node is not of the executor's version.
+
+    Args:
+        versions: package: version on the executor's node.
+    """
     for package, expected in versions.items():
         installed = version(package)
         if installed != expected:
@@ -368,7 +390,7 @@ def _refuse_versions(versions: Mapping[str, str]) -> None:
 
 
 def node_beside(home: str) -> str:
-    """Describe the node of this worker for error messages.
+    """Describe the Ray node of this worker for error messages, if it is not the executor's node.
 
     Args:
         home: ID of the executor's node.
@@ -385,7 +407,7 @@ def node_beside(home: str) -> str:
 
 
 def _missing_code(error: Exception) -> str:
-    """Return advice if an error is a failed import of a user's module, else ""."""
+    """Return advice to install the user's code on each node if an import failed, else ""."""
     is_missing = isinstance(error, ImportError) or "cannot be imported" in str(error)
     if not is_missing:
         return ""

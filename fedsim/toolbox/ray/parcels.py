@@ -24,14 +24,18 @@ _SHARED_BYTES = 1 << 15  # least size of a shared array; a smaller one costs les
 
 
 class Stored(Protocol):
-    """The methods of ``ray.ObjectRef``, a reference to an object in the store, that are used."""
+    """Reference to an object in a Ray cluster's store: the methods of ``ray.ObjectRef`` in use."""
 
     def future(self) -> "Future[Answer]": ...
 
 
 @dataclass
 class Parcel:
-    """Pickle of an object, and references to the placed and shared objects that it omits."""
+    """Pickle of an object without parts that lie in a Ray cluster's store, and references to these.
+
+    Placed parts, such as a data set, are unpickled once per worker process. Shared parts are large
+    read-only arrays. ``Packer`` makes parcels, and ``Opener`` unpacks them.
+    """
 
     content: bytes = b""
     """the pickle, in which ("placed" or "shared", index) stands for an omitted object."""
@@ -44,7 +48,10 @@ class Parcel:
 
 
 class Packer:
-    """Packs objects into parcels, in the main process.
+    """Maker of parcels, i.e. pickles that omit parts that lie in a Ray cluster's store.
+
+    It is used in the main process. ``place`` puts an object into the store. Large read-only arrays
+    are put there when they are packed first.
 
     Args:
         put: puts an object into the cluster's store, and returns its reference.
@@ -56,12 +63,15 @@ class Packer:
         self._shared: dict[int, tuple[weakref.ref[AnyArray], Stored]] = {}
 
     def place(self, thing: object) -> None:
-        """Put an object into the store, so that later parcels only refer to it."""
+        """Put an object into the cluster's store, so that later parcels only refer to it.
+
+        The object is kept alive as long as this packer.
+        """
         if id(thing) not in self._placed:
             self._placed[id(thing)] = (thing, self._put(self.pack(thing, apart=True)))
 
     def pack(self, thing: object, *, apart: bool = False) -> Parcel:
-        """Pack an object.
+        """Pickle an object into a parcel, without the parts that lie in the cluster's store.
 
         Args:
             thing: the object.
@@ -83,12 +93,17 @@ class Packer:
         return parcel
 
     def _number(self, parcel: Parcel, thing: object) -> tuple[str, int] | None:
-        """Return the stand-in for a placed or shared object in a pickle.
+        """Return what stands in a pickle for a part that lies in the cluster's store.
 
-        The object's reference is added to the parcel.
+        The part's reference is added to the parcel. A large read-only array is put into the store
+        first.
+
+        Args:
+            parcel: the parcel that is made.
+            thing: a part of the object that is pickled.
 
         Returns:
-            ("placed" or "shared", index of the reference); None to pickle the object itself.
+            ("placed" or "shared", index of the reference); None to pickle the part itself.
         """
         if _is_shared(thing):
             return "shared", _position(self._share(thing), parcel.shared)
@@ -98,7 +113,10 @@ class Packer:
         return "placed", _position(placed[1], parcel.placed)
 
     def _share(self, array: AnyArray) -> Stored:
-        """Return the reference of a shared array, after putting a new array into the store."""
+        """Return the reference of a large array in the cluster's store; put a new array there.
+
+        The reference is forgotten when the array is garbage collected.
+        """
         key = id(array)
         entry = self._shared.get(key)
         if entry is not None and entry[0]() is array:
@@ -110,10 +128,11 @@ class Packer:
 
 
 def _reduce(usual: Callable[[object], object], thing: object) -> object:
-    """Pickle frozen parameters of torch as arrays, whose memory is outside the pickle.
+    """Return how an object is pickled: frozen parameters of torch as arrays, all others as usual.
 
-    Torch would copy it into the pickle. The parameters of a module that workers only copy, such as
-    the module of a solver, are then views of the store's memory, which is read-only.
+    The memory of such arrays is outside the pickle, into which torch would copy it. The parameters
+    of a module that workers only copy, such as the module of a solver, are then views of the
+    store's memory, which is read-only.
 
     Args:
         usual: reduces all other objects.
@@ -128,7 +147,7 @@ def _reduce(usual: Callable[[object], object], thing: object) -> object:
 
 
 def _is_plain_frozen(parameter: "Parameter") -> bool:
-    """Whether a parameter of torch is frozen, and large and plain enough for a view."""
+    """Return whether a parameter of torch is frozen, and large and plain enough for a view."""
     import torch
 
     if parameter.requires_grad or parameter.device.type != "cpu" or vars(parameter):
@@ -156,14 +175,17 @@ def _is_shared(thing: object) -> TypeGuard[AnyArray]:
 
 
 def _position(reference: Stored, references: list[Stored]) -> int:
-    """Return the index of a reference in a list, to which it is appended if it is missing."""
+    """Return the index of a reference in a list, to which it is appended first if it is missing."""
     if reference not in references:
         references.append(reference)
     return references.index(reference)
 
 
 class Opener:
-    """Unpacks parcels in a worker process, where it caches placed objects.
+    """Unpacker of parcels, i.e. pickles that omit parts that lie in a Ray cluster's store.
+
+    It is used in a worker process. It fetches these parts, and keeps all that
+    ``Packer.place`` has stored.
 
     Args:
         fetch: returns the stored objects of a list of references, in order.
@@ -174,14 +196,11 @@ class Opener:
         self._placed: dict[Stored, object] = {}
 
     def open(self, parcel: Parcel, shared: Sequence[AnyArray] | None = None) -> Any:
-        """Unpack a parcel.
+        """Unpack a parcel, and return the object in it.
 
         Args:
             parcel: the parcel.
-            shared: the shared arrays; None to fetch them from the store.
-
-        Returns:
-            The object in the parcel.
+            shared: the large arrays that the parcel omits; None to fetch them from the store.
         """
         arrays = self._fetch(parcel.shared) if shared is None else shared
         for reference in parcel.placed:

@@ -25,7 +25,7 @@ NamedArrays = dict[str, AnyArray]
 
 
 class ArrayOptions(NamedTuple):
-    """Settings of a scenario's source that say how to read the arrays.
+    """Settings in the scenario's ``data.source`` that say how to read a user's arrays.
 
     Attributes:
         vocabulary: count of different tokens; None for the largest token + 1.
@@ -38,7 +38,11 @@ class ArrayOptions(NamedTuple):
 
 
 def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
-    """Convert arrays that are named as in ``Npz`` to a data set.
+    """Convert a user's named arrays to a data set, and print a note on them.
+
+    The names are ``x_train``, ``y_train``, ``x_test`` and ``y_test``; or ``x`` and ``y``, of which
+    every fifth sample of a class becomes a test sample. Any other array is a column: an integer for
+    each sample, such as its user.
 
     Args:
         path: the file or the factory, for error messages.
@@ -83,7 +87,12 @@ def _is_part(name: str) -> bool:
 
 
 def _count_classes(train: AnyArray, test: AnyArray) -> int:
-    """Return the count of classes of labels [n], or the count k of values of targets [n, k]."""
+    """Return the count of classes of labels [n], or the count k of values of targets [n, k].
+
+    Args:
+        train: labels or targets of the training samples.
+        test: labels or targets of the test samples.
+    """
     if train.ndim > 1:
         return max(1, int(train.shape[1]))
     return _most(train, test) + 1
@@ -107,7 +116,14 @@ def _refuse_unlike(path: Path, name: str, noun: str, train: AnyArray, test: AnyA
 
 
 def _note(path: Path, arrays: NamedArrays, columns: NamedArrays, *, has_tests: bool) -> None:
-    """Print a note on the arrays and on how they are read."""
+    """Print a note on a user's arrays: types, shapes, columns, and where test samples come from.
+
+    Args:
+        path: the file or the factory.
+        arrays: name: array, as the user gave them.
+        columns: name: column, such as the user of each sample.
+        has_tests: whether the user gave test samples; else every fifth sample of a class is one.
+    """
     forms = [f"{name} {array.dtype} {array.shape}" for name, array in arrays.items()]
     tests = "with test samples of its own"
     if not has_tests:
@@ -117,7 +133,7 @@ def _note(path: Path, arrays: NamedArrays, columns: NamedArrays, *, has_tests: b
 
 
 def surplus(columns: Iterable[str], declared: Iterable[str], used: str | None) -> list[str]:
-    """Return the names of columns that are neither listed nor used, sorted.
+    """Return the names of the data's columns that the scenario neither lists nor uses, sorted.
 
     Args:
         columns: names of all columns in the data.
@@ -132,7 +148,7 @@ def _most(train: AnyArray, test: AnyArray) -> int:
 
 
 def _tokens(path: Path, train: AnyArray, test: AnyArray, vocabulary: int | None) -> int:
-    """Return the size of the vocabulary; 0 if samples are no tokens.
+    """Return the count of different tokens (the vocabulary); 0 if samples are no tokens.
 
     Args:
         path: the file or the factory, for error messages.
@@ -164,7 +180,7 @@ def _tokens(path: Path, train: AnyArray, test: AnyArray, vocabulary: int | None)
 def _columns(
     path: Path, arrays: NamedArrays, parts: Sequence[str], sizes: Mapping[str, int]
 ) -> NamedArrays:
-    """Collect the columns: integer arrays [n] besides samples and targets.
+    """Collect a user's arrays [n] of integers, such as each sample's user, that describe samples.
 
     Args:
         path: the file or the factory, for error messages.
@@ -202,7 +218,10 @@ def _columns(
 
 
 def _split_name(name: str, parts: Sequence[str]) -> tuple[str, str]:
-    """Split an array's name into base name and suffix; the suffix is "?" if not in ``parts``."""
+    """Split an array's name into base name and suffix, such as ``user`` and ``_train``.
+
+    The suffix is the first of ``parts`` with which the name ends; ``?`` if there is none.
+    """
     for part in parts:
         if name.endswith(part) and name != part:
             return name.removesuffix(part), part
@@ -212,16 +231,20 @@ def _split_name(name: str, parts: Sequence[str]) -> tuple[str, str]:
 def _pair(
     path: Path, arrays: NamedArrays, part: str, options: ArrayOptions
 ) -> tuple[AnyArray, AnyArray]:
-    """Check and convert the samples and the targets of one part.
+    """Check and convert the samples and the targets of the training or the test part of arrays.
 
     Args:
         path: the file or the factory, for error messages.
         arrays: name: array.
-        part: suffix of the names: ``_train``, ``_test`` or "".
+        part: suffix of the names: ``_train``, ``_test``, or "" if the parts are not separate.
         options: settings of the scenario's source.
 
     Returns:
-        Samples [n, ...], and labels (int64 [n]) or targets (float32 or int64 [n, k]).
+        Samples [n, ...], and labels (int64 [n]) or targets (float32 or int64 [n, k]). Tokens
+        without targets get targets of shape [n, 0].
+
+    Raises:
+        DataError: an array is missing, or a shape, type or value is not allowed.
     """
     x_name = f"x{part}"
     y_name = f"y{part}"
@@ -265,7 +288,13 @@ def _pair(
 
 
 def _refuse_other_values(path: Path, name: str, array: AnyArray) -> None:
-    """Raise ``DataError`` with advice if an array has text, objects or a non-numeric type."""
+    """Raise ``DataError`` with advice if an array has text, objects or a non-numeric type.
+
+    Args:
+        path: the file or the factory, for error messages.
+        name: name of the array, for error messages.
+        array: the array.
+    """
     if array.dtype.kind in _TEXT:
         words = ", ".join(show_value(value) for value in np.unique(array.astype(str))[:3].tolist())
         advice = (
@@ -353,5 +382,11 @@ def _channels_first(form: str, name: str, x: AnyArray, layout: Layout) -> AnyArr
 
 
 def _looks_channels_last(first: int, second: int, last: int) -> bool:
-    """Return whether the last dimension of a sample's shape is likely the channels."""
+    """Return whether images of a shape are likely to have their channels last.
+
+    Args:
+        first: first dimension of a sample's shape.
+        second: second dimension.
+        last: last dimension.
+    """
     return last in _CHANNELS and first > last and second != last

@@ -96,7 +96,10 @@ class MapDataset(Source):
 
 
 def _read(make: Callable[[], object], where: str) -> NamedArrays:
-    """Read all items of a Dataset, and stack them by key.
+    """Read all items of a user's Dataset, and stack them by key.
+
+    Items are read a second time, to find items that depend on random draws or on the order of
+    reading.
 
     Args:
         make: creates the Dataset.
@@ -161,7 +164,7 @@ def _require_own_seed(
 
 
 class _MapStyle(Protocol):
-    """Interface of a map-style Dataset of torch."""
+    """Dataset of torch with a length, whose items are read by index."""
 
     def __len__(self) -> int: ...
 
@@ -169,7 +172,11 @@ class _MapStyle(Protocol):
 
 
 def _make_dataset(make: Callable[[], object], where: str) -> _MapStyle:
-    """Create a Dataset; ``DataError`` if ``make`` raises an error or it is not map-style."""
+    """Create a user's Dataset by calling ``make``.
+
+    Raises:
+        DataError: ``make`` raises an error, or returns a Dataset without ``__len__``.
+    """
     from torch.utils.data import IterableDataset
 
     try:
@@ -203,11 +210,14 @@ def _items(dataset: _MapStyle, places: Iterable[int], where: str) -> Iterator[It
 
 
 def _entries(item: object, owner: str) -> Item:
-    """Convert an item, a pair (sample, target) or a mapping, to arrays by key.
+    """Convert an item of a Dataset to arrays by key; a pair (sample, target) gets the keys x and y.
 
     Args:
-        item: the item.
+        item: a pair, or a mapping.
         owner: text that names the item, for error messages.
+
+    Raises:
+        DataError: the item is neither, or a value is no array.
     """
     if isinstance(item, list | tuple) and len(item) == 2:
         item = dict(zip("xy", item, strict=True))
@@ -236,7 +246,15 @@ def _array(value: object, label: str) -> AnyArray:
 
 
 def _stack(items: Iterator[Item], where: str) -> NamedArrays:
-    """Stack items by key; ``DataError`` if their keys, shapes or types differ."""
+    """Stack the entries of all items of a Dataset by key, and return key: array [n, ...].
+
+    Args:
+        items: the items, each a dict of arrays.
+        where: text that names the Dataset, for error messages.
+
+    Raises:
+        DataError: the keys, shapes or types of two items differ, or there are no items.
+    """
     columns: dict[str, list[AnyArray]] = {}
     for place, item in enumerate(items):
         if place == 0:
@@ -263,7 +281,7 @@ def _stack(items: Iterator[Item], where: str) -> NamedArrays:
 def _require_same(
     items: Iterator[Item], places: Iterable[int], arrays: NamedArrays, where: str, when: str
 ) -> None:
-    """Raise ``DataError`` if items differ from those of the first reading.
+    """Raise ``DataError`` if items differ from the items of the first reading.
 
     Args:
         items: the items of a later reading.
@@ -281,14 +299,20 @@ def _require_same(
 
 
 def _has_form_of(array: AnyArray, first: AnyArray) -> bool:
-    """Return whether two arrays have equal shapes, and both or neither are text."""
+    """Return whether two arrays have equal shapes, and are both text or both not text."""
     is_text = array.dtype.kind in "US"
     is_first_text = first.dtype.kind in "US"
     return array.shape == first.shape and is_text == is_first_text
 
 
 def _is_same(first: AnyArray, repeated: AnyArray | None) -> bool:
-    """Return whether two arrays are bitwise equal, after converting to the type of ``first``."""
+    """Return whether an item's array, read again, is bitwise equal to the first reading.
+
+    Args:
+        first: the array of the first reading.
+        repeated: the array of the second reading, converted to the type of ``first``; None if it
+            is missing, which is a difference.
+    """
     if repeated is None or not _has_form_of(repeated, first):
         return False
     return repeated.astype(first.dtype).tobytes() == np.asarray(first).tobytes()
@@ -298,7 +322,11 @@ def _is_same(first: AnyArray, repeated: AnyArray | None) -> bool:
 
 
 def _states() -> dict[str, bytes]:
-    """Return name -> state of each global generator, as bytes to compare."""
+    """Return the states of the global random generators of Python, numpy and torch.
+
+    Returns:
+        Name of the generator -> its state, as bytes to compare.
+    """
     import torch
 
     return {
@@ -318,7 +346,10 @@ def _seed_generators(seed: int) -> None:
 
 @contextmanager
 def _generators_restored() -> Iterator[None]:
-    """Return a context that restores the states of the global generators at its end."""
+    """Return a context that, at its end, restores the states that the global generators had before.
+
+    The generators belong to Python's ``random``, numpy and torch.
+    """
     import torch
 
     python_state = random.getstate()

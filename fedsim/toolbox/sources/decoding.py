@@ -13,7 +13,10 @@ _MOST_PIXELS = 1 << 24  # greatest count of pixels of an image, as few bytes may
 
 
 def open_image(data: bytes) -> "Image":
-    """Return the image in the bytes of an image file, whose pixels are not decoded yet.
+    """Open an image file that may be damaged or hostile, without decoding its pixels yet.
+
+    Args:
+        data: the bytes of the file.
 
     Raises:
         DataError: Pillow is missing.

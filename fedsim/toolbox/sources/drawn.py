@@ -82,7 +82,13 @@ class DrawnImages(Source):
         return tuple(self.shape), self.classes
 
     def _draw_users(self, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Return the user of each sample, int64 [samples]; each user has five at least."""
+        """Draw how many samples each user has, and return the user of each sample, int64 [samples].
+
+        The samples of a user follow one another. Each user has at least five.
+
+        Raises:
+            ScenarioError: there are fewer than five samples for each user.
+        """
         least = 5
         if self.samples < least * self.users:
             raise ScenarioError(
@@ -97,7 +103,16 @@ class DrawnImages(Source):
     def _draw_labels(
         self, user: NDArray[np.int64], generator: np.random.Generator
     ) -> NDArray[np.int64]:
-        """Return the label of each sample, int64 [samples]."""
+        """Draw the label of each sample, int64 [samples].
+
+        A single user has equally many of each class; several users have their own shares of
+        classes.
+
+        Args:
+            user: the user of each sample, int64 [samples]; the samples of a user follow one
+                another.
+            generator: the source of the draws.
+        """
         if self.users == 1:
             return generator.permutation(np.arange(self.samples) % self.classes)
         labels = np.empty(len(user), np.int64)
@@ -109,7 +124,13 @@ class DrawnImages(Source):
     def _draw_images(
         self, user: NDArray[np.int64], y: NDArray[np.int64], generator: np.random.Generator
     ) -> NDArray[np.uint8]:
-        """Return the images, uint8 [samples, *shape]."""
+        """Draw the images, uint8 [samples, channels, height, width].
+
+        Args:
+            user: the user of each sample, which sets its brightness; int64 [samples].
+            y: the label of each sample, which sets its pattern; int64 [samples].
+            generator: the source of the draws.
+        """
         channels, height, width = self.shape
         cells = (self.classes, channels, -(-height // _CELL), -(-width // _CELL))
         colours = np.full((self.classes, channels, 1, 1), 128.0)

@@ -31,13 +31,10 @@ class _Field(NamedTuple):
 
 
 def parse_example(message: bytes) -> dict[str, Feature]:
-    """Parse a serialised ``tf.train.Example``.
-
-    Args:
-        message: the message.
+    """Parse a serialised ``tf.train.Example``, the record of TensorFlow's data files.
 
     Returns:
-        The features by name.
+        Name of a feature -> its values: a list of bytes, float32 [n] or int64 [n].
 
     Raises:
         ValueError: the message is damaged.
@@ -89,7 +86,11 @@ def _integers(content: memoryview) -> NDArray[np.int64]:
 
 
 def _fields(message: memoryview) -> Iterator[_Field]:
-    """Yield the fields of a message in order; raise ``ValueError`` if it is damaged."""
+    """Yield the fields of a protocol-buffer message in order.
+
+    Raises:
+        ValueError: the message is damaged.
+    """
     place = 0
     while place < len(message):
         tag, place = _varint(message, place)
@@ -111,7 +112,18 @@ def _fields(message: memoryview) -> Iterator[_Field]:
 
 
 def _varint(message: memoryview, place: int) -> tuple[int, int]:
-    """Return an integer of variable length below 2^64, and the place after it."""
+    """Decode an integer of variable length, as protocol buffers encode it.
+
+    Args:
+        message: the message.
+        place: index of the integer's first byte.
+
+    Returns:
+        The integer, below 2^64, and the index of the byte after it.
+
+    Raises:
+        ValueError: the integer has no end within ten bytes.
+    """
     value = 0
     for position in range(_LONGEST_VARINT):
         if place + position >= len(message):

@@ -26,7 +26,7 @@ _MOST_BYTES = 64 * 10**9  # greatest size of all images in memory
 
 
 class _Photo(NamedTuple):
-    """Entry of the file of labels."""
+    """Photograph in FLAIR's file of labels: ID of its image, user, part and labels."""
 
     image: str
     user: str
@@ -88,14 +88,28 @@ class Flair(Source):
         return Raw("flair", *raw, columns={USER: owners})
 
     def _selected(self, photos: list[_Photo], part: str) -> list[_Photo]:
-        """Return the photos of a part in the order of users and names."""
+        """Select the photographs of the users that are read, sorted by image.
+
+        Args:
+            photos: all photographs of the data set.
+            part: ``train`` or ``test``; only photographs of this part are selected.
+        """
         entries = sorted(photo for photo in photos if photo.part == part)
         users = list(dict.fromkeys(photo.user for photo in entries))
         allowed = set(users[: self.users])
         return [photo for photo in entries if photo.user in allowed]
 
     def _images(self, folder: Path, names: list[str]) -> NDArray[np.uint8]:
-        """Return the images, uint8 [n, 3, height, width]."""
+        """Decode images, uint8 [n, 3, height, width].
+
+        Args:
+            folder: the folder of the images.
+            names: names of the files, without ``.jpg``.
+
+        Raises:
+            DataError: an image is missing or damaged, the images differ in shape, or they take too
+                much memory.
+        """
         first = _decode(folder / f"{names[0]}.jpg", self.side)
         if first.size * len(names) > _MOST_BYTES:
             raise DataError(
@@ -116,10 +130,14 @@ class Flair(Source):
 
 
 def _read_photos(path: Path, labels: Literal["coarse", "fine"]) -> list[_Photo]:
-    """Read the file of labels.
+    """Read the entries of FLAIR's file of labels.
+
+    Args:
+        path: the file.
+        labels: which of the two lists of labels of each photograph is read.
 
     Raises:
-        DataError: it cannot be read, or is not as published.
+        DataError: the file cannot be read, or is not as published.
     """
     try:
         entries = read_json(path)
@@ -150,7 +168,15 @@ def _photo(path: Path, number: int, entry: object, labels: Literal["coarse", "fi
 
 
 def _decode(path: Path, side: int | None) -> NDArray[np.uint8]:
-    """Return an image, uint8 [height, width, 3], scaled to ``side`` if it is given."""
+    """Decode an image, uint8 [height, width, 3].
+
+    Args:
+        path: the file of the image.
+        side: height and width to which the image is scaled (pixels); None: it is not scaled.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
     try:
         image = open_image(read_bytes(path))
         coloured = image.convert("RGB")

@@ -34,7 +34,7 @@ _J = 45
 
 
 def read_idx(path: Path, dimensions: int) -> ByteArray:
-    """Read an IDX file of unsigned bytes, plain or gzip.
+    """Read an array from an IDX file of unsigned bytes, plain or gzip.
 
     Args:
         path: the file.
@@ -85,7 +85,10 @@ def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
 
 
 class PublishedImages(Source):
-    """Images in files of a published format."""
+    """Base of the sources that read images from the files of a published data set.
+
+    A subclass names the files, and the folders that may hold them.
+    """
 
     folders: ClassVar[tuple[str, ...]]
     """Folders that may hold the files; the first one with all files is read."""
@@ -95,7 +98,10 @@ class PublishedImages(Source):
     """Whether the names of files may end in ``.gz``."""
 
     def _find_files(self, root: Path | None) -> list[Path]:
-        """Return the paths of ``files`` in the first folder that has all of them.
+        """Return the paths of the data set's files, in the first folder that has all of them.
+
+        Args:
+            root: ``data.root``, or None.
 
         Raises:
             DataError: no folder has all files.
@@ -171,6 +177,9 @@ def _load_idx(name: str, files: list[Path], classes: int) -> Raw:
         name: name of the data set.
         files: paths of training images, training labels, test images and test labels.
         classes: count of classes.
+
+    Raises:
+        DataError: a file cannot be read, or its shape or a label is not as expected.
     """
     x_train, y_train = _load_idx_pair(files[0], files[1], classes)
     x_test, y_test = _load_idx_pair(files[2], files[3], classes)
@@ -180,7 +189,19 @@ def _load_idx(name: str, files: list[Path], classes: int) -> Raw:
 def _load_idx_pair(
     images_path: Path, labels_path: Path, classes: int
 ) -> tuple[ByteArray, NDArray[np.int64]]:
-    """Read images, uint8 [n, 1, 28, 28], and their labels, int64 [n], from two IDX files."""
+    """Read images and their labels from two IDX files.
+
+    Args:
+        images_path: the file of the images.
+        labels_path: the file of the labels.
+        classes: count of classes; labels must be below it.
+
+    Returns:
+        Images, uint8 [n, 1, 28, 28], and labels, int64 [n].
+
+    Raises:
+        DataError: a file cannot be read, or its shape or a label is not as expected.
+    """
     images = read_idx(images_path, 3)
     labels = read_idx(labels_path, 1)
     if len(images) != len(labels):
@@ -222,7 +243,15 @@ class Emnist(PublishedImages):
         return Raw("emnist", *train, *test, self.shape_and_classes(root)[1])
 
     def _upright(self, x: Samples, y: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
-        """Select the characters of ``letters``, and undo the files' transposition of images."""
+        """Undo the files' transposition of images, and select the scenario's characters.
+
+        Args:
+            x: images as in the files, [n, 1, 28, 28].
+            y: their labels, int64 [n].
+
+        Returns:
+            Images, uint8 [m, 1, 28, 28], and labels, int64 [m]; labels of ten letters count from 0.
+        """
         if self.letters == "a-j":
             is_letter = (y >= _A) & (y <= _J)
             x = x[is_letter]

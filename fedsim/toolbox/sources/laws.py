@@ -59,7 +59,12 @@ class Text(Source):
 
 
 def _speech(block: str) -> tuple[str, str]:
-    """Split a block of a play into speaker and lines; the speaker is "" if no ``NAME:`` line."""
+    """Split a block of a play into the speaker and the lines.
+
+    Returns:
+        The name in the block's first line, if that line is ``NAME:``, and the lines after it.
+        Without such a line, "" and the whole block.
+    """
     first, newline, lines = block.lstrip().partition("\n")
     speaker = first.removesuffix(":")
     is_named = newline and speaker and speaker != first and ":" not in speaker

@@ -104,7 +104,14 @@ class Leaf(Source):
 
 
 def _read_folder(folder: Path) -> UserSamples:
-    """Read all JSON files of a folder, in the order of their names."""
+    """Read the users of all JSON files of a folder, in the order of the files' names.
+
+    Returns:
+        For each user name, samples [n, d] and labels.
+
+    Raises:
+        DataError: the folder has no JSON files, or one is not as LEAF writes it.
+    """
     paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
     if not paths:
         raise DataError(
@@ -118,7 +125,10 @@ def _read_folder(folder: Path) -> UserSamples:
 
 
 def _read(path: Path) -> UserSamples:
-    """Read a file of LEAF.
+    """Read the users of a JSON file of LEAF.
+
+    Returns:
+        For each user name, samples [n, d] and labels.
 
     Raises:
         DataError: the file cannot be read, or is not as LEAF writes it.
@@ -148,7 +158,20 @@ def _read(path: Path) -> UserSamples:
 
 
 def _user(path: Path, name: str, data: object, size: object) -> tuple[str, UserArray, list[object]]:
-    """Return name, samples and labels of a user."""
+    """Check and convert the data of a user in a file of LEAF.
+
+    Args:
+        path: the file, for error messages.
+        name: name of the user.
+        data: the user's entry, which should have lists ``x`` and ``y``.
+        size: the count of samples that the file states; None if it states none.
+
+    Returns:
+        Name, samples (float32 [n, d]; int64 for texts) and labels of the user.
+
+    Raises:
+        DataError: the entry is malformed, or the counts do not agree.
+    """
     place = f"'{path}': user {name!r}"
     if not isinstance(data, dict) or not {"x", "y"} <= data.keys():
         raise DataError(f"{place} needs lists 'x' and 'y'")
@@ -176,7 +199,15 @@ def _user(path: Path, name: str, data: object, size: object) -> tuple[str, UserA
 
 
 def _characters(place: str, texts: list[object]) -> NDArray[np.int64]:
-    """Number the characters of texts of equal length, int64 [n, length]."""
+    """Replace the characters of texts by their numbers in LEAF's order, int64 [n, length].
+
+    Args:
+        place: text that names the user, for error messages.
+        texts: the texts, which must have equal lengths.
+
+    Raises:
+        DataError: a text is empty or no text, or lengths differ.
+    """
     rows = []
     for text in texts:
         if not isinstance(text, str) or not text or len(text) != len(str(texts[0])):
@@ -189,7 +220,18 @@ def _characters(place: str, texts: list[object]) -> NDArray[np.int64]:
 
 
 def _next_characters(path: Path, labels: list[object]) -> tuple[NDArray[np.int64], int]:
-    """Number labels that are single characters."""
+    """Replace labels that are single characters by their numbers in LEAF's order.
+
+    Args:
+        path: the file, for error messages.
+        labels: the labels of all samples.
+
+    Returns:
+        The numbers, int64 [n], and the count of classes.
+
+    Raises:
+        DataError: a label is not a single character.
+    """
     for label in labels:
         if not isinstance(label, str) or len(label) != 1:
             raise DataError(
@@ -200,7 +242,14 @@ def _next_characters(path: Path, labels: list[object]) -> tuple[NDArray[np.int64
 
 
 def _split(users: UserSamples) -> tuple[UserSamples, UserSamples]:
-    """Split each user's samples: every fifth is for tests."""
+    """Split each user's samples into training and test samples; every fifth is for tests.
+
+    Args:
+        users: name, samples and labels of each user.
+
+    Returns:
+        Training users and test users, in the same form; a user without samples is left out.
+    """
     train: UserSamples = []
     test: UserSamples = []
     for name, x, labels in users:
@@ -215,7 +264,19 @@ def _split(users: UserSamples) -> tuple[UserSamples, UserSamples]:
 def _joined(
     path: Path, users: UserSamples, order: dict[str, int]
 ) -> tuple[AnyArray, list[object], list[int]]:
-    """Return samples [n, d], labels and numbers of users of all users."""
+    """Concatenate the samples of all users.
+
+    Args:
+        path: the file, for error messages.
+        users: name, samples [n, d] and labels of each user.
+        order: name of a user -> the user's number.
+
+    Returns:
+        Samples [n, d], labels [n], and the number of each sample's user [n].
+
+    Raises:
+        DataError: samples of two users differ in length or in type.
+    """
     samples: list[UserArray] = []
     labels: list[object] = []
     owners: list[int] = []
@@ -238,7 +299,18 @@ def _joined(
 
 
 def _numbered(path: Path, labels: list[object]) -> tuple[NDArray[np.int64], int]:
-    """Number labels: integers from 0 as they are, words in their order."""
+    """Convert labels to numbers: integers stay as they are, words are numbered in alphabetic order.
+
+    Args:
+        path: the file, for error messages.
+        labels: the labels of all samples.
+
+    Returns:
+        The numbers, int64 [n], and the count of classes, 2 at least.
+
+    Raises:
+        DataError: a label is negative, or labels are of several types.
+    """
     types = {type(label) for label in labels}
     if types == {int}:
         numbers = np.array(labels, dtype=np.int64)

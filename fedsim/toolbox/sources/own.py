@@ -132,7 +132,12 @@ class HuggingFace(Source):
         return raw_of(folder, arrays, ArrayOptions(self.vocabulary, layout))
 
     def _note(self, folder: Path, names: list[str]) -> None:
-        """Print a note on the columns that are used, and on unused columns and splits."""
+        """Print a note on the columns of samples and labels, and on unused columns and splits.
+
+        Args:
+            folder: the folder of the data set.
+            names: names of all columns.
+        """
         unused = [name for name in names if name not in (self.x, self.y, *self.columns)]
         splits = folder / "dataset_dict.json"
         if splits.is_file():
@@ -200,7 +205,7 @@ def _read_table(folder: Path, names: list[str]) -> "pa.Table":
 
 
 def _read_column(folder: Path, name: str, chunks: "pa.ChunkedArray") -> AnyArray:
-    """Convert a column to an array.
+    """Convert a column of a Hugging Face data set to an array.
 
     Args:
         folder: the folder, for error messages.
@@ -208,7 +213,10 @@ def _read_column(folder: Path, name: str, chunks: "pa.ChunkedArray") -> AnyArray
         chunks: the column.
 
     Returns:
-        Numbers [n], nested lists [n, ...], or images [n, c, h, w] or [n, h, w].
+        Numbers [n], numbers in nested lists [n, ...], or decoded images [n, c, h, w] or [n, h, w].
+
+    Raises:
+        DataError: a value is missing, lists or images differ in shape, or a type is not allowed.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -28,7 +28,10 @@ Dimension = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class TableSource(Source):
-    """Base of sources of one table for training, and perhaps one for tests."""
+    """Base of the sources that read samples from the rows of a table, such as a CSV file.
+
+    A second table may hold the test samples.
+    """
 
     path: str
     """the file; a relative path starts from ``data.root``, else the working directory, else
@@ -67,7 +70,7 @@ class TableSource(Source):
 
     @abstractmethod
     def read(self, path: Path) -> "pd.DataFrame":
-        """Read a file as a table.
+        """Read a file as a pandas table, whose columns are named.
 
         Args:
             path: the file.
@@ -174,7 +177,7 @@ class Parquet(TableSource):
 
 
 def column_of(path: Path, table: "pd.DataFrame", name: str) -> AnyArray:
-    """Return a column of a table that has a value in each row.
+    """Return the values of a column of a table, [rows], after checking that none is missing.
 
     Args:
         path: the file, for error messages.
@@ -200,7 +203,16 @@ def column_of(path: Path, table: "pd.DataFrame", name: str) -> AnyArray:
 
 
 def _numbers(path: Path, table: "pd.DataFrame", names: list[str]) -> NDArray[np.float32]:
-    """Return the columns of features, float32 [n, features]."""
+    """Return the columns of features of a table as one array, float32 [n, features].
+
+    Args:
+        path: the file, for error messages.
+        table: the table.
+        names: names of the columns.
+
+    Raises:
+        DataError: there is no such column, or a value is missing, no number, or no finite float32.
+    """
     columns = []
     for name in names:
         column = column_of(path, table, name)
@@ -227,7 +239,7 @@ def _numbers(path: Path, table: "pd.DataFrame", names: list[str]) -> NDArray[np.
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value of a column of mixed types is a number, or text of a number."""
+    """Return whether a value of a column of mixed types is a number, or text of a number."""
     try:
         float(str(value))
     except ValueError:
@@ -236,7 +248,19 @@ def _is_number(value: object) -> bool:
 
 
 def _labels(tables: list[tuple[Path, "pd.DataFrame"]], name: str) -> tuple[AnyArray, int]:
-    """Return labels, int64 [n], and their count; or targets, float32 [n, 1], and 1."""
+    """Convert the column of labels of all tables to labels or targets.
+
+    Args:
+        tables: path and content of each file, for training and perhaps for tests.
+        name: name of the column.
+
+    Returns:
+        Labels of all rows, int64 [n], and the count of classes. If the column has floats: targets,
+        float32 [n, 1], and 1.
+
+    Raises:
+        DataError: the column is missing, mixes types, or has too many different labels.
+    """
     kinds = {column_of(*part, name).dtype.kind for part in tables}
     if kinds == {"f"}:
         return np.concatenate([_numbers(*part, [name]) for part in tables]), 1
@@ -253,6 +277,8 @@ def numbered(
     tables: list[tuple[Path, "pd.DataFrame"]], name: str
 ) -> tuple[NDArray[np.int64], list[object]]:
     """Number the words or integers of a column from 0, in their order over all tables.
+
+    A note is printed on the numbers of a few words.
 
     Args:
         tables: path and content of each file.

@@ -43,7 +43,10 @@ Example = dict[str, Feature]
 
 
 class _Examples(NamedTuple):
-    """Examples of a part of the data set: the user of each, by number, and the example."""
+    """Examples of the training or the test part of a data set.
+
+    ``users`` has the number of each example's user, and ``examples`` its features by name.
+    """
 
     users: list[int]
     examples: list[Example]
@@ -109,7 +112,12 @@ class Tff(Source):
         return self._tokens(path, form, train, test)
 
     def _users(self, connection: sqlite3.Connection, names: Sequence[str]) -> dict[str, int]:
-        """Return the number of each user, in the order of their names."""
+        """Number the users that are read, in the order of their names: user -> number.
+
+        Args:
+            connection: the database.
+            names: names of the parts for training and tests, in which users are looked for.
+        """
         query = "SELECT DISTINCT client_id FROM client_metadata WHERE split_name IN (?, ?) "
         query += "ORDER BY client_id LIMIT ?"
         limit = -1 if self.users is None else self.users
@@ -164,7 +172,17 @@ class Tff(Source):
     def _windows(
         self, path: Path, form: str, part: _Examples, numbers: dict[str, int]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return windows of tokens, int64 [n, length + 1], and their users, int64 [n]."""
+        """Cut the tokens of each user's texts into windows.
+
+        Args:
+            path: the file, for error messages.
+            form: ``characters`` or ``words``.
+            part: the examples of a part of the data set.
+            numbers: token -> its number.
+
+        Returns:
+            Windows, int64 [n, length + 1], and the number of each window's user, int64 [n].
+        """
         texts: dict[int, list[int]] = {}
         unknown = len(numbers) + 1
         for user, example in zip(part.users, part.examples, strict=True):
@@ -185,7 +203,10 @@ class Tff(Source):
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open a database for reading; a schema of unknown origin runs no functions."""
+    """Open a SQLite database for reading only.
+
+    The schema of the file is of unknown origin, so that SQLite runs no functions in it.
+    """
     address = f"file:{quote(str(regular(path).resolve()))}?mode=ro&immutable=1"
     connection = sqlite3.connect(address, uri=True)
     connection.execute("PRAGMA trusted_schema = OFF")
@@ -193,7 +214,16 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _split_names(path: Path, connection: sqlite3.Connection, only_digits: bool) -> tuple[str, str]:
-    """Return the names of the parts for training and for tests."""
+    """Return the names under which the file has the training and the test samples.
+
+    Args:
+        path: the file, for error messages.
+        connection: the database.
+        only_digits: whether the parts with digits alone are wanted.
+
+    Raises:
+        DataError: the file lacks a table or such parts.
+    """
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     missing = {"examples", "client_metadata"} - tables
     if missing:
@@ -224,7 +254,19 @@ def _form(path: Path, example: Example) -> str:
 def _pictures(
     path: Path, examples: list[Example], only_digits: bool
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return images, uint8 [n, 1, 28, 28], and labels, int64 [n]."""
+    """Convert examples of FEMNIST to images and labels.
+
+    Args:
+        path: the file, for error messages.
+        examples: the examples, with the features ``pixels`` (0 to 1) and ``label``.
+        only_digits: whether labels must be below 10.
+
+    Returns:
+        Images, uint8 [n, 1, 28, 28], and labels, int64 [n].
+
+    Raises:
+        DataError: a count of pixels, a pixel or a label is not allowed.
+    """
     classes = _DIGIT_CLASSES if only_digits else _CLASSES
     x = np.zeros((len(examples), _PIXELS), np.uint8)
     y = np.zeros(len(examples), np.int64)
@@ -246,7 +288,16 @@ def _pictures(
 
 
 def _texts(path: Path, example: Example, form: str) -> Iterator[Sequence[str]]:
-    """Yield the tokens of each text of an example."""
+    """Yield the tokens of each text of an example.
+
+    Args:
+        path: the file, for error messages.
+        example: the features of the example.
+        form: ``words`` splits a text at blanks; ``characters`` yields the text itself.
+
+    Raises:
+        DataError: the example has numbers in place of texts.
+    """
     feature = "tokens" if form == "words" else "snippets"
     values = example.get(feature, [])
     if not isinstance(values, list):
@@ -260,7 +311,10 @@ def _texts(path: Path, example: Example, form: str) -> Iterator[Sequence[str]]:
 
 
 def _frequent_words(path: Path, examples: list[Example], count: int) -> list[str]:
-    """Return the most frequent words, the most frequent first, then in the order of letters."""
+    """Return the ``count`` most frequent words of examples, the most frequent first.
+
+    Equally frequent words are in alphabetic order.
+    """
     counts: Counter[str] = Counter()
     for example in examples:
         for words in _texts(path, example, "words"):

@@ -46,7 +46,10 @@ def _time_of_day(text: str) -> str:
 
 
 def _as_text(value: object) -> object:
-    """Convert a time of day, which TOML may parse, to its text."""
+    """Return the ISO text of a time of day that the TOML parser has made a ``time``.
+
+    Any other value is returned unchanged, for pydantic to check.
+    """
     return value.isoformat() if isinstance(value, time) else value
 
 
@@ -87,7 +90,10 @@ class Diurnal(AvailabilityModel):
 
 
 class Tides(Availability):
-    """Availability by the kind ``Diurnal``: a sinusoidal share of the devices is on.
+    """Availability of devices of which a share is on that is a sinusoid of the time of day.
+
+    Each device draws a number from 0 to 1 at regular times, and is on while the share is above the
+    number. ``Diurnal``, the kind of the scenario, builds an instance for each run.
 
     Args:
         streams: the random streams of the run.
@@ -139,10 +145,11 @@ class Tides(Availability):
         return on
 
     def _half_window(self, draw: float) -> float:
-        """Return half the length of the daily interval in which the share is above ``draw`` (s).
+        """Return half the time of each day for which a device that drew ``draw`` is on (s).
 
-        The interval's middle is the peak. The result is half a day if the share is always above
-        ``draw``, and 0 if it never is.
+        The device is on while the share of devices that are on, a sinusoid of the time of day, is
+        above ``draw``. The middle of this part of the day is the sinusoid's peak. The result is
+        half a day if the share is always above ``draw``, and 0 if it never is.
         """
         if self._swing == 0.0:
             return DAY_S / 2 if draw < self._middle else 0.0
@@ -154,10 +161,14 @@ class Tides(Availability):
         return on_grid(math.acos(height) * DAY_S / (2 * math.pi))
 
     def _stretch(self, device: int, time: float) -> tuple[bool, float, float]:
-        """Return an interval around a time in which a device's availability does not change.
+        """Return an interval around a time in which a device is on throughout, or off throughout.
 
         The interval may end where the device draws a new number, even if the device stays on or
         off.
+
+        Args:
+            device: index of the device.
+            time: simulated time (s).
 
         Returns:
             Whether the device is on in the interval, and the interval's begin and end (s).
@@ -200,9 +211,10 @@ OnInterval = tuple[float, float, int]
 
 
 def append_on(changes: list[float], begin: float, end: float) -> None:
-    """Append an interval to the changes of a trace, in place.
+    """Append an interval in which a device is on to the list of times at which it turns on and off.
 
-    The interval is merged with the last one if they touch. An empty interval is ignored.
+    The list is changed in place. The interval is merged with the last one if they touch. An empty
+    interval is ignored.
 
     Args:
         changes: times at which the device turns on and off, in turn (s).
@@ -216,7 +228,10 @@ def append_on(changes: list[float], begin: float, end: float) -> None:
 
 
 class Traces(Availability):
-    """Availability by traces, which each device repeats.
+    """Availability by recorded or listed times at which devices turn on and off.
+
+    Each device follows a trace: a period (s), and the times within it at which the device turns on
+    and off, in turn. The device repeats its trace after each period, which may be infinite.
 
     Args:
         traces: all traces.
@@ -290,13 +305,18 @@ class _Recorded(BaseModel):
 
 
 def read_flash(path: Path) -> list[tuple[float, Trace]]:
-    """Read the usable traces of a file of phones.
+    """Read the availability traces of a file of recorded phones, and print a note on the file.
+
+    Phones whose recording is marked as unusable (``ok`` is false) are left out.
 
     Args:
-        path: the file; see ``Flash.file``.
+        path: a file of FLASH, of FedScale, or JSON ``{id: {start, end, ready, ok}}`` with times in
+            seconds.
 
     Returns:
-        For each usable phone the start of its recording (s since a midnight), and its trace.
+        For each usable phone the start of its recording (s since a midnight), and its trace: the
+        length of the recording (s), and the times since the start at which the phone turns on and
+        off, in turn (s).
 
     Raises:
         DataError: the file cannot be read, or holds no usable trace.
@@ -323,15 +343,16 @@ def read_flash(path: Path) -> list[tuple[float, Trace]]:
 
 
 def _trace_of(where: str, phone: Mapping[str, object]) -> tuple[float, Trace]:
-    """Convert a phone's recording to a trace.
+    """Convert a phone's recording to the times at which the phone turns on and off.
 
     Args:
         where: text that names the recording, for error messages.
-        phone: the recording.
+        phone: the recording: ``start`` and ``end`` (s since a midnight), ``ready`` (intervals in
+            which the phone is on) and ``ok``.
 
     Returns:
-        The start of the recording (s since a midnight), and the trace, whose times count from the
-        start.
+        The start of the recording (s since a midnight), and the trace: the length of the recording
+        (s), and the times since the start at which the phone turns on and off, in turn (s).
 
     Raises:
         DataError: a value is invalid, or an interval is out of order.
@@ -423,14 +444,14 @@ class Intervals(AvailabilityModel):
         return Traces(traces, assigned, ahead)
 
     def _times(self, table: DeviceTable) -> tuple[list[Any], list[Any], TimeForm]:
-        """Read the columns ``start`` and ``end`` of a table.
+        """Read the columns ``start`` and ``end`` of a table of intervals in which devices are on.
 
         Returns:
             The starts and the ends, one for each row, as numbers (s), times of day or dates; and
             their type.
 
         Raises:
-            DataError: a time is invalid, or of another type than in the first row.
+            DataError: a time is invalid, or its type is not the first row's.
         """
         form = _form(table.cells["start"][0])
         columns = []
@@ -454,18 +475,22 @@ class Intervals(AvailabilityModel):
         owner: Any,
         calendar: Calendar,
     ) -> list[OnInterval]:
-        """Convert the interval of a row to seconds, rounded to the simulation's clock.
+        """Convert the interval of a row, in which a device is on, to seconds of the simulation.
 
         Args:
             table: the table, for error messages.
             row: index of the row.
-            start: begin of the interval, as ``_times`` returns it.
-            end: end of the interval.
+            start: begin of the interval: simulated time (s), time of day or date.
+            end: end of the interval, of the same type.
             owner: the device of the row.
             calendar: the device's time zone, and the date of time 0.
 
         Returns:
-            One interval; two for a time of day that spans midnight, none if it ends before time 0.
+            Begin and end (s), and ``row``, of a single interval; two for a time of day that spans
+            midnight, none if the interval ends before simulated time 0.
+
+        Raises:
+            DataError: the interval ends before it begins.
         """
         if isinstance(start, time):
             return _daily_pieces(table, row, seconds_of_day(start), seconds_of_day(end))
@@ -487,7 +512,7 @@ class Intervals(AvailabilityModel):
 
 
 def _daily_pieces(table: DeviceTable, row: int, begin: float, finish: float) -> list[OnInterval]:
-    """Split a daily interval at midnight.
+    """Split an interval of the day, which repeats daily, if midnight is within it.
 
     Args:
         table: the table, for error messages.
@@ -496,7 +521,10 @@ def _daily_pieces(table: DeviceTable, row: int, begin: float, finish: float) -> 
         finish: end of the interval (s of the day); earlier than ``begin`` if it spans midnight.
 
     Returns:
-        One interval, or two.
+        One interval or two: begin and end (s of the day), and ``row``.
+
+    Raises:
+        DataError: the interval is empty.
     """
     finish = finish or DAY_S  # an interval may end at 00:00 of the next day
     if begin == finish:
@@ -511,12 +539,15 @@ def _daily_pieces(table: DeviceTable, row: int, begin: float, finish: float) -> 
 
 
 def _trace(table: DeviceTable, pieces: list[OnInterval], period: float) -> Trace:
-    """Build a device's trace from its sorted intervals.
+    """Build a device's trace from the intervals in which it is on.
 
     Args:
         table: the table, for error messages.
-        pieces: the intervals.
-        period: period of the trace (s).
+        pieces: the intervals, sorted: begin and end (s), and the row of the table.
+        period: time after which the trace repeats (s).
+
+    Returns:
+        The period, and the times at which the device turns on and off, in turn (s).
 
     Raises:
         DataError: two intervals overlap.
@@ -538,7 +569,10 @@ def _trace(table: DeviceTable, pieces: list[OnInterval], period: float) -> Trace
 
 
 def _form(cell: object) -> TimeForm:
-    """Return the type of the time in a cell: ``float``, ``time`` or ``datetime``."""
+    """Return the type of the time in a table's cell: ``float``, ``time`` or ``datetime``.
+
+    A text is of the type that can parse it; ``float`` also stands for a text that no type parses.
+    """
     if isinstance(cell, datetime):
         return datetime
     if isinstance(cell, time):

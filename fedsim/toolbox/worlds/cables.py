@@ -9,7 +9,7 @@ _EARTH_KM = 6371.0
 
 
 class City(NamedTuple):
-    """City, with the part of the world to which it belongs (see ``Cables``)."""
+    """City, with its position and the part of the world, such as a continent, in which it lies."""
 
     name: str
     part: str
@@ -30,7 +30,9 @@ def great_circle_km(source: City, target: City) -> float:
 
 
 class Cables:
-    """Shortest routes along great circles between parts of the world that cables connect.
+    """Finder of routes between cities, along the great circles that submarine cables follow.
+
+    A city lies in a part of the world, such as a continent. Cables connect some pairs of parts.
 
     Args:
         hubs: cities at which a route may turn, such as one at a strait.
@@ -43,7 +45,10 @@ class Cables:
         self._pairs = {frozenset(pair) for pair in parts}
 
     def way_km(self, source: City, target: City) -> float:
-        """Return the length of the shortest route (km); infinite if cables do not connect both."""
+        """Return the length of the shortest route between two cities (km).
+
+        The route may turn at the hubs. The length is infinite if no cables connect the cities.
+        """
         stops = (source, target, *self._hubs)
         reached: dict[int, float] = {}
         queue = [(0.0, 0)]
@@ -62,5 +67,12 @@ class Cables:
 
 
 def read_cities(table: Mapping[str, tuple[str, str, float, float]]) -> dict[str, City]:
-    """Return the cities of a table: key -> city, part of the world, latitude, longitude."""
+    """Convert rows of a table to cities.
+
+    Args:
+        table: key -> name of the city, part of the world, latitude and longitude (degrees).
+
+    Returns:
+        The same keys -> cities.
+    """
     return {name: City(*row) for name, row in table.items()}

@@ -51,10 +51,11 @@ class FedScaleCapacity(CapacityModel):
 
 
 def read_capacities(path: Path) -> Floats:
-    """Read a capacity file, FedScale's pickle or CSV.
+    """Read a file of phones' speeds and link rates: FedScale's pickle, or CSV.
 
     Returns:
-        For each row inference (ms per sample), download and upload (kbit/s); float64 [rows, 3].
+        For each phone the time of inference (ms per sample), download and upload (kbit/s); float64
+        [phones, 3].
 
     Raises:
         DataError: the file is missing or malformed.
@@ -101,10 +102,11 @@ class HospitalsCapacity(CapacityModel):
     kind: Literal["hospitals-fets"] = "hospitals-fets"
 
     def _draw_times(self, streams: Streams, devices: int) -> Floats:
-        """Draw a hospital for each device, and return its times per patient (s).
+        """Draw a hospital for each device, and return its published times per patient (s).
 
         Returns:
-            Mean and standard deviation of training, then of validation; float64 [devices, 4].
+            For each device mean and standard deviation of training, then mean and standard
+            deviation of validation; float64 [devices, 4]. Equal calls return equal draws.
         """
         compute: Floats = _table("compute")
         return compute[streams.generator("world/capacity").integers(len(compute), size=devices)]

@@ -40,7 +40,7 @@ class Connection(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Fitted rule for the rate of a TCP connection into a cloud: window / round trip."""
+    """Fitted rule for the rate of a TCP connection into a cloud: TCP window / round trip time."""
 
     bytes: float
     """size of the window (bytes)."""
@@ -50,13 +50,17 @@ class Window(NamedTuple):
     """errors and domain of the rule."""
 
     def rate(self, round_trip: float) -> float:
-        """Return the mean rate over the first ten seconds (bytes/s), for a round trip (s)."""
+        """Return the mean rate of a connection over its first ten seconds (bytes/s).
+
+        Args:
+            round_trip: round trip time of the connection (s).
+        """
         share = 1.0 - self.slow_start * round_trip / _MEASURED_S
         return self.bytes * max(share, _LEAST_SHARE) / round_trip
 
 
 class RoundTripRule(NamedTuple):
-    """Fitted rule for a round trip (s): a constant, and a part proportional to the distance."""
+    """Fitted rule for a round trip time (s): a constant, plus a time for each kilometre."""
 
     fixed: float
     """constant part (s)."""
@@ -69,9 +73,10 @@ class RoundTripRule(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Relative errors of a fitted rule on measured pairs of regions, and the rule's domain.
+    """Relative errors of a rule on the pairs of regions to which it was fitted, and its domain.
 
-    The domain is the range of the rule's variable (round trip, or distance) over the pairs.
+    A rule estimates the rate of a connection from its round trip time, or the round trip time from
+    the length of the route. The domain is the range of this variable over the measured pairs.
     """
 
     rows: int
@@ -87,24 +92,25 @@ class Fit(NamedTuple):
 
     @classmethod
     def of(cls, predicted: Floats, measured: Floats, reach: Floats) -> "Fit":
-        """Compute the errors of a rule.
+        """Compute the errors and the domain of a fitted rule.
 
         Args:
-            predicted: the rule's value for each measured pair, float64 [pairs].
+            predicted: the rule's value for each measured pair of regions, float64 [pairs].
             measured: the measured values, float64 [pairs].
-            reach: the rule's variable for each measured pair, float64 [pairs].
+            reach: the variable of which the rule is a function (round trip time, or length of the
+                route), for each pair; float64 [pairs].
         """
         errors = np.abs(predicted / measured - 1.0)
         numbers = errors.mean(), errors.max(), reach.min(), reach.max()
         return cls(len(errors), *(number.item() for number in numbers))
 
     def holds(self, value: float) -> bool:
-        """Return whether a value of the rule's variable is in the rule's domain, within 10 %."""
+        """Return whether a value of the rule's variable is in the fitted range, widened by 10 %."""
         return self.least * (1 - _NEARLY) <= value <= self.most * (1 + _NEARLY)
 
     @property
     def error(self) -> str:
-        """Text on the mean and the largest error (%), for messages."""
+        """Text on the rule's mean and largest relative error on measured pairs (%)."""
         if self.rows == 1:
             return f"{100 * self.mean:.0f} % off on the one pair that was measured"
         return (
@@ -114,7 +120,10 @@ class Fit(NamedTuple):
 
 
 class CloudFacts:
-    """Measured connections between regions, and rules for connections without a measurement.
+    """Measured TCP connections between regions of clouds, and rules that estimate all others.
+
+    An instance reads ``cloud_regions.toml`` and fits the rules. ``connection`` returns the
+    connection of a pair of regions.
 
     Attributes:
         sites: region -> its city.
@@ -122,9 +131,9 @@ class CloudFacts:
         measured: (sender's region, receiver's region) -> connection.
         windows: cloud -> rule for the rate of a connection into the cloud, fitted by least squares
             of relative errors. Azure's rule is not fitted: its window is Linux's default receive
-            buffer, and its loss by slow start is that of GCP, whose window has this size.
+            buffer, and its loss by slow start is GCP's, whose window has this size.
         ways: whether both regions are of AWS -> rule for the round trip, fitted by least squares of
-            relative errors. Distances are those of ``way_km``.
+            relative errors. Distances are lengths of routes along submarine cables.
     """
 
     def __init__(self) -> None:
@@ -141,7 +150,10 @@ class CloudFacts:
         self.fit()
 
     def fit(self) -> None:
-        """Fit all rules to ``measured``, and store them in ``windows`` and ``ways``."""
+        """Fit all rules to the measured connections, and store them in ``windows`` and ``ways``.
+
+        The constructor calls it. Call it again after a change of ``measured``.
+        """
         clouds = sorted({cloud_of(name) for name in self.sites})
         self.windows = {cloud: self._fit_window(cloud) for cloud in clouds if cloud != "azure"}
         self.windows["azure"] = self._default_window(self.windows["gcp"])
@@ -161,10 +173,13 @@ class CloudFacts:
         return Window(size, loss / size, fit)
 
     def _default_window(self, fitted: Window) -> Window:
-        """Return the rule for Azure, with its errors on the connections that were measured.
+        """Return the rule for the rate of connections into Azure, with its measured errors.
+
+        The window is Linux's default receive buffer, and not fitted.
 
         Args:
-            fitted: the rule for a cloud whose machines have the same buffer.
+            fitted: the rule for a cloud whose machines have the same buffer; its loss by slow start
+                is used.
         """
         rule = fitted._replace(bytes=_LINUX_WINDOW)
         round_trips = np.array([connection.round_trip for connection in self._into_azure])
@@ -221,7 +236,7 @@ class CloudFacts:
         return great_circle_km(self.sites[source], self.sites[target])
 
     def connection(self, source: str, target: str) -> Connection:
-        """Return the connection from one region to another, as measured or by the rules.
+        """Return the connection between two regions: measured, or estimated by fitted rules.
 
         If only the opposite direction was measured, its round trip is used. Its rate is used too
         within a cloud; between two clouds the rate follows the window of the receiver's cloud.
@@ -241,21 +256,26 @@ class CloudFacts:
         return Connection(reverse.round_trip, rate, measured=False)
 
     def estimate(self, source: str, target: str) -> Connection:
-        """Estimate the connection from one region to another by the rules, without measurements."""
+        """Estimate the connection from one region to another by the rules, even if it was measured.
+
+        Args:
+            source: the region of the sender.
+            target: the region of the receiver.
+        """
         rule = self.ways[_within_aws(source, target)]
         round_trip = rule.fixed + rule.per_km * self.way_km(source, target)
         rate = self.windows[cloud_of(target)].rate(round_trip)
         return Connection(round_trip, rate, measured=False)
 
     def rules_for(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
-        """Describe the formulas that estimate connections between regions without a measurement.
+        """Describe the rules that estimate connections between regions without a measurement.
 
         Args:
             pairs: (sender's region, receiver's region).
 
         Returns:
-            One sentence (str) for each formula that the pairs need: the round-trip times for which
-            the formula was fitted to measurements, and its error there.
+            One sentence for each rule that the pairs need: the round trip times or the lengths of
+            routes for which the rule was fitted to measurements, and its relative error there.
         """
         ruled = [pair for pair in pairs if not self.connection(*pair).measured]
         lines = []
@@ -276,13 +296,13 @@ class CloudFacts:
         return lines
 
     def outside_of_rules(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
-        """List the connections that a formula estimates outside the range of its fit.
+        """List the connections that a rule estimates outside the range to which it was fitted.
 
         Args:
             pairs: (sender's region, receiver's region).
 
         Returns:
-            One text for each such pair, with the reasons.
+            One text for each such pair: the regions, and the reasons, such as a longer round trip.
         """
         lines = []
         for source, target in pairs:
@@ -309,11 +329,11 @@ def _least_squares(columns: Floats, values: Floats) -> Floats:
     """Fit ``columns @ constants`` to ``values`` by least squares of relative errors.
 
     Args:
-        columns: float64 [rows, constants].
-        values: float64 [rows].
+        columns: the variables of each measurement, float64 [rows, constants].
+        values: the measured values, float64 [rows].
 
     Returns:
-        The constants, float64 [constants].
+        The fitted constants, float64 [constants].
     """
     targets = np.ones(len(values))
     constants, *_ = np.linalg.lstsq(columns / values[:, None], targets, rcond=None)
@@ -331,5 +351,8 @@ def _within_aws(source: str, target: str) -> bool:
 
 @cache
 def cloud_facts() -> CloudFacts:
-    """Return the facts in ``cloud_regions.toml``, which is read once per process."""
+    """Return the measured connections between regions of clouds and the rules fitted to them.
+
+    The file ``cloud_regions.toml`` is read once per process; later calls return the same object.
+    """
     return CloudFacts()

@@ -64,7 +64,7 @@ _REASONS = {
 
 
 def read_graph(path: Path) -> "networkx.Graph[str]":
-    """Read the graph of a node-link file.
+    """Read the graph of a network from a node-link JSON file, and print a note on its size.
 
     Args:
         path: the file.
@@ -125,7 +125,12 @@ def _check_ends(edge: str, tail: str, head: str, graph: "networkx.Graph[str]") -
 
 
 def _check_top(where: str, data: Mapping[str, object]) -> None:
-    """Raise ``ScenarioError`` if the top-level object has an invalid value or an unused key."""
+    """Raise ``ScenarioError`` if the top level of a graph file has an invalid or unused key.
+
+    Args:
+        where: text that names the file, for error messages.
+        data: the JSON object of the file.
+    """
     if "edges" in data and "links" in data:
         raise ScenarioError(f"{where} has 'edges' and 'links'; allowed is one of them")
     for key in ("directed", "multigraph"):
@@ -145,10 +150,10 @@ def _check_top(where: str, data: Mapping[str, object]) -> None:
 def _refuse_unused(
     owner: str, attributes: Mapping[str, object], used: Iterable[str], labels: Iterable[str]
 ) -> None:
-    """Raise ``ScenarioError`` if an attribute is neither used nor a label.
+    """Raise ``ScenarioError`` if an attribute is neither used nor a label that may be ignored.
 
     Args:
-        owner: the node, edge or file, for error messages.
+        owner: the node, edge or file that has the attributes, for error messages.
         attributes: name: value.
         used: names of the attributes that fedsim reads.
         labels: names of the attributes that are accepted and ignored.
@@ -165,7 +170,7 @@ def _refuse_unused(
 
 
 def _link(edge: str, attributes: Mapping[str, object]) -> dict[str, float]:
-    """Return the ``capacity`` (bytes/s) and ``latency`` (s) of an edge.
+    """Return the ``capacity`` (bytes/s) and ``latency`` (s) of an edge of a graph in a file.
 
     Args:
         edge: text that names the edge, for error messages.

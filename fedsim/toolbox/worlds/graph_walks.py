@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 class Walks:
-    """Routes with the fewest hops between the nodes of a graph.
+    """Finder of the routes with the fewest hops between the nodes of a graph.
 
-    ``graphs.between`` states how one of several routes with equally many hops is chosen.
+    Of several routes with equally many hops, one to or from the server takes the nodes that come
+    first by name, seen from the server. Routes are cached.
 
     Args:
         graph: graph whose edges may have a ``latency`` (s).
@@ -25,7 +26,7 @@ class Walks:
 
     Attributes:
         graph: the graph as a directed graph.
-        has_delays: whether any edge has a latency.
+        has_delays: whether any edge has a latency above 0.
     """
 
     def __init__(self, graph: "networkx.Graph[Any]", server: Hashable) -> None:
@@ -35,12 +36,12 @@ class Walks:
         self.has_delays = any(data.get("latency") for _, _, data in graph.edges(data=True))
 
     def delay_s(self, tail: Hashable, head: Hashable) -> float:
-        """Return the latency of the route from ``tail`` to ``head`` (s), the sum over its links."""
+        """Return the latency of the route from ``tail`` to ``head`` (s), summed over its links."""
         links = pairwise(self.between(tail, head))
         return math.fsum(self.graph.edges[link].get("latency", 0.0) for link in links)
 
     def links(self, tail: Hashable, head: Hashable) -> list[str]:
-        """Return the names of the links on the route from ``tail`` to ``head``."""
+        """Return the names (``a -> b``) of the links on the route from ``tail`` to ``head``."""
         return [f"{start} -> {end}" for start, end in pairwise(self.between(tail, head))]
 
     def between(self, tail: Hashable, head: Hashable) -> list[Hashable]:
@@ -60,13 +61,16 @@ class Walks:
         return self._walk(head, tail, is_from=False)
 
     def _walk(self, root: Hashable, node: Hashable, *, is_from: bool) -> list[Hashable]:
-        """Return the nodes on the route that a breadth-first search from ``root`` finds.
+        """Return the nodes of a route that a breadth-first search from ``root`` finds.
 
         Args:
             root: the node at which the search begins.
-            node: the node at the other end of the route.
+            node: the node at the far end of the route.
             is_from: whether the route leads from ``root`` to ``node``; else from ``node`` to
                 ``root``.
+
+        Returns:
+            The nodes in the direction of travel, both ends included.
 
         Raises:
             SimulationError: there is no route.
@@ -92,19 +96,33 @@ class Walks:
         return walk[::-1] if is_from else walk
 
     def edges_of(self, nodes: Sequence[Hashable], places: Sequence[Hashable]) -> Ints:
-        """Return the index in ``nodes`` of each place's edge server, int64 [places].
+        """Return the index in ``nodes`` of the edge server that serves each node with devices.
+
+        It is the first edge server on the route from that node to the server.
 
         Args:
             nodes: the node of each edge server.
             places: nodes to which devices are attached.
 
+        Returns:
+            int64 [places].
+
         Raises:
-            SimulationError: a place has no edge server on its routes to and from the server.
+            SimulationError: a place has no edge server on its route to the server, or its edge
+                server is not on the route back.
         """
         return np.array([nodes.index(self._edge_of(nodes, place)) for place in places], np.int64)
 
     def _edge_of(self, nodes: Sequence[Hashable], place: Hashable) -> Hashable:
-        """Return the first edge server's node on the route from a place to the server."""
+        """Return the first node with an edge server on the route from a node to the server.
+
+        Args:
+            nodes: the node of each edge server.
+            place: node to which devices are attached.
+
+        Raises:
+            SimulationError: there is none, or it is not on the route from the server to ``place``.
+        """
         server = self._server
         on_route = [node for node in self.between(place, server)[:-1] if node in nodes]
         if not on_route:

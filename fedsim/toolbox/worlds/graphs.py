@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EdgeServers:
-    """Edge servers of a network: their nodes, links, and the places that they serve."""
+    """Edge servers of a network: their nodes, their links, and which devices' nodes each serves.
+
+    A place is a node to which devices are attached.
+    """
 
     nodes: Sequence[Hashable]
     """the node of each edge server."""
@@ -53,7 +56,7 @@ class EdgeServers:
 
 
 class Graph(Network):
-    """Network whose endpoints are at the nodes of a graph.
+    """Network of shared links, whose server, devices and edge servers are at the nodes of a graph.
 
     Args:
         simulation: the simulation.
@@ -123,11 +126,12 @@ class Graph(Network):
             self.latencies = in_ticks(latencies + delays)
 
     def _delays(self, devices: int, end: Callable[[int], int]) -> Floats:
-        """Return the latency of the route between each device and an endpoint (s).
+        """Return the latency of the route between each device and an endpoint of the network (s).
 
         Args:
             devices: count of devices.
-            end: returns the endpoint's index for the index of a place.
+            end: returns, for the index of the node to which a device is attached, the index of the
+                endpoint, which is the server, an edge server or a host.
 
         Returns:
             float64 [devices].
@@ -145,7 +149,10 @@ class Graph(Network):
         return in_ticks((self._own_latency + delays)[devices])
 
     def _route_s(self, source: int, destination: int) -> float:
-        """Return the latency of the route between two endpoints' nodes (s), without their own."""
+        """Return the latency of the links between two endpoints' nodes (s).
+
+        The latencies of the endpoints themselves, such as a device's access link, are not included.
+        """
         if self._delay_s is None:
             return 0.0
         return self._delay_s(self._node(source), self._node(destination))
@@ -154,16 +161,21 @@ class Graph(Network):
         return super()._exact_latency_s(source, destination) + self._route_s(source, destination)
 
     def layout(self) -> dict[str, Any] | None:
-        """Return the layout of a graph, or of a tree with edge servers, as JSON.
+        """Return the links and routes of the network as a value for JSON.
+
+        A place is a node to which devices are attached.
 
         Returns:
-            None for a tree without edge servers. Otherwise ``links``: the capacity of each link
-            (bytes/s; null if infinite) by name. ``routes``: the links between each place and the
-            server, by direction. ``edges``, if there are edge servers: ``of`` (index of the edge
-            server of each place), ``latency`` (s), and the routes ``below`` (between a place and
-            its edge server) and ``above`` (between an edge server and the server). ``delays``, if
-            links have latencies: the latencies of the routes to the server (s), from ``places`` and
-            from ``edges``.
+            None for a tree without edge servers. Otherwise a dict with two to four keys:
+
+            - ``links``: name of a link -> capacity (bytes/s; None if infinite).
+            - ``routes``: ``down`` and ``up`` -> for each place the names of the links on the route
+              from or to the server.
+            - ``edges``, if there are edge servers: ``of`` (index of the edge server of each place),
+              ``latency`` (s), and routes like those in ``routes``: ``below`` (between each place
+              and its edge server) and ``above`` (between each edge server and the server).
+            - ``delays``, if links have latencies: the latencies of the routes to the server (s), a
+              list for ``places`` and a list for ``edges``.
         """
         if not self.has_layout:
             return None
@@ -193,7 +205,7 @@ class Graph(Network):
         return layout
 
     def _routes(self, pairs: Iterable[tuple[int, int]]) -> dict[str, list[list[str]]]:
-        """Return the names of the links on the routes between pairs of endpoints.
+        """Return the names of the links on the routes between pairs of endpoints, by direction.
 
         Args:
             pairs: (endpoint farther from the server, endpoint nearer to the server).
@@ -247,10 +259,14 @@ class EdgeLinks(Spec):
     latency: Seconds = 0.0
 
     def links(self, count: int) -> list[SharedLinks]:
-        """Return the links of edge servers.
+        """Return the receiving and the sending links of edge servers, with names and rates.
 
         Args:
             count: count of the edge servers.
+
+        Returns:
+            The group of the receiving links (``edge 0 receive`` and so on), then of the sending
+            links.
         """
         receive = [f"edge {edge} receive" for edge in range(count)]
         send = [f"edge {edge} send" for edge in range(count)]
@@ -262,12 +278,13 @@ class EdgeLinks(Spec):
     def build(
         self, nodes: Sequence[Hashable], rates: Mapping[str, float], of: Ints | None = None
     ) -> EdgeServers:
-        """Build the edge servers.
+        """Build the description of the edge servers that a network takes.
 
         Args:
             nodes: the node of each edge server.
-            rates: rates of their links by name (bytes/s).
-            of: index of each place's edge server, int64 [places]; None if it is not known yet.
+            rates: rates of their links (bytes/s) by name, such as ``edge 0 send``.
+            of: index of the edge server of each node with devices, int64 [places]; None if it is
+                not known yet.
         """
         return EdgeServers(
             nodes,
@@ -496,9 +513,15 @@ class TreeSpec(NetworkModel):
 
 
 def _between_cells(tail: int, head: int) -> list[str]:
-    """Return the names of the links from one cell or the server to another.
+    """Return the names of the links from one endpoint of a tree to another.
 
-    The route between a cell and its own edge server has no links.
+    Args:
+        tail: number of the sending cell, or ``SERVER``.
+        head: number of the receiving cell, or ``SERVER``.
+
+    Returns:
+        The sender's link, such as ``cell 3 up`` or ``server down``, then the receiver's. Empty if
+        both are the same cell, as between a device and the edge server of its cell.
     """
     if tail == head:
         return []

@@ -20,7 +20,10 @@ _LINKS = "world/link-trace"
 
 
 class _FileTrace(TracedRate):
-    """Base of the kinds ``trace``: their files, and how links get the traces."""
+    """Base of the kinds that read recorded rates, latencies or losses of links from files.
+
+    It has the settings of the files, and of how links get the traces.
+    """
 
     kind: Literal["trace"] = "trace"
     file: str
@@ -63,7 +66,11 @@ class _FileTrace(TracedRate):
         return _checked_unit(value, Seconds)
 
     def _value_of_unit(self) -> float | None:
-        """Return the unit of bare values in the base unit; None if the table has none."""
+        """Return the factor from bare numbers in the file to the base unit (bytes/s, s or a share).
+
+        Returns:
+            The factor; None if the scenario gives no unit.
+        """
         raise NotImplementedError
 
     def _read(self, key: str, root: Path | None) -> list[StepTrace]:
@@ -194,7 +201,13 @@ _SHOWN = {"rate": (8e-6, " Mbit/s"), "latency": (1e3, " ms"), "loss": (100.0, " 
 
 
 def _describe(form: str, traces: list[StepTrace], quantity: str) -> str:
-    """Describe traces in a line for the user."""
+    """Return a line for the user on traces: count, lengths, means, and whether rates are 0.
+
+    Args:
+        form: name of the file's form, such as ``a table``.
+        traces: the traces.
+        quantity: ``rate``, ``latency`` or ``loss``.
+    """
     factor, unit = _SHOWN[quantity]
     count = len(traces)
     means = np.array([trace.mean for trace in traces])

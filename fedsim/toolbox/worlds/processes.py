@@ -18,7 +18,10 @@ from fedsim.world.steps import computing_steps
 
 
 class Outage(Process):
-    """Base of the processes that make repeated outages."""
+    """Base of the processes that take a part of the world out of service again and again.
+
+    A subclass states in ``fail`` what happens during an outage.
+    """
 
     restorable: ClassVar[bool] = True
 
@@ -30,7 +33,12 @@ class Outage(Process):
     """whether ``every`` and ``lasts`` are means of exponential times; else constant times."""
 
     def fail(self, world: World) -> list[Hold]:
-        """Begin an outage, and return its effects on the world, which end with the outage."""
+        """Begin an outage, such as by setting a link's rate to 0.
+
+        Returns:
+            The changes made to the world; the caller ends (undoes) each of them when the outage
+            ends.
+        """
         raise NotImplementedError
 
     def run(self, world: World) -> ProcessGenerator:
@@ -53,11 +61,12 @@ class Outage(Process):
             state["until"] = self._after(world, "every", state["outages"])
 
     def _after(self, world: World, key: Literal["every", "lasts"], number: int) -> float:
-        """Return the simulated time at which the next interval ends (s).
+        """Return the simulated time at which the interval that begins now ends (s).
 
         Args:
             world: the world.
-            key: ``every`` for the time until an outage, ``lasts`` for the length of an outage.
+            key: ``every`` for the time until the next outage, ``lasts`` for the length of an
+                outage.
             number: index of the outage, which selects the random draw.
         """
         interval: float = getattr(self, key)
@@ -204,7 +213,7 @@ class Heat(Process):
                 hold = None
 
     def _course(self, state: Mapping[str, float]) -> tuple[float, float]:
-        """Return a device's equilibrium heat, and the time at which it is to change its state (s).
+        """Return the heat that a device approaches, and when it turns slow or fast.
 
         Args:
             state: the device's ``heat`` at time ``since`` (s), and whether it ``computes`` and is

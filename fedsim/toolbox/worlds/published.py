@@ -75,7 +75,7 @@ def is_pickle(path: Path) -> bool:
 
 
 def read_plain_pickle(path: Path) -> Any:
-    """Read the plain values in a pickle, without running code of the file.
+    """Read a pickle of plain values (dicts, lists, tuples, texts, numbers), and run no code of it.
 
     Raises:
         OSError: the file cannot be read.
@@ -128,14 +128,15 @@ _LEFT_OUT = {
 
 
 def recorded_phones(path: Path) -> tuple[str, dict[str, Phone]]:
-    """Read the recordings in a file of fedsim's, FLASH's or FedScale's format.
+    """Read recordings of phones' availability, in the format of fedsim, FLASH or FedScale.
 
     Args:
         path: the file, a pickle or JSON.
 
     Returns:
-        The name of the format, a key of ``_FIELDS``, and each phone's recording by the phone's
-        name.
+        The name of the format, such as ``FLASH's logs``, and each phone's recording by the phone's
+        name: ``start`` and ``end`` (s), ``ready`` (intervals in which the phone is available, s)
+        and ``ok`` (whether it is usable).
 
     Raises:
         OSError: the file cannot be read.
@@ -152,7 +153,10 @@ def recorded_phones(path: Path) -> tuple[str, dict[str, Phone]]:
 
 
 def _form_of(first: object) -> str:
-    """Return the format (a key of ``_FIELDS``) whose fields the first entry of a file has.
+    """Return the name of the format of a file of phones, such as ``FLASH's logs``.
+
+    Args:
+        first: the entry of the file's first phone, whose fields determine the format.
 
     Raises:
         ValueError: the entry lacks a field of each format.
@@ -167,12 +171,16 @@ def _form_of(first: object) -> str:
 
 
 def _phone(form: str, name: str, entry: object) -> Phone:
-    """Convert a phone's entry to a recording.
+    """Convert a phone's entry in a published file to a recording of its availability.
 
     Args:
-        form: format of the file, a key of ``_FIELDS``.
+        form: name of the file's format, such as ``FedScale's``.
         name: name of the phone, for error messages.
         entry: the phone's value in the file.
+
+    Returns:
+        ``start`` and ``end`` (s), ``ready`` (intervals in which the phone is available, s) and
+        ``ok`` (whether the recording is usable; if it is false all further keys may be missing).
 
     Raises:
         ValueError: the entry lacks a field, or has one that is unknown.
@@ -233,7 +241,7 @@ def _phone_of_fedscale(name: str, entry: Mapping[str, object]) -> Phone:
 
 
 def fedscale_capacities(path: Path) -> list[tuple[Any, Any]]:
-    """Read FedScale's pickle ``client_device_capacity``.
+    """Read FedScale's pickle of clients' speeds and link rates, ``client_device_capacity``.
 
     Args:
         path: the pickle.
@@ -308,7 +316,11 @@ def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, floa
 
 
 def _merged(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Merge sorted intervals that overlap or touch."""
+    """Merge intervals that overlap or touch.
+
+    Args:
+        intervals: begin and end of each interval, sorted; not empty.
+    """
     merged = [intervals[0]]
     for start, end in intervals[1:]:
         last_start, last_end = merged[-1]

@@ -26,6 +26,8 @@ _Megabits = Annotated[float, Field(gt=0.0, le=1e9)]
 class Regions(Network):
     """Network of devices and a server in regions of clouds.
 
+    Messages go over TCP connections with a round trip time and a rate for each pair of regions.
+
     Args:
         simulation: the simulation.
         columns: rates (bytes/s) and latencies (s) of the devices' own links.
@@ -61,11 +63,19 @@ class Regions(Network):
         super().__init__(simulation, {}, down, up, total, transport)
 
     def _region(self, end: int) -> str:
-        """Return the region of an endpoint: the server, or the device with this index."""
+        """Return the region of an endpoint, which is ``SERVER`` or the index of a device."""
         return self._server if end == SERVER else self._of[end % len(self._of)]
 
     def _connection(self, source: int, destination: int) -> Connection:
-        """Return the connection between two endpoints; an unlimited one if the table has none."""
+        """Return the TCP connection from one endpoint to another, by their regions.
+
+        If the table has only the opposite direction, that one is returned. If it has neither, the
+        connection has no latency and an infinite rate.
+
+        Args:
+            source: index of the sending device, or ``SERVER``.
+            destination: index of the receiving device, or ``SERVER``.
+        """
         pair = self._region(source), self._region(destination)
         if pair in self._table:
             return self._table[pair]
@@ -189,7 +199,7 @@ class RegionsSpec(NetworkModel):
 
 
 def _read(path: Path) -> dict[tuple[str, str], Connection]:
-    """Read a user's CSV of connections.
+    """Read a user's CSV file of TCP connections between regions.
 
     Args:
         path: the file, with the columns ``from``, ``to``, ``rtt_ms`` and ``mbit_s``.

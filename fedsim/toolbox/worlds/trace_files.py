@@ -48,11 +48,11 @@ _FORMS_OF_DATES = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d_%H.%M.%S", "%Y-%m-%dT%H:%M:%S"
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Options with which files of traces are read.
+    """Options with which files of traces of links are read, made from the scenario.
 
     Attributes:
         key: the key of the scenario that names the file, for messages.
-        quantity: ``rate``, ``latency`` or ``loss``.
+        quantity: the quantity that the trace records: ``rate``, ``latency`` or ``loss``.
         upward: whether the link leads to the server, by which a column is chosen.
         time_factor: seconds in the unit of bare times.
         factor: bytes/s, s or a share in the unit of bare values; None if the scenario gives no
@@ -79,13 +79,13 @@ class TraceOptions:
 
 @dataclass(frozen=True)
 class Recording:
-    """Rates of a link, or its latencies or losses, as they were recorded.
+    """Recorded trace of a link: its rates over time, or its latencies or losses.
 
     Attributes:
         name: name of the file, and of the device within it if it has several.
-        times: begins of the rates (s).
-        rates: rates (bytes/s).
-        end: end of the recording (s).
+        times: time from which each value holds, until the next (s).
+        rates: the values: rates (bytes/s), latencies (s) or shares of lost packets.
+        end: time at which the last value ends (s).
     """
 
     name: str
@@ -97,12 +97,15 @@ class Recording:
 def read_recordings(path: Path, options: TraceOptions) -> tuple[str, list[Recording]]:
     """Read all traces of a file, a folder, or an archive (tar or zip).
 
+    The result is cached until a file changes.
+
     Args:
         path: the file, folder or archive.
-        options: the options.
+        options: how to read the files, such as columns and units.
 
     Returns:
-        The name of the files' form, and the traces in order of their names, numbers by size.
+        The name of the files' form, such as ``a table`` or ``Mahimahi's packets``, and the traces
+        in order of their names, numbers by size.
 
     Raises:
         DataError: there is no such file, or a file is damaged, empty or of an unknown form.
@@ -120,7 +123,17 @@ def read_recordings(path: Path, options: TraceOptions) -> tuple[str, list[Record
 def _read_again(
     path: Path, stamp: tuple[tuple[str, int], ...], options: TraceOptions
 ) -> tuple[str, list[Recording]]:
-    """Read traces; ``stamp`` (path and time of change of each file) is a key of the cache alone."""
+    """Read all traces of a file, a folder or an archive; the results of equal calls are cached.
+
+    Args:
+        path: the file, folder or archive.
+        stamp: path and time of the last change (ns) of each file. It is not read: a change of a
+            file makes another key of the cache.
+        options: how to read the files.
+
+    Returns:
+        The name of the files' form, and the traces in order of their names.
+    """
     forms: dict[str, None] = {}
     recordings: list[Recording] = []
     for name, content in _members(path, options):
@@ -144,7 +157,10 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _members(path: Path, options: TraceOptions) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of each file of a folder or archive that fits the pattern."""
+    """Yield name and content of each file of a folder or archive that fits ``options.members``.
+
+    A path that is neither a folder nor an archive is yielded itself.
+    """
     if path.is_dir():
         for file in _files_of(path):
             name = file.relative_to(path).as_posix()
@@ -188,12 +204,12 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 class _File:
-    """Text of a file of traces, with its errors.
+    """Lines of a file of traces, split into cells, with functions that parse cells and name errors.
 
     Args:
         name: name of the file.
         lines: number from 1 and cells of each line that is not empty.
-        options: the options.
+        options: how to read the file, such as columns and units.
     """
 
     def __init__(
@@ -204,21 +220,24 @@ class _File:
         self.options = options
 
     def wrong(self, why: str) -> DataError:
-        """Return an error about the whole file, which the caller raises."""
+        """Return an error about the whole file, to raise; ``why`` continues the file's name."""
         return DataError(f"{self.options.key}: {self.name!r} {why}")
 
     def wrong_line(self, line: int, why: str) -> DataError:
-        """Return an error about a line, which the caller raises."""
+        """Return an error about a line, to raise; ``why`` follows the name of the line."""
         return DataError(f"{self.options.key}: line {line} of {self.name!r}: {why}")
 
     def number(self, line: int, cell: str, what: str, most: float) -> float:
-        """Parse a number of 0 or more.
+        """Parse a number of 0 or more in a cell of the file.
 
         Args:
             line: number of the line, for errors.
             cell: the text.
             what: name of the number, for errors.
             most: largest allowed value.
+
+        Raises:
+            DataError: the text is no number, or the number is out of range.
         """
         try:
             value = float(cell)
@@ -233,7 +252,16 @@ class _File:
         return value
 
     def time_s(self, line: int, cell: str) -> float:
-        """Parse a time, a number in the unit of the options or a date, to seconds."""
+        """Parse a cell with a time, and return it in seconds.
+
+        Args:
+            line: number of the line, for errors.
+            cell: a number in the unit of ``options``; or a date, whose seconds count from 1970
+                (UTC).
+
+        Raises:
+            DataError: the cell is neither, or out of range.
+        """
         for form in _FORMS_OF_DATES:
             try:
                 moment = datetime.strptime(cell, form).replace(tzinfo=UTC)
@@ -244,12 +272,15 @@ class _File:
         return self.number(line, cell, "the time", CLOCK_END_S / factor) * factor
 
     def value(self, line: int, cell: str, factor: float) -> float:
-        """Parse a value of the trace's quantity to its base unit.
+        """Parse a cell with a rate, latency or loss, and return it in bytes/s, s or as a share.
 
         Args:
             line: number of the line, for errors.
-            cell: the text.
-            factor: the unit in base units.
+            cell: a number of 0 or more.
+            factor: the number's unit in bytes/s, s or shares.
+
+        Raises:
+            DataError: the cell is no number, or out of range.
         """
         quantity = self.options.quantity
         return self.number(line, cell, f"the {quantity}", _MOST[quantity] / factor) * factor
@@ -257,13 +288,15 @@ class _File:
     def recording(
         self, name: str, lines: Sequence[int], times: list[float], rates: list[float]
     ) -> Recording:
-        """Return the trace of a device from its rows.
+        """Build the trace of a device from its rows, averaged if the options say so.
+
+        Of rows with equal times the last one counts.
 
         Args:
             name: name of the trace.
-            lines: number of each row's line, for errors.
-            times: times (s).
-            rates: rates (bytes/s).
+            lines: number of each row's line in the file, for errors.
+            times: time of each row (s); not used if the options give the time between rows.
+            rates: value of each row (bytes/s, s, or share of lost packets).
 
         Raises:
             DataError: a time is before the time above it, or all rates are 0.
@@ -293,7 +326,9 @@ class _File:
 
 
 def averaged(recording: Recording, step: float) -> Recording:
-    """Average the rates of a recording over pieces of equal length; the last may be shorter.
+    """Return a recording with the means of its rates over pieces of equal length.
+
+    The last piece may be shorter.
 
     Args:
         recording: the recording.
@@ -317,10 +352,18 @@ def averaged(recording: Recording, step: float) -> Recording:
 
 
 def _read_file(name: str, content: bytes, options: TraceOptions) -> tuple[str, list[Recording]]:
-    """Recognise the form of a file, and read its traces.
+    """Recognise the form of a file of traces, and read its traces.
+
+    Args:
+        name: name of the file.
+        content: the bytes of the file.
+        options: how to read the file, such as columns and units.
 
     Returns:
-        The name of the form, and the traces.
+        The name of the form, such as ``times and rates``, and the traces.
+
+    Raises:
+        DataError: the file is no text, is empty, or has no known form.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -375,7 +418,7 @@ def _refuse_unit(file: _File, form: str) -> None:
 
 
 def _read_pairs(file: _File) -> Recording:
-    """Read lines of time and rate."""
+    """Read a trace from lines of a time and a rate (or latency, or loss), without a header."""
     factor = _factor(file)
     times = []
     rates = []
@@ -388,7 +431,11 @@ def _read_pairs(file: _File) -> Recording:
 
 
 def _read_packets(file: _File) -> Recording:
-    """Read a packet file; a packet at t ms counts in the first piece that ends at t or later."""
+    """Read a trace from one of Mahimahi's packet files, with rates as means over pieces of 0.1 s.
+
+    Each line is a time (ms) at which the link can carry 1500 bytes. A packet at t ms counts in the
+    first piece that ends at t or later. ``options.average`` replaces the 0.1 s.
+    """
     _refuse_unit(file, "a packet file")
     if file.options.every is not None:
         raise file.wrong("is a packet file, whose lines are times; leave 'every' out")
@@ -416,13 +463,16 @@ def _read_packets(file: _File) -> Recording:
 
 
 def _column(file: _File, name: str | None, usual: Sequence[str], key: str) -> int:
-    """Find the index of a column in the header of a file.
+    """Return the index of a column in the header of a file.
 
     Args:
         file: the file.
         name: name of the column in the scenario; None to look for a usual name.
-        usual: the usual names.
-        key: the key by which the scenario names it.
+        usual: the usual names, tried in order.
+        key: the key by which the scenario names the column, for the error message.
+
+    Raises:
+        DataError: the header has no such column.
     """
     header = file.lines[0][1]
     names = usual if name is None else (name,)
@@ -435,7 +485,11 @@ def _column(file: _File, name: str | None, usual: Sequence[str], key: str) -> in
 
 
 def _rows(file: _File) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each line below the header; all lines have as many cells as it."""
+    """Yield number and cells of each line below the header.
+
+    Raises:
+        DataError: there is no such line, or one has more or fewer cells than the header.
+    """
     width = len(file.lines[0][1])
     if len(file.lines) == 1:
         raise file.wrong("has a header and no rows")
@@ -447,7 +501,7 @@ def _rows(file: _File) -> Iterator[tuple[int, list[str]]]:
 
 @dataclass
 class _Rows:
-    """Rows of a trace: number of the line, time (s) and rate (bytes/s) of each."""
+    """Rows of a trace in a file: number of the line, time (s) and value (bytes/s, s or share)."""
 
     lines: list[int]
     times: list[float]
@@ -462,7 +516,12 @@ class _Rows:
 
 
 def _named(file: _File, traces: dict[str, _Rows]) -> list[Recording]:
-    """Make the recordings of a file from the rows of each device."""
+    """Build and name the recordings of a file that may have rows of several devices.
+
+    Args:
+        file: the file.
+        traces: name of a device -> its rows; a file without a column of devices has one entry.
+    """
     recordings = []
     for device, rows in traces.items():
         name = file.name
@@ -473,7 +532,10 @@ def _named(file: _File, traces: dict[str, _Rows]) -> list[Recording]:
 
 
 def _read_table(file: _File) -> list[Recording]:
-    """Read a table with a header: columns of time and rate, and perhaps of devices."""
+    """Read the traces of a table with a header: columns of time and value, and perhaps of devices.
+
+    There is one trace for each device; without a column of devices, one trace in all.
+    """
     options = file.options
     header = file.lines[0][1]
     factor = _factor(file)
@@ -498,7 +560,10 @@ def _read_table(file: _File) -> list[Recording]:
 
 
 def _read_fcc(file: _File) -> list[Recording]:
-    """Read tests of the FCC, by unit: the last row of each time, without failed tests."""
+    """Read the traces of a table of the FCC's broadband tests, one for each measuring unit.
+
+    Failed tests are left out. Of tests of a unit with equal times the last one counts.
+    """
     _refuse_unit(file, "a table of the FCC")
     header = file.lines[0][1]
     unit = header.index("unit_id")
@@ -523,7 +588,11 @@ def _read_fcc(file: _File) -> list[Recording]:
 
 
 def _read_irish(file: _File) -> list[Recording]:
-    """Read a drive: means of the samples of each second, without samples in which it was idle."""
+    """Read the trace of a drive in the Irish 4G and 5G data sets, in a list of length 1.
+
+    The rates are the means of the samples of each second. Samples in which the phone was idle are
+    left out.
+    """
     _refuse_unit(file, "a table of the Irish drives")
     header = file.lines[0][1]
     column = "UL_bitrate" if file.options.upward else "DL_bitrate"

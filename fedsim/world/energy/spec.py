@@ -43,14 +43,14 @@ TITLES = catalogue(_PHONES) | dict.fromkeys(_KIND_PRESETS, "the kind of device o
 
 
 def preset_figures(name: str) -> dict[str, Figure]:
-    """Return the figures of an energy preset with their sources.
+    """Return the figures of an energy preset, such as a phone, with their sources.
 
     Args:
-        name: the preset, a key of ``TITLES``.
+        name: name of the preset.
 
     Returns:
-        Name -> figure in W, J/B or s. Names are ``COEFFICIENTS`` for a phone, and keys of
-        ``DeviceKind`` for a kind of device.
+        Name -> figure in W, J/B or s. Names are energy coefficients, such as
+        ``compute_w``, for a phone, and keys of ``DeviceKind`` for a kind of device.
     """
     if name in catalogue(_PHONES):
         return figures(name, "energy.preset", _PHONES)
@@ -60,7 +60,10 @@ def preset_figures(name: str) -> dict[str, Figure]:
 
 
 def _coefficients(name: str) -> dict[str, float]:
-    """Return the ``COEFFICIENTS`` of a preset (W, J/B, s); phones omit coefficients of 0."""
+    """Return the energy coefficients of a preset: name, such as ``compute_w`` -> W, J/B or s.
+
+    Coefficients of 0 are missing for phones.
+    """
     if name in catalogue(_PHONES):
         return {key: float(figure.value) for key, figure in preset_figures(name).items()}
     kind = find_kind(name, {}, "energy.preset")
@@ -132,15 +135,19 @@ class ZoneSpec(Spec):
         return self
 
     def profile(self, place: int, root: Path | None, starts: float) -> ZoneProfile:
-        """Return the zone's name, carbon intensity by hour, and time of day at the run's start.
+        """Return the zone as a run's ``energy.json`` stores it.
 
         Args:
             place: index of the zone in the list of zones, for its name and for errors.
             root: folder of data files; None for the working directory.
             starts: time of day (``energy.starts``) at the start of the run (s).
 
+        Returns:
+            Name, carbon intensity of each hour (g/J), and time of day in the zone at the start of
+            the run (s).
+
         Raises:
-            DataError: the file is missing or malformed.
+            DataError: the file of the intensity is missing or malformed.
         """
         return {
             "name": self.name or f"zone {place}",
@@ -156,7 +163,16 @@ class ZoneSpec(Spec):
 
 
 def _read_hours(key: str, file: str, root: Path | None) -> list[float]:
-    """Read the carbon intensity of each hour of the day (g/J), 24 values, from a CSV file."""
+    """Read the carbon intensity of each hour of the day (g/J), 24 values, from a CSV file.
+
+    Args:
+        key: key of the scenario that names the file, for error messages.
+        file: path of the file.
+        root: folder of data files; None for the working directory.
+
+    Raises:
+        DataError: the file has not 24 rows, or not each hour once.
+    """
     table = DeviceTable(key, find_file(file, root), ("intensity",), ("hour",), others=())
     has_order = "hour" in table.cells
     table.note("rows by 'hour'" if has_order else "a row for each hour from 0 to 23")
@@ -186,9 +202,9 @@ class CarbonSpec(Spec):
         return self
 
     def draw(self, streams: Streams, devices: int) -> Ints:
-        """Draw the index in ``zones`` of each device's zone, int64 [devices].
+        """Draw the zone of each device by the zones' shares: index in ``zones``, int64 [devices].
 
-        Draws from ``world/energy/zone``.
+        The draws are from the random stream ``world/energy/zone``.
         """
         shares = np.array([zone.share for zone in self.zones])
         generator = streams.generator("world/energy/zone")
@@ -196,7 +212,10 @@ class CarbonSpec(Spec):
 
 
 def _zones(value: object) -> object:
-    """Return a table with the key ``zones``; a table without this key becomes the only zone."""
+    """Return a table of the scenario with the key ``zones``.
+
+    A table without this key describes a single zone, and becomes the only entry of ``zones``.
+    """
     if isinstance(value, dict) and "zones" not in value:
         return {"zones": [value]}
     return value
@@ -208,9 +227,10 @@ Carbon = Annotated[
 
 
 class PlaceSpec(Spec):
-    """Powers and energies of the server and its network, or of each place of a tree or graph.
+    """Energy that a server and its network draw: idle power, and joules per byte and per update.
 
-    A place is a cell, or a node to which devices are attached, such as an edge server.
+    ``energy.server`` describes the server. ``energy.edge`` describes each edge server, or each cell
+    or node to which devices are attached.
     """
 
     idle: Watts = 0.0
@@ -221,14 +241,15 @@ class PlaceSpec(Spec):
     """energy of each update that is aggregated at the place."""
 
     def coefficients(self, count: int, overhead: float) -> dict[str, float]:
-        """Return the coefficients of ``count`` equal places together.
+        """Return the energy coefficients of ``count`` equal servers together.
 
         Args:
-            count: count of places.
+            count: count of servers (or cells).
             overhead: bytes on the wire for each byte of payload.
 
         Returns:
-            ``idle_w`` (W), ``update_j`` (J an update) and ``j_byte`` (J a byte of payload).
+            ``idle_w`` (W of all together), ``update_j`` (J for each aggregated update) and
+            ``j_byte`` (J for each byte of payload).
         """
         return {
             "idle_w": self.idle * count,
@@ -280,7 +301,11 @@ class BatterySpec(Spec):
 
 
 def _preset(value: object) -> object:
-    """Return presets as a list of names; raise ``ValueError`` for an unknown name."""
+    """Return the names of presets as a list; a single name may be given as text.
+
+    Raises:
+        ValueError: a name is unknown.
+    """
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list):
         return names
@@ -353,9 +378,10 @@ class EnergySpec(Spec):
         return self
 
     def build(self, context: MeterContext) -> EnergyMeter:
-        """Build the energy meter of a world; draws are from ``world/energy/...``.
+        """Build the meter that counts the energy of a run, and draw the devices' coefficients.
 
-        The meter counts bytes of payload. Its joules per byte include the headers.
+        The meter counts bytes of payload. Its joules per byte include the headers. Draws are from
+        the random streams ``world/energy/...`` and ``world/battery/...``.
 
         Args:
             context: the world in which the meter counts.
@@ -394,7 +420,14 @@ class EnergySpec(Spec):
         return EnergyMeter(columns, setting)
 
     def _draw_coefficients(self, context: MeterContext) -> dict[str, AnyArray]:
-        """Draw the ``COEFFICIENTS`` of all devices: name -> float64 [devices]."""
+        """Draw the energy coefficients of all devices, from presets, kinds and distributions.
+
+        Args:
+            context: the world in which the meter counts.
+
+        Returns:
+            Name, such as ``compute_w`` -> W, J/B or s of each device, float64 [devices].
+        """
         streams = context.streams
         presets: list[dict[str, float]] = [{}]
         if self.preset is not None:
@@ -429,10 +462,10 @@ class EnergySpec(Spec):
         """Build the batteries of the devices; return None if the scenario has no batteries.
 
         Args:
-            energy: the meter that ``build`` made.
+            energy: the meter that ``build`` made, whose columns have the drawn capacities.
             simulation: the clock.
             streams: random streams of the run.
-            arrival: arrival of each device (s), float64 [devices].
+            arrival: time at which each device joins (s), float64 [devices].
             root: folder of data files; None for the working directory.
         """
         if self.battery is None:
@@ -442,9 +475,9 @@ class EnergySpec(Spec):
         return Batteries(simulation, energy.columns, self.battery.restart, charging, arrival)
 
     def preset_places(self, streams: Streams, devices: int) -> NDArray[np.int64]:
-        """Draw the index in ``preset`` of each device's preset, int64 [devices].
+        """Draw the preset of each device by ``shares``: index in ``preset``, int64 [devices].
 
-        Draws from ``world/energy/preset``.
+        The draws are from the random stream ``world/energy/preset``. Without presets all are 0.
         """
         shares = None
         if self.shares is not None:

@@ -36,7 +36,7 @@ DIRECTIONS = {"download": "down", "upload": "up"}
 
 
 class Column(NamedTuple):
-    """Column that a meter adds to a table.
+    """Description of a column that a meter adds to the table of rounds or of devices.
 
     Attributes:
         name: name of the column, which no other column of the table has.
@@ -50,7 +50,7 @@ class Column(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Ended step of a task.
+    """Step of a task on a device, such as a download or training, that has ended.
 
     Attributes:
         start, end: begin and end of the step (s).
@@ -71,7 +71,7 @@ class Step(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Ended message, with the columns of ``transfers.parquet``.
+    """Message that has ended, complete or cut short, with the columns of ``transfers.parquet``.
 
     Attributes:
         start, end: begin and end of the message (s).
@@ -105,14 +105,14 @@ class Transfer(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Name of the sender: ``device 3``, ``edge 1``, ``server`` or a part of its side."""
+        """Name of the sender: ``device 3``, ``edge 1``, ``server`` or a part of the server."""
         if self.sender:
             return self.sender
         return "server" if self.direction == "down" else f"device {self.device}"
 
     @property
     def destination(self) -> str:
-        """Name of the receiver: ``device 3``, ``edge 1``, ``server`` or a part of its side."""
+        """Name of the receiver: ``device 3``, ``edge 1``, ``server`` or a part of the server."""
         if self.receiver:
             return self.receiver
         return "server" if self.direction == "up" else f"device {self.device}"
@@ -123,9 +123,9 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
 
     Args:
         time: time of the record (s).
-        kind: kind of the record.
+        kind: kind of the record, such as ``step-end`` or ``edge-transfer``.
         fields: fields of the record.
-        start: begin of the step (s), if ``kind`` is ``step-end``.
+        start: begin of the step (s), if ``kind`` is ``step-end``; else it is not used.
     """
     if kind == "server-transfer":
         return _instant_transfer(time, fields)
@@ -164,7 +164,14 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
 
 
 def _instant_transfer(time: float, fields: Mapping[str, Any]) -> Transfer:
-    """Return the message of a record ``server-transfer``, between parts of the server."""
+    """Return the message of a record ``server-transfer``, which takes no time and is on no link.
+
+    Such a message goes from one part of the server to another.
+
+    Args:
+        time: time of the record (s).
+        fields: fields of the record.
+    """
     purpose = fields["purpose"]
     size = fields["bytes"]
     return Transfer(
@@ -186,10 +193,13 @@ def _instant_transfer(time: float, fields: Mapping[str, Any]) -> Transfer:
 
 
 def ends_of(fields: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return direction, sender and receiver (names) of a message that no task has sent.
+    """Return the direction and the ends of a message that no task has sent.
 
     Args:
         fields: fields of its record ``edge-transfer`` or ``message``.
+
+    Returns:
+        Direction (``up``, ``down`` or ``peer``), name of the sender, and name of the receiver.
     """
     if "source" in fields:
         return "peer", fields["source"], fields["destination"]
@@ -202,7 +212,7 @@ def ends_of(fields: Mapping[str, Any]) -> tuple[str, str, str]:
 
 @dataclass(frozen=True)
 class MeterContext:
-    """Properties of the world in which a meter counts.
+    """Properties of the world in which a meter counts; given to each meter's constructor.
 
     Attributes:
         devices: count of devices.
@@ -277,14 +287,16 @@ class Meter:
     def __init__(self, context: MeterContext) -> None: ...
 
     def on_step(self, ended: Step) -> None:
-        """Handle a step of a task that has ended.
+        """Count a step of a task that has ended; called by the run. By default nothing is counted.
 
         Args:
             ended: the step.
         """
 
     def on_transfer(self, ended: Transfer) -> None:
-        """Handle a message that has ended, complete or cut short.
+        """Count a message that has ended, complete or cut short; called by the run.
+
+        By default nothing is counted.
 
         Args:
             ended: the message.
@@ -304,7 +316,11 @@ class Meter:
         return {}
 
     def of_devices(self) -> Mapping[str, NDArray[np.float64] | Sequence[float]]:
-        """Return the columns ``device_columns``: column name -> total of each device, [devices]."""
+        """Return the meter's columns of the table of devices.
+
+        Returns:
+            Name of each column in ``device_columns`` -> total of each device, [devices].
+        """
         return {}
 
     def close(self, time: float) -> None:
@@ -319,7 +335,11 @@ class Meter:
         return {name: math.fsum(values) for name, values in self.of_devices().items()}
 
     def files(self) -> Mapping[str, object]:
-        """Return the meter's files: name -> table (``*.parquet``) or document (``*.json``)."""
+        """Return the files that the meter adds to the run's folder; by default none.
+
+        Returns:
+            Name of the file -> table (``*.parquet``) or document (``*.json``).
+        """
         return {}
 
     def snapshot(self) -> dict[str, object]:
@@ -339,7 +359,7 @@ _Listener = Callable[[float, Mapping[str, object]], object]
 
 
 class MetersState(TypedDict):
-    """State of ``Meters`` in a snapshot."""
+    """State of all meters of a run in a snapshot, from which a run is resumed."""
 
     starts: dict[int, float]
     last_totals: dict[str, float]
@@ -348,10 +368,10 @@ class MetersState(TypedDict):
 
 
 class Meters:
-    """All meters of a run, which receive its records.
+    """All meters of a run, which receive the run's records one by one.
 
     Args:
-        of_sections: section of the scenario -> its meter.
+        of_sections: section of the scenario, such as ``energy`` -> its meter.
         own: the user's meters.
 
     Raises:
@@ -389,7 +409,14 @@ class Meters:
         return bool(self._all)
 
     def _find_listeners(self, kind: str) -> list[tuple[str, _Listener]]:
-        """Find the entry and the method ``on_KIND`` of each meter that has this method."""
+        """Return the meters that have a method for a kind of record.
+
+        Args:
+            kind: kind of the record, such as ``task-end``, whose method is ``on_task_end``.
+
+        Returns:
+            For each such meter, the name of its entry in the summary, and the method.
+        """
         name = "on_" + re.sub(r"\W", "_", kind)
         if hasattr(Meter, name):
             return []
@@ -401,7 +428,7 @@ class Meters:
         return listeners
 
     def take(self, record: Record) -> None:
-        """Pass a record to the meters."""
+        """Pass a record to all meters, and the step or message that it ends, if any."""
         time, kind, fields = record
         if kind not in self._listeners:
             self._listeners[kind] = self._find_listeners(kind)
@@ -431,15 +458,21 @@ class Meters:
                 _call(entry, time, meter.on_transfer, transfer)
 
     def columns(self, table: Literal["round", "device"]) -> list[Column]:
-        """Return the columns that the user's own meters add to a table."""
+        """Return the columns that the user's own meters add to the table of rounds or devices."""
         return _columns_of(self._own.values(), table)
 
     def names(self, table: Literal["round", "device"]) -> list[str]:
-        """Return the names of the columns that all meters add to a table."""
+        """Return the names of the columns that all meters add to the table of rounds or devices."""
         return [column.name for column in _columns_of(self._all.values(), table)]
 
     def of_round(self, time: float) -> dict[str, float | None]:
-        """Return the increase of all totals in a round that ends at ``time`` (s), by column.
+        """Return by how much the totals of all meters have grown since the round before ended.
+
+        Args:
+            time: end of the round (s).
+
+        Returns:
+            Name of a column -> increase; None for an unknown total.
 
         Raises:
             SimulationError: a meter fails, or a total is not a finite number.
@@ -481,12 +514,20 @@ class Meters:
         return columns
 
     def close(self, time: float) -> None:
-        """Close all meters at the end of the run, ``time`` (s)."""
+        """Let all meters finish their counts at the end of the run, ``time`` (s)."""
         for entry, meter in self._all.items():
             _call(entry, time, meter.close, time)
 
     def summary(self) -> dict[str, object]:
-        """Return the entries of ``summary.json``, the user's meters under the key ``meters``."""
+        """Return the entries that the meters add to ``summary.json``.
+
+        Returns:
+            Section of the scenario -> entry of its meter; under ``meters``, if the user has meters,
+            name of the entry -> entry.
+
+        Raises:
+            SimulationError: a meter fails, or its entry is not JSON.
+        """
         entries: dict[str, dict[str, object]] = {}
         for entry, meter in self._all.items():
             entries[entry] = dict(_call(entry, None, meter.summary))
@@ -528,7 +569,16 @@ def _columns_of(meters: Iterable[Meter], table: Literal["round", "device"]) -> l
 
 
 def _find_total(entry: str, totals: object, name: str) -> float | None:
-    """Find a column's total in the result of ``Meter.totals``; raise if it is not a number."""
+    """Return the total of a column in the result of a meter's ``totals``; None if it is unknown.
+
+    Args:
+        entry: name of the meter's entry, for the error message.
+        totals: the result, which should be a mapping from column to total.
+        name: name of the column.
+
+    Raises:
+        SimulationError: the total is missing, or not a finite number.
+    """
     total = totals.get(name, "nothing") if isinstance(totals, Mapping) else totals
     if total is None:
         return None
@@ -541,7 +591,12 @@ def _find_total(entry: str, totals: object, name: str) -> float | None:
 
 
 def _refuse_wrong_parameters(entry: str, meter: type[Meter]) -> None:
-    """Raise an error if a method ``on_KIND`` does not have the parameters time and fields."""
+    """Raise ``ScenarioError`` if a method ``on_KIND`` of a meter does not take time and fields.
+
+    Args:
+        entry: name of the meter's entry, for the error message.
+        meter: the class of the meter.
+    """
     for name, hook in inspect.getmembers(meter, inspect.isfunction):
         if not name.startswith("on_") or hasattr(Meter, name):
             continue
@@ -558,7 +613,17 @@ def _refuse_wrong_parameters(entry: str, meter: type[Meter]) -> None:
 def _call(
     entry: str, time: float | None, hook: Callable[[*Arguments], T], *arguments: *Arguments
 ) -> T:
-    """Call a method of a meter; an error names the meter and the time (s)."""
+    """Call a method of a meter, and return its result.
+
+    Args:
+        entry: name of the meter's entry, for the error message.
+        time: simulated time (s), for the error message; None if there is none.
+        hook: the method.
+        arguments: arguments of the method.
+
+    Raises:
+        SimulationError: the method raises an error that is not one of fedsim's.
+    """
     try:
         return hook(*arguments)
     except FedsimError:

@@ -101,7 +101,11 @@ class Zone:
         return joules * (self._integral(end) - self._integral(start)) / (end - start)
 
     def _integral(self, time: float) -> float:
-        """Integrate the intensity from midnight before the run to ``time`` (s); g s/J."""
+        """Integrate the carbon intensity from the midnight before the run to ``time`` (g s/J).
+
+        Args:
+            time: simulated time (s).
+        """
         days, rest = divmod(time + self._offset, DAY_S)
         hour = int(rest // _HOUR_S)
         return (
@@ -112,10 +116,11 @@ class Zone:
 
 
 class EnergyMeter(Meter):
-    """Meter of the joules and the grams of CO2 of a run.
+    """Meter of the energy (J) that devices and servers draw in a run, and of its CO2 (g).
 
     Args:
-        columns: name -> [devices], for all ``COEFFICIENTS`` and the index ``zone``.
+        columns: coefficient, such as ``compute_w`` -> its value for each device, [devices]; and
+            ``zone`` -> index of each device's zone.
         setting: settings that do not depend on the device: ``batteries`` (whether devices have
             batteries), ``server`` and ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones``
             (``hours`` in g/J and ``offset_s``).
@@ -185,7 +190,12 @@ class EnergyMeter(Meter):
         return totals
 
     def files(self) -> dict[str, object]:
-        """Return coefficients and totals (``energy.parquet``), and settings (``energy.json``)."""
+        """Return the files of the meter in the run's folder.
+
+        Returns:
+            ``energy.parquet`` -> table with each device's coefficients and totals; ``energy.json``
+            -> the settings that do not depend on the device.
+        """
         devices = np.arange(len(self._grams))
         return {
             TABLE: {"device": devices, **self.columns, **self.of_devices()},
@@ -203,7 +213,15 @@ class EnergyMeter(Meter):
     def _book_places(
         self, places: Sequence[str], coefficient: str, amount: float, start: float, end: float
     ) -> None:
-        """Add energy of the server's side, ``amount`` times a coefficient, in the first zone."""
+        """Add energy of the server's side, with its emissions in the first zone.
+
+        Args:
+            places: the places at which it is drawn: ``server``, ``edge`` or both.
+            coefficient: ``idle_w``, ``update_j`` or ``j_byte``.
+            amount: the coefficient's factor: seconds, updates or bytes.
+            start: begin of the time in which the energy is drawn (s).
+            end: end of that time (s).
+        """
         for place in places:
             joules = self.setting[place][coefficient] * amount
             self.by_phase[place] += joules
@@ -215,9 +233,14 @@ class EnergyMeter(Meter):
         return coefficient
 
     def _settle(self, time: float, *, over: bool) -> None:
-        """Add the idle energy of the server up to ``time`` (s), and the energy of ended tails.
+        """Add the energy that no record ends: idle energy of servers, and tails of radios.
 
-        If the run is ``over``, the energy of all tails is added.
+        A tail is the time for which a device's radio stays awake after a transfer.
+
+        Args:
+            time: time up to which idle energy is added (s).
+            over: whether the run is over, so that all tails are added whole; else only tails that
+                have ended by ``time``.
         """
         self._book_places(PLACES, "idle_w", time - self._places_since, self._places_since, time)
         self._places_since = time
@@ -228,7 +251,14 @@ class EnergyMeter(Meter):
                 self._end_tail(device, time)
 
     def _end_tail(self, device: int, time: float) -> None:
-        """Add the energy of a device's tail, which ends by ``time`` (s) at the latest."""
+        """Add the energy that a device's radio has drawn while it stayed awake after a transfer.
+
+        Nothing is added if the device's radio is not awake.
+
+        Args:
+            device: index of the device.
+            time: latest end of the radio's tail (s).
+        """
         tail = self._tails.pop(device, None)
         if tail is None:
             return
@@ -239,7 +269,14 @@ class EnergyMeter(Meter):
         self._charge(task, joules, is_wasted)
 
     def _charge(self, task: int, joules: float, is_wasted: bool = False) -> None:
-        """Add joules to a running task, or to the wasted energy if the task is wasted and over."""
+        """Add energy of a device to the task that caused it.
+
+        Args:
+            task: ID of the task.
+            joules: the energy (J).
+            is_wasted: whether the task has ended without a used result; the energy then counts as
+                wasted.
+        """
         if task in self._tasks:
             begin, drawn = self._tasks[task]
             self._tasks[task] = begin, drawn + joules
@@ -273,7 +310,15 @@ class EnergyMeter(Meter):
         self._charge(task, joules)
 
     def _book_transfer(self, ended: Step, phase: Literal["receive", "send"]) -> float:
-        """Add the energy of a message at its places, begin the tail, return the device's joules."""
+        """Return the energy that a device draws for a message of its task (J).
+
+        The energy of the message at the server's side is added to the totals, and the tail, in
+        which the device's radio stays awake, begins.
+
+        Args:
+            ended: the step ``download`` or ``upload``.
+            phase: ``receive`` or ``send``.
+        """
         start, time, device, task, _, outcome, fields = ended
         delivered = fields["delivered"]
         joules: float = (
@@ -321,7 +366,7 @@ class EnergyMeter(Meter):
     def on_updates_lost(self, time: float, fields: UpdatesFields) -> None:
         """Count the energy of tasks whose updates are lost at an edge server as wasted.
 
-        Their radios' tails are included.
+        The energy of their radios after the last transfer is included.
         """
         lost_tasks = fields["tasks"]
         self.wasted += math.fsum([self._at_edges.pop(task, 0.0) for task in lost_tasks])
@@ -330,7 +375,7 @@ class EnergyMeter(Meter):
                 self._tails[device] = begin, task, True
 
     def on_round(self, time: float, fields: Mapping[str, object]) -> None:
-        """Forget ended tasks, because no edge server holds their updates after the round."""
+        """Forget the energy of ended tasks; no edge server can lose their updates any more."""
         self._at_edges = {
             task: joules for task, joules in self._at_edges.items() if task in self._tasks
         }

@@ -59,13 +59,13 @@ class CostsSpec(Spec):
     """prices of the server."""
 
     def build(self, context: MeterContext) -> "Bill":
-        """Build the bill of a run.
+        """Build the meter that counts the costs of a run.
 
         Args:
-            context: the world in which the bill counts.
+            context: the world in which the meter counts.
 
         Raises:
-            ScenarioError: the network has no edge servers or cells for ``edge``.
+            ScenarioError: the network has no edge servers or cells for the prices ``edge``.
         """
         if self.edge is not None and context.places is None:
             raise ScenarioError(
@@ -154,20 +154,23 @@ class Bill(Meter):
 
 
 def _kind_of(endpoint: str) -> str:
-    """Find the kind of an endpoint by its name, such as ``edge 1``."""
+    """Return the kind of an endpoint: ``device`` for ``device 3``, ``edge`` for ``edge 1``.
+
+    Any other name, such as of a part of the server, gives ``server``.
+    """
     kind = endpoint.partition(" ")[0]
     return kind if kind in ("device", "edge") else "server"
 
 
 class MeterSpec(Spec):
-    """Base of the table of a user's meter, which has the class of the meter and its parameters."""
+    """Base of the scenario's table of a user's meter, which has the meter's parameters as keys."""
 
     meter_class: ClassVar[type[Meter]] = Meter
 
     kind: str
 
     def build(self, context: MeterContext) -> Meter:
-        """Construct the user's meter with the parameters of the table.
+        """Build the user's meter, with the parameters that the scenario's table gives.
 
         Args:
             context: the world in which the meter counts.
@@ -194,7 +197,16 @@ class _MeterRegistry(Registry):
 
 @cache
 def _spec_of(meter_class: type[Meter], kind: str) -> type[MeterSpec]:
-    """Make the table class of a class of meters; parameters of its ``__init__`` become keys."""
+    """Make the class of the scenario's table that describes a meter of the user.
+
+    Args:
+        meter_class: the class of the meter; parameters of its ``__init__`` after ``context`` become
+            keys.
+        kind: import path of the class.
+
+    Raises:
+        ScenarioError: ``__init__`` takes ``**``, so that its keys are not known.
+    """
     keys, is_open = keys_of(meter_class)
     if is_open:
         raise ScenarioError(

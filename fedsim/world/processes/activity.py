@@ -22,10 +22,11 @@ _Callback = Callable[[Any], None]
 
 
 class _Waiters(list[_Callback]):
-    """Callbacks of an activity, or of a condition that waits for activities.
+    """Callbacks of an activity (message or computation), a list that cancels it if nobody waits.
 
-    SimPy removes the callback of an interrupted process. The list then calls ``give_up``, which
-    cancels activities for which no process waits.
+    The list may also belong to a SimPy condition that waits for activities. SimPy removes the
+    callback of a process that is interrupted. The list then calls its functions ``give_up``, which
+    cancel the activities for which no other process waits.
     """
 
     def __init__(self, event: simpy.Event, give_up: Sequence[Callable[[], None]]) -> None:
@@ -51,13 +52,13 @@ class _Waiters(list[_Callback]):
 
 
 def _condition_of(callback: object) -> simpy.events.Condition | None:
-    """Return the condition whose method a callback is; None for another callback."""
+    """Return the SimPy condition whose method a callback is; None for any other callback."""
     owner = getattr(callback, "__self__", None)
     return owner if isinstance(owner, simpy.events.Condition) else None
 
 
 def _is_awaited(event: simpy.Event) -> bool:
-    """Whether a process waits for the event, directly or by conditions."""
+    """Return whether a process waits for the event, directly or by SimPy conditions."""
     for callback in event.callbacks or ():
         condition = _condition_of(callback)
         if condition is None or (condition is not event and _is_awaited(condition)):
@@ -113,7 +114,9 @@ class Activity(simpy.Event):
         raise NotImplementedError
 
     def end(self, outcome: Outcome) -> None:
-        """Store the outcome, and fire if it is ``done`` or ``lost``.
+        """Store the outcome of the activity, and fire its event if it is ``done`` or ``lost``.
+
+        The function ``on_end`` of the constructor is called last.
 
         Args:
             outcome: ``done``, ``lost``, ``cancelled`` or ``stopped``.
@@ -131,7 +134,7 @@ class Activity(simpy.Event):
 
 
 class Sending(Activity):
-    """Message that ``World.send`` began."""
+    """Message that a process sends by ``World.send``, an event that fires when it has arrived."""
 
     def __init__(
         self,
@@ -156,7 +159,9 @@ class Sending(Activity):
 
 
 class ComputeActivity(Activity):
-    """Computation of a device that ``World.compute`` began.
+    """Computation that a process starts on a device by ``World.compute``, as an event.
+
+    It fires when the computation is done, or lost because its device becomes unavailable.
 
     Args:
         env: the environment.
@@ -193,7 +198,11 @@ class ComputeActivity(Activity):
         self._alarm: Alarm | None = None
 
     def arm(self) -> None:
-        """Set the alarm at which the computation is done, or at which its device is unavailable."""
+        """Schedule the end of the computation, in place of the end that was scheduled before.
+
+        The end is ``done`` at the time ``ends``, or ``lost`` if the device becomes unavailable
+        earlier.
+        """
         if self._alarm is not None:
             self._alarm.cancel()
         when = min(self.ends, self.until)
@@ -214,7 +223,11 @@ class ComputeActivity(Activity):
         return (self.ends - self._environment.now) * self._pace
 
     def set_pace(self, pace: float) -> None:
-        """Change the factor of the device's speed from this instant."""
+        """Continue the computation at another pace from now on, and move its end.
+
+        Args:
+            pace: factor of the device's speed, above 0.
+        """
         self.ends = on_grid(self._environment.now + self.left / pace)
         self._pace = pace
         self.arm()
@@ -224,7 +237,11 @@ class ComputeActivity(Activity):
             self.finish(outcome)
 
     def finish(self, outcome: Outcome) -> None:
-        """End the computation with an outcome; no effect if it has ended."""
+        """End the computation with an outcome, and fire its event; no effect if it has ended.
+
+        Args:
+            outcome: ``done``, ``lost``, ``cancelled`` or ``stopped``; the last two fire no event.
+        """
         if self.outcome is None:
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -232,5 +249,8 @@ class ComputeActivity(Activity):
             self.end(outcome)
 
     def saved(self) -> ComputationState:
-        """Return the arguments from which a restore constructs the activity again."""
+        """Return the constructor's arguments after ``on_end``, for a snapshot of the run.
+
+        A resumed run constructs the computation again from them.
+        """
         return self.call, self.number, self.device, self.began, self.ends, self.until, self._pace

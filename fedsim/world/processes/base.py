@@ -86,9 +86,14 @@ class Process(Spec):
 
 @cache
 def _spec_of(function: FunctionType, path: str) -> type[Process]:
-    """Make the class of a process from a generator function ``f(world, ...)``.
+    """Make a class of a process from a generator function ``f(world, ...)``.
 
-    The function's parameters after the first are keys of the scenario.
+    Args:
+        function: the function; its parameters after the first become keys of the scenario.
+        path: the function's import path, for the error message.
+
+    Raises:
+        ScenarioError: the function is no generator function, or has no parameter.
     """
     if not isgeneratorfunction(function) or not signature(function).parameters:
         raise ScenarioError(
@@ -105,7 +110,13 @@ def _spec_of(function: FunctionType, path: str) -> type[Process]:
 
 class _ProcessRegistry(Registry):
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
-        """Return the class of a kind, or a new class for an import path of a generator function."""
+        """Return the class of a process that a scenario names.
+
+        Args:
+            kind: a registered kind, or an import path of a class or of a generator function, for
+                which a class is made.
+            key: the key of the scenario, for error messages.
+        """
         if ":" in kind:
             target = named(kind, key)
             if isinstance(target, FunctionType):
@@ -145,7 +156,7 @@ class WorldSpec(Spec):
 
     @property
     def not_restorable(self) -> str | None:
-        """Return the reason why a run with these processes cannot be resumed; None if it can."""
+        """Reason why a run with these processes cannot be saved and resumed; None if it can."""
         for process in self.processes:
             if not process.restorable:
                 return (

@@ -24,15 +24,19 @@ Thing = tuple[Effect, str | int]
 
 
 class Hold(ExitStack):
-    """Effect of a process on the world, which lasts until ``end()`` or the end of a ``with``."""
+    """Effect of a process on the world, such as a slower link, which lasts until it is ended.
+
+    ``World.limit``, ``slow``, ``off`` and ``lose`` return a hold. ``end()`` or the end of a
+    ``with`` ends the effect.
+    """
 
     def end(self) -> None:
-        """Undo the effect."""
+        """End the effect: the link, device or edge server is as it would be without this hold."""
         self.close()
 
 
 class Effects(Protocol):
-    """Interface of ``Processes`` that ``Holds`` uses to apply effects.
+    """Interface of ``Processes``, the manager of a run's processes, that ``Holds`` uses.
 
     Attributes:
         network, tasks, messages: the parts of the world that effects change.
@@ -45,17 +49,26 @@ class Effects(Protocol):
     silent: bool
 
     def emit(self, kind: str, **fields: object) -> None:
-        """Emit a record ``kind`` about an effect or an activity of a process."""
+        """Record an event about an effect or an activity of a process, unless ``silent`` is true.
+
+        Args:
+            kind: kind of the record.
+            fields: values of the record by name.
+        """
 
     def computations_on(self, device: int) -> list[ComputeActivity]:
-        """Return the running computations of processes on a device."""
+        """Return the running computations that processes of the world have started on a device."""
 
     def switch_on(self, device: int) -> None:
-        """Notify the server and the waiting processes that a device is switched on."""
+        """Tell the server, and the processes that wait for it, that a device is switched on."""
 
 
 class Holds:
-    """Effects of all processes, applied to the network, the tasks and the messages."""
+    """Present effects of all processes on links, devices and edge servers.
+
+    Effects on the same link or device are combined, and applied to the network, the tasks and the
+    messages.
+    """
 
     def __init__(self, processes: Effects) -> None:
         self._processes = processes
@@ -65,10 +78,11 @@ class Holds:
         self._values: dict[Thing, list[float]] = {}
 
     def add(self, effect: Effect, keys: Sequence[str | int], value: float) -> Hold:
-        """Begin an effect on links, devices or edge servers.
+        """Begin an effect on links, devices or edge servers, at once.
 
         Args:
-            effect: the kind of effect.
+            effect: ``link`` (rate of links), ``pace`` (speed of devices), ``off`` (devices switched
+                off) or ``edge`` (edge servers lost).
             keys: names of links, or indices of devices or edge servers.
             value: rate of the links (bytes/s), or factor of the devices' speed; 1 for ``off`` and
                 ``edge``.
@@ -92,7 +106,14 @@ class Holds:
             self._apply(effect, key)
 
     def _apply(self, effect: Effect, key: str | int) -> None:
-        """Apply the combined effect on a link, device or edge server; record it if it changes."""
+        """Bring a link, device or edge server to the state that all its effects together demand.
+
+        A change is recorded as an event. While the manager is silent, nothing is done.
+
+        Args:
+            effect: kind of the effect.
+            key: name of the link, or index of the device or edge server.
+        """
         if self._processes.silent:
             return
         values = self._values.get((effect, key), [])
@@ -151,7 +172,11 @@ class Holds:
             self._processes.switch_on(device)
 
     def check_restored(self) -> None:
-        """Raise ``CheckpointError`` if restored processes have other effects than the snapshot."""
+        """Compare the effects that restored processes have begun with the effects in the snapshot.
+
+        Raises:
+            CheckpointError: they differ.
+        """
         restored: dict[Thing, float] = {}
         for thing, values in self._values.items():
             value = min(values) if thing[0] == "link" else math.prod(values)
@@ -165,7 +190,12 @@ class Holds:
             )
 
     def _present(self) -> dict[Thing, float]:
-        """Return the present effects in the network, the tasks and the messages, with values."""
+        """Return the effects that are in force in the network, the tasks and the messages.
+
+        Returns:
+            (kind of effect, link, device or edge server) -> rate of the link (bytes/s), factor of
+            the device's speed, or 1.
+        """
         present: dict[Thing, float] = {}
         for link, rate in self._network.limits.items():
             present["link", link] = rate

@@ -26,7 +26,7 @@ from fedsim.world.processes.world import World
 
 
 class ProcessesState(TypedDict):
-    """State of ``Processes`` in a snapshot."""
+    """State of the manager of a run's processes in a snapshot, from which a run is resumed."""
 
     states: list[dict[str, object]]
     sending: list[tuple[int, Call, int]]
@@ -38,7 +38,9 @@ class ProcessesState(TypedDict):
 
 
 class Processes:
-    """Manager of the processes of a run, which starts them and restores them from a snapshot.
+    """Manager of the processes of a run, which starts them and restores them in a resumed run.
+
+    A process is a SimPy process of the scenario's ``[world]``, such as an outage.
 
     Args:
         specs: the processes of the scenario.
@@ -117,7 +119,11 @@ class Processes:
             ) from error
 
     def _nothing_left(self) -> bool:
-        """Whether the run is over, because only activities and alarms of processes remain."""
+        """Return whether the run is over, because only activities and alarms of processes remain.
+
+        No task runs then, no message of the strategy is under way, and no process holds a device or
+        edge server off, whose return could start new tasks.
+        """
         if (
             self.tasks.running
             or len(self.messages.under_way) > len(self.sending)
@@ -134,7 +140,14 @@ class Processes:
             self.simulation.emit(kind, **fields)
 
     def resumed(self, number: int, call: Call) -> Any:
-        """Return the saved activity that a process began by ``call``; None outside of a restore.
+        """Return the saved message or computation that a process of a resumed run begins again.
+
+        Args:
+            number: index of the process.
+            call: name and arguments of the method that the process calls.
+
+        Returns:
+            The activity as saved; None if no restore is going on, so that a new one must begin.
 
         Raises:
             CheckpointError: the process has no saved activity with this call.
@@ -149,11 +162,13 @@ class Processes:
         )
 
     def add_computation(self, process: int, *state: *ComputationState) -> ComputeActivity:
-        """Start a computation on a device for a process of ``[world]``.
+        """Register a computation that a process starts on a device.
+
+        It has no end yet; the caller schedules it by ``arm``.
 
         Args:
             process: index of the process.
-            state: other arguments of ``ComputeActivity``, by name.
+            state: arguments of ``ComputeActivity`` after ``on_end``.
 
         Returns:
             The computation, an event that fires at its end.
@@ -172,12 +187,12 @@ class Processes:
         )
 
     def computations_on(self, device: int) -> list[ComputeActivity]:
-        """Return the running computations of processes on a device."""
+        """Return the running computations that processes have started on a device."""
         computations = [computation for computation, _ in self.computing.values()]
         return [computation for computation in computations if computation.device == device]
 
     def switch_on(self, device: int) -> None:
-        """Notify the server and the waiting processes that a device is switched on."""
+        """Tell the server, and the processes that wait for it, that a device is switched on."""
         self._on_switched_on(device)
         if device in self.switched_on:
             self.switched_on.pop(device).succeed()
@@ -199,7 +214,9 @@ class Processes:
         }
 
     def restore(self, state: ProcessesState, alarms: Sequence[tuple[str, int, float]]) -> None:
-        """Restore the processes; called after all other parts and before the alarms are restored.
+        """Restore the processes of a resumed run: run each up to the event for which it waited.
+
+        It must be called after all other parts are restored, and before the alarms are set again.
 
         Args:
             state: the snapshot.
@@ -239,11 +256,22 @@ class Processes:
         computation.arm()
 
     def _rearm_wait(self, number: int, when: float) -> None:
-        """Set the alarm at ``when`` (s), for which the restored process ``number`` waits."""
+        """Set again the alarm that ends the waiting of a restored process.
+
+        Args:
+            number: index of the process.
+            when: time until which the process waits (s).
+        """
         waiting = self.asleep.get((number, when))
         event = waiting.pop(0) if waiting else self.simulation.env.event()
         self.wait(number, when, event)
 
     def wait(self, number: int, when: float, event: simpy.Event) -> None:
-        """Fire an event at ``when`` (s), for which the process ``number`` waits."""
+        """Set an alarm that fires an event for which a process waits.
+
+        Args:
+            number: index of the process.
+            when: time at which the event fires (s).
+            event: the event.
+        """
         self.simulation.wake(("process", number), when, event.succeed)

@@ -36,7 +36,7 @@ class DeviceFacts(NamedTuple):
 
 
 def indices(numbers: int | Iterable[int], count: int, thing: str) -> list[int]:
-    """Convert one index or several to a list.
+    """Convert one index or several to a list, and check them.
 
     Args:
         numbers: the index, or indices.

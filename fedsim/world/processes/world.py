@@ -31,7 +31,7 @@ _COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
 
 
 class ProcessServices(Effects, Protocol):
-    """Interface of ``Processes`` that ``World`` uses.
+    """Interface of ``Processes``, the manager of a run's processes, that ``World`` uses.
 
     Attributes:
         simulation: the clock.
@@ -41,6 +41,8 @@ class ProcessServices(Effects, Protocol):
         restoring: whether processes are restored from a checkpoint now.
         asleep: during a restore, process ID and time (s) -> events for which the process waits.
         switched_on: device -> event of its next switch-on.
+        sending: message of a process that is under way -> ID of the process.
+        computed: count of the computations that processes have started.
     """
 
     simulation: Simulation
@@ -54,13 +56,26 @@ class ProcessServices(Effects, Protocol):
     computed: int
 
     def wait(self, number: int, when: float, event: simpy.Event) -> None:
-        """Fire an event at ``when`` (s), for which the process ``number`` waits."""
+        """Set an alarm at ``when`` (s) that fires an event, for which process ``number`` waits."""
 
     def resumed(self, number: int, call: Call) -> Any:
-        """Return the saved activity that a process began by ``call``; None outside of a restore."""
+        """Return the saved message or computation that a process of a resumed run begins again.
+
+        Args:
+            number: ID of the process.
+            call: name and arguments of the method that the process calls.
+
+        Returns:
+            The saved activity; None if no restore is going on.
+        """
 
     def add_computation(self, process: int, *state: *ComputationState) -> ComputeActivity:
-        """Add a computation of a process; ``state`` has the arguments of ``ComputeActivity``."""
+        """Register a computation that a process starts on a device.
+
+        Args:
+            process: ID of the process.
+            state: arguments of ``ComputeActivity`` after ``on_end``.
+        """
 
 
 class World:
@@ -283,7 +298,7 @@ class World:
         return computation
 
     def device(self, device: int | str) -> DeviceFacts:
-        """Return the properties of a device.
+        """Return the properties of a device: its speed, link and samples, and when it takes part.
 
         Args:
             device: a device, by number or by name.
@@ -323,7 +338,7 @@ class World:
         )
 
     def available(self, device: int | str) -> bool:
-        """Return whether a device is available now.
+        """Return whether a device is available now: present, on, and not switched off by a process.
 
         Args:
             device: a device, by number or by name.

@@ -12,7 +12,7 @@ from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
 
 
 class Plan(NamedTuple):
-    """Times of a computation, before jitter and slow phases.
+    """Times of a computation on a device, before random jitter and slow phases change them.
 
     Attributes:
         epoch_s: time of an epoch at the device's own speed (s).
@@ -35,13 +35,16 @@ class Plan(NamedTuple):
 
 
 class EpochStep(TaskStep):
-    """Base of steps that consist of epochs, which ``EpochTimer`` times by the step's ``plan``."""
+    """Base of the steps of a task in which its device computes for one epoch or several.
+
+    A subclass states the times of its epochs in ``plan``.
+    """
 
     __slots__ = ()
     power = "compute"
 
     def plan(self, task: Task, services: StepServices) -> Plan:
-        """Return the times of this step on the task's device, at the device's full pace.
+        """Return the times of this step on the task's device, if nothing slows the device down.
 
         Args:
             task: the task.
@@ -50,7 +53,10 @@ class EpochStep(TaskStep):
         raise NotImplementedError
 
     def is_due(self, task: Task, services: StepServices) -> bool:
-        """Whether the step is complete now, within the rounding of times; counts its last epoch."""
+        """Return whether the step is complete now, within the rounding of times.
+
+        If it is, the end of its last epoch is set to now at the latest, so that the epoch counts.
+        """
         hosts = services.computing.hosts
         ends = task.epoch_ends
         if hosts is not None and hosts.is_due(task) and ends is not None:
@@ -64,10 +70,10 @@ class EpochStep(TaskStep):
 
 @dataclass(frozen=True, slots=True)
 class Train(EpochStep):
-    """Step in which the device trains on its own data, within a time limit.
+    """Step of a task in which the device trains on its own data, perhaps within a time limit.
 
     Attributes:
-        training: the training.
+        training: the training: its start model, epochs and terms of the loss.
         limit: limit of the training's time.
     """
 
@@ -117,12 +123,12 @@ class Train(EpochStep):
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(EpochStep):
-    """Step in which the device computes the loss of models on its training data.
+    """Step of a task in which the device computes the loss of models on its training data.
 
     The task is late if the evaluation takes longer than the limit.
 
     Attributes:
-        models: the models, a tuple of refs; ``LocalResult.tested`` is the best model.
+        models: references to the models; ``LocalResult.tested`` is the model with the least loss.
         limit: limit of the evaluation's time.
         samples: count of training samples, drawn anew for each task; None for all samples.
     """
@@ -156,7 +162,9 @@ class Evaluate(EpochStep):
 
 @dataclass(frozen=True, slots=True)
 class Work(EpochStep):
-    """Step in which the device computes without a model; its time is the sum over all fields.
+    """Step of a task in which the device computes without a model.
+
+    Its time is the sum of the times of ``samples``, ``flops`` and ``seconds``.
 
     Attributes:
         samples: count of samples, which take the time of a training on these samples.
@@ -173,7 +181,7 @@ class Work(EpochStep):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the fields that are set, for the record: name -> value."""
+        """Fields of the step that are set, for its record: name -> value."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value}
 

@@ -10,7 +10,12 @@ from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
 
 @dataclass(frozen=True, slots=True)
 class Code(TaskStep):
-    """Step in which the device encodes or decodes models, which takes a fixed time (s)."""
+    """Step of a task in which the device encodes or decodes models.
+
+    Attributes:
+        name: ``encode`` or ``decode``.
+        seconds: the time that it takes (s).
+    """
 
     name: Literal["encode", "decode"]
     seconds: float
@@ -23,7 +28,7 @@ class Code(TaskStep):
 
 @dataclass(frozen=True, slots=True)
 class Pause(TaskStep):
-    """Step in which the device waits for a fixed time.
+    """Step of a task in which the device waits for a fixed time.
 
     Attributes:
         name: ``sleep``, or ``start-up`` for the start of a task on a host.
@@ -39,7 +44,11 @@ class Pause(TaskStep):
 
 @dataclass(frozen=True, slots=True)
 class Queue(TaskStep):
-    """Step in which the device waits for a slot for its next message, or for a host's worker."""
+    """Step of a task that waits until its next message may begin, or until a host is free.
+
+    The message waits for a slot if a process limits the messages that run at once. The count
+    of tasks that a host runs at once is limited.
+    """
 
     name = QUEUE
 

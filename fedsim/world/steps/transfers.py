@@ -11,14 +11,17 @@ _DISCONNECTED = ("lost", "left", "battery")
 
 
 class Payload(NamedTuple):
-    """Part of a message, with its own purpose in the ledger, such as ``"model"``, and its bytes."""
+    """Part of a message: its purpose in the ledger, such as ``"model"``, and its size (bytes)."""
 
     purpose: str
     bytes: float
 
 
 class TransferStep(TaskStep):
-    """Step of a task that sends one message as a flow, between its device and a server."""
+    """Base of the steps of a task that send one message between its device and a server.
+
+    The server is the device's edge server if the task has one.
+    """
 
     __slots__ = ()
     payloads: tuple[Payload, ...]
@@ -32,7 +35,18 @@ class TransferStep(TaskStep):
         services.charge.look(task)
 
     def end(self, task: Task, services: StepServices, cause: Cause | None) -> Ending:
-        """End the message, as done if its last byte has arrived before it is cut."""
+        """End the message, and return how the step ended, and fields of its record.
+
+        Args:
+            task: the task.
+            services: services of the engine for steps.
+            cause: reason to cut the message; None if its last byte has arrived.
+
+        Returns:
+            The reason, and the fields of the step's record, such as ``bytes`` and ``delivered``.
+            The reason is None also if the last byte has arrived by the time at which the device
+            disconnects.
+        """
         network = services.network
         flow = task.flow
         assert flow is not None
@@ -63,7 +77,7 @@ class TransferStep(TaskStep):
 
 @dataclass(slots=True)  # not frozen, because the construction would take four times as long
 class Download(TransferStep):
-    """The server sends payloads to the device, as one message."""
+    """Step of a task in which the server sends payloads to the device, as one message."""
 
     payloads: tuple[Payload, ...]
     name = DOWNLOAD
@@ -73,7 +87,7 @@ class Download(TransferStep):
 
 @dataclass(slots=True)
 class Upload(TransferStep):
-    """The device sends payloads to the server, as one message."""
+    """Step of a task in which the device sends payloads to the server, as one message."""
 
     payloads: tuple[Payload, ...]
     name = UPLOAD
