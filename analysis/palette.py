@@ -5,14 +5,14 @@ counts has cool colours, and wasted work has warm and dark colours.
 """
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from matplotlib.colors import to_hex, to_rgb
 
 from fedsim.common import step_names
 from fedsim.lab.reading import attempts
 
-Look: TypeAlias = dict[str, str | float | bool | None]
+Look: TypeAlias = dict[str, Any]
 """Keyword arguments of an artist of matplotlib, such as ``color`` and ``linewidth``."""
 BLACK = "#000000"
 ORANGE = "#E69F00"

@@ -34,20 +34,20 @@ Memories = list[tuple[tuple[int, int], SenderMemory]]
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class SentBytes:
     """Bytes that senders send in a step; arrays [flows].
 
     Attributes:
         sent: the bytes, float64.
         busy: part of the step in which each sender sends, 0 to 1, float64.
-        held: whether the first link of a flow holds its sender back in the next step, bool.
+        is_held: whether the first link of a flow holds its sender back in the next step, bool.
         growth: growth of windows.
         acked: bytes that are acknowledged at the end of the step, float64.
     """
 
     sent: Floats
     busy: Floats
-    held: Flags
+    is_held: Flags
     growth: Growth
     acked: Floats
 
@@ -263,7 +263,7 @@ class LinkComponent(SteadyFlows):
         self._losses.before += share * plan.before_loss
         self._known_delays = None
         self._losses.use(plan.draws_on_links, plan.draws_in_queues)
-        self._held = plan.held
+        self._held = plan.is_held
         self.senders.apply(plan.growth, share, self._since)
         return lost_nothing
 
@@ -330,32 +330,32 @@ class LinkComponent(SteadyFlows):
         length_s = self._length_s(delays, acked)
         sending = self._send(length_s, delays, acked)
         draws = self._losses.draws()
-        moved = self._move(sending, length_s, draws)
-        ends, parts = self._find_ends(moved, length_s)
+        amounts = self._move(sending, length_s, draws)
+        ends, parts = self._find_ends(amounts, length_s)
         is_known = bool((self.senders.round_trip >= length_s).all())
-        if not self._moves(sending, moved) and self._is_stuck():
+        if not self._moves(sending, amounts) and self._is_stuck():
             length_s = math.inf
         return StepPlan(
             length_s,
             sending.sent,
-            moved.delivered,
-            moved.dropped,
-            moved.credit,
-            moved.before_loss - self._losses.before,
-            moved.batches,
-            moved.waiting,
-            moved.arriving,
+            amounts.delivered,
+            amounts.dropped,
+            amounts.credit,
+            amounts.before_loss - self._losses.before,
+            amounts.batches,
+            amounts.waiting,
+            amounts.arriving,
             sending.growth,
             ends,
             parts,
-            sending.held,
+            sending.is_held,
             sending.acked if is_known else None,
             is_look,
             draws.on_links,
             draws.in_queues,
         )
 
-    def _send(self, length_s: float, delays: Floats, acked_before: Floats) -> Sending:
+    def _send(self, length_s: float, delays: Floats, acked_before: Floats) -> SentBytes:
         """Compute what each sender sends in a step.
 
         Args:
@@ -383,8 +383,8 @@ class LinkComponent(SteadyFlows):
             sent = share_first_links(wants, self._route[:, 0], room_of_links)
         # a held sender whose window outlasts a long step may take one
         lasting = senders.window * packet * length_s
-        held = (sent < wants) & (lasting >= sent * (senders.round_trip + MOST_STEP_S))
-        return Sending(sent, wants / paced, held, growth, acked)
+        is_held = (sent < wants) & (lasting >= sent * (senders.round_trip + MOST_STEP_S))
+        return SentBytes(sent, wants / paced, is_held, growth, acked)
 
     def _grow_windows(
         self, acked_before: Floats, acked: Floats, end: float, delays: Floats
@@ -405,7 +405,7 @@ class LinkComponent(SteadyFlows):
         limited = (in_flight >= full - packet) & np.isinf(self._mark)
         return self._grow((acked - acked_before) / packet, limited, end, delays)
 
-    def _move(self, sending: Sending, length_s: float, draws: LossDraws) -> MovedBytes:
+    def _move(self, sending: SentBytes, length_s: float, draws: LossDraws) -> MovedBytes:
         """Move the bytes of a step through links and queues.
 
         Args:
@@ -413,7 +413,7 @@ class LinkComponent(SteadyFlows):
             length_s: length of the step (s).
             draws: draws of losses.
         """
-        moved = MovedBytes(
+        amounts = MovedBytes(
             dropped=np.zeros(len(self)),
             delivered=np.zeros(len(self)),
             credit=np.zeros(len(self)),
@@ -424,27 +424,27 @@ class LinkComponent(SteadyFlows):
             arriving=self._arriving.copy(),
         )
         packet = self._rules.packet
-        movement = Movement(self.links, length_s, packet, self._losses, draws, moved)
+        movement = Movement(self.links, length_s, packet, self._losses, draws, amounts)
         movement.send(sending.sent)
         for level in self.links.levels:
             movement.pass_level(level, self._credit)
         movement.receive()
-        return moved
+        return amounts
 
     @staticmethod
-    def _moves(sending: Sending, moved: MovedBytes) -> bool:
+    def _moves(sending: SentBytes, amounts: MovedBytes) -> bool:
         """Return whether any byte moves, or any window grows."""
-        if sending.sent.any() or moved.delivered.any() or moved.arriving.any():
+        if sending.sent.any() or amounts.delivered.any() or amounts.arriving.any():
             return True
         return bool(sending.growth.windows.any())
 
-    def _find_ends(self, moved: MovedBytes, length_s: float) -> tuple[Floats, Floats | None]:
+    def _find_ends(self, amounts: MovedBytes, length_s: float) -> tuple[Floats, Floats | None]:
         """Find the flows whose last bytes are delivered in a step.
 
         A flow that ends within the step moves all its bytes in the part of the step until then.
 
         Args:
-            moved: bytes at the end of the step.
+            amounts: bytes at the end of the step.
             length_s: length of the step (s).
 
         Returns:
@@ -453,12 +453,12 @@ class LinkComponent(SteadyFlows):
         """
         ends = np.full(len(self), math.inf)
         missing = self._size - self._delivered
-        over = moved.delivered >= missing - NO_BYTES
+        over = amounts.delivered >= missing - NO_BYTES
         if not over.any():
             return ends, None
         parts = np.ones(len(self))
-        parts[over] = np.maximum(moved.busy[over], _LEAST_BUSY)
-        reached = missing[over] / np.maximum(moved.delivered[over], NO_BYTES)
+        parts[over] = np.maximum(amounts.busy[over], _LEAST_BUSY)
+        reached = missing[over] / np.maximum(amounts.delivered[over], NO_BYTES)
         after = length_s * parts[over] * np.clip(reached, 0.0, 1.0)
         ends[over] = np.maximum(self._since + after, math.nextafter(self._since, math.inf))
         return ends, parts

@@ -117,11 +117,11 @@ class QueuedLinks:
         levels = furthest[links]
         self.levels = []
         for level in range(int(levels.max(initial=-1)) + 1):
-            here = levels == level
-            if here.any():
-                is_last = places[here] == lasts[flows[here]]
-                cells = flows[here] * hops + places[here]
-                self.levels.append(Level(flows[here], links[here], cells, is_last))
+            at_level = levels == level
+            if at_level.any():
+                is_last = places[at_level] == lasts[flows[at_level]]
+                cells = flows[at_level] * hops + places[at_level]
+                self.levels.append(Level(flows[at_level], links[at_level], cells, is_last))
 
 
 def label_components(route: Ints, links: int) -> Ints:

@@ -82,12 +82,12 @@ class Movement:
         Args:
             sent: bytes that each sender sends, float64 [flows].
         """
-        moved = self.bytes
+        amounts = self.bytes
         entering = sent
         if self._losses.may_lose:
             lost = self._lose(self._losses.first, sent)
             entering = sent - lost
-        moved.arriving[:, 0] += entering
+        amounts.arriving[:, 0] += entering
 
     def pass_level(self, level: Level, credit: Floats) -> None:
         """Let the links of a level serve what waits and arrives there, and drop the excess.
@@ -96,37 +96,37 @@ class Movement:
             level: the links, with the flows on them.
             credit: credit of each flow at the begin of the step (bytes), float64 [flows].
         """
-        moved = self.bytes
-        waiting = moved.waiting.reshape(-1)
-        arriving = moved.arriving.reshape(-1)
+        amounts = self.bytes
+        waiting = amounts.waiting.reshape(-1)
+        arriving = amounts.arriving.reshape(-1)
         cells = level.cells
         numbers = level.links
         new = arriving.take(cells)
-        here = waiting.take(cells) + new
-        loads = np.bincount(numbers, weights=here, minlength=len(self._room))
+        present = waiting.take(cells) + new
+        loads = np.bincount(numbers, weights=present, minlength=len(self._room))
         load = np.asarray(loads, dtype=np.float64)
         is_full = (load > self._room).take(numbers)
-        leaves = here
+        leaves = present
         rest = np.zeros(len(cells))
         if is_full.any():
             rows = np.flatnonzero(is_full)
-            leaves, rest = self._serve_full(level, rows, here, new, load, credit)
+            leaves, rest = self._serve_full(level, rows, present, new, load, credit)
         else:
-            moved.batches.reshape(-1, moved.batches.shape[2])[cells] = 0.0
+            amounts.batches.reshape(-1, amounts.batches.shape[2])[cells] = 0.0
         waiting[cells] = rest
         arriving[cells] = 0.0
         is_last = level.is_last
-        moved.delivered[level.flows[is_last]] = leaves[is_last]
+        amounts.delivered[level.flows[is_last]] = leaves[is_last]
         goes_on = ~is_last
         arriving[cells[goes_on] + 1] += leaves[goes_on]
         part_used = np.minimum(load / self._divisor, 1.0)
-        np.maximum.at(moved.busy, level.flows, part_used.take(numbers))
+        np.maximum.at(amounts.busy, level.flows, part_used.take(numbers))
 
     def _serve_full(
         self,
         level: Level,
         rows: Ints,
-        here: Floats,
+        present: Floats,
         new: Floats,
         load: Floats,
         credit: Floats,
@@ -136,7 +136,7 @@ class Movement:
         Args:
             level: a level of links.
             rows: places in the level's arrays of the flows on full links, int64 [n].
-            here: bytes of each flow that wait or arrive, float64 [flows on links].
+            present: bytes of each flow that wait or arrive, float64 [flows on links].
             new: those of them that arrive, float64 [flows on links].
             load: bytes that wait or arrive at each link, float64 [links].
             credit: credit of each flow (bytes), float64 [flows].
@@ -144,8 +144,8 @@ class Movement:
         Returns:
             Bytes that leave, and bytes that stay; float64 [flows on links] each.
         """
-        moved = self.bytes
-        queues = moved.batches.reshape(-1, moved.batches.shape[2])
+        amounts = self.bytes
+        queues = amounts.batches.reshape(-1, amounts.batches.shape[2])
         numbers = level.links[rows]
         queue = queues.take(level.cells[rows], axis=0)
         queue[:, -1] += new[rows]
@@ -158,9 +158,9 @@ class Movement:
             self._drop(level, rows, rest, new[rows], excess, credit)
         queues[level.cells] = 0.0
         queues[level.cells[rows]] = rest
-        leaves = here.copy()
+        leaves = present.copy()
         leaves[rows] = out.sum(axis=1)
-        stays = np.zeros(len(here))
+        stays = np.zeros(len(present))
         stays[rows] = rest.sum(axis=1)
         return leaves, stays
 
@@ -183,19 +183,19 @@ class Movement:
             excess: bytes that do not fit at each link, float64 [links].
             credit: credit of each flow (bytes), float64 [flows].
         """
-        moved = self.bytes
+        amounts = self.bytes
         flows = level.flows[rows]
         falls, change = choose_drops(
             excess,
             np.minimum(rest[:, -1], new),
-            (credit + moved.credit)[flows],
+            (credit + amounts.credit)[flows],
             level.links[rows],
             flows,
             self._packet,
             self._draws.draw_in_queue,
         )
-        np.add.at(moved.dropped, flows, falls)
-        np.add.at(moved.credit, flows, change)
+        np.add.at(amounts.dropped, flows, falls)
+        np.add.at(amounts.credit, flows, change)
         rest[:, -1] = np.maximum(rest[:, -1] - falls, 0.0)
 
     def receive(self) -> None:
@@ -205,8 +205,8 @@ class Movement:
             self.bytes.delivered -= lost
 
     def _lose(self, chance: Floats, passing: Floats) -> Floats:
-        moved = self.bytes
-        lost, after = self._losses.lose(chance, passing, moved.before_loss, self._draws)
-        moved.before_loss = after
-        moved.dropped += lost
+        amounts = self.bytes
+        lost, after = self._losses.lose(chance, passing, amounts.before_loss, self._draws)
+        amounts.before_loss = after
+        amounts.dropped += lost
         return lost

@@ -84,7 +84,7 @@ class StepPlan:
         ends: end of each flow (s); infinity for flows that go on.
         parts: part of the step in which the bytes of each flow move, above 0, at most 1; None if
             no flow ends.
-        held: whether the first link of a flow holds its sender back, bool [flows].
+        is_held: whether the first link of a flow holds its sender back, bool [flows].
         acked: bytes that are acknowledged at its end; None if they are not known before.
         is_look: whether a step until the next end was looked for before.
         draws_on_links, draws_in_queues: counts of draws of losses after it, int64 [flows].
@@ -102,7 +102,7 @@ class StepPlan:
     growth: Growth
     ends: Floats
     parts: Floats | None
-    held: Flags
+    is_held: Flags
     acked: Floats | None
     is_look: bool
     draws_on_links: Ints

@@ -53,14 +53,14 @@ class SteadyFlows(AcknowledgedFlows):
         if bottlenecks is None:
             return None
         unsent = self._size + self._lost - self._sent
-        held = (bottlenecks.places == 0) & self._rules.holds_back
-        if not self._are_steady(bottlenecks, unsent, held):
+        is_held = (bottlenecks.places == 0) & self._rules.holds_back
+        if not self._are_steady(bottlenecks, unsent, is_held):
             return None
         ends = self._since + (self._size - self._delivered) / bottlenecks.rates
         length_s = float(ends.min()) - self._since
         if length_s <= MOST_STEP_S:
             return None
-        return self._plan_steady(bottlenecks, unsent, held, ends, length_s)
+        return self._plan_steady(bottlenecks, unsent, is_held, ends, length_s)
 
     def _find_bottlenecks(self) -> Bottlenecks | None:
         """Return the narrowest links; None if one is out or any link serves more than its rate."""
@@ -79,13 +79,13 @@ class SteadyFlows(AcknowledgedFlows):
         lengths = self.links.length[self._route[flows, places]]
         return Bottlenecks(places, rates, waiting, elsewhere, lengths)
 
-    def _are_steady(self, bottlenecks: Bottlenecks, unsent: Floats, held: Flags) -> bool:
+    def _are_steady(self, bottlenecks: Bottlenecks, unsent: Floats, is_held: Flags) -> bool:
         """Return whether all flows keep the rates of their narrowest links.
 
         Args:
             bottlenecks: the narrowest links.
             unsent: bytes that each sender has still to send, [flows].
-            held: whether the narrowest link holds the sender back, [flows].
+            is_held: whether the narrowest link holds the sender back, [flows].
         """
         senders = self.senders
         packet = self._rules.packet
@@ -99,13 +99,13 @@ class SteadyFlows(AcknowledgedFlows):
         is_wide = (window >= flight + packet) & (bottlenecks.elsewhere <= NO_BYTES)
         in_pipe = self._sent - self._lost - self._known_acks()
         fills = in_pipe >= flight - packet
-        return bool((is_wide & fills & (held | has_queue | (unsent <= 0))).all())
+        return bool((is_wide & fills & (is_held | has_queue | (unsent <= 0))).all())
 
     def _plan_steady(
         self,
         bottlenecks: Bottlenecks,
         unsent: Floats,
-        held: Flags,
+        is_held: Flags,
         ends: Floats,
         length_s: float,
     ) -> StepPlan:
@@ -114,7 +114,7 @@ class SteadyFlows(AcknowledgedFlows):
         Args:
             bottlenecks: the narrowest links.
             unsent: bytes that each sender has still to send, [flows].
-            held: whether the narrowest link holds the sender back, [flows].
+            is_held: whether the narrowest link holds the sender back, [flows].
             ends: end of each flow (s), [flows].
             length_s: length of the step (s).
         """
@@ -141,7 +141,7 @@ class SteadyFlows(AcknowledgedFlows):
             Growth(none),
             ends,
             np.ones(len(self)),
-            held,
+            is_held,
             None,
             True,
             draws.on_links,
