@@ -271,6 +271,7 @@ class Beginning:
         self.run = assemble(scenario, Simulation(executor=Inline()), Tally)
         assert isinstance(self.run.learner, Tally)
         self.tally = self.run.learner
+        self.tally.room = scenario.training.memory or self.tally.room
         if scenario.learning == "on":
             from fedsim.learning.engine import Learning  # loads torch
 
@@ -392,7 +393,9 @@ async def _train_s(
     start = time.perf_counter()
     updates = []
     for number, (device, training) in enumerate(trainings):
-        training = replace(training, start=model, anchor=None, linear=None)
+        training = replace(training, start=model)
+        if training.contrast is not None:
+            training = replace(training, contrast=replace(training.contrast, previous=model))
         if most_steps is not None:
             training = replace(training, epochs=1, steps=most_steps)
         updates.append(core.train(training, device, key=number))

@@ -12,6 +12,7 @@ from fedsim.learning.scratch import ROOM
 from fedsim.learning.streaming import WAITING
 from fedsim.running.assembly import Run
 from fedsim.running.checkpoint import CheckpointSpec
+from fedsim.running.checkpoint.apart import LEAST_BYTES
 from fedsim.running.checkpoint.snapshot import saved_models
 
 _LEAST_SHARE = 0.01  # parts of a sum that are listed
@@ -40,32 +41,36 @@ class Need:
 
 
 class ModelCounts(NamedTuple):
-    """Counts of the models that a run has at its end, by their use."""
+    """Count and sizes of the models of a whole run."""
 
     named: int
-    """models that the strategy names, each of which is saved."""
-    alive: int
-    """different models that a checkpoint holds."""
-    made: int
-    """models that are made in a round: updates, sums and others."""
+    """models that the strategy names at the end, each of which is saved."""
+    alive_bytes: float
+    """size of the models that a checkpoint holds at the end (bytes)."""
+    stored_bytes: float
+    """greatest size of the models that are stored at a time (bytes)."""
+    sent_states: int
+    """states of trainers that come with stored models, if ``training.state`` is ``sent``."""
 
 
 def count_models(run: Run, tally: Tally, share: float, rounds: int) -> ModelCounts:
     """Count the models of a run, from its beginning.
 
-    The counts are estimates up to a factor of two. A model that is not computed yet is stored as
-    the models from which it will be computed, and these may be more or fewer.
-
     Args:
         run: the run, after its beginning.
-        tally: learner of the run, which has counted trainings.
+        tally: learner of the run, which has counted trainings and stored models.
         share: part of the run that was tried, 0..1.
         rounds: count of rounds that were tried.
     """
-    named = len(run.strategy.models())
-    alive = len(saved_models(run))
+    models = run.strategy.models()
+    named = len(models)
+    if rounds:  # at its end a run computes the models that it writes
+        tally.note_computed([ref for ref, _ in models.values()])
+    del models
+    saved = saved_models(run)
+    alive = tally.saved_size(saved)
+    stored = tally.stored_bytes
     trainings = len(tally.trainings)
-    made = max(run.at_once, math.ceil(tally.snapshot() / max(1, rounds)))
     devices = run.scenario.population.devices
     trained = len({device for device, _ in tally.trainings})
     if share < 1.0 and named > 1 and trained:
@@ -74,8 +79,9 @@ def count_models(run: Run, tally: Tally, share: float, rounds: int) -> ModelCoun
         due = -devices * math.expm1(-trainings / share / devices)
         growth = max(1.0, due / trained)
         named = min(devices + 1, round(named * growth))
-        alive = round(alive * growth)
-    return ModelCounts(named, alive, made)
+        stored += tally.stored_size(saved) * (growth - 1.0)
+        alive *= growth
+    return ModelCounts(named, alive, stored, len(saved))
 
 
 def data_need(data: FederatedData | None) -> Need:
@@ -101,8 +107,8 @@ def model_needs(run: Run, counts: ModelCounts, together: Together, workers: int)
     size = run.learner.bytes
     room = run.scenario.training.memory or ROOM
     cohort = run.at_once
-    kept = counts.alive + counts.made + 1
-    in_memory = min(kept, int(room // size))
+    in_memory = min(counts.stored_bytes, size * (room // size))
+    scratch = counts.stored_bytes - in_memory
     working = (_SUM + WAITING * workers) * size
     reason = explain_need(run)
     if size * cohort > room and (reason or together.models >= cohort):
@@ -116,13 +122,25 @@ def model_needs(run: Run, counts: ModelCounts, together: Together, workers: int)
         Need(
             part,
             "training.memory",
-            memory_bytes=in_memory * size,
-            scratch_bytes=(kept - in_memory) * size,
+            memory_bytes=in_memory,
+            scratch_bytes=scratch,
         ),
         Need("sums and results of a round", "strategy", working),
         Need("tests of personal models", "evaluation", tested),
+        _cosines_need(run),
         _state_need(run, counts),
     ]
+
+
+def _cosines_need(run: Run) -> Need:
+    """Return the memory in which the cosines between the updates of a round are computed.
+
+    It has all changes of a round in float64, as a list and as a matrix.
+    """
+    needed = 0.0
+    if run.scenario.evaluation.cosines:
+        needed = 2 * 2 * run.learner.bytes * run.at_once
+    return Need("cosines between the updates of a round", "evaluation.cosines", needed)
 
 
 def _state_need(run: Run, counts: ModelCounts) -> Need:
@@ -132,7 +150,7 @@ def _state_need(run: Run, counts: ModelCounts) -> Need:
     if training.state == "kept":
         holders = run.scenario.population.devices
     elif training.state == "sent":
-        holders = counts.alive + run.at_once
+        holders = counts.sent_states + run.at_once
     numbers = 0
     if holders:
         numbers = training.state_numbers({"": (int(run.learner.parameters),)})
@@ -149,11 +167,20 @@ def saved_needs(run: Run, counts: ModelCounts, rounds: float) -> list[Need]:
     """
     size = run.learner.bytes
     scenario = run.scenario
-    saves = min(_SAVES, _saves(scenario.checkpoint, rounds, scenario.stop.simulated_time))
+    all_saves = _saves(scenario.checkpoint, rounds, scenario.stop.simulated_time)
+    saves = min(_SAVES, all_saves)
     models = counts.named * size
     best = models if scenario.evaluation.keep_best else 0.0
+    changed = 1.0
+    if counts.named > 1 and size >= LEAST_BYTES:
+        # models that did not change since the checkpoint before are the same files
+        devices = scenario.population.devices
+        changed = -math.expm1(-run.at_once * rounds / max(1, all_saves) / devices)
+        if run.at_once >= devices:
+            changed = 1.0
+    copies = min(1, saves) + max(0, saves - 1) * changed
     return [
-        Need("checkpoints", "checkpoint", disk_bytes=saves * counts.alive * size),
+        Need("checkpoints", "checkpoint", disk_bytes=copies * counts.alive_bytes),
         Need("final models", "strategy", disk_bytes=models),
         Need("best models", "evaluation.keep_best", disk_bytes=best),
     ]

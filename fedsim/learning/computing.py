@@ -14,6 +14,7 @@ from fedsim.common.arrays import AnyArray
 from fedsim.common.streams import Streams
 from fedsim.learning import scratch
 from fedsim.learning.data.federated import FederatedData
+from fedsim.learning.derived import derived_of
 from fedsim.learning.functions import (
     FunctionCall,
     carry_out_all,
@@ -211,6 +212,7 @@ class ModelComputing:
         for wave in waves:
             first = wave[0]
             recipe = first.recipe
+            recipes = [ref.recipe for ref in wave]
             if isinstance(recipe, Trained):
                 await self._train(wave)
             elif isinstance(recipe, Best):
@@ -224,8 +226,9 @@ class ModelComputing:
                 if first.state is not None:
                     first.state = _mix_states(recipe)
             if not isinstance(recipe, Best):  # a choice shares its memory with a model
-                for ref in wave:
-                    self.scratch.hold(ref)
+                for ref, computed in zip(wave, recipes, strict=True):
+                    models = computed.models if isinstance(computed, Applied) else ()
+                    self.scratch.hold(ref, derived_of(computed, models))
 
     async def _choose(self, refs: Sequence[Ref]) -> None:
         questions = [self._work.question(ref, self._data) for ref in refs]

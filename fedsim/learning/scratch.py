@@ -73,20 +73,23 @@ class Scratch:
         self._used = 0
         # id(ref): the ref and its size (bytes), the first stored first
         self._in_memory: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._substitutes: dict[int, StoredTensor] = {}  # id(ref): its substitute
         self._file: list[int] = []  # file descriptor; empty until the file is open
         weakref.finalize(self, _close, self._file).atexit = False
         self._end = 0
         self._free: dict[int, list[int]] = {}  # count of weights: offsets of released weights
         self._live = 0
 
-    def hold(self, ref: Any) -> None:
-        """Count a computed model's weights in memory; move the oldest to a file if it is full.
+    def hold(self, ref: Any, substitute: StoredTensor | None = None) -> None:
+        """Store the weights of a computed model in memory; the oldest ones move to the file.
 
         The attribute ``held`` of a model whose weights move is replaced by ``Written``. The weights
         that were stored first are likely to be needed last, as devices take turns.
 
         Args:
             ref: the model, a ``Ref``. Its memory counts as free when the ref is garbage collected.
+            substitute: the same weights, computed from other models at each use; they replace the
+                weights that would move to the file. None to write them.
 
         Raises:
             OSError: the disk is full.
@@ -99,8 +102,10 @@ class Scratch:
             return
         self._used += weights.nbytes
         self._in_memory[key] = weakref.ref(ref, partial(self._forget, key)), weights.nbytes
+        if substitute is not None:
+            self._substitutes[key] = substitute
         while self._used > self._room:
-            self._move_oldest()
+            self._free_one()
 
     def hold_restored(self, refs: "Iterable[Any]") -> None:
         """Read models from the file of a checkpoint into memory, as many as it has room for.
@@ -130,14 +135,16 @@ class Scratch:
     def _forget(self, key: int, _: object = None) -> None:
         """Count the memory of a model as free, whose ``id()`` is ``key``."""
         _, size = self._in_memory.pop(key)
+        self._substitutes.pop(key, None)
         self._used -= size
 
-    def _move_oldest(self) -> None:
-        """Move the weights that were stored first from memory to the file."""
-        key, (reference, _) = next(iter(self._in_memory.items()))
+    def _free_one(self) -> None:
+        """Free the memory of a model: the first that has a substitute, else the first of all."""
+        key = next(iter(self._substitutes or self._in_memory))
+        reference, _ = self._in_memory[key]
         ref = reference()
         if ref is not None and isinstance(ref.held, np.ndarray):
-            ref.held = self._write(ref.held)
+            ref.held = self._substitutes.get(key) or self._write(ref.held)
         self._forget(key)
 
     def _write(self, weights: Weights) -> Written:

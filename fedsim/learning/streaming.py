@@ -13,7 +13,7 @@ keep the recipe by which they can be computed again.
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,8 +21,10 @@ from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from fedsim.common.arrays import AnyArray
+from fedsim.learning.derived import Derived, derived_of
 from fedsim.learning.functions import RunningSum, mean_state
 from fedsim.learning.refs import (
+    Applied,
     Best,
     Mixed,
     Recipe,
@@ -102,12 +104,14 @@ class Twin(Ref):
     Attributes:
         original: weak reference to the model that was copied, which gets the result.
         uses: count of later steps that need the model.
+        children: count of places in recipes of other twins that have the model.
         stays: whether the weights must stay in memory after the computation.
         spare: recipe of a computed model, by which it can be computed again after it is freed.
     """
 
     original: "weakref.ref[Ref] | None" = None
     uses: int = 0
+    children: int = 0
     stays: bool = False
     spare: Recipe | None = None
 
@@ -161,6 +165,7 @@ def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list
         for parent in parents(recipe):
             if isinstance(parent, Twin):
                 parent.uses += 1
+                parent.children += 1
     for ref in twins:
         if not again or ref in targets:
             ref.recipe = None
@@ -179,12 +184,26 @@ class ModelStep(NamedTuple):
 
 
 def steps_of(targets: Sequence[Twin]) -> deque[ModelStep]:
-    """Return the steps that compute models, in order.
+    """Return the steps that compute models: parents first, and the parts of a mix in order.
 
-    The models that a model needs come first. A mix is computed by a step for each of its parts.
+    Values that are taken from a model, such as the tensors that a device keeps, come right after it,
+    so that the model need not wait in memory for the step that needs them.
     """
     steps: deque[ModelStep] = deque()
     visited: set[Twin] = set()
+    done: set[Ref] = set()
+    taken = _taken_from(targets)
+
+    def append(ref: Twin) -> None:
+        waiting = [ref]
+        while waiting:
+            computed = waiting.pop()
+            steps.append(ModelStep(computed))
+            done.add(computed)
+            for values in taken.get(computed, ()):
+                if values not in visited and _has_all(values, done):
+                    visited.add(values)
+                    waiting.append(values)
 
     def visit(ref: Twin, depth: int) -> Iterator[tuple[Ref, int]]:
         recipe = ref.recipe
@@ -203,7 +222,7 @@ def steps_of(targets: Sequence[Twin]) -> deque[ModelStep]:
         else:
             for parent in parents(recipe):
                 yield parent, depth
-        steps.append(ModelStep(ref))
+        append(ref)
 
     for target in targets:
         roots: list[tuple[Ref, int]] = [(target, 0)]
@@ -216,6 +235,30 @@ def steps_of(targets: Sequence[Twin]) -> deque[ModelStep]:
                 visited.add(ref)
                 stack.append(visit(ref, depth))
     return steps
+
+
+def _taken_from(targets: Sequence[Twin]) -> dict[Twin, list[Twin]]:
+    """Return for each uncomputed model the values that are taken from it (``Applied.size``)."""
+    taken: dict[Twin, list[Twin]] = {}
+    seen: set[Twin] = set()
+    waiting = list(targets)
+    while waiting:
+        ref = waiting.pop()
+        if ref in seen or ref.recipe is None:
+            continue
+        seen.add(ref)
+        sources = [parent for parent in parents(ref.recipe) if isinstance(parent, Twin)]
+        if isinstance(ref.recipe, Applied) and ref.recipe.size is not None:
+            for source in sources:
+                taken.setdefault(source, []).append(ref)
+        waiting += sources
+    return taken
+
+
+def _has_all(ref: Twin, done: Set[Ref]) -> bool:
+    """Return whether all models that a model needs are computed, or will be by then."""
+    assert ref.recipe is not None
+    return all(parent.recipe is None or parent in done for parent in parents(ref.recipe))
 
 
 @dataclass(slots=True, eq=False)
@@ -340,6 +383,7 @@ class Stream:
             outside.state = ref.state
         if not ref.uses:
             self._free(ref)
+            _forget(ref)
 
     def _use(self, ref: Ref) -> None:
         """Note that a step has used a model, and free its weights after the last use."""
@@ -347,6 +391,7 @@ class Stream:
             ref.uses -= 1
             if not ref.uses:
                 self._free(ref)
+                _forget(ref)
 
     def _free(self, ref: Twin) -> None:
         """Free the weights of a twin that no later step needs, unless they must stay.
@@ -358,7 +403,7 @@ class Stream:
         outside = ref.outside
         # a choice shares its memory with a model
         if outside is not None and not isinstance(ref.spare, Best):
-            self._scratch.hold(outside)
+            self._scratch.hold(outside, _derived(ref.spare))
         ref.held = None
         ref.recipe = ref.spare
         ref.spare = None
@@ -460,6 +505,34 @@ class Stream:
             await self._compute_all(twins_of([again], stay=True, again=True))
         assert again.value is not None
         return again.value
+
+
+def _forget(ref: Twin) -> None:
+    """Remove the recipe of a computed twin that is in no other recipe, and so of its parents.
+
+    The models to which only these recipes refer are freed, such as a device's previous model. As
+    long as a mix is in progress its parts keep their recipes, as they may be computed again.
+    """
+    waiting = [ref]
+    while waiting:
+        twin = waiting.pop()
+        recipe = twin.spare or twin.recipe
+        if twin.children or twin.uses or recipe is None:
+            continue
+        twin.spare = None
+        twin.recipe = None
+        for parent in parents(recipe):
+            if isinstance(parent, Twin):
+                parent.children -= 1
+                waiting.append(parent)
+
+
+def _derived(recipe: Recipe | None) -> Derived | None:
+    """Return the weights of a computed model by their recipe, if its models are still needed."""
+    if not isinstance(recipe, Applied):
+        return None
+    originals = [model.outside if isinstance(model, Twin) else model for model in recipe.models]
+    return derived_of(recipe, originals)
 
 
 def _is_ready(ref: Twin) -> bool:

@@ -45,6 +45,8 @@ SCENARIOS = {
     "ditto of some": _sections(strategy={"kind": "ditto", "clients_per_round": 2}),
     "local": _sections(strategy={"kind": "local"}),
     "fedper": _sections(strategy={"kind": "fedper", "clients_per_round": DEVICES}),
+    "fedrep": _sections(strategy={"kind": "fedrep", "clients_per_round": DEVICES}),
+    "feddyn": _sections(strategy={"kind": "feddyn", "clients_per_round": 3}),
     "best": _sections(evaluation={"keep_best": True}),
 }
 
@@ -72,16 +74,13 @@ def test_models_on_disk_are_those_that_were_predicted(name: str, tmp_path: Path)
     forecast = predicted["checkpoints"].disk_bytes
     if name.startswith(("fedavg", "best")):
         assert forecast == pytest.approx(writing * saved, rel=0.1, abs=2 * size)
-    # of other strategies some models are not computed yet, and are saved as what they are made of
-    assert writing * saved / 2 <= forecast <= writing * saved * 2
+    assert forecast == pytest.approx(writing * saved, rel=0.25, abs=3 * size)
     for part, folder in (("final models", "models"), ("best models", "best")):
         written = sum(path.stat().st_size for path in (tmp_path / "run" / folder).glob("*"))
         assert predicted[part].disk_bytes == pytest.approx(written, rel=0.05)
     scratch = sum(need.scratch_bytes for need in models.values())
     peak = learner._computing.scratch.peak_bytes  # type: ignore[attr-defined]
-    assert peak <= 2 * scratch
-    # less if models of a round are freed before others are made
-    assert scratch / 2 - peak <= counts.made * size
+    assert scratch == pytest.approx(peak, rel=0.25, abs=1.5 * size)
 
 
 def test_a_part_of_a_run_tells_how_many_personal_models_there_will_be() -> None:
@@ -98,7 +97,23 @@ def test_a_part_of_a_run_tells_how_many_personal_models_there_will_be() -> None:
     forecast, fact = counts
     assert fact.named <= 41
     assert forecast.named == pytest.approx(fact.named, rel=0.2)
-    assert forecast.alive == pytest.approx(fact.alive, rel=0.2)
+    assert forecast.alive_bytes == pytest.approx(fact.alive_bytes, rel=0.25)
+
+
+def test_check_says_what_cosines_and_states_of_optimisers_need() -> None:
+    """Both lie outside of training.memory: two float64 numbers a weight and update; Adam's two."""
+    adam = {"kind": "torch", "optimizer": "Adam", "lr": 0.001, "state": "kept", "memory": ROOM}
+    scenario = fedsim.Scenario(**_sections(training=adam, evaluation={"cosines": True}))
+    trial = Beginning(scenario, Inline())
+    trial.go(60.0)
+    counts = count_models(trial.run, trial.tally, trial.share, trial.rounds)
+    needs = _by_part(model_needs(trial.run, counts, trial.tally.together, 1))
+    size = trial.run.learner.bytes
+    cosines = needs["cosines between the updates of a round"]
+    assert (cosines.key, cosines.memory_bytes) == ("evaluation.cosines", 4 * DEVICES * size)
+    states = needs["states of optimisers"]
+    assert states.key == "training.state"
+    assert states.memory_bytes == pytest.approx(2 * DEVICES * size, rel=0.01)
 
 
 def test_lines_name_the_parts_that_need_most() -> None:

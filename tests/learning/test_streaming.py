@@ -24,8 +24,9 @@ from fedsim.common.errors import show_error
 from fedsim.common.tensor_files import open_tensors, write_tensors
 from fedsim.common.training import Training
 from fedsim.learning import scratch as scratch_module
+from fedsim.learning.derived import Derived
 from fedsim.learning.engine import Learning
-from fedsim.learning.functions import spliced, weighted_sum
+from fedsim.learning.functions import function_at, spliced, weighted_sum
 from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Applied, Initial, Mixed, Ref, Trained, Waves
 from fedsim.learning.scratch import Scratch, Weights, Written
@@ -199,6 +200,93 @@ def test_an_uncomputed_recipe_names_its_models() -> None:
     assert len(calculator.begun) == 6  # nothing is computed twice
     assert later.value is not None
     assert later.value.tolist() == [1.0] * D
+
+
+def test_a_device_s_previous_model_is_freed_once_its_new_one_is_computed() -> None:
+    """Ditto: at no time are the old and the new models of all devices in the file."""
+    first = [_trained(Ref("model-0", 0, Initial(3)), 1 + number) for number in range(8)]
+    scratch = _play(first, Plain(), stay=False)
+    assert scratch.peak_bytes == 8 * 4 * D
+    second = [_trained(old, 20 + number) for number, old in enumerate(first)]
+    personal = [
+        _mixed([(update, 1.0)], 40 + number, otherwise=old)
+        for number, (update, old) in enumerate(zip(second, first, strict=True))
+    ]
+    first.clear()
+    second.clear()
+    run(Stream(Plain(), scratch).compute(personal, stay=False))
+    assert [type(model.held) for model in personal] == [Written] * 8
+    assert scratch.peak_bytes <= 10 * 4 * D
+
+
+def _kept(model: Ref, serial: int) -> Ref:
+    path = "fedsim.learning.functions:taken"
+    recipe = Applied(path, (model,), {"places": ((0, 1),)}, None, None, False, 1)
+    return Ref(f"values-{serial}", serial, recipe)
+
+
+def test_values_are_taken_from_a_model_before_it_is_freed() -> None:
+    """FedPer: no update waits in memory for the step that takes what its device keeps."""
+    _, updates, mean = _cohort(30)
+    kept = [_kept(update, 50 + number) for number, update in enumerate(updates)]
+    updates.clear()
+    calculator = Plain()
+    _play([mean, *kept], calculator)
+    assert mean.value is not None
+    assert len(calculator.begun) == 61
+    waiting = [number - place // 2 for place, number in enumerate(calculator.alive)]
+    assert max(waiting) <= 3  # besides the kept values: the start, an update, and the next one
+
+
+def _spliced(model: Ref, values: Ref, serial: int, places: Any = ((0, 1),)) -> Ref:
+    recipe = Applied(
+        "fedsim.learning.functions:spliced", (model, values), {"places": places}, None, None, False
+    )
+    return Ref(f"model-{serial}", serial, recipe)
+
+
+class Splicing(Plain):
+    """A calculator that calls the functions of recipes."""
+
+    def _begin(self, ref: Ref) -> Weights:
+        recipe = ref.recipe
+        if not isinstance(recipe, Applied):
+            return super()._begin(ref)
+        values = [model.value for model in recipe.models if model.value is not None]
+        function = function_at(recipe.function)
+        return self._made(np.asarray(function(values, **recipe.constants), dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("values", "held"), [([7.0], Derived), ([7.0, 7.0, 7.0], Written), ([np.inf], Written)]
+)
+def test_a_shared_model_with_few_values_of_a_device_is_put_together_when_it_is_read(
+    values: list[float], held: type
+) -> None:
+    shared = Ref("model-0", 0, Initial(3))
+    kept = Ref("values-1", 1, None)
+    kept.settle(np.array(values, dtype=np.float32))
+    personal = _spliced(shared, kept, 2, ((0, len(values)),))
+    scratch = _play([shared], Splicing(), stay=False)
+    run(Stream(Splicing(), scratch).compute([personal], stay=False))
+    assert type(personal.held) is held
+    assert personal.value is not None
+    assert personal.value.tolist() == [*values, *[3.0] * (D - len(values))]
+    again = pickle.loads(pickle.dumps(personal.held))
+    assert again.tolist() == personal.value.tolist()
+
+
+def test_a_model_that_needs_no_space_leaves_memory_first() -> None:
+    shared = Ref("model-0", 0, Initial(3))
+    kept = Ref("values-1", 1, None)
+    kept.settle(np.array([7.0], dtype=np.float32))
+    scratch = Scratch(2 * 4 * D)
+    run(Stream(Splicing(), scratch).compute([shared], stay=False))
+    personal = [_spliced(shared, kept, 2 + number) for number in range(4)]
+    run(Stream(Splicing(), scratch).compute(personal, stay=False))
+    assert type(shared.held) is np.ndarray
+    assert [type(model.held) for model in personal] == [Derived] * 3 + [np.ndarray]
+    assert scratch.written_bytes == 0
 
 
 def test_there_is_room_in_memory_until_it_is_taken_and_again_when_it_is_given_back() -> None:

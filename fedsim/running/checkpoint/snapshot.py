@@ -24,7 +24,9 @@ from fedsim.federation.ending import Progress
 from fedsim.federation.envelopes import TaskContext
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
+from fedsim.learning.scratch import Written
 from fedsim.running.checkpoint import CheckpointSpec, store
+from fedsim.running.checkpoint.apart import LinkedTensor, LinkedTensors
 from fedsim.running.checkpoint.codec import Decoder, Encoder
 from fedsim.strategies.state import state_classes
 from fedsim.world.batteries import Load
@@ -197,6 +199,7 @@ class Checkpointer:
         self._run = run
         self._recorder = recorder
         self._origins = origins
+        self._linked = LinkedTensors()
         self.tell: Callable[[int, float], None] = lambda rounds, time: None
         self._due = False
         self._period = self._periods(recorder.last_time)
@@ -231,12 +234,26 @@ class Checkpointer:
 
     def _save(self) -> None:
         self._due = False
-        store.write(self._folder, _snapshot(self._run, self._recorder, self._origins))
+        encoder, checkpoint = _snapshot(self._run, self._recorder, self._origins)
+        for value in encoder.objects:
+            if isinstance(value, LinkedTensor):
+                self._linked.note(value)
+        store.write(self._folder, checkpoint, self._linked)
+        self._free_scratch(encoder)
         self.tell(len(self._recorder.rounds), self._run.simulation.now)
 
+    def _free_scratch(self, encoder: Encoder) -> None:
+        """Let models that lie in the scratch file be read from the checkpoint instead."""
+        for value in encoder.objects:
+            if isinstance(value, Ref) and isinstance(value.held, Written):
+                value.held = self._linked.newest.get(id(value.held), value.held)
+        self._linked.newest.clear()
 
-def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Checkpoint:
-    """Return the state of a run as a checkpoint; no event of the present time may be left."""
+
+def _snapshot(
+    run: "Run", recorder: "Recorder", origins: Origins
+) -> tuple[Encoder, store.Checkpoint]:
+    """Return the state of a run between two instants as a checkpoint, and its encoder."""
     encoder = Encoder(_saved_classes(), _unsaved_fields())
     data = None
     if run.drift is not None:
@@ -257,7 +274,7 @@ def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> store.Check
         "progress": run.evaluator.ending.progress,
     }
     tree = encoder.encode(state)
-    return store.Checkpoint(recorder.chain.count, tree, encoder.arrays)
+    return encoder, store.Checkpoint(recorder.chain.count, tree, encoder.arrays)
 
 
 def saved_models(run: "Run") -> list[Ref]:

@@ -1,6 +1,7 @@
 """Checkpoints on disk. A checkpoint is a folder that is written completely or not at all.
 
-A manifest in the folder has the SHA-256 of its files. The last two checkpoints are kept.
+A manifest in the folder has the SHA-256 of its files. The last two checkpoints are kept. A model that
+both have is one file with two names (``apart``).
 """
 
 import hashlib
@@ -13,11 +14,13 @@ from typing import Any, NamedTuple
 from fedsim.common.errors import CheckpointError
 from fedsim.common.files import WRITING, make_folder, read_bytes, read_json, sync
 from fedsim.common.tensor_files import open_tensors, write_tensors
+from fedsim.running.checkpoint.apart import LinkedTensor, LinkedTensors, is_apart
 from fedsim.running.checkpoint.codec import Arrays
 
 FOLDER = "checkpoint"
 _STATE = "state.json"
 _ARRAYS = "arrays.safetensors"
+_MODELS = "models"
 _MANIFEST = "manifest.json"
 _KEPT = 2
 _FORMAT = 21
@@ -34,12 +37,14 @@ class Checkpoint(NamedTuple):
     """arrays by the names to which the tables refer; weights of models may be on disk."""
 
 
-def write(folder: Path, checkpoint: Checkpoint) -> Path:
+def write(folder: Path, checkpoint: Checkpoint, linked: LinkedTensors | None = None) -> Path:
     """Write a checkpoint, and remove all but the last two.
 
     Args:
         folder: the run folder, whose tables already have all events before the checkpoint.
         checkpoint: the content.
+        linked: the large arrays of the run's earlier checkpoints, to which those of this one are
+            added; None if there are none.
 
     Returns:
         The checkpoint's folder.
@@ -51,12 +56,23 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
         return place
     beside = place.with_name(place.name + WRITING)
     state = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
-    manifest = {"format": _FORMAT, "events": events, _STATE: hashlib.sha256(state).hexdigest()}
+    linked = linked or LinkedTensors()
+    large = {name: array for name, array in arrays.items() if is_apart(array)}
+    small = {name: array for name, array in arrays.items() if name not in large}
+    hashes: dict[str, str] = {}
+    manifest: dict[str, object] = {"format": _FORMAT, "events": events, _MODELS: hashes}
+    manifest[_STATE] = hashlib.sha256(state).hexdigest()
     make_folder(place.parent)
     try:
         beside.mkdir()
         (beside / _STATE).write_bytes(state)
-        manifest[_ARRAYS] = write_tensors(beside / _ARRAYS, arrays)
+        manifest[_ARRAYS] = write_tensors(beside / _ARRAYS, small)
+        if large:
+            (beside / _MODELS).mkdir()
+        for name, array in large.items():
+            hashes[name] = linked.write(_model_file(beside, name), array)
+        if large:
+            sync(beside / _MODELS)
         (beside / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         for name in (_STATE, _ARRAYS, _MANIFEST):
             sync(beside / name)
@@ -66,9 +82,17 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
         shutil.rmtree(beside, ignore_errors=True)
         raise
     sync(place.parent)
+    for name, array in large.items():
+        linked.take(_model_file(place, name), array, hashes[name])
     for old in list_checkpoints(folder)[:-_KEPT]:
+        linked.leave(old)
         shutil.rmtree(old)
     return place
+
+
+def _model_file(place: Path, name: str) -> Path:
+    """Return the file of a large array of a checkpoint."""
+    return place / _MODELS / f"{name}.safetensors"
 
 
 def latest(folder: Path) -> Path:
@@ -130,9 +154,15 @@ def read(place: Path) -> Checkpoint:
         for name, fingerprint in fingerprints.items():
             if fingerprint != manifest[name]:
                 raise damaged(f"{name} is not what was written")
+        tensors: Arrays = dict(arrays.tensors)
+        for name, fingerprint in manifest[_MODELS].items():
+            tensor = LinkedTensor.find(_model_file(place, name))
+            if fingerprint != tensor.sha256:
+                raise damaged(f"{tensor.path.name} of its models is not what was written")
+            tensors[name] = tensor
         if manifest["events"] != int(place.name):
             raise damaged(f"it was taken after {manifest['events']} events, which is not its name")
-        return Checkpoint(manifest["events"], json.loads(state), dict(arrays.tensors))
+        return Checkpoint(manifest["events"], json.loads(state), tensors)
     except CheckpointError:
         raise
     except Exception as error:  # readers raise many kinds for damaged files

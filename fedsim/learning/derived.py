@@ -1,0 +1,74 @@
+"""Weights that are computed from stored models at each use, instead of being stored themselves."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedsim.common.tensor_files import StoredTensor
+from fedsim.common.training import Places
+from fedsim.learning.functions import path_of, spliced
+from fedsim.learning.refs import Applied, Recipe, Ref
+from fedsim.learning.scratch import Weights
+
+MOST_SHARE = 0.5
+"""Greatest size of the inserted values, as a share of the model, with which a model is derived."""
+
+_SPLICED = path_of(spliced)
+
+
+class Derived(StoredTensor):
+    """Weights of a model with values of its own in some slices, float32 [d].
+
+    Devices that keep some tensors of a model share all others. A device's model then needs no
+    memory besides these tensors.
+
+    Args:
+        model: the model, computed.
+        values: the concatenated values of the slices, computed.
+        places: (begin, end) of each slice.
+        length: count of weights of the model, d.
+    """
+
+    __slots__ = ("_model", "_places", "_values")
+
+    def __init__(self, model: Ref, values: Ref, places: Places, length: int) -> None:
+        super().__init__(np.dtype(np.float32), (length,))
+        self._model = model
+        self._values = values
+        self._places = places
+
+    def read(self) -> Weights:
+        model = self._model.value
+        values = self._values.value
+        assert model is not None
+        assert values is not None
+        return spliced([model, values], places=self._places).astype(np.float32, copy=False)
+
+
+def is_spliced(recipe: Recipe | None) -> bool:
+    """Return whether a model is another model with other values in some slices."""
+    return isinstance(recipe, Applied) and recipe.function == _SPLICED
+
+
+def derived_of(recipe: Recipe | None, models: Sequence[Ref | None]) -> Derived | None:
+    """Return the weights of a computed model by their recipe, if this takes less space.
+
+    Args:
+        recipe: the recipe by which the model was computed.
+        models: the models of the recipe, computed; None for one that nothing else needs.
+
+    Returns:
+        The weights; None if they are to be stored.
+    """
+    if not isinstance(recipe, Applied) or not is_spliced(recipe):
+        return None
+    model, values = models
+    if model is None or values is None or model.held is None or values.held is None:
+        return None
+    if isinstance(model.held, Derived):  # no chains, which would be read from their first model on
+        return None
+    length = model.held.shape[0]
+    is_small = values.held.shape[0] <= MOST_SHARE * length
+    if not is_small or not model.finite or not values.finite:
+        return None
+    return Derived(model, values, recipe.constants["places"], length)

@@ -1,0 +1,153 @@
+"""Large arrays of checkpoints in files of their own, which later checkpoints share by hard links.
+
+The weights of a computed model never change. A model that is in two checkpoints therefore lies on
+the disk once, and a model that was on disk for lack of memory is read from the checkpoint later.
+"""
+
+import os
+import weakref
+from pathlib import Path
+from typing import TypeGuard
+
+import numpy as np
+
+from fedsim.common.arrays import AnyArray
+from fedsim.common.files import sync
+from fedsim.common.tensor_files import AnyTensor, StoredTensor, open_tensors, write_tensors
+
+LEAST_BYTES = 1 << 20
+"""Least size of an array that has a file of its own (bytes). A file takes time to be synced."""
+
+_NAME = "weights"  # name of the tensor in a file
+
+
+class LinkedTensor(StoredTensor):
+    """Array in a file of its own, of which each checkpoint with the array has a hard link.
+
+    Args:
+        path: the file in the newest checkpoint that has it.
+        dtype: type of the elements.
+        shape: the shape.
+        sha256: SHA-256 of the file, as hexadecimal digits.
+
+    Attributes:
+        path, sha256: as the arguments.
+    """
+
+    __slots__ = ("__weakref__", "_open", "path", "sha256")
+
+    def __init__(
+        self, path: Path, dtype: "np.dtype[np.generic]", shape: tuple[int, ...], sha256: str
+    ) -> None:
+        super().__init__(dtype, shape)
+        self.path = path
+        self.sha256 = sha256
+        self._open: StoredTensor | None = None
+
+    @classmethod
+    def find(cls, path: Path) -> "LinkedTensor":
+        """Return the array of a file, which is read once for its SHA-256.
+
+        Raises:
+            OSError, ValueError, KeyError: the file cannot be read, or is no file of an array.
+        """
+        content = open_tensors(path, hashed=True)
+        tensor = content.tensors[_NAME]
+        assert content.sha256 is not None
+        return cls(path, tensor.dtype, tensor.shape, content.sha256)
+
+    def read(self) -> AnyArray:
+        tensor = self._open or open_tensors(self.path).tensors[_NAME]
+        return tensor.read()
+
+    def move(self, path: Path) -> None:
+        """Let the array be read from another link to its file."""
+        self.path = path
+        self._open = None
+
+    def keep_open(self) -> None:
+        """Open the file, so that the array can be read after the last link is removed."""
+        self._open = open_tensors(self.path).tensors[_NAME]
+
+
+def is_apart(tensor: AnyTensor) -> TypeGuard[AnyTensor]:
+    """Return whether an array of a checkpoint has a file of its own: large ones that never change."""
+    if tensor.nbytes < LEAST_BYTES:
+        return False
+    return isinstance(tensor, StoredTensor) or not tensor.flags.writeable
+
+
+class LinkedTensors:
+    """The arrays of a run's checkpoints that have files of their own.
+
+    Attributes:
+        newest: id() of an array that was written to the newest checkpoint -> the array there.
+    """
+
+    def __init__(self) -> None:
+        self.newest: dict[int, LinkedTensor] = {}
+        self._of_arrays: dict[int, tuple[weakref.ref[AnyArray], LinkedTensor]] = {}
+        self._all: weakref.WeakSet[LinkedTensor] = weakref.WeakSet()
+
+    def note(self, tensor: LinkedTensor) -> None:
+        """Note an array of the checkpoint from which a run is resumed."""
+        self._all.add(tensor)
+
+    def find(self, tensor: AnyTensor) -> LinkedTensor | None:
+        """Return the file of an array that is in a checkpoint already; None if it is in none."""
+        if isinstance(tensor, LinkedTensor):
+            return tensor
+        if isinstance(tensor, StoredTensor):
+            return None
+        reference, linked = self._of_arrays.get(id(tensor), (None, None))
+        return None if reference is None or reference() is not tensor else linked
+
+    def write(self, path: Path, tensor: AnyTensor) -> str:
+        """Write an array to a new file, or link the file that it has.
+
+        Returns:
+            SHA-256 of the file, as hexadecimal digits.
+
+        Raises:
+            OSError: the disk is full, for example.
+        """
+        linked = self.find(tensor)
+        if linked is not None:
+            try:
+                os.link(linked.path, path)
+            except OSError:  # a file system without hard links, or a file that was removed
+                tensor = linked
+            else:
+                return linked.sha256
+        sha256 = write_tensors(path, {_NAME: tensor})
+        sync(path)
+        return sha256
+
+    def take(self, path: Path, tensor: AnyTensor, sha256: str) -> None:
+        """Note that an array has a file in the newest checkpoint.
+
+        Args:
+            path: the file.
+            tensor: the array.
+            sha256: SHA-256 of the file, as hexadecimal digits.
+        """
+        linked = self.find(tensor)
+        if linked is None:
+            linked = LinkedTensor(path, tensor.dtype, tensor.shape, sha256)
+            self._all.add(linked)
+            self._note_array(tensor, linked)
+        linked.move(path)
+        self.newest[id(tensor)] = linked
+
+    def _note_array(self, tensor: AnyTensor, linked: LinkedTensor) -> None:
+        if isinstance(tensor, StoredTensor):
+            return
+        key = id(tensor)
+        forget = weakref.ref(tensor, lambda _: self._of_arrays.pop(key, None))
+        self._of_arrays[key] = forget, linked
+
+    def leave(self, folder: Path) -> None:
+        """Open the files of a checkpoint that is about to be removed, if arrays in use need them."""
+        for tensor in list(self._all):
+            if folder in tensor.path.parents:
+                tensor.keep_open()
