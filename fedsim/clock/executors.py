@@ -364,7 +364,7 @@ class _WorkerProcess:
         for position in range(self._received, len(placed)):
             self._send(placed[position], placed[:position])
             self._received += 1
-        self._send(_FunctionCall(function, args), placed)
+        self._send(_WorkerCall(function, args), placed)
         self.process.stdin.flush()
         return read_answer(self.process.stdout)
 
@@ -381,12 +381,12 @@ class _WorkerProcess:
                 "--executor threads sends none"
             ) from error
         # with the places of modules that were allowed since, so that the pickle can refer to them
-        is_call = isinstance(thing, _FunctionCall)
+        is_call = isinstance(thing, _WorkerCall)
         pickle.dump((places(), is_call), self.process.stdin)
         Pickled(memory.getvalue(), buffers).write(self.process.stdin)
 
 
-class _FunctionCall(NamedTuple):
+class _WorkerCall(NamedTuple):
     """Call of a function, as a worker process receives it."""
 
     function: Callable[..., object]
@@ -456,7 +456,7 @@ def serve() -> None:
 
 
 def _carry_out(pickled: "Pickled", placed: list[object]) -> object:
-    """Unpickle a ``_FunctionCall``, and return the value of its function."""
+    """Unpickle a ``_WorkerCall``, and return the value of its function."""
     call = _PlacedUnpickler(pickled, placed).load()
     return call.function(*call.args)
 
