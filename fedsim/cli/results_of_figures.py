@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class FigureFilesResult(ResultEntries):
-    """Figure that was written."""
+    """One figure for a paper that ``fedsim figures`` has written, with the names of its files."""
 
     figure: str
     """Name of the figure, such as ``waiting``."""

@@ -222,7 +222,16 @@ def open_tensors(path: Path, *, hashed: bool = False) -> TensorFile:
 def _entries(
     table: Any, start: int, size: int
 ) -> "Iterator[tuple[str, np.dtype[Any], tuple[int, ...], int]]":
-    """Yield name, type, shape and offset of each tensor of a file of ``size`` bytes."""
+    """Yield name, type, shape and offset of each tensor in a safetensors file.
+
+    Args:
+        table: the table of tensors at the file's beginning, as parsed JSON.
+        start: offset of the first byte after the table, from which the table counts.
+        size: size of the file (bytes).
+
+    Raises:
+        ValueError: the table is malformed, or has a tensor that is not within the file.
+    """
     try:
         for name, entry in table.items():
             dtype = _DTYPES[entry["dtype"]]

@@ -70,7 +70,10 @@ class Nodes:
         return "".join(f"; {reason}" for reason in self._refused)
 
     def look(self) -> None:
-        """Check for new or lost nodes and for answers; an answer sets an alarm for its arrival."""
+        """Ask Flower for nodes that are new or gone, and for messages that have arrived from nodes.
+
+        Each message is handled by an alarm at the time of its arrival.
+        """
         if time.monotonic() >= self._next_nodes:
             self._look_for_nodes()
             self._next_nodes = time.monotonic() + _NODES_EVERY_S

@@ -102,7 +102,7 @@ class Envelopes:
         self._added_up = added_up
 
     def wire(self, direction: Direction) -> Wire:
-        """Return the codec of a direction."""
+        """Return what encodes and decodes the models of messages to devices (``down``), or from them."""
         return self._down if direction == "down" else self._up
 
     def parts(

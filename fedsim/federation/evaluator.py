@@ -465,7 +465,8 @@ class Evaluator:
         Args:
             models: the strategy's models.
             number: the round, on which the orders of the samples depend.
-            usual_score: the strategy's definition of accuracy, if the scenario gives none.
+            usual_score: how the devices' accuracies are combined if the scenario does not say it:
+                ``pooled`` over all samples, or ``device-mean``.
 
         Returns:
             The accuracy, 0 to 1; None if ``evaluation.fine_tune_epochs`` is 0.

@@ -181,13 +181,14 @@ class Trainer(Spec):
     def stack_steps(
         self, parameters: "Mapping[str, nn.Parameter]", session: TrainingSession
     ) -> Callable[[], None]:
-        """Return a function that takes an optimiser's step on stacked models of several devices.
+        """Return a function that takes a step of this trainer's optimiser for several devices at once.
 
-        It has no arguments, and is called when the gradients of the parameters are set.
+        Their models are stacked along the first axis. The function has no arguments, and is called when
+        the gradients of the parameters are set.
 
         Args:
             parameters: name -> parameter of all W stacked models, [W, *shape].
-            session: facts that the trainings of these models share.
+            session: what the trainings of these models share, such as the learning rate and the round.
         """
         raise NotImplementedError
 

@@ -170,7 +170,14 @@ def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> N
 
 
 def write_meters(folder: Path, meters: Meters) -> None:
-    """Write the files that meters add to the run folder, as Parquet or JSON."""
+    """Write the tables of meters, which count quantities such as energy, to files of the run folder.
+
+    A table with columns becomes a Parquet file, any other content a JSON file.
+
+    Args:
+        folder: the run folder.
+        meters: the meters.
+    """
     for name, content, columns in meters.files():
         if columns:
             write_columns(folder / name, content, typed(columns))

@@ -176,11 +176,11 @@ class Incremental(Shift):
         return changes
 
     def released(self, samples: int, occasion: int) -> int:
-        """Return the count of training samples that a device has after an occasion.
+        """Return how many training samples a device holds after data have been released several times.
 
         Args:
             samples: count of all training samples of the device.
-            occasion: index of the occasion, from 0.
+            occasion: index of the last release, from 0.
         """
         size = samples
         for share in self.shares[: occasion + 1]:

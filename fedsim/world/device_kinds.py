@@ -93,7 +93,13 @@ class DeviceKind(Spec):
 
 
 def _complete(value: object) -> object:
-    """Fill the missing figures of a table that has the key ``like`` from the kind of that name."""
+    """Return a kind of device with all figures, if the user wrote it as another kind with changes.
+
+    Args:
+        value: the user's table. If it has the key ``like``, which names a kind, it gets the figures
+            (FLOP/s, memory, powers ...) that it lacks from that kind; otherwise it is returned
+            unchanged.
+    """
     if not isinstance(value, Mapping) or "like" not in value:
         return value
     table = {name: figure.value for name, figure in figures(value["like"], "like").items()}

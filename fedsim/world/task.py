@@ -83,7 +83,11 @@ class ComputationTimer(Protocol):
         """Begin a training, or an evaluation if ``training`` is None."""
 
     def look_ahead(self, task: "Task") -> None:
-        """Set the alarm for the end of the running computation, or for a later look."""
+        """Set the alarm for the end of the running computation.
+
+        If its end is too far away to be computed now, the alarm is set for a time at which this method
+        is called again.
+        """
 
     def limit_of(self, task: "Task", limit: Limit) -> float:
         """Return the time at which a limit ends the running step (s); infinity without a limit."""

@@ -35,14 +35,17 @@ _UNITS = {  # quantity of clients: unit, and its size in the base unit
 
 
 def draw(world: FittedWorld, seed: int) -> FittedWorld:
-    """Draw each client's speed, rates and latency from the distributions that the scenario gets.
+    """Draw speeds, rates and latencies of clients anew, to see how much a prediction depends on them.
+
+    Each quantity is drawn from the lognormal distribution that fits the values of the log's
+    clients.
 
     Args:
-        world: the fitted world.
+        world: the world that was fitted to a log.
         seed: seed of the draws.
 
     Returns:
-        ``world`` with the drawn values, for as many clients.
+        The world with the drawn values, for the same count of clients.
     """
     streams = Streams(seed)
     quantities: dict[str, Floats] = {}

@@ -47,11 +47,11 @@ class Decided:
 
     @property
     def status(self) -> Literal["best", "tie", "budget", "open"]:
-        """State of the decision on the best line.
+        """State of the decision which of the compared strategies is the best.
 
-        ``best``: one line is the best. ``tie``: several lines may be, and one of them is at most
-        ``within`` worse than any other. ``open`` or ``budget``: not decided yet, and more seeds
-        follow, or no seed follows because the rule's budget is spent.
+        ``best``: one strategy is. ``tie``: several may be, and one of them is at most ``within``, the
+        difference that does not matter, worse than any other. ``open``: not decided yet; further seeds
+        will be run. ``budget``: not decided, and no seed will be run, as the budget is spent.
         """
         status = self.decision.status
         assert status != "none", "a world without a decision has no ranking that follows it"

@@ -62,7 +62,13 @@ def _explained(name: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _opened(archive: Path, file: RemoteFile, member: Member) -> Iterator[IO[bytes]]:
-    """Context manager that opens a member of an archive for reading."""
+    """Open one file within a downloaded archive for reading, and close it at the end of the block.
+
+    Args:
+        archive: path of the archive on the disk.
+        file: description of the download, with the archive's form (``zip``, ``tar``, ``lzma``).
+        member: the file within the archive.
+    """
     if file.form == "lzma":
         with open_file(archive) as packed, lzma.LZMAFile(packed) as content:
             yield content

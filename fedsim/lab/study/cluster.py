@@ -177,10 +177,10 @@ class RayWorkers:
         self._futures[future] = place
 
     def _listen(self) -> None:
-        """Handle the messages that workers have sent since the last call.
+        """Take in what the workers of a study on Ray have sent since the last call.
 
-        They are files of run folders, which are stored, notes and progress. Messages of a worker
-        that was taken for lost, and replaced, are ignored.
+        Files of run folders are stored here; notes and progress are shown. What comes from a worker
+        that was taken for lost, and replaced, is ignored.
         """
         for place, attempt, news in self._collect():
             active = self._active.get(place)

@@ -36,9 +36,10 @@ class Rule(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """Parameter of a model in training, or a stack of several, for compiled loops.
+    """Weights and bias, or one of them, of a layer in training, with all that a step of SGD reads.
 
-    Arrays that the rule of descent does not use have no rows.
+    It may be a stack of several devices' parameters. Arrays that the settings of SGD do not need,
+    such as ``velocity`` without momentum, have no rows.
     """
 
     weight: AnyFloats

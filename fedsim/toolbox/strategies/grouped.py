@@ -533,13 +533,13 @@ class Migrating(Grouped[M]):
             self.must_prepare(device)
 
     def settle(self, device: int, group: int, newcomer: str = "cold-start") -> None:
-        """Move a device that has done its preparation into its group.
+        """Move a device into a group, after it has trained and reported what the choice of it needs.
 
         Args:
             device: ID of the device.
             group: index of the group.
             newcomer: the reason in the record ``assign`` of the run's events, if the device had no
-                group. Otherwise the reason is ``migration``.
+                group before. If it had one, the reason is ``migration``.
         """
         self.move(device, group, newcomer if self.group_of(device) is None else "migration")
 

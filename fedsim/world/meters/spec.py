@@ -163,7 +163,10 @@ def _kind_of(endpoint: str) -> str:
 
 
 class MeterSpec(Spec):
-    """Base of the scenario's table of a user's meter, which has the meter's parameters as keys."""
+    """Base of the scenario's tables by which users add meters of their own, such as for money.
+
+    The keys of the table are the parameters of the meter's ``__init__``.
+    """
 
     meter_class: ClassVar[type[Meter]] = Meter
 

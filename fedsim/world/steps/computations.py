@@ -17,13 +17,14 @@ class Plan(NamedTuple):
     Attributes:
         epoch_s: time of an epoch at the device's own speed (s).
         epochs: count of epochs.
-        limit: time after which no epoch begins, and at which the step ends (s); infinity if there
-            is no limit.
+        limit: simulated time after which no epoch begins, and at which the step ends (s); infinity
+            if there is no limit.
         adaptive: whether the device begins another epoch only if an epoch of the mean length so far
             would end before the limit.
         slack_s: time by which the computation may exceed ``limit`` by rounding (s).
-        jitter_of: index of the task among the device's tasks, for a jitter that is drawn once per
-            task. If None, a jitter is drawn for each epoch by the time at which the epoch begins.
+        jitter_of: index of the task among the device's tasks, if one random factor of the time is
+            drawn for the whole task. If None, a factor is drawn for each epoch, which depends on the
+            time at which the epoch begins.
     """
 
     epoch_s: float
