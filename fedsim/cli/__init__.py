@@ -45,7 +45,10 @@ _WATCHED_S = 2.0  # real time (s) between two updates of a watched run
 
 
 class _Group(click.Group):
-    """Group of commands whose usage errors have sanitised messages."""
+    """Group of commands that prints usage errors without control characters, and as JSON if asked.
+
+    It does so for errors of all commands in the group.
+    """
 
     def invoke(self, ctx: click.Context) -> object:
         words = [*ctx.args]  # they are gone once a verb is invoked
@@ -229,7 +232,7 @@ def run_command(
 
 
 def _say_notes(job: "Job") -> None:
-    """Print the notes on a scenario, its strategy and its learning to stderr."""
+    """Print the notes for the user on a run that is about to begin to stderr."""
     strategy = job.scenario.strategy
     say(*job.scenario.stop.notes, *strategy.notes, *job.run.learner.notes, *job.notes, err=True)
 

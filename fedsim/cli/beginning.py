@@ -90,7 +90,12 @@ def describe_command(name: tuple[str, ...]) -> VerbOutcome:
 
 
 def _describe(name: str, verb: Literal["describe", "list"]) -> VerbOutcome:
-    """Describe a name of the catalogue, a key or a table."""
+    """Return the description of a name of the catalogue, or of a key or table of a scenario.
+
+    Args:
+        name: the name.
+        verb: the command that prints the description.
+    """
     from fedsim.lab.catalogue import about
 
     lines = about(name)
@@ -284,7 +289,10 @@ def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool)
 
 
 def _progress() -> "FetchProgress":
-    """Return a function that prints each further tenth of a file for a person at a terminal."""
+    """Return a function that prints the progress of downloads in steps of 10 %.
+
+    It prints nothing unless a person may read stderr in a terminal.
+    """
     tenths: dict[str, int] = {}
     attended = is_attended()
 

@@ -284,7 +284,14 @@ def whatif_command(
 
 
 def _whatif_result(run: Path, after: Path, status: str, changes: Sequence[str]) -> "WhatifResult":
-    """Return the result of a ``whatif`` whose run is not explained yet."""
+    """Return the result of ``fedsim whatif``, before both runs are compared.
+
+    Args:
+        run: folder of the first run.
+        after: folder of the run with the changes.
+        status: status of the run with the changes.
+        changes: the changes, ``key.path=value``.
+    """
     from fedsim.cli.results import WhatifResult
 
     return WhatifResult(run=str(run), changed=str(after), status=status, changes=[*changes])

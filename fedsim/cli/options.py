@@ -105,12 +105,12 @@ def port_of(watch: bool, port: int | None) -> int:
 
 
 def is_attended() -> bool:
-    """Whether somebody may read stderr in a terminal: the verb is neither quiet nor prints JSON."""
+    """Whether progress is worth showing: stderr is a terminal, without ``--quiet`` and ``--json``."""
     return sys.stderr.isatty() and not is_quiet() and not prints_json()
 
 
 def refuse_beside_json(option: str, is_given: bool) -> None:
-    """Reject an option that changes printed text, if the verb prints JSON.
+    """Reject an option that changes printed text, if the command prints JSON.
 
     Args:
         option: name of the option, for the message.
@@ -130,6 +130,6 @@ CHANGES = changes(
 
 
 def tell_dropped(line: str) -> None:
-    """Print a note about a dropped key, unless the verb is ``--quiet``."""
+    """Print a note about a scenario's key that was dropped to stderr, unless ``--quiet`` is given."""
     if not is_quiet():
         say(f"fedsim: {line}", err=True)

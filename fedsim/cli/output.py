@@ -23,7 +23,7 @@ _QUIET = "fedsim.quiet"
 
 @dataclass(frozen=True)
 class VerbOutcome:
-    """Outcome of a verb: its result, its text and its exit code.
+    """Outcome of a command (verb) of ``fedsim``: its result, its text and its exit code.
 
     Attributes:
         make: returns the result, which ``--json`` prints.
@@ -39,7 +39,15 @@ class VerbOutcome:
 
 
 def _flag(name: str, key: str, text: str) -> Callable[[Verb], Verb]:
-    """Return a decorator that adds an option whose value is kept in the context, not passed on."""
+    """Return a decorator that adds a flag to a command.
+
+    The flag's value is stored in click's context, not passed to the command's function.
+
+    Args:
+        name: name of the flag, such as ``--json``.
+        key: key of the value in ``context.meta``.
+        text: help text of the flag.
+    """
 
     def keep(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.meta[key] = value
@@ -81,12 +89,12 @@ def show_nothing() -> None:
 
 
 def is_quiet() -> bool:
-    """Whether the current verb has the option ``--quiet``."""
+    """Whether the current command was called with ``--quiet``."""
     return _is_on(_QUIET)
 
 
 def prints_json() -> bool:
-    """Whether the current verb has the option ``--json``."""
+    """Whether the current command was called with ``--json``."""
     return _is_on(_JSON)
 
 
@@ -96,7 +104,7 @@ def _is_on(key: str) -> bool:
 
 
 def _report(mistake: Mistake) -> None:
-    """Print a mistake as text, or with ``--json`` as an object."""
+    """Print the error that has ended a command: as text, or as a JSON object with ``--json``."""
     if not prints_json():
         say_mistake(mistake)
         return
@@ -110,7 +118,12 @@ def _report(mistake: Mistake) -> None:
 
 
 def print_usage_error(error: click.UsageError, message: str) -> None:
-    """Print a mistake of the command line as JSON."""
+    """Print an error in the arguments of a command as JSON.
+
+    Args:
+        error: click's error.
+        message: the message to print in place of the error's own.
+    """
     key = None
     nearest = None
     if isinstance(error, click.NoSuchOption):

@@ -90,7 +90,12 @@ def audit_command(run: Path, allow_code: bool, unchecked: bool) -> VerbOutcome:
 
 
 def _check_lines(name: str, problems: list[str]) -> list[str]:
-    """Return text lines about a check, with its first problems."""
+    """Return text lines about a check of an audit: passed or failed, and its first problems.
+
+    Args:
+        name: title of the check.
+        problems: all problems that it found, as sentences.
+    """
     verdict = "FAIL" if problems else "ok  "
     lines = [f"{verdict} {name}"]
     lines += [f"       {problem}" for problem in problems[:_MOST_PROBLEMS]]

@@ -184,7 +184,7 @@ def _merge(sources: Sequence[str], out: Path, options: StudyOptions) -> VerbOutc
 
 
 def _is_given(name: str, value: object) -> bool:
-    """Whether an option has another value than its default."""
+    """Whether an option of ``fedsim study`` was given: its value is neither empty nor its default."""
     return bool(value) and (name, value) != ("executor", "processes")
 
 
@@ -229,7 +229,14 @@ def _run_study(study: str, out: Path, options: StudyOptions) -> VerbOutcome:
 
 
 def _read_rule(options: StudyOptions) -> dict[str, object] | None:
-    """Return the keys of ``[until_sure]`` that options set; None without ``--until-sure``."""
+    """Return the keys of the study's table ``[until_sure]`` that options set.
+
+    Returns:
+        Key -> value of its option; None without ``--until-sure``.
+
+    Raises:
+        ScenarioError: such an option is given without ``--until-sure``.
+    """
     values: dict[str, object] = {
         "within": options["within"],
         "error": options["error"],
@@ -246,7 +253,11 @@ def _read_rule(options: StudyOptions) -> dict[str, object] | None:
 
 
 def _carry_out(conductor: "Conductor") -> VerbOutcome:
-    """Carry out the missing runs of a study, with a display of their progress."""
+    """Carry out the missing runs of a study, with a display of their progress.
+
+    Errors of runs are printed. The outcome has exit status 1 if runs are missing at the end, or the
+    status of the signal that interrupted the study.
+    """
     from fedsim.lab.study.pool import StudyProgress
     from fedsim.lab.terminal import Console
 
@@ -278,7 +289,7 @@ def _make_result(
 
 
 def _forecast(conductor: "Conductor") -> "StudyForecast | None":
-    """Return the cost of a study; None with a note if its data cannot be read."""
+    """Return the predicted cost of a study; if its data cannot be read, print a note, return None."""
     try:
         return conductor.forecast()
     except DataError as error:
@@ -287,7 +298,12 @@ def _forecast(conductor: "Conductor") -> "StudyForecast | None":
 
 
 def _show_plan(conductor: "Conductor", forecast: "StudyForecast | None") -> None:
-    """Print the selected runs of a study, how far each is, and their cost."""
+    """Print the selected runs of a study with their states, their share of the work, their cost.
+
+    Args:
+        conductor: the conductor of the study.
+        forecast: the predicted cost; None if it is not known.
+    """
     from fedsim.lab.study.costs import forecast_lines
     from fedsim.lab.study.shards import work_of_share
 
@@ -310,7 +326,10 @@ def _show_plan(conductor: "Conductor", forecast: "StudyForecast | None") -> None
 
 
 def _show_figures(conductor: "Conductor") -> None:
-    """Print the most important figures of a study, or the trials of its search."""
+    """Print the most important results of a study, and the names of the files with all results.
+
+    For a search these are the trials; for a study with published values the comparison with them.
+    """
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.published import CLAIMS
     from fedsim.lab.compare.show import compare_published, print_short, print_to

@@ -52,7 +52,7 @@ class FedsimError(Exception):
 
 
 def _name_in_python(option: re.Match[str]) -> str:
-    """Return what an option or verb of the command line is called in Python, for messages there.
+    """Return the Python name of an option or command, for messages outside the command line.
 
     Args:
         option: a match in a message's text, such as of ``--executor`` or ``fedsim run``.
@@ -129,7 +129,11 @@ def _full_disk(error: Exception, folder: Path | None) -> str:
 
 
 def _missing_method(error: NotImplementedError) -> str:
-    """Return the message for the user whose class lacks a method that it must define."""
+    """Return the message for a user whose class lacks a method that it must define.
+
+    Args:
+        error: the error that the fedsim class's method of this name has raised.
+    """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     frame = frames[-1]
     owner = type(frame.f_locals.get("self"))

@@ -53,10 +53,10 @@ def find_file(file: str, root: Path | None) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """Check that a path is a regular file, and return the path.
+    """Check that a path is a regular file, not a folder, pipe or device, and return the path.
 
     Raises:
-        OSError: the path is not a regular file; ``strerror`` has its type.
+        OSError: it is not a regular file, or does not exist; ``strerror`` says what it is.
     """
     try:
         mode = path.stat().st_mode
@@ -258,7 +258,14 @@ def read_keyed_json(path: Path) -> Any:
 
 
 def _table_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Make a dict of the pairs of a JSON object; raise ``ValueError`` for a repeated key."""
+    """Return an object of a JSON file as a dict.
+
+    Args:
+        pairs: the keys and values of the object, as Python's parser gives them.
+
+    Raises:
+        ValueError: a key is repeated.
+    """
     table = dict(pairs)
     if len(table) < len(pairs):
         counts = Counter(key for key, _ in pairs)

@@ -59,14 +59,17 @@ def clean(text: str, longest: int = _LONGEST) -> str:
 
 
 def _printable(character: str) -> str:
-    """Replace an unprintable character by a space, or by the replacement character."""
+    """Return a character that can be printed, else a space or the replacement character (U+FFFD)."""
     if character.isprintable():
         return character
     return " " if character.isspace() else "\ufffd"
 
 
 def for_csv(text: str) -> str:
-    """Return the escaped text, quoted if a spreadsheet would read it as a formula."""
+    """Return a text for a cell of a CSV file, on one line and with unprintable characters escaped.
+
+    If a spreadsheet would read it as a formula, it begins with an apostrophe.
+    """
     line = clean(visible(text))
     return f"'{line}" if line.startswith(_FORMULA) else line
 

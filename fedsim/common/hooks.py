@@ -33,7 +33,7 @@ class Override(NamedTuple):
 
     @property
     def first(self) -> object:
-        """The attribute as the fedsim class has it that defines it first, the farthest ancestor."""
+        """The attribute as the farthest fedsim ancestor of the class defines it."""
         return vars(self.root)[self.name]
 
     @property
@@ -129,7 +129,11 @@ def overrides(user_class: type, like: type | None = None) -> Iterator[Override]:
 
 
 def _attributes_of(user_class: type) -> dict[str, object]:
-    """Return the attributes of a class without its bases: name -> value, or ``_KEY`` for a key."""
+    """Return the attributes that a class itself defines, without those of its bases.
+
+    Returns:
+        Name -> value; the marker ``_KEY`` in place of the value for a key of a scenario's table.
+    """
     attributes = dict(vars(user_class))
     fields = getattr(user_class, "model_fields", ())
     for name in attributes.get("__annotations__", ()):
@@ -139,7 +143,10 @@ def _attributes_of(user_class: type) -> dict[str, object]:
 
 
 def halves_of(user_class: type) -> list[type]:
-    """Return a user's class, and those classes within it that fedsim calls too, such as ``Client``."""
+    """Return a user's class and the classes nested in it that fedsim calls too.
+
+    They are ``Client`` and ``Params`` of a strategy, for example.
+    """
     halves = [user_class]
     for name in _HALVES:
         half = getattr(user_class, name, None)
@@ -213,7 +220,7 @@ def _type_name(annotation: object) -> str:
 
 
 def function_of(hook: object) -> object:
-    """Return the function of a method or property, and any other attribute unchanged."""
+    """Return the function behind a method or property; any other attribute is returned unchanged."""
     if isinstance(hook, property):
         return hook.fget
     if isinstance(hook, cached_property):
@@ -224,7 +231,7 @@ def function_of(hook: object) -> object:
 
 
 def _form_of(attribute: object) -> str:
-    """Describe what an attribute is, for messages: ``'def f(self)'`` or ``a property``."""
+    """Describe an attribute of a class for messages, such as ``'def f(self)'`` or ``a property``."""
     if isinstance(attribute, property | cached_property):
         return "a property"
     if isinstance(attribute, FunctionType):

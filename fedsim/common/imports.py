@@ -165,7 +165,7 @@ def find(
 
 
 def named(path: str, key: str) -> Any:
-    """Import the object at an import path, which is the value of a scenario key.
+    """Import the object at an import path (``module:name``), if its code is allowed.
 
     Args:
         path: the import path.
@@ -229,9 +229,12 @@ def _installed_folders() -> list[str]:
 
 
 def _packages() -> list[str]:
-    """List the packages whose code scenario files may name without ``--allow-code``.
+    """Return the packages whose code scenario files may name without ``--allow-code``.
 
     The user's configuration and the environment variable ``ALLOWED_PACKAGES`` name them.
+
+    Raises:
+        ScenarioError: the configuration is malformed.
     """
     names: object = []
     try:
@@ -287,7 +290,9 @@ sys.meta_path.append(_finder)
 
 
 def places() -> dict[str, str]:
-    """Return where the users' modules lie that were imported here, for ``learn`` in a worker process.
+    """Return the locations of the users' modules that this process has imported.
+
+    A worker process makes the same modules importable from them (``learn``).
 
     Returns:
         Top-level name of a module -> its file, or the folder that holds it.
@@ -313,7 +318,10 @@ def learn(places: dict[str, str]) -> None:
 
 
 def _importer() -> str:
-    """Return the top-level name of the module whose import statement is being executed."""
+    """Return the top-level name of the module whose import statement is being executed.
+
+    It is read from the call stack; empty if there is no such module.
+    """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -324,10 +332,15 @@ def _importer() -> str:
 
 
 def _module_name(file: str) -> str:
-    """Return the name by which a module can be imported, and store where it lies for the import.
+    """Return the name by which Python can import a user's module.
+
+    The module's file or folder is stored, so that Python finds it.
 
     Args:
         file: name of a module, or path of a Python file.
+
+    Raises:
+        ImportError: the file does not exist, or another file of the same name was imported.
     """
     if file.endswith(".py"):
         place = Path(file).resolve()

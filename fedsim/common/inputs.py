@@ -15,11 +15,14 @@ _find_copy = ContextVar("_find_copy", default=None)
 
 
 def reference_to(file: str, root: Path | None) -> Reference:
-    """Return how a file that a scenario names is referred to in records of the files that were read.
+    """Return the pair by which records of read files identify a file that a scenario names.
 
     Args:
         file: the path in the scenario.
         root: the scenario's ``data.root``; None if it has none.
+
+    Returns:
+        The path, and the root as text or None.
     """
     return file, None if root is None else str(root)
 

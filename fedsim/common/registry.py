@@ -117,7 +117,7 @@ class Registry:
 
     @property
     def titles(self) -> dict[str, str]:
-        """Return the titles of all kinds: name -> title."""
+        """Return the one-line description of each kind, by name of the kind."""
         titles = {}
         for name in self.kinds:
             if name in self.known:
@@ -127,7 +127,7 @@ class Registry:
         return titles
 
     def find(self, kind: str, key: str = "kind") -> Any:
-        """Return the class of a kind.
+        """Return the class of a kind, such as ``SGD`` for the server optimiser ``sgd``.
 
         Args:
             kind: name of a kind, or import path of a user's class.
@@ -212,7 +212,15 @@ class Registry:
         return getattr(value, "kind", None) in self.kinds
 
     def _validate(self, value: object) -> Spec:
-        """Make a part from a name, a table or a short form; return a part unchanged."""
+        """Return the object that a value in a scenario describes.
+
+        Args:
+            value: name of a kind, a table, a short form, or the object itself, which is checked and
+                returned.
+
+        Raises:
+            PydanticCustomError: the value describes no kind of this registry.
+        """
         if isinstance(value, Spec) and self.holds(value):
             try:
                 guard(type(value), self.key or self.called, "kind")
@@ -259,7 +267,11 @@ class Registry:
                 )
 
     def _table_of(self, value: object) -> Mapping[str, object]:
-        """Expand a name or a short form to the table that it means."""
+        """Return the table that a value in a scenario stands for, such as a kind's name or a list.
+
+        Raises:
+            PydanticCustomError: the value has none of the accepted forms.
+        """
         if self.by_device and isinstance(value, list):
             return {"kind": "list", "values": value}
         if self.by_device and isinstance(value, Mapping) and "file" in value:
@@ -354,14 +366,14 @@ def _specs(annotation: object, notes: Iterable[object]) -> dict[str, type[Spec]]
 
 
 def keys_of(call: Callable[..., object]) -> tuple[dict[str, Any], bool]:
-    """Convert the parameters of a callable to keys of a table.
+    """Return the parameters of a function as definitions of keys of a scenario's table.
 
     Args:
-        call: the callable, whose first parameter is left out.
+        call: the function or class, whose first parameter is left out.
 
     Returns:
-        Name -> type and default of each parameter, for ``create_model``, and whether the callable
-        takes ``**``.
+        Name -> type and default of each parameter, for pydantic's ``create_model``, and whether
+        the function takes ``**``.
     """
     parameters = list(inspect.signature(call, eval_str=True).parameters.values())
     is_open = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
@@ -379,5 +391,5 @@ def keys_of(call: Callable[..., object]) -> tuple[dict[str, Any], bool]:
 
 @cache
 def with_any_kind(spec: type[S]) -> type[S]:
-    """Make a subclass of ``spec`` whose ``kind`` may be any text."""
+    """Return a subclass of a table's class whose key ``kind`` is required and may be any text."""
     return create_model(spec.__name__, __base__=spec, __module__=spec.__module__, kind=(str, ...))

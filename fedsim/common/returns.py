@@ -122,13 +122,17 @@ def find_outside(
     most: float = math.inf,
     infinite: bool = False,
 ) -> FindMistake:
-    """Make a check of bounds, for a number, an array of numbers, or None, which always passes.
+    """Make a function that checks whether numbers are within bounds.
 
     Args:
         above: bound that numbers must exceed.
         least: least number.
         most: largest number.
         infinite: whether infinity is allowed.
+
+    Returns:
+        The check of a number or of an array of numbers, which returns the mistake in words, or "".
+        None always passes.
     """
 
     def is_within(number: float) -> bool:
@@ -176,7 +180,13 @@ def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
 
 
 def is_of_type(hint: object) -> Check:
-    """Make a check of an annotated type; elements of lists and mappings are not checked."""
+    """Make a function that returns whether a value is of an annotated type.
+
+    Elements of lists and mappings are not checked.
+
+    Args:
+        hint: the type, as in an annotation.
+    """
     origin = get_origin(hint)
     arguments = get_args(hint)
     if origin in UNIONS:
@@ -256,10 +266,13 @@ def _in_words(hint: object) -> str:
 
 
 def _hint_of(override: Override) -> object:
-    """Return the type that a user's method is annotated to return, or that an attribute has.
+    """Return the type that a user's method must return, or that an attribute must have.
+
+    Args:
+        override: the method or attribute that replaces one of fedsim's.
 
     Returns:
-        The type; ``Any`` if there is no annotation.
+        The type by the annotation in the fedsim class; ``Any`` if there is none.
     """
     function = function_of(override.first)
     try:
@@ -275,7 +288,7 @@ def _hint_of(override: Override) -> object:
 
 
 def _returns_of(override: Override) -> Returns:
-    """Return the rule for what a user's method may return, as the first fedsim class declares it."""
+    """Return the rule for results that the first fedsim class with a user's method has declared."""
     marked: Returns = getattr(function_of(override.first), _MARK, _ANYTHING)
     return marked
 
@@ -373,11 +386,14 @@ def _replace(half: type, name: str, own: object, function: Callable[..., object]
 
 
 def _check_of(hint: object, allowed: Returns) -> FindMistake:
-    """Return one check of a method's result: of its type, and then of its value.
+    """Make a function that finds the mistake in a method's result, in its type or its value.
 
     Args:
         hint: the annotated type.
         allowed: the rule for values.
+
+    Returns:
+        The function, which returns the mistake in words, or "".
     """
     is_right_type = is_of_type(hint)
 

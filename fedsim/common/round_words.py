@@ -25,7 +25,14 @@ def count_rounds(count: int, word: str) -> str:
 
 
 def common_word(words: Iterable[str]) -> str:
-    """Return the noun for rounds of several runs: ``round``, unless all have another in common."""
+    """Return the noun for rounds of several runs together.
+
+    Args:
+        words: the noun of each run, such as ``version``.
+
+    Returns:
+        The noun if it is the same for all runs, else ``round``.
+    """
     distinct = set(words)
     return distinct.pop() if len(distinct) == 1 else ROUND
 

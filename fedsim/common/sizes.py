@@ -33,7 +33,15 @@ class UniformSizes(Spec):
         return self
 
     def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Draw the training samples of each device, int64 [devices]."""
+        """Draw the count of training samples of each device.
+
+        Args:
+            devices: count of devices.
+            generator: source of random numbers.
+
+        Returns:
+            Counts, int64 [devices].
+        """
         return generator.integers(self.low, self.high, devices, endpoint=True)
 
 
@@ -47,9 +55,16 @@ class LongTailSizes(Spec):
     """factor of all bounds of the sample counts, for smaller studies of the same shape."""
 
     def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Draw the training samples of each device, int64 [devices].
+        """Draw the count of training samples of each device.
 
-        The shares of devices are exact up to rounding.
+        The shares of devices in each range of counts are exact up to rounding.
+
+        Args:
+            devices: count of devices.
+            generator: source of random numbers.
+
+        Returns:
+            Counts, int64 [devices].
         """
         shares, lows, highs = zip(*_LONG_TAIL, strict=True)
         edges = np.round(np.cumsum(shares) * devices).astype(np.int64)

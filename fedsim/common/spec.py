@@ -32,7 +32,11 @@ from fedsim.common.notes import note
 
 
 def _one_value(value: object) -> object:
-    """Return a value of a key that has one value for all devices; refuse a table or list."""
+    """Return the value of a key that takes one value for all devices.
+
+    Raises:
+        PydanticCustomError: the value is a table or a list, as keys with a value per device take.
+    """
     if not isinstance(value, dict | list):
         return value
     raise PydanticCustomError(
@@ -57,7 +61,7 @@ _ATTRIBUTE = re.compile(
 
 
 def _format_value(value: object) -> str:
-    """Format a value of a key for messages; a table by its kind."""
+    """Format the value of a key for messages; a table becomes the name of its kind."""
     if value is None:
         return "not given"
     if isinstance(value, bool):
@@ -227,7 +231,14 @@ class Spec(BaseModel):
 
 @cache
 def _modes_of(spec: type[Spec]) -> list[tuple[str, OnlyWith]]:
-    """Return the ``OnlyWith`` of all keys of a spec, including inherited keys: (name, OnlyWith)."""
+    """Return the keys of a table that have an effect only with certain values of other keys.
+
+    Args:
+        spec: the class of the table; inherited keys are included.
+
+    Returns:
+        Name of the key, and its annotation ``OnlyWith``.
+    """
     notes: dict[str, OnlyWith] = {}
     for parent in reversed(spec.__mro__):
         if not issubclass(parent, Spec):
@@ -240,7 +251,10 @@ def _modes_of(spec: type[Spec]) -> list[tuple[str, OnlyWith]]:
 
 
 def _options_of(schema: JsonSchemaValue) -> list[JsonSchemaValue]:
-    """List the alternatives of a value's schema, without null and without pydantic's titles."""
+    """Return the alternatives of a value's JSON schema as a flat list.
+
+    The alternative null is left out, and so are defaults and the titles that pydantic invents.
+    """
     parts = schema.get("anyOf") or schema.get("oneOf")
     if parts is not None:
         options: list[JsonSchemaValue] = []

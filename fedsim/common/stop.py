@@ -46,7 +46,7 @@ class StopSpec(Spec):
 
     @property
     def notes(self) -> list[str]:
-        """Notes (str) that are printed before a run that is too long for exact times."""
+        """Notes for the user that a run is too long for times to be exact; empty for shorter runs."""
         if self.simulated_time is None or self.simulated_time <= EXACT_S:
             return []
         until = (

@@ -48,7 +48,10 @@ def generator_states() -> dict[str, object]:
 
 
 def _mix(z: int) -> int:
-    """Apply the finaliser of splitmix64, a bijection in which each input bit changes all bits."""
+    """Return a 64-bit number whose bits depend on all bits of ``z`` (finaliser of splitmix64).
+
+    Different numbers give different results.
+    """
     z = ((z ^ (z >> 30)) * _MIX1) & _MASK
     z = ((z ^ (z >> 27)) * _MIX2) & _MASK
     return z ^ (z >> 31)

@@ -70,7 +70,7 @@ AnyTensor = AnyArray | StoredTensor
 
 
 def array_of(tensor: AnyTensor) -> AnyArray:
-    """Return a tensor as an array, which is read if it is stored."""
+    """Return a tensor as an array; a tensor that is stored in a file is read."""
     return tensor.read() if isinstance(tensor, StoredTensor) else tensor
 
 
@@ -186,7 +186,10 @@ class _OpenFile:
 
 
 class TensorFile(NamedTuple):
-    """Tensors of a file. The file remains readable while one of them is in use, even if deleted."""
+    """Tensors of a file by name, and the file's SHA-256, if it was computed.
+
+    The file can be read as long as one of the tensors is in use, even if it is deleted meanwhile.
+    """
 
     tensors: dict[str, StoredTensor]
     """name: tensor."""

@@ -27,12 +27,11 @@ CutBy = Literal["width", "rank", "adapters"]
 
 
 def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
-    """Return the ranges of a flat model in their shortest form.
-
-    Adjacent ranges are joined, and empty ones left out.
+    """Join adjacent ranges of parameters, and leave out empty ones.
 
     Args:
-        ranges: pairs of begin and end, ascending.
+        ranges: pairs (begin, end) of positions in the array of all parameters of a model,
+            ascending.
     """
     places: list[tuple[int, int]] = []
     for begin, end in ranges:
@@ -47,7 +46,10 @@ def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
 
 
 def union(first: Places, second: Places) -> Places:
-    """Return the ranges of a flat model that are in at least one of two lists of ranges (begin, end)."""
+    """Return the ranges of parameters that are in at least one of two lists of ranges.
+
+    Ranges are pairs (begin, end) of positions in the array of all parameters of a model.
+    """
     merged: list[tuple[int, int]] = []
     for begin, end in sorted([*first, *second]):
         if merged and begin <= merged[-1][1]:
@@ -59,11 +61,13 @@ def union(first: Places, second: Places) -> Places:
 
 
 def complement(places: Places, size: int) -> Places:
-    """Return the ranges of a flat model that are not in ``places``.
+    """Return the ranges of a model's parameters that are not in ``places``.
+
+    Ranges are pairs (begin, end) of positions in the array of all parameters.
 
     Args:
         places: the ranges to leave out.
-        size: count of parameters in the flat model.
+        size: count of parameters in the model.
     """
     begins = [0, *(end for _, end in places)]
     ends = [*(begin for begin, _ in places), size]
@@ -117,10 +121,12 @@ class Batching:
         return self.taken(samples) - self.size * max(0, self.count(samples) - 1)
 
     def taken(self, samples: N) -> N:
-        """Return the count of samples that an epoch processes; an int or int64 [devices].
+        """Return the count of samples that an epoch processes.
+
+        It is less than ``samples`` only if an incomplete last batch is dropped.
 
         Args:
-            samples: count of samples of the device, or of each device.
+            samples: count of samples of the device, or of each device; an int or int64 [devices].
         """
         if self.last != "drop":
             return samples
@@ -137,7 +143,10 @@ class Batching:
 
     @property
     def whole(self) -> "Batching":
-        """Return the batching in which all samples are one batch."""
+        """Return a batching in which all samples are one batch.
+
+        The attribute ``last`` is the same.
+        """
         return Batching(WHOLE, self.last)
 
 
@@ -262,7 +271,10 @@ class Training:
 
     @property
     def terms(self) -> list[str]:
-        """Names of the terms that are added to the loss."""
+        """Names of the terms that the training adds to the loss of the model.
+
+        They are ``proximal``, ``linear`` and ``contrastive``.
+        """
         terms = []
         if self.mu:
             terms.append("proximal")
@@ -274,7 +286,10 @@ class Training:
 
     @property
     def asked_besides(self) -> int:
-        """Count of models that each step evaluates in addition to the trained model, for its loss."""
+        """Count of models that each step evaluates for its loss in addition to the trained model.
+
+        It is 2 with a contrastive term, else 0.
+        """
         return 0 if self.contrast is None else 2
 
     def batching(self, usual: Batching) -> Batching:
@@ -348,7 +363,7 @@ class Limit:
 
     @property
     def reserves(self) -> bool:
-        """Whether the limit keeps time in reserve."""
+        """Whether the training must end earlier than the limit, to leave time for the steps after it."""
         return self.reserve_upload > 0.0 or self.reserve_s > 0.0
 
 

@@ -82,7 +82,7 @@ class Quantity:
 
     @property
     def _forms(self) -> dict[str, str]:
-        """Each unit that can be read -> the unit as it is written."""
+        """Accepted spelling of each unit -> the unit of ``units`` that it means."""
         usual = {form: unit for form, unit in _USUAL_FORMS.items() if unit in self.units}
         return {unit: unit for unit in self.units} | usual
 
@@ -134,7 +134,14 @@ class Quantity:
         return value
 
     def _hint_at_unit(self, unit: str) -> str:
-        """Return a hint at the unit that an unknown unit, such as ``mbps``, probably means."""
+        """Return a hint for the user at the known unit that an unknown unit probably means.
+
+        Args:
+            unit: the unknown unit, such as ``mbps``.
+
+        Returns:
+            The hint, as ``" (did you mean 'Mbit/s'?)"``; empty if no unit is near.
+        """
         spelled = _BPS.sub(_spell_bps, unit)
         lower = spelled.lower()
         same_letters = [option for option in self.units if option.lower() == lower]

@@ -16,7 +16,7 @@ def in_words(problem: ErrorDetails) -> str:
     """Return the part of an error's message that says which values are valid.
 
     Args:
-        problem: an entry of ``ValidationError.errors()`` of pydantic.
+        problem: an entry of pydantic's ``ValidationError.errors()``, about one key.
     """
     value = problem["input"]
     limits = problem.get("ctx", {})
@@ -73,7 +73,10 @@ def _format_bound(bound: object) -> str:
 
 
 def _number_of(value: Any) -> float | None:
-    """Convert a value, or its text, to a finite number; return None if this is not possible."""
+    """Return a value, or the number that a text contains, as a float; None if it is not finite.
+
+    None too if the value is neither a number nor the text of one.
+    """
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

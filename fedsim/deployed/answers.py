@@ -76,7 +76,7 @@ def read_answer(records: RecordDict, task: Task) -> CheckedAnswer:
 
 
 class AnswerReader:
-    """Decodes what nodes answer into models and values for the strategy's code on the server.
+    """Converts the answers of nodes (the programs of the devices) for the server's strategy code.
 
     Args:
         run: the run of the strategy's code on the server.
@@ -107,8 +107,8 @@ class AnswerReader:
 
     def _check(self, task: Task, contents: Contents) -> None:
         """Raise ``PacketError`` if an answer lacks a content, or has one of a wrong type.
-
-        Of strategies that do not change ``Client.reply``, an answer must have what that returns.
+         The contents that ``Client.reply`` returns by default are required only of strategies that
+        do not override it.
 
         Args:
             task: the task that is answered.
@@ -127,14 +127,14 @@ class AnswerReader:
 
 
 def _model_at(task: Task, place: ModelPlace) -> Ref:
-    """Return a model that was sent in the request of a task, on which the answer's changes are based.
+    """Return a model of a task's request, which an answer names as the base of its changes.
 
     Args:
         task: the task.
-        place: name of the content, and index within it.
+        place: name of the request's content that holds the model, and index within a list.
 
     Raises:
-        PacketError: there is no model.
+        PacketError: the request has no such model.
     """
     name, index = place
     content = TaskContext.of(task).instruction.contents.get(name)

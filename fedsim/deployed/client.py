@@ -52,7 +52,7 @@ def client_half(scenario: Path, device: int, pace: float, slept: str) -> DeviceH
 
 
 def client_app(scenario: Path) -> ClientApp:
-    """Return the Flower ClientApp of a scenario, which does what the server asks a device for.
+    """Return the Flower ClientApp of a scenario, which carries out the tasks of one device.
 
     Args:
         scenario: the app's scenario file.

@@ -47,7 +47,7 @@ class _ClientAnswer(NamedTuple):
 
 
 class _AnswerEnvelopes(Envelopes):
-    """Builder of messages that also stores what the answer contains, from which it is packed later."""
+    """Builder of messages that stores the contents of the last answer, to be encoded later."""
 
     last: _ClientAnswer | None = None
 
@@ -125,7 +125,7 @@ class DeviceHalf:
 
     @property
     def time_scale(self) -> float:
-        """Real seconds in a second of the server's clock."""
+        """Count of real seconds in a second of the server's clock; 1 without a pace."""
         return self._pace or 1.0
 
     def answer(
@@ -319,7 +319,7 @@ class DeviceHalf:
         return True
 
     def _has_results(self, training: Training) -> bool:
-        """Whether a training starts from a result of the same task that is not computed yet."""
+        """Whether a training needs the result of another training of the same task as its anchor."""
         return not isinstance(training.anchor, Ref | None)
 
     def _train_now(self, task: Task, training: Training) -> None:
@@ -339,7 +339,14 @@ class DeviceHalf:
             self._speed = task.samples * training.epochs / seconds
 
     def _epoch_s(self, task: Task, training: Training) -> float:
-        """Return the time of an epoch (s): the scenario's, or a measured one."""
+        """Return the time of an epoch on this device (s).
+         With a pace it follows from the scenario. Without one the device's speed is measured once,
+        by a training that is discarded.
+
+        Args:
+            task: the task.
+            training: its training.
+        """
         if self._pace == 0.0:
             if self._speed is None:
                 self._speed = self._probe(task, training)
@@ -347,7 +354,12 @@ class DeviceHalf:
         return float(self._population.training_s(self.device, training, task.samples))
 
     def _probe(self, task: Task, training: Training) -> float:
-        """Return the speed of an epoch whose result is discarded (samples/s)."""
+        """Train two epochs, discard their results, and return the speed of the second (samples/s).
+
+        Args:
+            task: the task, whose count of samples is used.
+            training: the training, of which an epoch is tried.
+        """
         seconds = 0.0
         for _ in range(2):  # the first one also loads libraries
             trial = replace(training, epochs=1)
@@ -393,7 +405,7 @@ class DeviceHalf:
         return packet
 
     def _place_of(self, task: Task, start: Ref) -> ModelPlace | None:
-        """Return where in a task's request a model was sent, so that the answer can refer to it.
+        """Return the position of a model in a task's request, so that the answer can refer to it.
 
         Args:
             task: the task.
@@ -457,7 +469,11 @@ class DeviceHalf:
         return False
 
     def _shift(self) -> dict[str, Json] | None:
-        """Return what the device tells the server of its changed data; None if it tells nothing."""
+        """Return the message to the server on the device's changed data (``Client.on_shift``).
+
+        Returns:
+            Name -> number; None if the data have not changed, or if the strategy sends no message.
+        """
         if not self._labels.has_changed:
             return None
         client = self._side.halves.of(self.device)
@@ -511,7 +527,10 @@ class DeviceHalf:
         memory.arrays = writer.arrays
 
     def _check_base(self, request: Packet) -> None:
-        """Raise ``SimulationError`` if the server's frozen tensors differ from the device's."""
+        """Raise ``SimulationError`` if the frozen tensors in a request differ from the device's own.
+
+        The tensors are those that no training changes. They are removed from the request.
+        """
         payload = request.payloads.pop(BASE, None)
         if payload is None:
             return
@@ -524,7 +543,11 @@ class DeviceHalf:
 
 
 def _kept(contents: Mapping[str, object]) -> dict[str, object]:
-    """Return the contents that ``Client.on_sent`` can read later, without deferred values."""
+    """Return contents of a message without values that are computed only when they are read.
+
+    Args:
+        contents: the contents by name, which ``Client.on_sent`` reads after the answer has arrived.
+    """
     return {name: value for name, value in contents.items() if not isinstance(value, Lazy)}
 
 

@@ -118,7 +118,10 @@ def export(
 
 
 def _deployed(scenario: Scenario) -> Scenario:
-    """Return a scenario without what a deployment has in reality, such as availability or batteries."""
+    """Return a copy of a scenario without sections that a deployment replaces by real things.
+
+    Such sections are availability, arrivals and costs, for example.
+    """
     tables = scenario.model_dump(mode="python", exclude_none=True)
     for name in unused(scenario):
         section, _, key = name.partition(".")

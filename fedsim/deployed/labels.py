@@ -29,15 +29,16 @@ class LabelHistory:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the present counts differ from the counts of which the strategy knows."""
+        """Whether the counts by class have changed since the last task whose answer has arrived."""
         return not np.array_equal(self._present, self.reported)
 
     def of_version(self, device: int, version: int | None) -> Ints:
-        """Return the counts of a version of the data.
+        """Return the device's counts of samples by class, int64 [C], in a version of its data.
 
         Args:
             device: number of the device, which this history is of.
-            version: None for the present data, ``USED``, or 0 for the data of the first task.
+            version: None for the present data, ``USED`` for those of its last task, or 0 for those
+                of its first task.
         """
         if version is None:
             return self._present

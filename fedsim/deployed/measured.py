@@ -148,7 +148,13 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
 
 
 def _steps_until(task: _MeasuredTask, last: float, outcome: str) -> list[LoggedStep]:
-    """Return the steps that a task had begun before its end (s), at least its download."""
+    """Return the steps of a task that had begun before the task ended, at least its download.
+
+    Args:
+        task: the task.
+        last: time of the task's end (s).
+        outcome: outcome of the task.
+    """
     steps = task.steps or [LoggedStep("download", task.start, math.inf)]
     if outcome == "done":
         if task.payloads.get("up"):
@@ -221,7 +227,11 @@ def write_run_folder(
 
 
 def _presence(run: ServerRun, records: Sequence[Record]) -> dict[str, Sequence[float]]:
-    """Return the columns of ``availability.parquet``: which nodes were connected when."""
+    """Return the columns of ``availability.parquet``, with a row for each change of a connection.
+
+    Returns:
+        ``device``, ``time`` (s), and ``on``: whether the device's node was connected from then on.
+    """
     changes: dict[int, list[tuple[float, bool]]] = {}
     for record in records:
         if record.kind in ("node", "node-return", "node-gone"):

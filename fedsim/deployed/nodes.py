@@ -66,7 +66,10 @@ class Nodes:
 
     @property
     def refused(self) -> str:
-        """Sentences about nodes that have answered and are not used; empty if there are none."""
+        """Sentences about nodes that have answered but cannot be used, each after "; ".
+
+        Empty if there are none.
+        """
         return "".join(f"; {reason}" for reason in self._refused)
 
     def look(self) -> None:
@@ -155,7 +158,12 @@ class Nodes:
         self._call_at_wall_time(partial(self._run.remote.connect, device))
 
     def _refuse(self, node: int, reason: str) -> None:
-        """Note that a node is not used; the run goes on without it."""
+        """Log that a node (the program of a device) is not used; the run goes on without it.
+
+        Args:
+            node: Flower's ID of the node.
+            reason: why the node is not used, in words.
+        """
         _log.warning("node %d is not used: %s", node, reason)
         self._refused.append(f"node {node} is not used: {reason}")
 
@@ -217,7 +225,7 @@ class Nodes:
             self._clock.post(partial(on_shift, task.device, answer.shift))
 
     def _reject(self, task: Task, error: PacketError) -> None:
-        """End a task as lost, whose answer cannot be read."""
+        """End a task as lost, because its answer cannot be read; record and log the reason."""
         _log.warning("the answer of device %d is not used: %s", task.device, error)
         self._clock.emit("node-fault", **task.fields, reason=str(error))
         self._run.remote.receive(task.id, None, "lost")

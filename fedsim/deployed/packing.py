@@ -60,17 +60,20 @@ class Packet:
 
 @pure
 def total(models: list[AnyArray]) -> AnyArray:
-    """Return the sum of two models, float [d] each; the decoder adds a change to its start by it."""
+    """Return the sum of two models, float [d] each.
+
+    A decoder adds a change to the model at its start by this function.
+    """
     return models[0] + models[1]
 
 
 class ContentPacker:
-    """Packer and unpacker of the contents of messages in one direction.
+    """Converts the contents of messages in one direction to bytes, and back.
 
     Args:
         codec: the codec of the direction.
         learner: names and computes models.
-        added_up: names of contents that device and server each sum.
+        added_up: names of the contents of which device and server each keep a running sum.
     """
 
     def __init__(self, codec: Codec, learner: Learner, added_up: Collection[str] = ()) -> None:
@@ -84,12 +87,14 @@ class ContentPacker:
         bases: Mapping[Ref, tuple[Ref, ModelPlace]],
         residuals: Mapping[str, Ref],
     ) -> Packet:
-        """Pack contents; the head has their forms as ``contents``.
+        """Encode the contents of a message.
+
+        The entry ``contents`` of the packet's head says how each content is encoded.
 
         Args:
             contents: the contents by name.
             bases: update -> the model from which it was trained, and its place in the request.
-            residuals: name of a content -> the sender's residual.
+            residuals: name of a content -> what was lost when the sender encoded it before.
 
         Raises:
             SimulationError: a content cannot be sent.

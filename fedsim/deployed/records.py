@@ -19,7 +19,7 @@ _PAYLOAD = "fedsim.payload"  # Flower's name of the serialisation: raw bytes
 
 
 def to_records(packet: Packet) -> RecordDict:
-    """Return a packet as the content of a Flower message."""
+    """Convert a packet (a message of fedsim) to the content of a Flower message."""
     head = ConfigRecord({"json": json.dumps(packet.head)})
     records = RecordDict({HEAD: head})
     payloads = {
@@ -35,7 +35,7 @@ def to_records(packet: Packet) -> RecordDict:
 
 
 def from_records(records: RecordDict) -> Packet:
-    """Return the packet of a message's content.
+    """Convert the content of a Flower message to a packet (a message of fedsim).
 
     Raises:
         PacketError: the content is of no fedsim app, or is broken.

@@ -72,9 +72,9 @@ def _refused_training(scenario: Scenario) -> Iterator[str]:
 
 
 def unused(scenario: Scenario) -> Iterator[str]:
-    """Yield the name of each section of a scenario that has no effect in a deployment.
+    """Yield the dotted key of each part of a scenario that has no effect in a deployment.
 
-    There the real thing takes its place, such as real links.
+    There a real thing takes its place, such as the devices' real availability.
     """
     population = scenario.population
     if population.availability.kind != "always":

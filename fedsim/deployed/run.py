@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SentContext(TaskContext):
-    """State of a task until its answer, with the request's contents before they were encoded."""
+    """State of a task until its answer; ``outgoing`` has the contents of the request unencoded."""
 
     outgoing: Contents = field(default_factory=dict)
 
 
 class SentEnvelopes(Envelopes):
-    """Builder of messages that keeps the contents of requests, from which they are packed."""
+    """Builder of requests that stores the contents of each in the task, to be encoded later."""
 
     def request(
         self, device: int, contents: Contents, job: str, round_number: int | None
@@ -36,9 +36,9 @@ class SentEnvelopes(Envelopes):
 
 
 class RemoteClientSide(ClientSide):
-    """Stands for the strategy's code on devices, which runs on other machines in a deployment.
+    """Replacement of the devices' code in the server's process, as real devices run it elsewhere.
 
-    The server then reads answers from messages.
+    It passes the contents of a device's answer to the strategy when the answer has arrived.
     """
 
     def arrived(self, task: Task) -> Mapping[str, object]:
@@ -64,7 +64,7 @@ class _Received(dict[str, object]):
 
 
 class ServerRun(Run):
-    """Run of a strategy's code on the server with real devices, over messages in real time."""
+    """Run in which real devices answer the server's code by messages in real time."""
 
     envelopes_type = SentEnvelopes
     remote: RemoteTasks

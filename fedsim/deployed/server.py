@@ -35,7 +35,7 @@ _LOOK_S = 0.02  # real time between two looks for messages (s)
 
 
 def server_app(scenario: Path) -> ServerApp:
-    """Return the ServerApp of a scenario, whose server half runs on a wall clock.
+    """Return the Flower ServerApp that runs a scenario's server code in real time.
 
     Args:
         scenario: the app's scenario file.

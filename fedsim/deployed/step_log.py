@@ -51,7 +51,7 @@ class LoggedStep:
         return {"step": self.name, "start": self.start, "end": self.end, "facts": self.facts}
 
     def sizes(self) -> list[tuple[str, float]]:
-        """Return name and size (bytes) of each content of a logged upload."""
+        """Return name and size (bytes) of each content of the answer, if the step is an upload."""
         contents = table_of(self.facts["bytes"], "bytes")
         return [(name, finite_of(size, "a size")) for name, size in contents.items()]
 
@@ -104,11 +104,13 @@ class StepLog:
         self._write(step)
 
     def begin_upload(self, start: float, sizes: Mapping[str, int]) -> None:
-        """Log that the upload of the answer begins, for a server that never receives it.
+        """Write to the log's file, if there is one, that the upload of the answer begins.
+
+        The log then shows it even if the server never receives the answer.
 
         Args:
             start: begin of the upload (s).
-            sizes: bytes of the answer by content.
+            sizes: name of a content of the answer -> its size (bytes).
         """
         self._write(LoggedStep(UPLOAD, start, start, {"bytes": dict(sizes)}))
 

@@ -62,7 +62,10 @@ class RemoteTasks:
     # nodes
 
     def connect(self, device: int) -> None:
-        """Note that the node of a device is connected, for the first time or again."""
+        """Note that a device's node (the program of the device) is connected, also if it is again.
+
+        The strategy is told of newcomers and of devices that are back.
+        """
         if self._online[device]:
             return
         self._online[device] = True
@@ -78,7 +81,7 @@ class RemoteTasks:
             self._dispatch.notify("newcomer", device)
 
     def disconnect(self, device: int) -> None:
-        """Note that the node of a device is gone; its task is lost."""
+        """Note that a device's node (the program of the device) is gone; its task is lost."""
         if not self._online[device]:
             return
         self._online[device] = False
@@ -108,7 +111,10 @@ class RemoteTasks:
         return math.inf if self._online[device] else self.simulation.now
 
     def next_on(self, device: int, time: float) -> float:
-        """Return ``time`` (s): a node that is gone may be back at any time."""
+        """Return ``time`` (s) itself as the next time at which a device can be reached.
+
+        A node (the program of a device) that is gone may be back at any time.
+        """
         return time
 
     def anyone_ever(self) -> bool:
@@ -128,7 +134,7 @@ class RemoteTasks:
         edge: int | None = None,
         context: TaskContext | None = None,
     ) -> Task:
-        """Send a task to a device; the arguments are attributes of ``Task``.
+        """Send a task to a device, and return the task; the arguments become its attributes.
 
         Raises:
             SimulationError: the device has another task, or its node is not connected.
@@ -165,7 +171,12 @@ class RemoteTasks:
         self._finish(task, outcome)
 
     def end(self, task_id: int, cause: Cause) -> None:
-        """End a task now, as the server does not wait for its answer any longer."""
+        """End an open task now, because the server does not wait for its answer any longer.
+
+        Args:
+            task_id: ID of the task; nothing is done if it has ended already.
+            cause: the outcome that the task gets.
+        """
         task = self.running.get(task_id)
         if task is not None:
             self._finish(task, cause)

@@ -138,10 +138,10 @@ def _read_model(tree: dict[str, Json], arrays: Sequence[AnyArray], learner: Lear
 
 
 def read_report(report: Json) -> Loss:
-    """Return the reports of a training from their tree: the loss, and numbers by name.
+    """Read the reports of a training from JSON: its loss, and further values by name.
 
     Raises:
-        PacketError: the tree has another form.
+        PacketError: the JSON has another form.
     """
     value, entries = pair_of(report, "a report")
     numbers: dict[str, float] = {}
@@ -151,7 +151,7 @@ def read_report(report: Json) -> Loss:
 
 
 def value_of(learner: Learner, model: Ref) -> AnyArray:
-    """Return the values of a model, which are computed if they are needed for the first time.
+    """Return the array of a model, and compute it first if it is not computed yet.
 
     Args:
         learner: the learner of the model.

@@ -101,9 +101,17 @@ class WireCounters:
     def passage(
         self, device: int, direction: str, size: float, start: float, end: float
     ) -> Passage | None:
-        """Return when a message of ``size`` bytes passed within a span of time.
+        """Find when a message passed over a device's link within a span of time.
 
-        None if not all of its bytes passed in the span.
+        Args:
+            device: number of the device.
+            direction: ``down`` or ``up``.
+            size: size of the message (bytes).
+            start: begin of the span (s).
+            end: end of the span (s).
+
+        Returns:
+            The times and bytes; None if not all bytes of the message passed in the span.
         """
         times = self._times.get(device, [])
         counts = [0.0, *self._counts.get((device, direction), [])]

@@ -22,7 +22,10 @@ _FILE = "pyproject.toml"
 
 @dataclass(frozen=True)
 class App:
-    """Flower app, as its ``pyproject.toml`` and the scenario describe it."""
+    """Flower app: folder, import paths of ServerApp and ClientApp, and run configuration.
+
+    They are read from its ``pyproject.toml``; the scenario may change the run configuration.
+    """
 
     folder: Path
     server: str

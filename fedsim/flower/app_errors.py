@@ -99,7 +99,8 @@ def error_of_app(error: BaseException, folder: Path) -> str:
 
     Returns:
         The error's type and text, its line in the app, the app's calls that led to it, the folder,
-        and a hint if the error means that a hub cannot be reached.
+        and a hint if the error means that a hub (a server of models and data sets, such as
+        Hugging Face's) cannot be reached.
     """
     frames = _frames_within(error.__traceback__, folder)
     calls = []
@@ -114,7 +115,16 @@ def error_of_app(error: BaseException, folder: Path) -> str:
 
 
 def _hint_at_hub(error: BaseException) -> str:
-    """Return a hint if an error or one of its causes is a failed connection to a hub, else ""."""
+    """Return a hint for the user if an error was caused by a failed connection to a hub.
+
+    A hub is a server of models and data sets.
+
+    Args:
+        error: the error, whose causes are examined too.
+
+    Returns:
+        The hint; empty if the error has another cause.
+    """
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if cause is None:

@@ -28,7 +28,10 @@ from fedsim.flower.turns import call_in_thread
 
 @dataclass(frozen=True)
 class AppJob:
-    """Message that a device's ClientApp must answer, and all else that the call needs."""
+    """Message that a device's ClientApp must answer, with all that a worker needs for the call.
+
+    This is the app, the device and its ``context.state``, seeds, and what is counted meanwhile.
+    """
 
     params: FlowerParams
     app: App
@@ -50,7 +53,10 @@ class AppJob:
 
 @dataclass(frozen=True)
 class AppReply:
-    """Reply of a ClientApp, and what it cost to compute: samples, FLOPs or time."""
+    """Reply of a ClientApp with its size, the device's new ``context.state``, and its cost.
+     The cost is the count of examples, the counted FLOPs or samples, and the time that was slept
+    (s).
+    """
 
     reply: Message
     bytes: int

@@ -69,11 +69,13 @@ class SamplesTime(Spec):
     def passes_over(self, config: Config) -> tuple[float, str]:
         """Return the count of passes that a training makes over its examples.
 
+        It is ``strategy.time.passes``, or a key of the config such as ``local-epochs``, or else 1.
+
         Args:
             config: the message's config, and the app's run configuration.
 
         Returns:
-            The count of passes, and the name of the key that sets it, for messages.
+            The count of passes, and the name of the key that sets it, for messages to the user.
         """
         if self.passes is not None:
             return self.passes, "strategy.time.passes"
@@ -153,7 +155,11 @@ class SamplesTaken:
         self._warnings.setdefault(kind, message)
 
     def facts(self) -> dict[str, list[str]]:
-        """Return the sentences on each kind of message, in the lists ``notes`` and ``warnings``."""
+        """Return sentences for the user on how the samples of each kind of message were counted.
+
+        Returns:
+            The lists ``notes`` and ``warnings``.
+        """
         notes = []
         for kind, (least, most, factor) in self._ranges.items():
             examples = f"{least:g}" if least == most else f"{least:g} to {most:g}"

@@ -121,7 +121,10 @@ class AppHalf:
 
 
 def _place(module: ModuleType) -> str:
-    """Return a module's file, or a namespace package's first folder; ``""`` if it has neither."""
+    """Return the path of a module's file, or of a namespace package's first folder.
+
+    Empty if it has neither.
+    """
     try:
         file = getattr(module, "__file__", None)
         if file:
@@ -182,11 +185,11 @@ class SessionBase(Grid):  # type: ignore[misc]
         raise NotImplementedError
 
     def note_figures(self, app_number: int, figures: Mapping[str, float]) -> None:
-        """Note values that the ServerApp has measured.
+        """Hook that receives metrics which the ServerApp itself has measured.
 
         Args:
             app_number: the app's own number of the round.
-            figures: the values by the app's names.
+            figures: name of a metric in the app -> value.
         """
         raise NotImplementedError
 
@@ -211,9 +214,10 @@ here = _Here()
 
 @contextmanager
 def where(**state: object) -> Iterator[None]:
-    """Context manager in which this thread's ``here`` has further attributes.
+    """Context manager that sets attributes of ``here`` in this thread until its end.
 
-    ``here`` is an object of its own in each thread, by which patches know for whom they act.
+    Each thread has its own ``here``. Fedsim's patches of Flower's functions read there which
+    simulated app the thread runs.
 
     Args:
         state: the attributes by name.
@@ -377,7 +381,19 @@ def _note_reply(function: AppHandler) -> AppHandler:
 def _start(
     real: Callable[..., Result], side: "SessionBase", strategy: Strategy, *args: Any, **named: Any
 ) -> Result:
-    """Patch of ``Strategy.start`` that stores models and central metrics in the session."""
+    """Replacement of Flower's ``Strategy.start``, which stores the app's models in its session.
+
+    It also notes the metrics that the ServerApp measures (``evaluate_fn``), and calls the original.
+
+    Args:
+        real: the original function.
+        side: the session of the ServerApp.
+        strategy: the app's strategy.
+        args, named: the other arguments of the call.
+
+    Returns:
+        The result of the original function.
+    """
     call = signature(real).bind(strategy, *args, **named)
     side.strategy = strategy
     side.model = call.arguments["initial_arrays"]
@@ -435,7 +451,11 @@ def _wait_for(
 
 @dataclass(frozen=True)
 class Exchange:
-    """Converters between the objects of a ServerApp of Flower's older interface and messages."""
+    """Converters between messages and the objects of Flower's older interface, such as ``FitIns``.
+
+    ``write`` makes the content of a message from an instruction, ``read`` makes a result from the
+    content of a reply; ``message_type`` is Flower's type of these messages.
+    """
 
     message_type: str
     write: Callable[[Any, bool], RecordDict]

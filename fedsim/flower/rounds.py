@@ -29,7 +29,7 @@ class ReceivedUpdate(NamedTuple):
 
 @dataclass(eq=False)
 class AppRound:
-    """Round of a Flower app: counts of its tasks, and metrics that the app has reported."""
+    """Round of a Flower app: counts of its tasks by outcome, received replies, and metrics."""
 
     number: int
     """index of the round, from 0."""
@@ -110,7 +110,10 @@ class AppRounds:
         return self._open
 
     def _leads(self, message: Message) -> bool:
-        """Return whether a message can open a round: all can until the app's first training."""
+        """Whether a message can open a round.
+
+        Only training messages can, except before the app's first training: then all messages can.
+        """
         return not self._trains or _is_training(message)
 
     def end(self) -> None:
@@ -149,11 +152,11 @@ class AppRounds:
                 current.weights[column] += weight
 
     def note_figures(self, app_number: int, figures: Mapping[str, float]) -> None:
-        """Add values that the ServerApp has measured to the open round.
+        """Add metrics that the ServerApp itself has measured to the open round.
 
         Args:
             app_number: the app's own index of the round; values of another round are ignored.
-            figures: the app's name of a metric: value.
+            figures: name of a metric in the app -> value.
         """
         self.seen.update(figures)
         current = self._open

@@ -49,7 +49,7 @@ _UNAVAILABLE = {
 
 @dataclass(slots=True)
 class Sent:
-    """Message that the ServerApp has sent to a device, and the reply when it has come."""
+    """Message that the ServerApp has sent to a device, with its task and, once it came, the reply."""
 
     message: Message
     """a copy of the message as it was pushed."""
@@ -224,7 +224,7 @@ class Session(SessionBase):
             self._wait(self._server.now + seconds)
 
     def facts(self) -> dict[str, object]:
-        """Return facts for the run's summary.
+        """Return entries on the app for ``summary.json``.
 
         Returns:
             ``algorithm`` (class name of the app's strategy), ``notes`` and ``warnings`` (lists of
@@ -366,7 +366,10 @@ class Session(SessionBase):
         self._at_work[device] = sent
 
     def _doubt(self, sent: Sent) -> None:
-        """Start the timer after which a message to an unavailable device gets an error reply."""
+        """Start a timer for a message whose device cannot be reached.
+
+        When it runs out (``unavailable_after``), the ServerApp gets an error as reply.
+        """
         self._server.timer(f"gone {sent.number}", self._server.now + self._params.unavailable_after)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -392,10 +395,10 @@ class Session(SessionBase):
         return replies
 
     def _receive(self, names: Iterable[str]) -> list[Message]:
-        """Hand over those replies to some messages that have come and were not handed over before.
+        """Return the replies that have come and were not returned before, and count them as received.
 
         Args:
-            names: IDs of the messages.
+            names: IDs of the messages whose replies are wanted.
         """
         replies = []
         for name in names:
@@ -447,9 +450,9 @@ class Session(SessionBase):
     # handlers of the simulation's messages; tasks that the previous handler requested have begun
 
     def _settle(self) -> None:
-        """Subtract tasks that another task has continued from their rounds' counts of done tasks.
-
-        A device that answers several messages in a round thus counts once.
+        """Correct the rounds' counts of done tasks, so that each counts a device only once.
+         A device that answered several messages in a round has several tasks, each of which
+        continues the one before.
         """
         while self._continued:
             self._continued.pop().ends["done"] -= 1

@@ -53,7 +53,9 @@ class FlowerClient(Client[FlowerParams]):
         return Real(carry_out, (app_job,))
 
     def _counts_of(self, device: int, kind: str) -> str | None:
-        """Return the quantity to count while a device's ClientApp handles a message.
+        """Return which quantity is counted while a device's ClientApp handles a message.
+
+        The call also notes that the device has had a message of this kind.
 
         Args:
             device: index of the device.

@@ -20,7 +20,11 @@ VALID = "the scenario is one that fedsim takes"
 
 
 class Audited(NamedTuple):
-    """Result of an audit of a run folder: problems by check, and parts that no check covers."""
+    """Result of an audit of a run folder.
+
+    ``findings`` has for the title of each check the problems that it found, as sentences.
+    ``unchecked`` has sentences on the user's own parts that no check covers.
+    """
 
     findings: dict[str, list[str]]  # title of a check: problems found
     unchecked: list[str]  # sentences on parts of the user that no check covers

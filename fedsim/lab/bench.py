@@ -204,14 +204,17 @@ def digest_of(world: str) -> str:
 
 
 def tables_of(out: Path) -> WorldDigests:
-    """Return digests of the drawn tables of each world, and of each strategy's events.
+    """Return digests of the tables of the bench's runs, to see later whether they have changed.
 
-    The tables of a world are the devices and links as drawn, the availability in the first
-    minute, and each device's data. Figures of models and the last digits of floats are left out,
-    so that digests are the same on every processor.
+    In each world they are of the devices and links as drawn, the availability in the first minute,
+    each device's data, and the events of each strategy. Values computed from models and the last
+    digits of floats are left out, so that digests are the same on every processor.
 
     Args:
         out: folder of a study ``bench`` that was run.
+
+    Returns:
+        (world, seed, name of a table) -> digest, in hexadecimal digits.
     """
     digests: WorldDigests = {}
     for line in read_lines([out]).lines:
@@ -247,16 +250,16 @@ def _digest(content: bytes) -> str:
 
 
 def changed_tables(digests: Mapping[tuple[str, int, str], str], board: Path = BOARD) -> list[str]:
-    """Return which worlds of the bench are drawn otherwise than when the board was written.
+    """Return which tables differ from those that were recorded when the board was written.
 
     A table without a recorded digest is not returned.
 
     Args:
-        digests: digests of the worlds' tables, by world, seed and table.
+        digests: (world, seed, name of a table) -> digest of the present table.
         board: path of the board's CSV; the recorded digests are in the same folder.
 
     Returns:
-        Names of the tables whose digests differ.
+        World, seed and name of each table that differs, as text for the user.
     """
     recorded = _read_digests(board)
     names = []
@@ -334,10 +337,13 @@ def keep(
 
 
 def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
-    """Rank the strategies in each world by their time to the target.
+    """Rank the strategies in each world by their simulated time to the target accuracy.
+
+    Args:
+        lines: the costs of a strategy in a world, one each.
 
     Returns:
-        Ranks (from 1) by strategy and world. Lines that missed the target have no rank.
+        (strategy, world) -> rank from 1. Lines that missed the target have no rank.
     """
     times = pd.Series({(line.strategy, line.world): line.time_s for line in lines}, dtype=float)
     ranks = times.groupby(level=1).rank(method="first").dropna()

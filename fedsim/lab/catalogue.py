@@ -112,9 +112,13 @@ def catalogue() -> dict[str, TitledNames]:
 
 
 def specs_titled(title: str) -> dict[str, type[Spec]]:
-    """Return the classes of tables under a title of the catalogue (``fedsim list``), by kind.
+    """Return the classes of the tables that belong to a title of the catalogue (``fedsim list``).
 
-    Empty if its names have no classes.
+    Args:
+        title: the title, such as ``strategies``.
+
+    Returns:
+        Kind -> class; empty if the names under the title have no classes.
     """
     return {kind: _REGISTRIES[title].spec(kind) for kind in _REGISTRIES.get(title, ())}
 
@@ -171,7 +175,15 @@ def _kind_lines(name: str, title: str) -> list[str]:
 
 
 def figures_of(title: str, name: str) -> Mapping[str, Figure]:
-    """Return the figures by key of a name under a title of the catalogue; empty if it has none."""
+    """Return the published values of a kind of device, a preset, a link or a region.
+
+    Args:
+        title: title of the catalogue under which the name is.
+        name: the name.
+
+    Returns:
+        Key -> value with its source; empty if names under this title have none.
+    """
     return _FIGURES[title](name) if title in _FIGURES else {}
 
 
@@ -212,10 +224,10 @@ def _path_lines(name: str) -> list[str]:
 
 
 def _heads(places: list[str]) -> list[str]:
-    """Return the heading of a key's description, with all tables that have the same key.
+    """Return the heading for a key's description: the dotted path, or all paths of the same key.
 
     Args:
-        places: dotted paths of the key.
+        places: dotted paths of tables' keys that have the same description.
 
     Returns:
         Text lines; several paths have a line each.

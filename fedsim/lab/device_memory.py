@@ -57,7 +57,15 @@ def _lines(run: Run, rooflines: Rooflines) -> Iterator[str]:
 
 
 def _find_short(run: Run, rooflines: Rooflines) -> dict[int, _ShortKind]:
-    """Return index of a kind -> its devices with too little memory."""
+    """Find the devices that have too little memory to train all layers of the model.
+
+    Args:
+        run: a run that has not begun.
+        rooflines: the memory that trainings need, and the memory of each kind of device.
+
+    Returns:
+        Index of a kind of device -> counts of its devices that lack memory.
+    """
     population = run.population
     sizes = None
     if population.own is not None:

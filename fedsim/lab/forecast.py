@@ -120,7 +120,16 @@ def _fitting_lines(run: Run) -> list[str]:
 
 
 def _tasks_s(run: Run, params: RoundParams, down: Floats, training_s: Floats, up: Floats) -> Floats:
-    """Return the time (s) of a task of each device, at most the deadline; float64 [devices]."""
+    """Return the time (s) that a task of each device is expected to take; float64 [devices].
+
+    A deadline cuts the training or the whole task, whichever it bounds. The times in which messages
+    are encoded and decoded come in addition.
+
+    Args:
+        run: the run.
+        params: parameters of its strategy.
+        down, training_s, up: times (s) of each device's download, training and upload.
+    """
     limit = params.deadline_s(run.strategy.setting.mean_epoch_s)
     if limit is not None and params.bounds_training:
         training_s = np.minimum(training_s, limit)
@@ -292,7 +301,10 @@ class Beginning:
 
     @property
     def futile(self) -> str | None:
-        """Reason why the run ended before a round was over, if it ended within the trial; else None."""
+        """Why the whole run ended before a round was over, as text; None if a round was over.
+
+        None too if the trial has not reached the run's end.
+        """
         return self.stopped if self.share == 1.0 and not self.rounds else None
 
     def go(self, patience_s: float) -> None:
@@ -328,7 +340,11 @@ class Beginning:
             self.share = share_done(self.run.scenario.stop, self.rounds, self.simulated_s)
 
     def steps_of(self, used: UsedTraining) -> int:
-        """Return the count of SGD steps of a device's training."""
+        """Return the count of SGD steps of a training.
+
+        Args:
+            used: the device's ID, and its training.
+        """
         device, training = used
         samples = int(self.run.samples[device])
         return training.sgd_steps(samples, self.run.scenario.training.batching)
@@ -384,9 +400,12 @@ class Beginning:
 async def _train_s(
     core: "Learning", trainings: list[UsedTraining], most_steps: int | None
 ) -> float:
-    """Measure the real time (s) of trainings from the initial model.
+    """Compute trainings that start from the initial model, and return the real time of all (s).
 
-    ``most_steps`` limits the SGD steps of each training; None for whole trainings.
+    Args:
+        core: the learning engine.
+        trainings: device ID and training, for each.
+        most_steps: count of SGD steps to make in each training; None for whole trainings.
     """
     model = core.initial()
     await core.value(model)

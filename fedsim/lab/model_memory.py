@@ -41,7 +41,11 @@ class Need:
 
 
 class ModelCounts(NamedTuple):
-    """Count and sizes of the models of a whole run."""
+    """Count and sizes (bytes) of the models of a whole run.
+
+    It says how many models the strategy names at the end, how large the models in a checkpoint and
+    those in memory or on disk are, and how many trainer states come with them.
+    """
 
     named: int
     """models that the strategy names at the end, each of which is saved."""
@@ -54,7 +58,7 @@ class ModelCounts(NamedTuple):
 
 
 def count_models(run: Run, tally: Tally, share: float, rounds: int) -> ModelCounts:
-    """Count the models of a run, from its beginning.
+    """Predict the count and sizes of models in a whole run, from a trial of its beginning.
 
     Args:
         run: the run, after its beginning.
@@ -85,7 +89,11 @@ def count_models(run: Run, tally: Tally, share: float, rounds: int) -> ModelCoun
 
 
 def data_need(data: FederatedData | None) -> Need:
-    """Return the memory that the samples and the devices' indices into them need."""
+    """Return the memory that data need: all samples, and the lists of each device's samples.
+
+    Args:
+        data: the data of all devices; None if the run reads none.
+    """
     size = 0
     if data is not None:
         arrays = [data.pool.x, data.pool.y, data.pool.targets]
@@ -133,9 +141,9 @@ def model_needs(run: Run, counts: ModelCounts, together: Together, workers: int)
 
 
 def _cosines_need(run: Run) -> Need:
-    """Return the memory in which the cosines between the updates of a round are computed.
+    """Return the memory for computing the cosines between the updates of a round.
 
-    It has all changes of a round in float64, as a list and as a matrix.
+    It is 0 unless ``evaluation.cosines`` is on. The updates are in memory twice, in float64.
     """
     needed = 0.0
     if run.scenario.evaluation.cosines:
@@ -144,7 +152,12 @@ def _cosines_need(run: Run) -> Need:
 
 
 def _state_need(run: Run, counts: ModelCounts) -> Need:
-    """Return the memory that stored states of the devices' optimisers need."""
+    """Return the memory for states of optimisers, such as momentum, that are kept between rounds.
+
+    Args:
+        run: the run.
+        counts: counts of models at its end.
+    """
     training = run.scenario.training
     holders = 0
     if training.state == "kept":
@@ -187,7 +200,13 @@ def saved_needs(run: Run, counts: ModelCounts, rounds: float) -> list[Need]:
 
 
 def _saves(spec: CheckpointSpec, rounds: float, end_s: float | None) -> int:
-    """Return how often a checkpoint of a run is saved."""
+    """Return how often a run saves checkpoints.
+
+    Args:
+        spec: the keys of ``[checkpoint]``.
+        rounds: count of the run's rounds.
+        end_s: simulated time of the run's end (s); None if it is unknown.
+    """
     saves = int(spec.last)
     if spec.rounds is not None:
         saves += int(rounds // spec.rounds)
@@ -197,7 +216,11 @@ def _saves(spec: CheckpointSpec, rounds: float, end_s: float | None) -> int:
 
 
 def need_lines(needs: Sequence[Need]) -> list[str]:
-    """Return text lines with the parts that need most memory and disk."""
+    """Return text lines on memory, run folder and temporary files: which parts need most of each.
+
+    Args:
+        needs: memory and disk by part of the scenario.
+    """
     lines = []
     kinds: dict[str, Callable[[Need], float]] = {
         "memory": lambda need: need.memory_bytes,
@@ -217,14 +240,17 @@ def need_lines(needs: Sequence[Need]) -> list[str]:
 
 
 def together_lines(run: Run, together: Together) -> list[str]:
-    """Return a text line on what takes all updates of a round at once, and so needs their memory.
+    """Return a text line for the user if a round needs all its updates in memory at once.
+     The line says how many, and which part of the scenario or function of the strategy is the
+    reason.
 
     Args:
         run: the run.
-        together: greatest count of models that one call of a function takes.
+        together: greatest count of models that one call of a function takes, and its name.
 
     Returns:
-        The line in a list, which is empty if nothing does.
+        The line in a list; an empty list if updates are not all needed, or fit into the memory for
+        models.
     """
     cohort = run.at_once
     room = run.scenario.training.memory or ROOM
@@ -237,7 +263,12 @@ def together_lines(run: Run, together: Together) -> list[str]:
 
 
 def explain_need(run: Run) -> str:
-    """Return the reason why the server needs all updates at once; empty if none is declared."""
+    """Return why the server needs single updates of a round, not only their sum.
+
+    Returns:
+        The first clause of the reason that aggregation, selection or strategy declare; empty if
+        none of them does.
+    """
     params = run.scenario.strategy
     parts = (getattr(params, "aggregation", None), getattr(params, "selection", None), params)
     for part in parts:

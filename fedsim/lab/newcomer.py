@@ -183,9 +183,18 @@ def _devices(text: str) -> tuple[int, str, dict[str, Any]]:
 
 
 def _link(text: str, size: float) -> tuple[str, str, float]:
-    """Return rates and latency of a link as TOML, its energy preset, and a transfer time (s).
+    """Read the answer to a new user's question about links.
 
-    The time is for ``size`` bytes down and ``size`` bytes up.
+    Args:
+        text: a rate such as ``50 Mbit/s``, rates down and up (``20/5 Mbit/s``), or a link's name.
+        size: size of a model (bytes).
+
+    Returns:
+        Rates and latency as lines of TOML, the link's energy preset, and the time (s) to transfer
+        ``size`` bytes down and as many up.
+
+    Raises:
+        ScenarioError: the answer is not allowed.
     """
     match = _RATE.fullmatch(text)
     if match:

@@ -16,7 +16,7 @@ from fedsim.learning.scratch import ROOM, SMALL
 
 
 class Together(NamedTuple):
-    """The most models that a run combines in one call of a function, and the function's name."""
+    """Greatest count of models that one function call of a run combines, and the function's name."""
 
     models: int = 0
     function: str = ""
@@ -81,10 +81,10 @@ class Tally(Learner):
         self.note_computed([ref for ref, _ in models.values()], stay=stay)
 
     def note_computed(self, models: Sequence[Ref], *, stay: bool = False) -> None:
-        """Note that models are computed now, and all models that their recipes need.
+        """Count the memory of models that a run would compute now, with the models that they need.
 
         Args:
-            models: the models.
+            models: the models. They and the models that they need lose their recipes.
             stay: whether the models themselves stay in memory, and so are not stored.
         """
         if stay:
@@ -102,7 +102,9 @@ class Tally(Learner):
         self.stored_bytes = max(self.stored_bytes, stored)
 
     def _compute(self, models: Sequence[Ref]) -> list[Ref]:
-        """Drop the recipes of models, and of the models that these need.
+        """Drop the recipes of models that a run would compute now, and of the models that they need.
+
+        A recipe is the description of how a model is computed from other models.
 
         Returns:
             The models that were computed before, and that the dropped recipes had.
@@ -124,7 +126,7 @@ class Tally(Learner):
         return [ref for ref in needed if ref in self._sizes and id(ref) not in computed]
 
     def _size(self, recipe: Recipe) -> float:
-        """Return the size of a model with a recipe (bytes)."""
+        """Return the size (bytes) of the model that a recipe (its way of computation) makes."""
         if isinstance(recipe, Best):
             return 0.0  # shares the memory of the chosen model
         if isinstance(recipe, Applied) and recipe.size is not None:
@@ -149,7 +151,11 @@ class Tally(Learner):
         return total
 
     def _is_derived(self, ref: Ref) -> bool:
-        """Return whether a model needs no space, as it follows from two stored models."""
+        """Whether a stored model takes no space of its own.
+
+        It is so for a model that is put together of two models, of which the one with the values is
+        small and both are still in use.
+        """
         sources = [source() for source in self._sources.get(ref, ())]
         if len(sources) != 2 or None in sources:
             return False

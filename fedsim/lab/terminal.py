@@ -105,7 +105,9 @@ class RunProgress:
             self._show(record.time, now - self._began)
 
     def saved(self, rounds: int, simulated_s: float) -> None:
-        """Show that a checkpoint was saved. If the console is no terminal, at most once a second.
+        """Show that a checkpoint was saved.
+
+        If the console is no terminal, a line is printed, but not more than one in a second.
 
         Args:
             rounds: count of finished rounds.
@@ -145,12 +147,14 @@ class RunProgress:
 
 
 def bar() -> tuple[ProgressColumn, ...]:
-    """Return the columns of a live progress line."""
+    """Return the columns of rich's progress line, which shows how far some work is."""
     return BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False)
 
 
 def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
-    """Return the share (0..1) of a run that is done, by its limits of rounds and simulated time.
+    """Return the share (0..1) of a run that is done.
+
+    It is the larger one of the shares by rounds and by simulated time.
 
     Args:
         stop: limits at which the run ends.

@@ -121,7 +121,12 @@ class Run:
         self._past: Spans = self._world.availability.spans
 
     def _relative_cost(self, by: CutBy, size: float) -> float:
-        """Return a reduced model's FLOPs of a sample, as a fraction of the whole model's FLOPs."""
+        """Return the FLOPs of a sample in a smaller model, as a fraction of the whole model's FLOPs.
+
+        Args:
+            by: the way in which the smaller model is cut from the whole model, such as ``width``.
+            size: its size, as the model's method ``cut`` takes it.
+        """
         smaller = self.scenario.model.cut(by, size)
         return smaller.flops(*self._shape_and_classes) / self.learner.flops_per_sample
 
@@ -363,10 +368,11 @@ class Run:
             learner.check_sizes(sizes)
 
     def stop_at(self, number: int, when: float) -> None:
-        """Set an alarm that ends the run.
+        """Set an alarm that ends the run at a simulated time.
 
         Args:
-            number: index of the alarm.
+            number: number in the alarm's name, which distinguishes it from other alarms of this
+                kind.
             when: simulated time of the end (s).
         """
         self.simulation.wake(("stop", number), when, lambda: self.simulation.stop("simulated time"))
@@ -443,7 +449,7 @@ class Run:
 
     @property
     def at_once(self) -> int:
-        """Largest count of devices that work at the same time."""
+        """Largest count of devices that have a task at once, by the strategy's parameters."""
         params = self.scenario.strategy
         devices = self.scenario.population.trainable
         if isinstance(params, RoundParams):

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 class DriftState(TypedDict):
-    """State of ``Drift`` in a snapshot: the last round begun, and the candidates of past shifts."""
+    """State of ``Drift`` in a checkpoint.
+
+    ``begun`` is the last round that has begun. ``candidates`` has an array for each past shift: the
+    IDs of the devices from which the shift chose.
+    """
 
     begun: int
     candidates: list[NDArray[np.int64]]
@@ -82,9 +86,9 @@ class Drift:
             dispatch.on_shift(change.device)
 
     def _candidates(self) -> NDArray[np.int64]:
-        """Return which devices' data may change; int64, ascending IDs.
-
-        They are all devices that are present, or those that were selected before.
+        """Return the devices from which a data shift may choose; int64, ascending IDs.
+         They are the devices that have arrived and not left. With ``among = "selected"`` devices
+        that the server has never selected are left out.
         """
         candidates = np.ones(len(self._dispatch.population.speed), dtype=np.bool_)
         present = self._present()

@@ -138,7 +138,7 @@ class LearningBuilder:
         )
 
     def _state_bytes(self, learner: Learner) -> float:
-        """Return the size (bytes) of a trainer's state in a message, as float32 values."""
+        """Return the size (bytes) of the state of the trainer, such as momentum, when it is sent."""
         shapes = {tensor.name: tensor.shape for tensor in self.tensors() if not tensor.is_buffer}
         if not shapes:
             shapes = {"": (int(learner.parameters),)}

@@ -29,7 +29,7 @@ _NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # errors of file names that no fil
 
 
 class Paused(KeyboardInterrupt):
-    """Interruption by a batch system, which is going to start the same command again."""
+    """Interruption by a signal of a batch system, which will start the same command again later."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,12 @@ def explained(
 
 
 def _message(error: Exception, out: object) -> str:
-    """Return the message (str) for an error; ``out`` is the folder that the command writes."""
+    """Return the message for an error that has ended a command.
+
+    Args:
+        error: the error.
+        out: value of the command's option ``out``; a path is the folder that the command writes.
+    """
     folder = out if isinstance(out, Path) else None
     if isinstance(error, SimulationError):
         return f"{error}{place_of(error)}"
@@ -127,9 +132,17 @@ def _status(error: Exception) -> int:
 
 
 def _reading(options: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Return the context of a command in which errors name the run folder that is damaged.
+    """Return a context manager for a command that reads run folders.
 
-    Raises if the option ``out`` is within a run folder.
+    Within the context an error caused by a damaged run folder names that folder. If the command
+    reads no runs, the context does nothing.
+
+    Args:
+        options: the command's options and arguments by name. ``runs`` or ``run`` are the folders
+            that it reads.
+
+    Raises:
+        RunFolderError: ``out``, to which the command writes, is within a run folder.
     """
     runs: Iterable[Path] = ()
     if "runs" in options:

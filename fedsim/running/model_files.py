@@ -70,10 +70,13 @@ class _ModelTensor(StoredTensor):
 
 
 async def last_models(run: "Run") -> Models:
-    """Compute the strategy's current models, and return them; their weights may be on disk.
+    """Return the strategy's current models, to be written to files; they are computed first.
 
     Args:
         run: the run.
+
+    Returns:
+        Name of a file -> its tensors by name, which may be on disk.
     """
     files: Models = {name: dict(tensors) for name, tensors in run.strategy.tensors().items()}
     if run.learner.learns:

@@ -50,9 +50,14 @@ def at(tables: Any, keys: Sequence[str]) -> Any:
 
 
 def _holds(change: Any, present: Any) -> bool:
-    """Whether a value equals a change, or is a table that contains all keys of the change.
+    """Whether a value in a scenario is already as a change would make it.
 
-    A table also equals the name of its ``kind``.
+    A table also is so if it has all keys of the changed table with their values, or if the change
+    is the name of the table's ``kind``.
+
+    Args:
+        change: the new value.
+        present: the value in the scenario.
     """
     if isinstance(present, Mapping) and isinstance(change, Mapping):
         return all(_holds(value, present.get(key)) for key, value in change.items())
@@ -215,9 +220,14 @@ def _drop_strangers(
     changed_keys: Collection[tuple[str, ...]],
     tell: Callable[[str], object],
 ) -> None:
-    """Remove keys that the kind of the table at path ``keys`` does not take.
+    """Remove from a scenario the keys that a table does not take, as its ``kind`` was changed.
 
-    Keys given by a change stay. ``tell`` gets a message for each removed key.
+    Args:
+        sections: the tables of the scenario, which are altered.
+        keys: path of the table.
+        root: the spec of a scenario.
+        changed_keys: keys that changes set; they stay, so that validation refuses them.
+        tell: gets a message for each removed key.
     """
     spec: type[Spec] | None = root
     table: Any = sections
@@ -242,13 +252,13 @@ def _drop_strangers(
 
 
 def spread_out(changes: Mapping[str, Any]) -> Tables:
-    """Turn changes of a scenario into nested tables, as in TOML.
+    """Expand dotted keys to nested tables: ``strategy.kind`` to ``kind`` in ``strategy``.
 
     Args:
-        changes: dotted keys (``strategy.kind``) and their values, which may be tables.
+        changes: dotted keys and their values, which may be tables.
 
     Raises:
-        ScenarioError: a key is given twice.
+        ScenarioError: a key is given twice, or has an empty part.
     """
     tables: Tables = {}
     for key, value in changes.items():
@@ -303,7 +313,15 @@ def _merge(base: Any, change: Any, path: str) -> Any:
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return a text on the first key by which two scenarios differ; empty if they are equal."""
+    """Return a text on the first key whose value differs between two scenarios.
+
+    Args:
+        before: tables of one scenario.
+        now: tables of the other scenario.
+
+    Returns:
+        The text; empty if the scenarios are equal.
+    """
     old = flatten(before)
     new = flatten(now)
     for key in {**old, **new}:

@@ -148,7 +148,14 @@ class Job:
             )
 
     def _restore(self, out: Path, origins: snapshot.Origins) -> None:
-        """Restore a checkpoint, and remove from the folder all that came after it."""
+        """Continue from the newest checkpoint, and remove from the folder everything of later times.
+         With ``more`` it is the newest checkpoint before the run's end, and the scenario in the
+        folder is replaced by the one with the later end.
+
+        Args:
+            out: the run folder.
+            origins: fingerprints of the run's files.
+        """
         place = store.latest(out) if self._more is None else find_checkpoint(out)
         snapshot.resume(place, self.run, self.recorder, origins)
         if self._more is not None:
@@ -163,10 +170,10 @@ class Job:
             files.write_text(out / files.SCENARIO, self.scenario.to_toml())
 
     def _listen(self, live_every_s: float) -> None:
-        """Have records of the run written, checkpoints made, and intermediate results copied.
+        """Subscribe to the run's records: they are written, cause checkpoints, and update results.
 
         Args:
-            live_every_s: real time between two copies of intermediate results (s).
+            live_every_s: real time between two copies of intermediate results to the folder (s).
         """
         self.simulation.listen(self.recorder.take)
         if self.checkpointer is not None:
@@ -262,14 +269,23 @@ class Job:
             parquet.write_columns(out / files.TRACED_LINKS, links, TRACED_LINKS)
 
     def _summary(self, status: str, models_sha256: str | None = None) -> dict[str, Any]:
-        """Return the content of ``summary.json``."""
+        """Return the content of ``summary.json``.
+
+        Args:
+            status: status of the run, such as ``done``.
+            models_sha256: SHA-256 of the final models; None if they were not written.
+        """
         wall_s = time.perf_counter() - self._started
         return summarise(
             self.run, self.recorder, status, self._reason(status), models_sha256, wall_s
         )
 
     def _reason(self, status: str) -> str:
-        """Return the reason why the run ended, for ``summary["stopped"]``."""
+        """Return why the run ended, as text for ``summary["stopped"]``; "it goes on" if it has not.
+
+        Args:
+            status: status of the run.
+        """
         if status == RUNNING:
             return "it goes on"
         if status == FAILED:

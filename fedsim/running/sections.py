@@ -83,13 +83,13 @@ class Sections(Spec):
 
     @property
     def figures(self) -> list[EvaluationMetric]:
-        """Metrics that are columns of ``rounds``: from tests, and reported by the trainer."""
+        """Metrics that are columns of the table of rounds: those of tests and of the trainer."""
         reported = starmap(reported_metric, self.training.reports.items())
         return [*self.objective.figures, *reported]
 
     @property
     def not_restorable(self) -> str | None:
-        """Reason why a run cannot be resumed (str); None if it can be resumed."""
+        """Why a run of this scenario cannot be resumed, as text for the user; None if it can."""
         return self.world.not_restorable or self.strategy.not_restorable
 
     def meters_in(self, context: MeterContext) -> Meters:

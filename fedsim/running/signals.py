@@ -34,7 +34,7 @@ class Interruption:
 
     @property
     def exit_status(self) -> int:
-        """Exit status of the command if it was interrupted."""
+        """Exit status of an interrupted command; another one if a batch system will start it again."""
         return PAUSED if self.number in ANNOUNCEMENTS else INTERRUPTED
 
 

@@ -22,14 +22,14 @@ def summarise(
     models_sha256: str | None,
     wall_s: float,
 ) -> dict[str, Any]:
-    """Return the content of ``summary.json``, without fingerprints of files.
+    """Return the content of ``summary.json``, except for checksums of the run folder's tables.
 
     Args:
         run: the run.
         recorder: has counted the run's records.
-        status: the run's status.
-        stopped: why the run ended.
-        models_sha256: fingerprint of the models; None if the run goes on.
+        status: the run's status, such as ``done`` or ``failed``.
+        stopped: why the run ended, as text for the user.
+        models_sha256: SHA-256 of the final models; None if the run goes on.
         wall_s: real time of the run (s).
     """
     scenario = run.scenario
@@ -88,7 +88,11 @@ def values_of(recorder: Recorder, column: str) -> list[float]:
 
 
 def _metrics(run: "Run", recorder: Recorder) -> dict[str, dict[str, object]]:
-    """Return each metric's final value, best value, and whether the largest or smallest is best."""
+    """Return a table for each metric: ``final`` and ``best`` value, and ``best_is``.
+
+    ``best_is`` is ``most`` if the largest value is the best one, else ``least``. Values are None if
+    the metric was never measured.
+    """
     entries: dict[str, dict[str, object]] = {}
     for metric in run.metrics:
         values = values_of(recorder, metric.name)

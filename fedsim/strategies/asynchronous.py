@@ -49,7 +49,10 @@ class AsynchronousParams(StrategyParams):
 
     @property
     def updates_of_round(self) -> float:
-        """Count of updates that a version is expected to have."""
+        """Count of updates from which a new version of the model is made, as forecasts expect it.
+
+        It is the key ``buffer`` of strategies that have one, else 1.
+        """
         return float(getattr(self, "buffer", 1))
 
     def check(self, devices: int) -> None:
@@ -69,7 +72,10 @@ A = TypeVar("A", bound=AsynchronousParams)
 
 @dataclass
 class OpenTask(Entries):
-    """Task that a device has not ended yet, as the state of a strategy without rounds remembers it."""
+    """Task that a device has not ended yet, in the state of a strategy without rounds.
+
+    It stores the version of the model with which the device was asked, and the model itself.
+    """
 
     version: int
     """Index of the version from which the device trains, from 0."""
@@ -118,7 +124,9 @@ class Asynchronous(Strategy[A]):
         self.state.selection = new_state(self._selection)
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Use an update that has arrived; call ``publish`` if the algorithm makes a new version of it.
+        """Use an update that has arrived.
+
+        If the algorithm makes a new version of the model from it, this calls ``publish``.
 
         Args:
             message: the end of the update's task: ``message["update"]`` is the model,
@@ -130,7 +138,9 @@ class Asynchronous(Strategy[A]):
 
     @staticmethod
     def entry(message: TaskEnd, base: Ref) -> AsynchronousUpdate:
-        """Return an update for ``publish``; the caller sets its ``weight`` and ``staleness``.
+        """Build from the end of a task the object on its update that ``publish`` takes.
+
+        The caller sets ``weight`` and ``staleness`` of the object.
 
         Args:
             message: the end of the update's task; its answer has ``update`` and ``samples``.
@@ -172,9 +182,9 @@ class Asynchronous(Strategy[A]):
             server.timer("refill", server.now + self.params.retry)
 
     def _waits_for_clients(self) -> bool:
-        """Return whether fewer than ``min_available`` clients can be reached now.
+        """Return whether too few clients can be reached now to go on (``min_available``).
 
-        If so, a timer is set to look again later.
+        If so, a timer is set by which the strategy checks again later.
         """
         least = self.params.min_available
         if not self.server.lacks_clients(least):

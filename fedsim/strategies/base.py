@@ -81,7 +81,11 @@ class StrategyParams(Spec):
 
     @property
     def not_by_device(self) -> Mapping[str, str]:
-        """Keys of ``[population.local]`` that the strategy refuses: key -> reason."""
+        """Keys that devices may not have own values of in ``[population.local]``.
+
+        Returns:
+            Key -> why the strategy refuses it, as text for the user; by default empty.
+        """
         return {}
 
     def usual_training(self, kind: str) -> Training:
@@ -101,7 +105,9 @@ class StrategyParams(Spec):
         return False
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """Return whether each tensor stays on the devices; by default as the scenario determines.
+        """Return whether each tensor of the model stays on the devices instead of being sent.
+
+        By default the tensors stay that the scenario keeps (``model.keep``, ``model.send``).
 
         Args:
             tensors: the tensors of the model, in order.
@@ -112,7 +118,9 @@ class StrategyParams(Spec):
         return [tensor.kept for tensor in tensors]
 
     def split_of(self, setting: RunInfo) -> Split | None:
-        """Return which ranges of a flat model are sent, and which stay on each device.
+        """Return which parameters of the model are sent, and which stay on each device.
+
+        They are ranges in the array of all parameters of the model.
 
         Args:
             setting: what is known of the run before it begins, with the model's tensors.
@@ -140,13 +148,16 @@ class StrategyParams(Spec):
         return None
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Return the reason for which an aggregation does not protect all answers of devices.
+        """Return why an aggregation cannot protect the answers of all devices, as text for the user.
 
-        None if the aggregation protects all answers. If there is a reason, a scenario with such an
-        aggregation is refused.
+        A scenario with such an aggregation is then refused.
 
         Args:
-            protection: ``private`` or ``robust``.
+            protection: the aim of the aggregation: ``private``, which bounds how far one update can
+                move a model, or ``robust`` against malicious devices.
+
+        Returns:
+            The reason; None if the aggregation protects all answers.
         """
         if protection == "private":
             return self.beside
@@ -162,7 +173,7 @@ class StrategyParams(Spec):
 
     @property
     def counts_steps(self) -> str | None:
-        """Reason for which the trainer's steps must be SGD steps; None if any trainer works."""
+        """Why the trainer must make SGD steps, as text for the user; None if any trainer works."""
         selection = self.selected_by
         if selection is None:
             return None
@@ -170,9 +181,9 @@ class StrategyParams(Spec):
 
     @property
     def unaccounted(self) -> str | None:
-        """Reason for which a privacy account would miss something that a run reveals.
-
-        None if ``Aggregation.accounts`` counts all that a run reveals.
+        """Why a privacy account would be too small, as text for the user; None if it is complete.
+         An aggregation that keeps such an account (``Aggregation.accounts``) is refused if there is
+        a reason. By default the reason is a selection that uses results from clients' data.
         """
         selection = self.selected_by
         if selection is None or not selection.looks_at_data:
@@ -184,7 +195,7 @@ class StrategyParams(Spec):
 
     @property
     def aggregations(self) -> dict[str, Aggregation]:
-        """The aggregations of the strategy, by their keys."""
+        """The rules by which the strategy combines updates, by the keys that hold them."""
         return {key: value for key, value in self if isinstance(value, Aggregation)}
 
     @model_validator(mode="after")
@@ -231,7 +242,7 @@ class StrategyParams(Spec):
 
     @property
     def expected_steps(self) -> float | None:
-        """Count of SGD steps that a task is expected to take; None if it makes ``local_epochs``."""
+        """Count of SGD steps of a training (``local_steps``); None if it trains ``local_epochs``."""
         steps: int | None = getattr(self, "local_steps", None)
         return steps
 
@@ -245,12 +256,15 @@ class StrategyParams(Spec):
 
     @property
     def not_restorable(self) -> str | None:
-        """Reason for which a run cannot be resumed; None if it can be resumed."""
+        """Why a run of the strategy cannot be resumed, as text for the user; None if it can."""
         return None
 
     @property
     def mean_epoch_over(self) -> DeadlineBase:
-        """Devices that count in ``RunInfo.mean_epoch_s``, the mean time of an epoch."""
+        """Name of the set of devices over which the mean time of an epoch is computed.
+
+        The strategy reads the mean as ``RunInfo.mean_epoch_s``.
+        """
         return "unslowed"
 
     def check(self, devices: int) -> None:
@@ -514,32 +528,43 @@ class Strategy(Generic[P]):
         raise NotImplementedError
 
     def tensors(self) -> Mapping[str, Mapping[str, AnyArray]]:
-        """Return models to save in addition to ``models``: arrays by name, for each file name."""
+        """Return arrays to save at the end in addition to the models of ``models``.
+
+        Returns:
+            Name of a file -> its arrays by name; by default empty.
+        """
         return {}
 
     def why_no_accuracy(self) -> str | None:
-        """Return the reason for which the strategy has measured no accuracy.
+        """Return why the run has no accuracy, as text for the user.
 
-        None for a strategy whose models fedsim tests. A reason comes only from a strategy that
-        tests its own models.
+        Only a strategy that tests its own models returns a reason.
+
+        Returns:
+            The reason; None if fedsim tests the models.
         """
         return None
 
     def why_not_more(self, planned: int) -> str | None:
-        """Return the reason for which a finished run cannot go on for more rounds (``run --more``).
-
-        A run that goes on must do what a run does that had as many rounds from the start. None, by
-        default, if the strategy has done nothing so far that depends on ``RunInfo.planned_rounds``.
+        """Return why a finished run cannot go on for more rounds, as text for the user.
+         ``run --more`` is then refused. A run that goes on must do what a run does that had as many
+        rounds from the start. The default None holds for a strategy that has done nothing so far
+        that depends on ``RunInfo.planned_rounds``.
 
         Args:
             planned: ``RunInfo.planned_rounds`` so far.
+
+        Returns:
+            The reason; None if the run can go on.
         """
         return None
 
     def facts(self) -> dict[str, object]:
-        """Return what ``summary.json`` says of the strategy, which is also shown to the user.
+        """Return entries on the strategy for ``summary.json``, which are also shown to the user.
 
-        The entries are ``algorithm``, a name, and the texts ``notes`` and ``warnings``.
+        Returns:
+            Any of ``algorithm``, the name of the algorithm, and ``notes`` and ``warnings``, lists
+            of sentences; by default empty.
         """
         return {}
 

@@ -17,9 +17,10 @@ class CandidateState(Protocol):
 
     Attributes:
         cohort: devices of the round, candidates included.
-        candidates: candidates and wanted count of devices, for each call of the selection.
-        questions: open questions: task -> device.
-        answers: device -> contents of a candidate's answer.
+        candidates: for each call of the selection, its candidates and the count of devices that
+            are to be chosen from them at most.
+        questions: questions without an answer so far: ID of the task -> device.
+        answers: device -> contents of its answer, by name.
         selection: state of the selection.
     """
 
@@ -47,7 +48,7 @@ class Candidates:
         self._state = state
 
     def propose(self, devices: list[int], missing: int) -> None:
-        """Add to the candidates the devices that the selection asks before it chooses.
+        """Add to the round's candidates those of the selected devices that are asked a question first.
 
         Args:
             devices: the devices that ``Selection.select`` has returned.

@@ -54,7 +54,7 @@ class FedAsyncParams(AsynchronousParams):
 
 
 class FedAsyncClient(Client[FedAsyncParams]):
-    """Client that minimises its loss plus rho/2 ||w - w_received||^2."""
+    """Client that minimises its loss plus a proximal term, rho/2 ||w - w_received||^2."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(instruction["model"], self.params.local_epochs, mu=self.params.rho)

@@ -25,7 +25,10 @@ class FedProxParams(AggregatingParams):
 
 
 class FedProxClient(SynchronousClient[FedProxParams]):
-    """Client that trains with the proximal term, and with partial work up to the deadline."""
+    """Client that trains with a proximal term mu/2 ||w - w_global||^2.
+
+    With ``partial_work`` it sends the epochs that it has finished by the deadline.
+    """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(instruction["model"], self.params.local_epochs, mu=self.params.mu)

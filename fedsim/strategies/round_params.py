@@ -19,10 +19,13 @@ from fedsim.world.population import DeadlineBase
 
 
 def _deadline_tag(value: object) -> str:
-    """Return which form of deadline a scenario's value has, for pydantic's choice of a type.
+    """Return the tag of the type as which pydantic reads the key ``deadline``.
+
+    Args:
+        value: the key's value in the scenario.
 
     Returns:
-        ``~rule`` for a rule's name or table, else ``~time`` for a time.
+        ``~rule`` if the value is the name or table of a ``Deadline``, else ``~time``.
     """
     is_rule = isinstance(value, Deadline | dict)
     if isinstance(value, str):
@@ -91,7 +94,7 @@ class RoundParams(StrategyParams):
 
     @property
     def trains_more(self) -> str | None:
-        """Reason for which a client trains more than once in a round; None if it trains once.
+        """Why a client trains more than once in a round, as text for the user; None if it trains once.
 
         If there is a reason, a deadline that bounds one training is refused.
         """
@@ -121,12 +124,15 @@ class RoundParams(StrategyParams):
         return self.deadline.among(mean_epoch_s)
 
     def deadline_s(self, mean_epoch_s: float) -> float | None:
-        """Return the time limit by which a scenario is checked (s), see ``Deadline.least_s``.
+        """Return the time limit by which a scenario is checked before the run (s).
 
-        None if there is no deadline.
+        If no device could receive the model within this time, the scenario is refused.
 
         Args:
-            mean_epoch_s: time of a mean epoch (s), the unit of some deadlines.
+            mean_epoch_s: mean time of an epoch over the devices (s), the unit of some deadlines.
+
+        Returns:
+            The limit; None if there is no deadline.
         """
         rule = self.deadline_rule(mean_epoch_s)
         return None if rule is None else rule.least_s()
@@ -138,12 +144,12 @@ class RoundParams(StrategyParams):
 
     @property
     def turns(self) -> int:
-        """Count of times that a client trains in a round, one after the other."""
+        """Count of trainings that each client of a round does, one after the other; usually 1."""
         return 1
 
     @property
     def enough(self) -> float:
-        """Count of updates with which a round closes; infinite if it waits for all clients."""
+        """Count of received updates with which a round ends; infinity if it awaits all clients."""
         return math.inf
 
     def cohort_size(self, devices: int) -> int:

@@ -79,7 +79,9 @@ def new_state(part: object) -> PartState:
 
 
 def state_of_slot(states: dict[K, PartState], slot: K, part: object) -> PartState:
-    """Return what a part remembers for one of several models; it is created at its first use.
+    """Return the state of an aggregation or a server optimiser for one of several models.
+
+    It is created at its first use.
 
     Args:
         states: key of a model -> state; a created state is added.

@@ -221,7 +221,10 @@ class Synchronous(Strategy[S]):
         return [weight / sum(scaled) for weight in scaled]
 
     def _draws(self, entries: Sequence[Entry]) -> list[int] | None:
-        """Return how often each update's client was drawn; None if clients are drawn once."""
+        """Return how often each update's client was drawn for the round, in the order of ``entries``.
+
+        None if the selection draws no client more than once.
+        """
         selection = self._selection
         if selection is None or not selection.repeats:
             return None
@@ -293,10 +296,13 @@ class Synchronous(Strategy[S]):
         )
 
     def center(self, entry: Update) -> Ref | None:
-        """Return the model into which an update was aggregated; None if it went into no model.
+        """Return the model to which an update contributed, to compare the update with it.
 
         Args:
-            entry: the update, as ``entry`` has returned it.
+            entry: the update, as the method ``entry`` has returned it.
+
+        Returns:
+            The aggregated model; None if the update contributed to no model.
         """
         raise NotImplementedError
 
@@ -320,18 +326,24 @@ class Synchronous(Strategy[S]):
         return self.state.limit
 
     def _shared_models(self) -> ModelAssignment:
-        """Return the models that the server can send, with the devices that each serves."""
+        """Return the models that the server can send, by name, with the devices of each."""
         return self.models()
 
     def _passed_over(self, device: int) -> None:
-        """Act on a candidate that was asked and is not in the cohort; by default nothing is done."""
+        """Hook for a device that the selection asked a question and that does not join the round.
+
+        By default nothing is done.
+        """
 
     def _samples(self, message: TaskEnd) -> int:
         """Return the count of samples that the client reports for its update."""
         return int(message["samples"])
 
     def _verdict(self, message: TaskEnd) -> Verdict:
-        """Return as what an ended task counts in its round: ``valid``, ``slow`` or ``disconnected``."""
+        """Return the class in which the open round counts an ended task.
+         ``valid``: it is done; ``slow``: it was late or lacked memory; ``disconnected``: all other
+        ends.
+        """
         if message.outcome == "done":
             return "valid"
         return "slow" if message.outcome in ("late", "memory") else "disconnected"
@@ -440,7 +452,17 @@ class Synchronous(Strategy[S]):
     def _start(
         self, device: int, contents: Contents, job: str = "train", *, continues: bool = False
     ) -> int:
-        """Begin a task that the round waits for, and return the ID of the task."""
+        """Ask a device to do a job in the open round, which ends only when the task has ended.
+
+        Args:
+            device: ID of the device.
+            contents: the message to the device, by name.
+            job: name of the job.
+            continues: whether the task continues an earlier task of the device in this round.
+
+        Returns:
+            The ID of the new task.
+        """
         number = self.state.round
         group = self.group_of(device)
         task = self.server.ask(

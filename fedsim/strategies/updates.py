@@ -48,7 +48,11 @@ class Update(Entries):
 
 @dataclass
 class AsynchronousUpdate(Update):
-    """Update that the server has received in a strategy without rounds, with its staleness."""
+    """Update that the server has received in a strategy without rounds.
+
+    It adds to ``Update`` the model ``base`` from which it was trained, its ``weight`` in the new
+    version, and its ``staleness``, the count of versions published since the device was asked.
+    """
 
     base: Ref
     """The model from which the update was trained, equal to ``start``."""

@@ -116,7 +116,14 @@ def _describe_clients(fitted: Fitted, online: Presence | None) -> Iterator[str]:
 
 
 def _list_notes(fitted: Fitted, log: Log) -> Iterator[str]:
-    """Yield lines of text about what the log cannot show."""
+    """Yield notes for the user on the limits of a calibration.
+
+    They name quantities that the log cannot show, for example.
+
+    Args:
+        fitted: the fitted world.
+        log: the log.
+    """
     has_no_limit = all(limit == math.inf for limit in fitted.world.server.values())
     if log.synchronous and log.at_once == len(log.clients) and has_no_limit:
         yield (
@@ -145,7 +152,7 @@ def write(
     online: Presence | None,
     prediction: Prediction,
 ) -> None:
-    """Write the files of a calibration: scenario, clients and rounds.
+    """Write a calibration: the scenario, and CSV files of the clients and of the rounds.
 
     Args:
         out: folder to write to.
@@ -155,6 +162,9 @@ def write(
         by_client: whether the scenario lists the clients' own values instead of distributions.
         online: estimates of online and unreachable phases; None if the log has none.
         prediction: measured and predicted durations of the log's rounds.
+
+    Raises:
+        ScenarioError: the scenario would be invalid; nothing is written.
     """
     sections = _build_sections(name, log, fitted, by_client, online)
     Scenario(**sections)  # raises now what reading the file would raise

@@ -29,6 +29,8 @@ _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
 class Fitted(NamedTuple):
     """World fitted to a log, with estimates that a world does not contain.
 
+    These are other worlds that explain the log as well, the fixed part of a training, whether
+    latencies are known, samples and epochs of trainings, count of tasks, and notes for the user.
     Arrays have one value per client.
     """
 
@@ -129,7 +131,7 @@ def fit(
 
 
 def _rival(world: FittedWorld, direction: Direction, rates: Floats, capacity: float) -> FittedWorld:
-    """Return ``world`` with other rates of the links in one direction.
+    """Return a world that has other links in one direction, and else equals ``world``.
 
     Args:
         world: the fitted world.
@@ -278,9 +280,10 @@ def _fit_links(
 def _limited_links(
     search: LinkSearch, direction: Direction, rates: Floats, capacity: float
 ) -> _Links:
-    """Return the links of clients behind a limited link of the server.
+    """Return the links of clients, for a server's link that was found to limit transfers.
 
-    The clients' own links are hidden if faster ones explain the log as well.
+    If links at least as fast as the server's explain the log as well, the clients' own rates cannot
+    be known. These faster links are then returned, with a note for the user.
 
     Args:
         search: the search that found the limit.
@@ -370,7 +373,12 @@ def _shared_links(
 
 
 def _with_messages(tasks: Tasks, direction: Direction) -> Tasks:
-    """Return the tasks with a message in a direction, in order of its start."""
+    """Return the tasks that have a finished message in a direction, by the start of the message.
+
+    Args:
+        tasks: the tasks of a log.
+        direction: ``down`` or ``up``.
+    """
     steps = tasks[direction]
     tasks = tasks[~np.isnan(steps.end) & (steps.amount > 0)]
     return tasks[np.argsort(tasks[direction].start, kind="stable")]

@@ -160,7 +160,7 @@ def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
 
 
 class _Line(NamedTuple):
-    """Parsed line of an APPFL log."""
+    """Line of an APPFL log: its number, its time (s since 1970), who wrote it, and its text."""
 
     place: int
     time: float  # seconds since 1970
@@ -219,7 +219,11 @@ def _format_clients(rows: pd.DataFrame) -> str:
 
 
 def _find_updates(lines: list[_Line]) -> pd.DataFrame:
-    """DataFrame of updates, sorted by time: ``client``, and ``sent``, the arrival (s)."""
+    """Find the updates that the server of an APPFL log has received.
+
+    Returns:
+        DataFrame sorted by time: ``client``, its name, and ``sent``, the arrival (s since 1970).
+    """
     updates = []
     for line in lines:
         text = line.text.rstrip()
@@ -230,7 +234,15 @@ def _find_updates(lines: list[_Line]) -> pd.DataFrame:
 
 
 def _find_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
-    """DataFrame with one training per client and round: ``start``, ``end`` (s), ``epochs``."""
+    """Find the trainings in an APPFL log, which has a line for each epoch or training.
+
+    Args:
+        lines: the lines of the log.
+        epochs: count of epochs of a training, for clients that log whole trainings.
+
+    Returns:
+        DataFrame with one training per client and round: ``start``, ``end`` (s), ``epochs``.
+    """
     columns = ["place", "client", "round", "start", "end", "epochs"]
     frame = pd.DataFrame(_find_epochs(lines, epochs), columns=columns)
     trainings = frame.groupby(["client", "round"], as_index=False)
@@ -238,9 +250,10 @@ def _find_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
 
 
 def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
-    """Add the begin of each task's download (``begun``, s).
+    """Add a column ``begun``, the begin of each task's download (s), to an APPFL log's tasks.
 
-    Tasks of each client's first round have no known begin, and are dropped.
+    A download begins when the client's previous update has arrived, or that of the last client if
+    all clients wait for it. Tasks of each client's first round have no such begin, and are dropped.
     """
     before = tasks[["client", "round", "sent"]].assign(round=tasks["round"] + 1).dropna()
     own_update = before.rename(columns={"sent": "begun"})

@@ -142,7 +142,9 @@ class LinkSearch:
         return self._error_of(rates, capacity) <= error_of_own + _UNEVEN
 
     def needed(self, rates: Floats) -> float:
-        """Return the capacity of the server's link that never holds up the clients (bytes/s).
+        """Return the least capacity of the server's link with which it delays no client (bytes/s).
+
+        It is the largest sum of the rates of clients that send in the same busy period.
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
@@ -151,18 +153,22 @@ class LinkSearch:
         return float(max(sums))
 
     def _clients_at_once(self) -> list[Ints]:
-        """Return the clients of each busy period, each client once."""
+        """Return the indices of the clients that send in each busy period, each client once.
+
+        A busy period is a time in which at least one transfer is always under way.
+        """
         cohorts = np.split(self._client, self._begins(len(self._client))[1:])
         return [np.unique(cohort) for cohort in cohorts]
 
     def level(self, rates: Floats) -> Flags:
-        """Return which clients have the highest rate in common, as clients that share a link do.
+        """Return which clients have the highest of all rates, as clients that share a link would.
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
 
         Returns:
-            bool [clients]; all False if few have that rate, or if they do not always send at once.
+            bool [clients]; all False if few clients have nearly the highest rate, or if they do not
+            always send in the same busy periods.
         """
         highest = np.nan_to_num(rates) >= (1 - _ALIKE) * np.nanmax(rates)
         members = np.flatnonzero(highest)
@@ -172,7 +178,15 @@ class LinkSearch:
         return highest
 
     def _error_of(self, rates: Floats, capacity: float) -> float:
-        """Return the mean absolute error of the logarithms of durations over given links."""
+        """Return the error of the durations of transfers that are replayed over given links.
+
+        Args:
+            rates: rates of the clients' links (bytes/s); float64 [clients].
+            capacity: capacity of the server's link (bytes/s).
+
+        Returns:
+            The mean absolute difference of the logarithms of replayed and logged durations.
+        """
         most = min(_MOST, len(self._client))
         steps = self._steps[:most]
         links = fill_unknown(rates)
@@ -182,7 +196,10 @@ class LinkSearch:
         return _log_error(took_s, took(steps))
 
     def seen_together(self) -> float:
-        """Return the largest sum of the clients' rates that the log shows (bytes/s)."""
+        """Return the rate (bytes/s) at which all clients together were seen to send.
+
+        It is the 90th percentile over the busy periods of the log.
+        """
         return self._least(min(_MOST, len(self._client)))
 
     def shared_link(self) -> CommonLink | None:
@@ -244,15 +261,15 @@ class LinkSearch:
         return rates, took_s
 
     def _error(self, capacity: float, most: int) -> float:
-        """Replay transfers with a trial capacity, and return the error of their durations.
+        """Replay transfers with an assumed capacity of the server's link, and compare durations.
 
         Args:
             capacity: capacity of the server's link (bytes/s).
             most: count of transfers to replay.
 
         Returns:
-            Mean absolute error of the logarithms of single transfers' durations, plus, with a
-            weight, the same error of the durations of busy periods.
+            Mean absolute difference of the logarithms of replayed and logged durations of
+            transfers, plus, with a weight, the same of the durations of busy periods.
         """
         steps = self._steps[:most]
         took_s = self.settle(capacity, most)[1]
@@ -265,12 +282,20 @@ class LinkSearch:
         return float(single + _TOGETHER * together)
 
     def _begins(self, most: int) -> Ints:
-        """Return the index of the first transfer of each busy period of overlapping transfers."""
+        """Return the index of the first transfer of each busy period.
+
+        A busy period is a time in which at least one transfer is always under way.
+
+        Args:
+            most: count of transfers to use, in order of time.
+        """
         is_begin = self._steps.start[1:most] >= self._last_end[: most - 1]
         return np.concatenate(([0], 1 + np.flatnonzero(is_begin)))
 
     def _least(self, most: int) -> float:
-        """Return a lower bound of the server's capacity: the rate of its busiest periods (bytes/s).
+        """Return the rate (bytes/s) of busy periods: their bytes over their time.
+
+        It is the 90th percentile over the busy periods, a lower bound of the server's capacity.
 
         Args:
             most: count of transfers to use, in order of time.
@@ -287,6 +312,6 @@ class LinkSearch:
 
 
 def _log_error(stated: Floats, measured: Floats) -> float:
-    """Return the mean absolute error of the logarithms of durations."""
+    """Return the mean absolute difference between the logarithms of two arrays of durations (s)."""
     ratio = np.maximum(stated, 1e-9) / np.maximum(measured, 1e-9)
     return float(np.abs(np.log(ratio)).mean())

@@ -80,7 +80,10 @@ _TASK = [
 
 
 class LogDefaults(NamedTuple):
-    """Values for columns that a log lacks; None if there is no default."""
+    """Values for the columns ``bytes``, ``samples`` and ``epochs`` of a task log without them.
+
+    None: the column has no default.
+    """
 
     bytes: float | None = None
     samples: int | None = None
@@ -114,7 +117,11 @@ class Log:
 
     @property
     def at_once(self) -> int:
-        """Median count of clients in a round; if asynchronous, mean count of running tasks."""
+        """Count of clients that work at the same time.
+
+        It is the median count of clients in a round; with an asynchronous server, the mean count of
+        running tasks.
+        """
         if self.synchronous:
             return int(np.median(np.unique(self.tasks.number, return_counts=True)[1]))
         start, end = spans(self.tasks)
@@ -225,7 +232,13 @@ def _find_round_spans(tasks: Tasks) -> Rounds:
 
 
 def _read_rounds(rows: pd.DataFrame, zero: float, spans_of_tasks: Rounds) -> Rounds:
-    """Return the rounds in the server's rows, or ``spans_of_tasks`` if there are no such rows."""
+    """Return the rounds that the log's server has written, by their start.
+
+    Args:
+        rows: the log's rows.
+        zero: time in the log that becomes 0 s.
+        spans_of_tasks: rounds as the tasks show them, which are returned if the server wrote none.
+    """
     server = rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
     if not len(server):
         return spans_of_tasks[np.argsort(spans_of_tasks.start, kind="stable")]
@@ -468,7 +481,7 @@ def _check_complete(client: str, task: _Task, complete: list[str]) -> None:
 
 
 def _describe(row: _Row) -> str:
-    """Format a row for an error message."""
+    """Return step, round, times and row number of a log's row, as text for an error message."""
     place = f", row {row.place}" if row.place else ""
     return f"{row.what!r} of round {row.round} (from {row.start:.6g} to {row.end:.6g} s{place})"
 

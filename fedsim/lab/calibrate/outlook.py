@@ -42,7 +42,7 @@ class Outlook:
 
     @property
     def line(self) -> str:
-        """A line of text about the time."""
+        """Line of text for the user: predicted time of a round, and its range if links are uncertain."""
         text = (
             f"outlook    with {self.clients} clients at a time a round takes {self.fitted:.4g} s in "
             "the scenario"
@@ -58,7 +58,9 @@ class Outlook:
 def not_refuted(
     log: Log, is_held_out: Flags, world: FittedWorld, rivals: Sequence[FittedWorld]
 ) -> list[FittedWorld]:
-    """Return the worlds that predict the held-out rounds about as well as the fitted world.
+    """Return the rival worlds whose error on held-out rounds is not much above the fitted world's.
+
+    All rivals are returned if no round is held out, or if the server is asynchronous.
 
     Args:
         log: the log.
@@ -73,7 +75,10 @@ def not_refuted(
 
 
 def _held_out_error(log: Log, is_held_out: Flags, world: FittedWorld) -> float:
-    """Return the mean absolute relative error of held-out rounds; NaN if none can be predicted."""
+    """Return the mean absolute relative error of a world's durations of held-out rounds.
+
+    NaN if no held-out round can be predicted.
+    """
     prediction = predict(log, is_held_out, [world])
     is_scored = is_held_out & ~np.isnan(prediction.predicted)
     if not is_scored.any():

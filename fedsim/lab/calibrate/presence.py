@@ -12,7 +12,11 @@ _MOSTLY = 0.8
 
 
 class Presence(NamedTuple):
-    """Estimates of the clients' online and unreachable phases."""
+    """Estimates of the times in which clients are online or not.
+
+    ``mean_on`` and ``mean_off`` are mean durations (s); ``share`` is the part of the time that each
+    client is online, float64 [clients].
+    """
 
     mean_on: float  # duration of an online phase (s)
     mean_off: float  # duration of a phase in which the client is disconnected (s)

@@ -24,7 +24,10 @@ _UPDATES = 200  # count of updates over which the rate of an asynchronous server
 
 
 class FittedWorld(NamedTuple):
-    """Speeds, links and protocol that were fitted to a log; arrays have one value per client."""
+    """Clients' speeds, links and latencies, the server's link, and the protocol, fitted to a log.
+
+    Arrays have one value per client.
+    """
 
     down: Floats  # rates of the clients' links (bytes/s)
     up: Floats
@@ -36,7 +39,7 @@ class FittedWorld(NamedTuple):
 
     @property
     def quantities(self) -> dict[str, Floats]:
-        """Values of the clients by name of the quantity; float64 [clients] each."""
+        """Arrays ``speed``, ``down``, ``up`` and ``latency`` by name; float64 [clients] each."""
         return {name: getattr(self, name) for name in ("speed", "down", "up", "latency")}
 
 
@@ -99,7 +102,12 @@ class _Replay:
             yield self.send(client, "up", up)
 
     def _jitter(self, task: int, epoch: int) -> float:
-        """Return the random factor on the duration of a task's epoch."""
+        """Return the random factor by which an epoch takes longer or shorter than at the mean speed.
+
+        Args:
+            task: index of the task.
+            epoch: index of the epoch in the task.
+        """
         if not self._sigma:
             return 1.0
         normal = self._streams.normal("world/jitter", task, epoch)

@@ -96,7 +96,16 @@ def find_shared_link(
 
 
 def _spreads(seconds: Floats, owner: Ints, clients: int) -> Floats:
-    """Return the relative standard deviation of each client's times, NaN without any; [clients]."""
+    """Return how much each client's times vary: their standard deviation over their mean.
+
+    Args:
+        seconds: times (s).
+        owner: index of the client of each time.
+        clients: count of clients.
+
+    Returns:
+        float64 [clients], NaN for a client without times.
+    """
     spreads = np.full(clients, np.nan)
     for number in np.unique(owner).tolist():
         times = seconds[owner == number]
@@ -105,9 +114,15 @@ def _spreads(seconds: Floats, owner: Ints, clients: int) -> Floats:
 
 
 def _find_cohorts(steps: Steps, client: Ints, begins: Ints) -> list[Ints]:
-    """Return the transfers of each busy period whose clients send at the same time, one each.
+    """Return the transfers of each busy period in which clients send at the same time, one each.
 
-    Only busy periods with the median count of clients are returned.
+    Of these busy periods only those with the median count of clients are returned.
+
+    Args:
+        steps: transfers in one direction, in order of their starts.
+        client: index of each transfer's client; int64 [transfers].
+        begins: index of the first transfer of each busy period, in which a transfer is always
+            under way.
     """
     cohorts = []
     for cohort in np.split(np.arange(len(client)), begins[1:]):

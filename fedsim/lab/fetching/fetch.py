@@ -81,7 +81,7 @@ class FetchPlan:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes to write, with the downloads, which are removed in the end; at most."""
+        """Bytes to write at most: the downloads, which are removed at the end, and the unpacked files."""
         unpacked = [member for planned in self.missing for member in planned.file.members.values()]
         return self.download_bytes + sum(member.limit for member in unpacked)
 
@@ -201,7 +201,12 @@ def _put(archive: Path, file: RemoteFile, folder: Path, progress: FetchProgress)
 
 
 def _is_there(folder: Path, file: RemoteFile, receipt: dict[str, int]) -> bool:
-    """Whether all outputs of a file are in its folder.
+    """Whether a published file, or all files that are unpacked from it, are in the folder.
+
+    Args:
+        folder: folder of the data set.
+        file: description of the published file.
+        receipt: name -> size (bytes) of the files that were fetched before.
 
     Raises:
         DataError: a file is in the way that was not fetched and differs from the published one.
@@ -227,14 +232,26 @@ def _is_there(folder: Path, file: RemoteFile, receipt: dict[str, int]) -> bool:
 
 
 def _is_published(path: Path, size: int, file: RemoteFile, name: str) -> bool:
-    """Whether a file that was put there by hand is the published one, as far as that is known."""
+    """Whether a file that was found in the folder is the published one.
+
+    An unpacked file is compared by its size only, as its checksum is not known.
+
+    Args:
+        path: the found file.
+        size: its size (bytes).
+        file: description of the published file.
+        name: name of the found file among the files that ``file`` unpacks to.
+    """
     if file.members:
         return size == file.members[name].bytes
     return size <= file.limit and digest(path, file) == file.checksum
 
 
 def _read_receipt(folder: Path) -> dict[str, int]:
-    """Return the sizes of the files that were fetched, by name (bytes); empty if unreadable."""
+    """Return name -> size (bytes) of the files that were fetched into a folder before.
+
+    They are read from the receipt, a file in that folder; empty if it cannot be read.
+    """
     try:
         table = read_json(folder / RECEIPT)
         entries = table["files"].items()
@@ -244,7 +261,10 @@ def _read_receipt(folder: Path) -> dict[str, int]:
 
 
 def _write_receipt(folder: Path, planned: PlannedFile) -> None:
-    """Add the outputs of a file to the receipt in the data set's folder."""
+    """Add the files that were fetched to the receipt, a file in the data set's folder.
+
+    The receipt lists size, addresses and checksum of each fetched file.
+    """
     try:
         table = read_json(folder / RECEIPT)["files"]
     except (OSError, ValueError, TypeError, KeyError):

@@ -33,7 +33,7 @@ class DownloadError(FedsimError):
 
 
 class _UnusableError(Exception):
-    """Failure of an address; the message has the reason."""
+    """Error: an address does not send the file; the message has the reason."""
 
 
 def check_address(url: str, option: str = "url") -> None:
@@ -130,7 +130,14 @@ class FileTransfer:
         raise _UnusableError(f"it ended after {show_bytes(self.present())}{self._of_size()}")
 
     def _continue(self, url: str, before: int) -> None:
-        """Connect to an address; a connection that breaks is no failure if it brought bytes."""
+        """Download the rest of the file from an address.
+
+        A connection that breaks counts as a success if it brought bytes.
+
+        Args:
+            url: the address.
+            before: bytes that were downloaded before.
+        """
         try:
             self._connect(url, before)
         except _UnusableError:

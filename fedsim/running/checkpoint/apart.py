@@ -46,7 +46,10 @@ class LinkedTensor(StoredTensor):
 
     @classmethod
     def find(cls, path: Path) -> "LinkedTensor":
-        """Return the array of a file, which is read once for its SHA-256.
+        """Make a ``LinkedTensor`` of an array's file, which is read once to compute its SHA-256.
+
+        Args:
+            path: the file.
 
         Raises:
             OSError, ValueError, KeyError: the file cannot be read, or is no file of an array.
@@ -71,7 +74,10 @@ class LinkedTensor(StoredTensor):
 
 
 def is_apart(tensor: AnyTensor) -> TypeGuard[AnyTensor]:
-    """Return whether an array of a checkpoint has a file of its own: large ones that never change."""
+    """Whether a checkpoint stores an array in a file of its own.
+
+    It does so with large arrays that never change, so that later checkpoints can share the file.
+    """
     if tensor.nbytes < LEAST_BYTES:
         return False
     return isinstance(tensor, StoredTensor) or not tensor.flags.writeable
@@ -147,7 +153,13 @@ class LinkedTensors:
         self._of_arrays[key] = forget, linked
 
     def leave(self, folder: Path) -> None:
-        """Open the files of a checkpoint that is about to be removed, if arrays in use need them."""
+        """Open the files in a checkpoint that is about to be removed, as far as arrays need them.
+
+        Arrays whose newest file is there can then be read although the file has no name any more.
+
+        Args:
+            folder: folder of the checkpoint, which the caller removes afterwards.
+        """
         for tensor in list(self._all):
             if folder in tensor.path.parents:
                 tensor.keep_open()

@@ -105,7 +105,10 @@ class Encoder:
 
 
 def _field_of(instance: object, field: str) -> object:
-    """Return the value of a saved field; for weights on disk, the reference to them."""
+    """Return the value of an object's field as it is saved.
+
+    Of a model whose weights are on disk this is a reference to them, so that they are not read.
+    """
     if isinstance(instance, Ref) and field == "value":
         return instance.held
     return getattr(instance, field)
@@ -196,7 +199,10 @@ class Decoder:
         return self._read[name]
 
     def _value(self, value: Any) -> Any:
-        """Decode a JSON value."""
+        """Return the Python value that a part of a checkpoint's JSON stands for.
+         An object with a single key such as ``~tuple`` or ``~array`` stands for a value that JSON
+        lacks.
+        """
         if isinstance(value, list):
             return list(map(self._value, value))
         if not isinstance(value, dict):

@@ -77,9 +77,9 @@ def _saved_classes() -> dict[str, type]:
 
 
 def _unsaved_fields() -> tuple[str, ...]:
-    """Return fields, as ``Class.field``, that are not saved but rebuilt on resume.
+    """Return the fields of flows, tasks and messages that are rebuilt on resume instead of saved.
 
-    The fields hold callbacks, processes, slots and alarms.
+    They hold callbacks, processes, slots and alarms, and are named ``Class.field``.
     """
     return tuple(
         f"{cls.__name__}.{field}" for cls in (Flow, Task, Message) for field in cls.not_saved
@@ -168,7 +168,15 @@ def _hash_data(data: "FederatedData") -> str:
 
 
 def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
-    """Yield the key and path of each file to which a section (or a table within it) refers."""
+    """Yield each file that a table of a scenario names with a key ``file``, also in nested tables.
+
+    Args:
+        key: dotted key of the table, such as ``population.availability``.
+        spec: the table.
+
+    Yields:
+        Dotted key of the table that names the file, and the file's path.
+    """
     for name, value in spec:
         if isinstance(value, Spec):
             yield from _files(f"{key}.{name}", value)
@@ -243,7 +251,11 @@ class Checkpointer:
         self.tell(len(self._recorder.rounds), self._run.simulation.now)
 
     def _free_scratch(self, encoder: Encoder) -> None:
-        """Let models that lie in the scratch file be read from the checkpoint instead."""
+        """Let models whose weights are in the temporary file be read from the new checkpoint instead.
+
+        Args:
+            encoder: has encoded the checkpoint, with all its models.
+        """
         for value in encoder.objects:
             if isinstance(value, Ref) and isinstance(value.held, Written):
                 value.held = self._linked.newest.get(id(value.held), value.held)
@@ -281,7 +293,7 @@ def saved_models(run: "Run") -> list[Ref]:
     """Return the models that a checkpoint of a run would contain now, each once.
 
     Args:
-        run: the run, of which no event of the present time is left.
+        run: the run. It must have processed all events of the present simulated time.
     """
     encoder = Encoder(_saved_classes(), _unsaved_fields())
     parts = _snapshot_parts(run)
@@ -290,7 +302,7 @@ def saved_models(run: "Run") -> list[Ref]:
 
 
 class PartsState(TypedDict):
-    """States of a run's parts in a snapshot."""
+    """Saved state of each part of a run, such as network and server, in a checkpoint."""
 
     drift: "DriftState | None"
     network: dict[str, Any]
@@ -328,7 +340,7 @@ def _restore_parts(run: "Run", state: PartsState) -> None:
 
 
 class SavedRun(TypedDict):
-    """Whole state of a run, as a checkpoint stores it."""
+    """Whole state of a run, as a checkpoint stores it: time, alarms, and the state of every part."""
 
     origins: dict[str, str]
     now: float
@@ -394,10 +406,14 @@ def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
 def _with_present_end(
     run: "Run", alarms: Sequence[tuple[str, int, float]]
 ) -> list[tuple[str, int, float]]:
-    """Return the saved alarms, with the alarm of the run's end at the time of the present scenario.
+    """Return a checkpoint's alarms, with the end of the run at the time that the scenario has now.
 
-    This time may be later than the saved one (``--more``). The alarm of the end is the first of its
-    instant, as it was set first.
+    This time may be later than the saved one (``--more``). The alarm of the end comes before all
+    other alarms of the same time, as it was set first.
+
+    Args:
+        run: the run that is restored, whose scenario has the time of the end.
+        alarms: the saved alarms in order of time: name, number and time (s) of each.
     """
     later = [alarm for alarm in alarms if alarm[0] != "stop"]
     end_s = run.scenario.stop.simulated_time

@@ -102,7 +102,7 @@ def _find_wrong_parts(parts: Sequence[object], *_: object, **__: object) -> str:
 
 
 def _is_part(part: object) -> bool:
-    """Return whether an object is a part of a linear combination: a model and a finite factor."""
+    """Whether an object is a pair of a model and a finite factor (a term of a weighted sum)."""
     if not isinstance(part, tuple) or len(part) != 2:
         return False
     model, factor = part
@@ -134,9 +134,9 @@ class Aggregation(Spec):
 
     @property
     def looks_at_each(self) -> str | None:
-        """Reason for which the server needs single updates; None if their sum is enough.
+        """Why the server needs single updates, as text for the user; None if their sum is enough.
 
-        If there is a reason, ``secure_aggregation`` is refused.
+        If there is a reason, ``secure_aggregation`` is refused, as it shows the server only sums.
         """
         return None
 
@@ -149,7 +149,7 @@ class Aggregation(Spec):
         return False
 
     def for_rounds_of(self, updates: int) -> "Aggregation":
-        """Return the aggregation for rounds of a given size; by default this aggregation.
+        """Return the aggregation to use in rounds of a given size; by default this aggregation itself.
 
         Args:
             updates: count of updates in a round if no client disconnects.
@@ -167,13 +167,13 @@ class Aggregation(Spec):
         """
 
     def why_not(self, codec: Codec) -> str | None:
-        """Return the reason for which a codec's updates cannot be aggregated.
+        """Return why updates that a codec has encoded cannot be aggregated.
 
         Args:
-            codec: the codec of ``messages.up``.
+            codec: the codec of ``messages.up``, with which clients encode their updates.
 
         Returns:
-            The reason in words; None if the updates can be aggregated.
+            The reason, as text for the user; None if the updates can be aggregated.
         """
         return None
 
@@ -265,12 +265,15 @@ class Aggregation(Spec):
         return {}
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
-        """Return the privacy spent in all rounds so far, as fields of the record ``round``.
+        """Return the privacy that all rounds so far have cost, for the record of the round.
 
         Args:
-            draws: pair of the count of drawn clients and the count of devices that they were drawn
-                from -> count of rounds. The pair is (1, 1) if clients were not drawn uniformly.
+            draws: (count of drawn clients, count of devices from which they were drawn) -> count of
+                the rounds with this draw. (1, 1) stands for clients that were not drawn uniformly.
             devices: count of all devices.
+
+        Returns:
+            Name of a field of the record ``round`` -> its value; by default empty.
         """
         return {}
 

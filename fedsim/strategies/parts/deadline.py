@@ -50,14 +50,17 @@ class Deadline(Spec):
 
     @property
     def mean_over(self) -> DeadlineBase | None:
-        """Devices whose mean time of an epoch is the deadline's unit; None if the unit is the second."""
+        """Set of devices whose mean time of an epoch is the unit of the deadline's times.
+
+        None if the times are in seconds.
+        """
         return None
 
     def among(self, mean_epoch_s: float) -> "Deadline":
-        """Return this deadline with its times in seconds; by default the deadline itself.
+        """Return the same deadline with its times in seconds; by default the deadline itself.
 
         Args:
-            mean_epoch_s: mean over the devices of an epoch's time (s), the unit of some deadlines.
+            mean_epoch_s: mean time of an epoch over the devices (s), the unit of some deadlines.
         """
         return self
 

@@ -23,19 +23,22 @@ from fedsim.world.steps import Computation
 
 
 class Split(NamedTuple):
-    """Division of a flat model into ranges that are sent, and ranges that stay on each device."""
+    """Division of a model's parameters into ``sent`` and ``kept``.
+
+    Both are ranges (begin, end) in the array of all parameters. Kept ranges stay on each device.
+    """
 
     sent: Places
     kept: Places
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], stays: Sequence[bool], key: str) -> "Split":
-        """Return the division of a model whose tensors stay on the devices in part.
+        """Divide a model's parameters by whether their tensor stays on the devices.
 
         Args:
             tensors: the tensors of the model, in order.
             stays: whether each tensor stays on the devices.
-            key: the key of the scenario that determines ``stays``, for messages.
+            key: the scenario's key that determines ``stays``, with its value, for messages.
 
         Raises:
             ScenarioError: all tensors stay, or no tensor stays.
@@ -76,7 +79,7 @@ class ServerKeeping:
         return Partial(model, model, self._split.sent)
 
     def restore(self, before: Ref, model: Ref) -> Ref:
-        """Return ``model`` with its kept tensors replaced by the kept tensors of ``before``."""
+        """Return ``model`` with the tensors that stay on devices taken from the model ``before``."""
         return self._apply(spliced, [before, model], places=self._split.sent)
 
     def device_models(self, model: Ref, kept: Mapping[int, Ref]) -> dict[int, Ref]:

@@ -188,7 +188,10 @@ class _Float32(NamedTuple):
 
 @dataclass
 class SecureState(State):
-    """Memory of ``SecurePhases``, the server's part in secure aggregation, in a round."""
+    """Memory of the server's part in secure aggregation during a round.
+     It has the present phase with its open tasks, each client's neighbours, and the clients that
+    have shared their secrets.
+    """
 
     phase: Phase = "secure-keys"
     """The present phase, or the last one if no phase is open."""
@@ -264,10 +267,14 @@ class SecurePhases:
         server.timer("phase", server.now + wait_s)
 
     def _neighbours(self, device: int, phase: Phase) -> int:
-        """Return the count of a client's neighbours that take part in a phase.
+        """Return with how many clients a client exchanges keys or shares in a phase.
 
-        The count is 0 for ``secure-keys``, as the graph is not known yet. For ``secure-unmask`` only
+        The count is 0 in ``secure-keys``, before neighbours are chosen. In ``secure-unmask`` only
         neighbours count that have shared their secrets.
+
+        Args:
+            device: ID of the client's device.
+            phase: the phase of secure aggregation.
         """
         if phase == "secure-keys":
             return 0
@@ -277,7 +284,7 @@ class SecurePhases:
         return sum(neighbour in self._state.masked for neighbour in neighbours)
 
     def shares(self, device: int) -> Contents:
-        """Return the neighbours' shares, which a client receives together with the model."""
+        """Return the message part with the shares of a client's neighbours, sent along with the model."""
         return self._costs.receives("secure-shares", self._neighbours(device, "secure-unmask"))
 
     def ended(self, message: TaskEnd) -> None:

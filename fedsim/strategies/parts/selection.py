@@ -217,12 +217,17 @@ class Selection(Spec):
 
     @property
     def talks(self) -> bool:
-        """Whether clients answer questions of the selection, or add reports to their updates."""
+        """Whether clients exchange more with the server because of the selection.
+
+        They do if they answer its questions, or add its reports to their updates.
+        """
         return self.asks or type(self).report is not Selection.report
 
     @returns("a whole number, 1 or more", find_outside(least=1))
     def fewest(self, count: int) -> int:
-        """Return the smallest count of clients that the selection chooses on purpose; by default ``count``.
+        """Return the smallest count of clients that the selection may choose for a round on purpose.
+
+        By default it is ``count``: fewer are chosen only if fewer are available.
 
         Args:
             count: count of clients that a round may ask.
@@ -392,7 +397,7 @@ SelectionSpec = Annotated[Selection, SELECTIONS]
 
 @dataclass
 class RandomState(State):
-    """Memory of the selection ``random`` during a run."""
+    """Memory of the selection ``random``: how often it drew each device for the present cohort."""
 
     draws: dict[int, int] = field(default_factory=dict)
     """Device ID -> how often the device was drawn for the present cohort, with ``replacement``."""

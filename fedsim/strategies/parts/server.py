@@ -64,7 +64,7 @@ ServerOptimizerSpec = Annotated[ServerOptimizer, OPTIMISERS]
 
 @dataclass
 class SGDState(State):
-    """State of the server optimiser ``sgd`` for one model."""
+    """Memory of the server optimiser ``sgd`` for one model: the velocity of its momentum."""
 
     velocity: Ref | None = None
     """Velocity v [d]; None before the first step, and if the momentum is 0."""
