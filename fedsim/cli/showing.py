@@ -3,7 +3,7 @@
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -164,7 +164,8 @@ def calibrate_command(
     samples: int | None,
     epochs: int | None,
     latency: str | None,
-    **fit: Any,
+    by_client: bool,
+    protocol: Literal["fluid", "tcp", "bbr"] | None,
 ) -> None:
     """Fit a population and a network to LOG, the tasks of a real deployment (CSV, Parquet), or a
     run folder.
@@ -176,7 +177,8 @@ def calibrate_command(
     message_bytes = None if size is None else read_quantity("--bytes", size, Bytes)
     latency_s = None if latency is None else read_quantity("--latency", latency, Seconds)
     defaults = LogDefaults(message_bytes, samples, epochs)
-    say(*calibrate(log, out, defaults, latency=latency_s, **fit))
+    lines = calibrate(log, out, defaults, by_client=by_client, latency=latency_s, protocol=protocol)
+    say(*lines)
 
 
 @click.command(

@@ -149,7 +149,7 @@ def run(
     return _run_in_thread(coroutine)
 
 
-def _run_in_thread(coroutine: "Coroutine[Any, Any, Result]") -> "Result":
+def _run_in_thread(coroutine: "Coroutine[object, object, Result]") -> "Result":
     """Run a coroutine in a new event loop in another thread; Ctrl-C cancels the coroutine."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(coroutine, context=copy_context())

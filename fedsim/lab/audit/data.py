@@ -5,14 +5,16 @@ A reader raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that no r
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from fedsim.lab.reading.record_data import RecordData
 from fedsim.world.meters.base import ends_of
 
 DEVICE_MESSAGES = "step-end of download or upload"
 FLOWS = ("edge-transfer", "message")
 """Kinds of records of messages that crossed links but belong to no task's step."""
+
+RecordData: TypeAlias = dict[str, Any]
+"""Parsed ``data`` of a record, as a dict from field name to JSON value."""
 
 PayloadList: TypeAlias = tuple[tuple[str, float], ...]
 """Purpose and size (bytes) of each part of a message."""

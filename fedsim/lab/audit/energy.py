@@ -12,9 +12,9 @@ import pandas as pd
 
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.units import TICK_S
+from fedsim.lab.audit.data import RecordData
 from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import is_close, report, report_differences
-from fedsim.lab.reading.record_data import RecordData
 from fedsim.records import folder as files
 from fedsim.records.schema import OF_METERS
 from fedsim.world.meters.energy import DAY_S, PHASES, PLACES, SETTING, TABLE, computing_steps

@@ -21,6 +21,7 @@ from fedsim.lab.audit.data import (
     READERS,
     DataReader,
     PayloadTable,
+    RecordData,
 )
 from fedsim.lab.audit.frames import (
     NOTHING,
@@ -30,7 +31,6 @@ from fedsim.lab.audit.frames import (
     latest,
     read,
 )
-from fedsim.lab.reading.record_data import RecordData
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import AVAILABILITY, DEVICES, EVENTS, ROUNDS, TRANSFERS
