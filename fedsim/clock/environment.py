@@ -42,9 +42,9 @@ Rearm = Callable[[int, float], object]
 
 
 class Signal(Event):
-    """Event whose callbacks are called as soon as it fires, without an entry in the schedule.
+    """SimPy event that can fire at once: ``fire`` calls the callbacks without scheduling them.
 
-    ``succeed`` schedules the callbacks instead, as for any event.
+    ``succeed`` schedules the callbacks instead, as for any event of SimPy.
     """
 
     callbacks: Any
@@ -60,9 +60,10 @@ class Signal(Event):
 
 
 class DirectProcess(Signal, simpy.Process):
-    """SimPy process that takes no entries in the schedule for its start and its end.
+    """SimPy process whose start and end are not events of the schedule, which saves time.
 
-    ``begin`` starts the generator. An exception in the generator is raised where it is continued.
+    ``begin`` starts its generator. An exception in the generator is raised to the caller that
+    continued it.
     """
 
     def __init__(self, env: "Environment", generator: ProcessGenerator) -> None:
@@ -77,7 +78,11 @@ class DirectProcess(Signal, simpy.Process):
         self._beginning.fire()
 
     def _resume(self, event: Event) -> None:
-        """Continue the generator until it waits for an event that has not happened yet."""
+        """Continue the generator with the outcome of an event, until it waits for a future event.
+
+        Args:
+            event: the event that has happened.
+        """
         active = self.env.active_process
         self.env._active_proc = self
         try:
@@ -97,9 +102,9 @@ class DirectProcess(Signal, simpy.Process):
 
 
 class Alarm(Signal):
-    """Named event at ``when`` (s), which can be cancelled and saved.
+    """Function that will be called at a simulated time, unless the alarm is cancelled.
 
-    ``Environment.at`` makes it. Kind and number, its name, let a checkpoint save it and set it again.
+    ``Environment.at`` makes it. Its name is a kind and a number, by which a snapshot stores it.
 
     Attributes:
         when: the time of the call (s).
@@ -178,12 +183,11 @@ class Join(Event):
 class Environment(simpy.Environment):
     """SimPy environment with alarms; processes, conditions and resources work as in SimPy.
 
-    An alarm is one entry of the schedule, at its exact time, with any priority. A cancelled
-    alarm never moves the clock.
+    An alarm calls a function at an exact simulated time. A cancelled alarm never moves the clock.
 
     Attributes:
-        pending: real work that must be done before the next event, and functions to call with its
-            result.
+        pending: future of the real computation (such as a training) for which the present event
+            waits, and the function that continues the event; None if none is awaited.
         handling: whether a handler of the server is running.
         moved: function that is called with the time (s) of the next event before the clock moves
             to it; the time is infinity if there is no event.
@@ -213,11 +217,11 @@ class Environment(simpy.Environment):
     def advance(self) -> float:
         """Process the events of the present time, until none is left or one waits for real work.
 
-        Real work is a computation in this or another process, such as a training; what must be done
-        is then in ``pending``.
+        Real work is a computation in this or another process, such as a training. ``pending`` then has
+        its future, and the function that continues the waiting event.
 
         Returns:
-            The time of the next event (s).
+            The time of the next event (s); infinity if there is none.
         """
         schedule = self._schedule
         step = super().step
@@ -276,7 +280,10 @@ class Environment(simpy.Environment):
         return alarm
 
     def call(self, ring: Callable[[], object], priority: EventPriority = NORMAL) -> None:
-        """Call ``ring`` at the present time, after the events of its priority that are due now."""
+        """Schedule a call of ``ring`` at the present time, after the events that are due now.
+
+        Only events of the same or an earlier priority come before it.
+        """
         now = self._now
         alarm = Alarm(self, _UNNAMED, now, ring)
         heappush(self._schedule, (now, priority, next(self._eid), alarm))
@@ -304,7 +311,16 @@ class Environment(simpy.Environment):
         return kind in self._rearms
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm of a snapshot again; ``KeyError`` if its kind is not declared."""
+        """Set an alarm from a snapshot again, by the function declared for its kind.
+
+        Args:
+            kind: kind of the alarm.
+            number: its number.
+            when: time of the call (s).
+
+        Raises:
+            KeyError: the kind is not declared.
+        """
         self._rearms[kind](number, when)
 
     def require_rearm(self) -> None:

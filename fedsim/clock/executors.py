@@ -39,23 +39,24 @@ from {module} import {name}
 
 
 class Executor(Protocol):
-    """Interface of executors, which run functions in any order.
+    """Interface of executors, which run functions beside the simulation, in any order.
 
     The results of a simulation do not depend on the order in which functions finish.
 
     Attributes:
-        workers: largest count of functions that run at the same time.
-        gpus: names of the GPUs of this machine over which the workers are spread, each of which
-            sees one; empty if all workers see the GPUs of this process.
+        workers: the most functions that run at the same time.
+        gpus: names of the GPUs of this machine among which the worker processes are divided; each
+            process sees one of them. Empty if all workers see the GPUs of this process.
     """
 
     workers: int
     gpus: Sequence[str] = ()
 
     def place(self, thing: object) -> None:
-        """Send an immutable object, which many calls take as an argument, to all workers once.
+        """Send an immutable object to all workers once, so that later calls need not copy it.
 
-        Later calls of ``submit`` with this object as an argument then need not copy it.
+        Args:
+            thing: the object, which many calls of ``submit`` take as an argument.
         """
         return
 
@@ -156,11 +157,11 @@ def make_executor(
 
 
 def _refuse_unplaced(device: str, resources: TaskResources) -> None:
-    """Raise ``ScenarioError`` if tasks on Ray could not compute on the device that the run asks for.
+    """Raise ``ScenarioError`` if tasks on Ray would not have the device on which the run computes.
 
     Args:
         device: torch's name of the device, such as ``cuda``.
-        resources: what each task reserves; without GPUs in it, a task sees none.
+        resources: cores, GPUs and memory that each task reserves; a task sees no other GPUs.
     """
     if device == "cpu":
         return
@@ -253,15 +254,15 @@ def start(
 
 
 class WorkerProcesses(Executor):
-    """Executor with a pool of processes, each the child of a thread that starts it at its first call.
+    """Executor with a pool of processes, each started at the first call that needs it.
 
-    A call goes to a process as a pickle. Objects of ``place`` are sent to each process once, before
-    its next call.
+    Calls go to a process as pickles. An object that was given to ``place`` is sent to each process
+    once, before the process's next call.
 
     Args:
         workers: count of processes.
-        gpus: names of GPUs, of which each process sees the one that fewest others see. Empty if the
-            processes see what this process sees.
+        gpus: names of GPUs. Each process sees one of them, the one that the fewest other processes
+            see. Empty if the processes see the GPUs that this process sees.
     """
 
     def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
@@ -291,9 +292,9 @@ class WorkerProcesses(Executor):
         return self._threads.submit(self._call, function, args)
 
     def _call(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
-        """Call a function in the worker process of the calling thread; return the function's value.
+        """Call a function in a worker process, and return its value; wait until it is done.
 
-        The process is started at the thread's first call.
+        Each thread of the pool has its own process, which is started at the thread's first call.
         """
         if not hasattr(self._of_thread, "worker"):
             self._of_thread.worker = _WorkerProcess(self._shares.take())
@@ -324,14 +325,15 @@ class WorkerProcesses(Executor):
 
 
 class _WorkerProcess:
-    """Worker process, which carries out one call at a time.
+    """One process of ``WorkerProcesses``, which carries out one call at a time.
 
     Args:
-        gpu: name of the GPU that the process sees; None for what this process sees.
+        gpu: name of the only GPU that the process sees; None if it sees the GPUs that this process
+            sees.
 
     Attributes:
         gpu: as the argument.
-        process: the process.
+        process: the started process.
     """
 
     def __init__(self, gpu: str | None) -> None:
@@ -348,12 +350,18 @@ class _WorkerProcess:
     def call(
         self, placed: Sequence[object], function: Callable[..., object], args: tuple[object, ...]
     ) -> "Answer":
-        """Call a function in the process, which first receives the placed objects that it lacks.
+        """Call a function in the process, and wait for its outcome.
+
+        The process first receives the placed objects (see ``placed``) that it does not have yet.
 
         Args:
-            placed: all placed objects. A later one may refer to earlier ones.
+            placed: all objects that are sent only once per process, in the order in which they were
+                given to ``place``. An object may refer to earlier ones.
             function: the function.
             args: its arguments.
+
+        Returns:
+            The pickled value, or the exception that the function raised.
 
         Raises:
             EOFError, BrokenPipeError: the process has ended.
@@ -369,7 +377,13 @@ class _WorkerProcess:
         return read_answer(self.process.stdout)
 
     def _send(self, thing: object, placed: Sequence[object]) -> None:
-        """Write an object to the process's pipe, without the placed objects to which it refers."""
+        """Pickle an object into the process's pipe.
+
+        Args:
+            thing: the object.
+            placed: objects that the process already has; ``thing`` may refer to them, and the pickle has
+                only their indices.
+        """
         assert self.process.stdin is not None
         buffers: list[pickle.PickleBuffer] = []
         memory = io.BytesIO()
@@ -387,18 +401,18 @@ class _WorkerProcess:
 
 
 class _WorkerCall(NamedTuple):
-    """Call of a function, as a worker process receives it."""
+    """Call of a function with its arguments, as it is sent to a worker process."""
 
     function: Callable[..., object]
     args: tuple[object, ...]
 
 
 class _PlacedPickler(pickle.Pickler):
-    """Pickler that writes the index of a placed object instead of the object.
+    """Pickler for a process that already has some objects: it writes only the indices of these.
 
     Args:
         stream: the stream to write to.
-        placed: the placed objects.
+        placed: the objects that the process has.
         take_buffer: called with the memory of each array, which is not copied into the pickle.
     """
 
@@ -416,11 +430,12 @@ class _PlacedPickler(pickle.Pickler):
 
 
 class _PlacedUnpickler(pickle.Unpickler):
-    """Unpickler of ``_PlacedPickler``, in a process that has received the placed objects.
+    """Unpickler of ``_PlacedPickler``, which replaces indices by objects that were sent before.
 
     Args:
         pickled: the pickle.
-        placed: the placed objects. One that is not unpickled yet is replaced when it is needed.
+        placed: the objects that this process has received, each an object, or its pickle until it is
+            first needed.
     """
 
     def __init__(self, pickled: "Pickled", placed: list[object]) -> None:
@@ -462,7 +477,7 @@ def _carry_out(pickled: "Pickled", placed: list[object]) -> object:
 
 
 class Pickled(NamedTuple):
-    """Pickle of an object, with the memory of its arrays beside it.
+    """Pickle of an object, with the memory of its arrays beside it, which is not copied.
 
     Attributes:
         content: the pickle without the memory of arrays.
@@ -473,7 +488,7 @@ class Pickled(NamedTuple):
     buffers: Sequence[Any] = ()
 
     def write(self, stream: IO[bytes]) -> None:
-        """Write the pickle, for ``read_pickled``."""
+        """Write pickle and arrays to a stream, from which ``read_pickled`` reads them."""
         views = [pickle.PickleBuffer(buffer).raw() for buffer in self.buffers]
         sizes = [(view.nbytes, view.readonly) for view in views]
         pickle.dump((self.content, sizes), stream, protocol=5)
@@ -482,7 +497,9 @@ class Pickled(NamedTuple):
 
 
 def read_pickled(stream: IO[bytes]) -> Pickled:
-    """Read what ``Pickled.write`` has written; arrays get new memory, read-only as it was.
+    """Read a pickle and its arrays' memory, as ``Pickled.write`` has written them.
+
+    The arrays get new memory, which is read-only if it was so in the sender.
 
     Raises:
         EOFError: the stream ends before the pickle does.
@@ -498,10 +515,10 @@ def read_pickled(stream: IO[bytes]) -> Pickled:
 
 
 class Answer(Pickled):
-    """Outcome of a call, as a pickle of (True, its value) or (False, its error)."""
+    """Outcome of a call in a worker process: the pickle of (True, value) or (False, exception)."""
 
     def outcome(self) -> tuple[bool, Any]:
-        """Return whether the call succeeded, and its value or error."""
+        """Return (True, the call's value) or (False, the exception that it raised)."""
         succeeded, value = pickle.loads(self.content, buffers=self.buffers)
         return succeeded, value
 

@@ -36,11 +36,11 @@ class TaskResources:
 
     @classmethod
     def read(cls, declared: "str | Mapping[str, object] | None") -> "TaskResources":
-        """Read resources as the user declares them.
+        """Read the resources of a task as the user declares them.
 
         Args:
-            declared: a table, or its text in JSON, with any of the keys of ``TaskResources``;
-                ``memory`` has a unit, such as ``"2 GB"``. None for one core.
+            declared: a table with any of the attributes of ``TaskResources`` as keys, or its text in
+                JSON; ``memory`` has a unit, such as ``"2 GB"``. None for one core.
 
         Raises:
             ScenarioError: the text is not such a table.
@@ -92,10 +92,10 @@ class TaskResources:
         return {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": self.memory, **self.named}
 
     def count_on(self, node: Mapping[str, float]) -> int:
-        """Return how many tasks a node can carry out at once.
+        """Return how many of these tasks a node of Ray has the resources for at once.
 
         Args:
-            node: amounts of the node: Ray's name of a resource -> amount.
+            node: what the node has: Ray's name of a resource -> amount.
         """
         counts = []
         for name, amount in self.demand.items():
@@ -104,10 +104,10 @@ class TaskResources:
         return min(counts)
 
     def refuse_unplaceable(self, nodes: Iterable[Mapping[str, float]]) -> None:
-        """Raise ``ScenarioError`` if no node has what a task reserves.
+        """Raise ``ScenarioError`` if no node of Ray has the resources that a task reserves.
 
         Args:
-            nodes: amounts of each node: Ray's name of a resource -> amount.
+            nodes: what each node has: Ray's name of a resource -> amount.
         """
         amounts = [*nodes]
         if any(map(self.count_on, amounts)):

@@ -68,7 +68,10 @@ def on_grid_after(seconds: float) -> float:
 
 
 def tie_s(now: float) -> float:
-    """Return the largest rounding difference (s) of two equal times near ``now`` (s)."""
+    """Return the difference (s) up to which two times near ``now`` (s) count as equal.
+
+    Rounding may make them differ by so much.
+    """
     return 8 * max(TICK_S, math.ulp(now))
 
 
@@ -98,7 +101,8 @@ class Blueprint(Protocol):
     def install(self, simulation: "Simulation") -> Any:
         """Build the devices, the network and the server in ``simulation``.
 
-        This starts their processes, sets their first alarms, and registers who receives records.
+        This starts their processes, sets their first alarms, and registers the functions that receive
+        the run's records.
 
         Returns:
             Any object, which the simulation stores for the caller.
@@ -206,7 +210,7 @@ class Simulation:
         return self.installed.processes.world
 
     def process(self, generator: ProcessGenerator) -> simpy.Process:
-        """Start a SimPy process in this instant; an exception in it ends the run.
+        """Start a SimPy process at the present time; an exception in it ends the run.
 
         Args:
             generator: the process, which yields events of ``env``.
@@ -229,9 +233,9 @@ class Simulation:
 
         Args:
             name: kind and number, under which a checkpoint saves the alarm.
-            when: the simulated time (s), on the clock's grid.
+            when: the simulated time (s), a multiple of the clock's tick (2^-30 s).
             callback: the function, without arguments.
-            priority: order among the alarms of the same instant.
+            priority: order among the alarms of the same time.
 
         Returns:
             The alarm, which can be cancelled.
@@ -239,10 +243,9 @@ class Simulation:
         return self.env.at(name, when, callback, priority)
 
     def unsettle(self, solve: Callable[[], None]) -> None:
-        """Call a function once, after the other events of the present time and before the server acts.
+        """Call a function once at the present time, after other events and before the server acts.
 
-        The network uses it: it divides rates anew once, after all flows of this time have begun or
-        ended.
+        So the network computes its rates only once, after all flows of this time have begun or ended.
 
         Args:
             solve: the function, without arguments.
@@ -288,7 +291,7 @@ class Simulation:
         return self.env.join(work)
 
     def emit(self, kind: str, **fields: object) -> None:
-        """Record an event in this instant.
+        """Record an event of the present time: pass it to the functions that ``listen`` to its kind.
 
         Args:
             kind: name of the kind, such as ``task-end``.
@@ -437,7 +440,7 @@ class Simulation:
                 close()
 
     async def _join(self) -> None:
-        """Wait for the real work for which an event of the present time waits; give it the result."""
+        """Wait until ``env.pending``, a real computation, is done; continue the waiting event."""
         assert self.env.pending is not None
         (work, go_on), self.env.pending = self.env.pending, None
         with suppress(Exception):  # the error is raised where the work is joined
@@ -445,7 +448,9 @@ class Simulation:
         go_on()
 
     def _goes_on(self, due: float) -> bool:
-        """Call what waits for the end of the present time; return whether the run continues.
+        """Call the functions given to ``between_instants``; return whether the run continues.
+
+        It ends if it was stopped or interrupted, if no event is left, or at the end of the clock.
 
         Args:
             due: time of the next event (s), infinity if there is none.

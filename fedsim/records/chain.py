@@ -13,7 +13,10 @@ ROWS_A_BLOCK = 512
 
 
 class ChainState(TypedDict):
-    """State of ``EventChain`` in a snapshot; JSON-able."""
+    """State of ``EventChain`` in a snapshot; JSON-able.
+
+    It has the count of rows, the fingerprint, and the rows that are not in it yet.
+    """
 
     count: int
     state: str

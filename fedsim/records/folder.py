@@ -97,7 +97,7 @@ def refuse_within_run(path: Path) -> None:
 
 
 def holds_nothing(path: Path) -> bool:
-    """Return whether a folder is empty, apart from files of a run that died as it began."""
+    """Return whether a folder is empty, except for files of a run that died at its begin."""
     return all(entry.name in (LOCK, SCENARIO + WRITING) for entry in path.iterdir())
 
 
@@ -147,7 +147,10 @@ def refuse_other_scenario(path: Path, scenario: str) -> None:
 
 
 def summarised_status(path: Path) -> object:
-    """Return the status in the summary of a run folder; None if it cannot be read."""
+    """Return the status of a run, such as ``done``, from the summary in its folder.
+
+    None means that the summary is missing or cannot be read.
+    """
     return summarised(path, "status")
 
 
@@ -165,13 +168,14 @@ def summarised(path: Path, entry: str) -> object:
 
 
 def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
-    """Prepare a run folder for resuming from a checkpoint: remove all files that are written again.
+    """Remove the files of a run folder that a run resumed from a checkpoint will write again.
 
     Those are final files, unfinished files, and parts of tables that are newer than the checkpoint.
 
     Args:
         path: the run folder.
-        parts: the parts of tables on which the checkpoint counts; all other parts are removed.
+        parts: files with some rows of a table (parts) that the checkpoint needs; all other parts are
+            removed.
         more: names of other final files to remove, such as those of meters.
     """
     tables = (EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, TRACES, TRACED_LINKS)
@@ -187,7 +191,7 @@ def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
 
 
 def make(path: Path) -> None:
-    """Make the folder; ``RunFolderError`` if the system refuses."""
+    """Make a folder; ``RunFolderError`` if the system refuses."""
     try:
         make_folder(path)
     except OSError as error:
@@ -275,9 +279,13 @@ def changes(folder: Path) -> Iterator[str]:
 
 
 def _is_part(name: str) -> bool:
-    """Return whether a file is one part of a table, of which the final file is made at the run's end.
+    """Return whether a file holds some rows of a table of an unfinished run (a part).
 
-    Parts are removed when a run is done, so a part more or less is no change of the run.
+    The parts become one file at the end of the run, and are removed. A missing or additional part is
+    therefore no change of a finished run.
+
+    Args:
+        name: name of the file.
     """
     return re.fullmatch(r"(events|transfers|rounds)\.part-[0-9]{5,}\.parquet", name) is not None
 
@@ -296,7 +304,7 @@ def write_summary(folder: Path, summary: Mapping[str, object]) -> None:
 
 
 def summary_text(summary: Mapping[str, object]) -> str:
-    """Return the text of ``summary.json``."""
+    """Return the text of ``summary.json`` for the entries of a summary."""
     return json.dumps(summary, indent=2, allow_nan=False) + "\n"
 
 
@@ -320,13 +328,14 @@ def write_network(folder: Path, layout: Mapping[str, object] | None) -> None:
 def write_models(
     folder: Path, models: Mapping[str, Mapping[str, AnyTensor]], place: str = MODELS
 ) -> None:
-    """Write models as ``models/NAME.safetensors``.
+    """Write models to a run folder as ``models/NAME.safetensors``.
 
     Args:
         folder: the run folder.
-        models: tensors by name, for each file name without ending. Stored tensors are read one at
-            a time.
-        place: folder within the run folder; ``BEST`` is made only for models.
+        models: for each file name without ending, the model's tensors by name. Stored tensors are
+            read one at a time.
+        place: folder for the files within the run folder: ``models``, or ``best``, which is made only
+            if there are models.
     """
     if place == BEST and not models:
         return

@@ -46,11 +46,12 @@ def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
 
 
 def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
-    """Return the sum of bytes of those purposes that one way of counting includes.
+    """Return the bytes that one way of counting (preset) includes.
 
     Args:
         by_purpose: bytes by purpose, such as ``model``.
-        preset: the way of counting: ``strict`` counts all bytes, ``paper`` those that papers count.
+        preset: ``strict`` counts the bytes of all purposes, ``paper`` only those of the purposes that
+            papers count.
     """
     return sum(
         part
@@ -69,10 +70,10 @@ def total(moved: Mapping[str, Any]) -> float:
 
 
 def show_peer(moved: Mapping[str, Any]) -> list[str]:
-    """Describe the bytes that moved between devices, and by processes of the world.
+    """Describe the bytes that a run moved between devices, and by processes of the world, as text.
 
     Args:
-        moved: a summary's entry ``bytes``.
+        moved: the entry ``bytes`` of the run's summary.
 
     Returns:
         Texts such as ``1.05 MB between devices`` and ``2 MB of processes``; an empty list if no
@@ -91,10 +92,10 @@ def show_peer(moved: Mapping[str, Any]) -> list[str]:
 
 
 def has_no_server(moved: Mapping[str, Any]) -> bool:
-    """Whether devices exchange messages, and none with the server.
+    """Whether in a run devices sent messages to each other, and none to or from the server.
 
     Args:
-        moved: a summary's entry ``bytes``.
+        moved: the entry ``bytes`` of the run's summary.
     """
     return bool(moved.get("peer")) and not moved["down"] + moved["up"]
 
@@ -122,15 +123,16 @@ class LedgerState(TypedDict):
 
 
 class Ledger:
-    """Sums of the bytes that messages moved, in the order in which the messages ended.
+    """Sums of the bytes that messages of a run moved, added when each message ends.
 
     Attributes:
         down: bytes to devices.
         up: bytes from devices.
         peer: bytes between other endpoints, such as two devices.
-        wasted: bytes of tasks whose outcome is not ``done``, of tasks with a training that finished
-            no epoch, and of updates that were lost with their edge server.
-        by_purpose: bytes by purpose.
+        wasted: bytes of tasks (one device's work in a round) whose outcome is not ``done``, of tasks
+            with a training that finished no epoch, and of updates that were lost with their edge
+            server.
+        by_purpose: bytes by purpose of the payload, such as ``model``.
     """
 
     def __init__(self) -> None:

@@ -23,9 +23,9 @@ _SHARE = 30  # least time between two copies, in durations of one copy
 
 
 class Live:
-    """Writer of a run's live view, which copies tables and summary between two instants.
+    """Writer of a copy of a run's tables and summary (live view), renewed while the run goes on.
 
-    Copies do not influence the run.
+    Copies are made between two simulated times, and do not influence the run.
 
     Args:
         simulation: the clock.
@@ -49,7 +49,7 @@ class Live:
         self._asked = False
 
     def watch(self, _: "Record") -> None:
-        """Have the tables copied after the present time, if the last copy is ``every_s`` old.
+        """Have the copy renewed after the present simulated time, if it is ``every_s`` old.
 
         Args:
             _: the record that was just emitted, which only shows that the run goes on.
@@ -74,6 +74,9 @@ class Live:
 
 
 def remove(run: Path) -> None:
-    """Remove the live view of a run folder, if it has one, and its unfinished copies."""
+    """Remove the live view of a run folder (a copy of its tables so far), if there is one.
+
+    Unfinished copies are removed too.
+    """
     for left in (LIVE, LIVE + WRITING, LIVE + ".old" + WRITING):
         shutil.rmtree(run / left, ignore_errors=True)

@@ -79,7 +79,11 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _holder(path: Path) -> str:
-    """Return words on the process that holds a lock, with its number and machine if known."""
+    """Describe the process that holds a folder's lock, with its number and machine if known.
+
+    Args:
+        path: the locked file.
+    """
     try:
         process, host = read_text(path, errors="replace")[:300].split()
         return f"another process ({int(process)} on {host!r})"

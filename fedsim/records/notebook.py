@@ -11,10 +11,10 @@ from fedsim.records.ledger import total
 
 
 def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return the main results of a run as short texts to show, by names such as ``accuracy``.
+    """Return the main results of a run as short texts, by names such as ``accuracy``.
 
     Args:
-        summary: the content of ``summary.json``.
+        summary: the content of the run's ``summary.json``.
     """
     accuracy = summary["accuracy"]
     moved = summary["bytes"]
@@ -47,11 +47,11 @@ def strategy_of(summary: Mapping[str, object]) -> str:
 
 
 def as_line(what: str, facts: Mapping[str, str]) -> str:
-    """Return one line that shows an object: ``<fedsim run: scenario small, strategy fedavg>``.
+    """Return one line that describes an object: ``<fedsim run: scenario small, strategy fedavg>``.
 
     Args:
         what: noun for the object, such as ``run``.
-        facts: what to say of it: texts by name.
+        facts: properties of the object: name -> value as text.
     """
     return visible(
         f"<fedsim {what}: {', '.join(f'{key} {value}' for key, value in facts.items())}>"
@@ -59,11 +59,11 @@ def as_line(what: str, facts: Mapping[str, str]) -> str:
 
 
 def as_html(title: str, facts: Mapping[str, str]) -> str:
-    """Return a small HTML table that shows an object, with all text escaped.
+    """Return a small HTML table that describes an object, with all text escaped.
 
     Args:
         title: caption of the table.
-        facts: what to say of the object: texts by name.
+        facts: properties of the object: name -> value as text.
     """
     left = 'style="text-align:left"'
     cells = ((html.escape(key), html.escape(clean(value, 400))) for key, value in facts.items())

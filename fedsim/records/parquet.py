@@ -29,8 +29,8 @@ _ROWS_A_PART = 100_000  # rows of a part, and of a row group of the final file
 class TableWriter:
     """Writer of a Parquet table that grows during a run.
 
-    Rows are collected in memory, and written to files of their own, the parts, which a killed run
-    leaves behind; the final file is made of the parts.
+    Rows are collected in memory. From time to time they are written to a new file, a part of the
+    table, so that a killed run leaves most of its rows. At the end the parts become the final file.
 
     Args:
         path: path of the final file; the parts are in the same folder.
@@ -61,11 +61,11 @@ class TableWriter:
 
     @property
     def parts(self) -> Sequence[Path]:
-        """Paths of the written parts, in order."""
+        """Paths of the files with the rows written so far, in order of the rows."""
         return list(self._parts)
 
     def flush(self) -> list[str]:
-        """Write all collected rows to parts, and return the sha256 of each part in order."""
+        """Write all collected rows to files; return the sha256 of each file, in order."""
         self._pack(at_least=1)
         return list(self._parts.values())
 
@@ -139,9 +139,12 @@ class TableWriter:
             self._packed = self._empty_table
 
     def _encode_names(self, table: pa.Table) -> pa.Table:
-        """Return a table whose names are encoded by dictionaries, as the schema has them.
+        """Return a table whose columns of names are dictionary columns, as in the schema.
 
         The entries of a dictionary are in the order in which they occur in the table.
+
+        Args:
+            table: the table with columns of text.
         """
         columns = []
         for cells, field in zip(table.combine_chunks().columns, self._schema, strict=True):
@@ -155,12 +158,12 @@ class TableWriter:
 
 
 def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> None:
-    """Write ``devices.parquet`` with the columns of meters.
+    """Write ``devices.parquet``, a table with one row per device, to a run folder.
 
     Args:
         folder: the run folder.
         columns: columns by name, with one entry per device.
-        meters: the meters, which add their own columns.
+        meters: objects that count quantities such as energy; they add their own columns.
     """
     own = [column for column in OWN_TRAINING.values() if column.name in columns]
     schema = with_columns(DEVICES, [*own, *meters.columns("device")])
@@ -170,13 +173,13 @@ def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> N
 
 
 def write_meters(folder: Path, meters: Meters) -> None:
-    """Write the tables of meters, which count quantities such as energy, to files of the run folder.
+    """Write the tables of meters to files of the run folder.
 
     A table with columns becomes a Parquet file, any other content a JSON file.
 
     Args:
         folder: the run folder.
-        meters: the meters.
+        meters: objects that count quantities such as energy during the run.
     """
     for name, content, columns in meters.files():
         if columns:

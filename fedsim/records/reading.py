@@ -76,10 +76,10 @@ _VALUE_ERRORS = (ValueError, TypeError, KeyError, IndexError, ArithmeticError, A
 
 @contextmanager
 def making_sense(paths: Iterable[Path]) -> Iterator[None]:
-    """Convert an unforeseen error of a block to a ``RunFolderError``.
+    """Context manager that converts an unforeseen error of its block to a ``RunFolderError``.
 
-    The message names a file that was changed after the run, if there is one. An error that does not
-    come from a changed file or from unexpected values is raised unchanged.
+    If a file was changed after the run, the message names it. An error that comes neither from a
+    changed file nor from unexpected values in a file is raised unchanged.
 
     Args:
         paths: the run folders, or folders of studies, that the block reads.
@@ -117,9 +117,12 @@ Columns without an entry, such as a loss, may have any values; rates may be infi
 
 
 def _check_magnitudes(table: pa.Table) -> None:
-    """Raise ``ValueError`` if a table has a time or a count of bytes that no run could have written.
+    """Raise ``ValueError`` if a table has a time or a byte count that no run could have written.
 
     Such a value is NaN or too large; it shows that the file was changed.
+
+    Args:
+        table: any table of a run folder.
     """
     for name, column in zip(table.column_names, table.columns, strict=True):
         most = _LARGEST.get(name)
@@ -134,14 +137,17 @@ def _check_magnitudes(table: pa.Table) -> None:
 
 
 def _types_of(name: str, stored: pa.Schema) -> dict[str, pa.DataType]:
-    """Return the type of each column of a table of a run folder, for tables that a run writes.
+    """Return the type with which each column of a table in a run folder is read.
 
     Integers and floats of any width are accepted, as other programs that write such tables may use
-    other widths. Columns of ``schema.LATER`` may be missing in older folders.
+    other widths. Columns that older versions of fedsim did not write may be missing.
 
     Args:
-        name: name of the file.
+        name: name of the file. For a table that no run writes, the stored types are returned.
         stored: the columns in the file.
+
+    Returns:
+        Column name -> type.
 
     Raises:
         KeyError, TypeError: a column is missing, or has another type.
@@ -158,7 +164,10 @@ def _types_of(name: str, stored: pa.Schema) -> dict[str, pa.DataType]:
 
 
 def _can_be_read_as(stored: pa.DataType, target: pa.DataType) -> bool:
-    """Whether values of a stored type are read as another type; an empty column as any type."""
+    """Whether values of a column's stored type can be converted to another type.
+
+    An empty column can be converted to any type.
+    """
     if stored == target or pa.types.is_null(stored):
         return True
     if pa.types.is_integer(target):
@@ -167,9 +176,14 @@ def _can_be_read_as(stored: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _read_columns(file: pq.ParquetFile, columns: Sequence[str]) -> pa.Table:
-    """Read columns of a table, in this order.
+    """Read columns of a Parquet file, in the given order.
 
-    A column of ``schema.LATER`` that the file lacks is read from its older equivalent, or is empty.
+    A column that an older version of fedsim did not write is read from the column that it wrote
+    instead, or is empty.
+
+    Args:
+        file: the file.
+        columns: names of the columns.
     """
     stored = file.schema_arrow.names
     equivalents: dict[str, str | None] = {}
@@ -249,7 +263,7 @@ class RunFolder:
 
     @property
     def clock(self) -> str:
-        """Name of the run's time: ``simulated time``, or ``measured time`` of a deployment."""
+        """Words for the run's time: ``simulated time``; ``measured time`` of a deployment."""
         return "measured time" if files.MEASURED in self.summary else "simulated time"
 
     @property
@@ -259,14 +273,14 @@ class RunFolder:
 
     @property
     def round_word(self) -> str:
-        """Singular noun for a row of ``rounds.parquet``: ``round``, or such as ``version``."""
+        """Singular noun for a row of ``rounds.parquet``, such as ``round`` or ``version``."""
         return round_word(self.summary)
 
     @property
     def has_all_devices(self) -> bool:
         """Whether ``devices.parquet`` has a row for each device.
 
-        In a run with very many devices it has rows only for devices that were asked.
+        In a run with very many devices it has rows only for devices that had a task.
         """
         return self.summary.get("device_rows") != schema.ASKED
 
@@ -388,7 +402,7 @@ class RunFolder:
         return self.rows(files.DEVICES)
 
     def models(self, place: str = files.MODELS) -> dict[str, dict[str, Any]]:
-        """Return the tensors of each model file by name, for each file name without ending.
+        """Return the models that the run has stored: file name without ending -> tensors by name.
 
         Args:
             place: folder of the files within the run folder: ``models``, the last models, or
@@ -400,10 +414,13 @@ class RunFolder:
         return models
 
     def stored_models(self, place: str = files.MODELS) -> dict[str, dict[str, StoredTensor]]:
-        """Return the tensors of each model file like ``models``, without reading their elements.
+        """Return the models that the run has stored, with tensors that are read only when used.
 
         Args:
-            place: folder of the files within the run folder.
+            place: folder of the files within the run folder, as for ``models``.
+
+        Returns:
+            File name without ending -> stored tensors by name.
         """
         try:
             paths = sorted((self.path / place).glob("*.safetensors"))

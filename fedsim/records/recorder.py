@@ -39,13 +39,14 @@ class RecorderState(TypedDict):
 
 
 class Recorder:
-    """Writer of a run's records to the run folder, while the run goes on.
+    """Writer of a run's records (events with time, kind and fields) to the run folder.
 
-    It also derives the tables of messages and of rounds and the sums of bytes from the records.
+    It writes while the run goes on. From the records it also derives the tables of messages and of
+    rounds, and the sums of bytes.
 
     Args:
         folder: the existing run folder; None to store only the rounds, in memory.
-        meters: the meters, which receive each record first.
+        meters: objects that count quantities such as energy; they receive each record first.
         columns: columns of rounds in addition to the columns of ``ROUNDS`` and of meters.
 
     Attributes:
@@ -124,7 +125,7 @@ class Recorder:
             self._transfers.append((*ended[:11], encode(ended.payloads), *ended[12:]))
 
     def _take_round(self, time: float, fields: Mapping[str, object]) -> None:
-        """Append a round's row to the table of rounds, with the bytes that moved since the round before.
+        """Append a row to the table of rounds, with the bytes that moved since the previous round.
 
         Args:
             time: time at which the round ended (s).
@@ -159,7 +160,10 @@ class Recorder:
 
     @property
     def chain(self) -> EventChain:
-        """Count and fingerprint (sha256) of all records so far."""
+        """Fingerprint of all records so far, with their count.
+
+        Reading it first adds the rows collected in memory to the tables.
+        """
         self._settle()
         return self._chain
 
@@ -170,9 +174,10 @@ class Recorder:
             self.copy_to(self._folder)
 
     def copy_to(self, folder: Path) -> None:
-        """Write the tables so far to a folder.
+        """Write all tables with their rows so far to a folder, without ending them.
 
-        The parts in the run folder remain, so that the run can be resumed if it is killed now.
+        Args:
+            folder: the folder, which is not the run folder.
         """
         self._settle()
         for name, table in self._tables.items():
@@ -180,11 +185,11 @@ class Recorder:
 
     @property
     def parts(self) -> list[Path]:
-        """Paths of the parts of all tables."""
+        """Paths of the files that hold the rows so far of all tables."""
         return [part for table in self._tables.values() for part in table.parts]
 
     def snapshot(self) -> RecorderState:
-        """Return the state for ``restore``, after all rows were written to parts and synced."""
+        """Return the state for ``restore``; all rows are first written to the disk."""
         chain = self.chain.snapshot()
         parts = {name: table.flush() for name, table in self._tables.items()}
         if self._folder is not None:
@@ -204,7 +209,7 @@ class Recorder:
         """Restore the state from ``snapshot``.
 
         Raises:
-            CheckpointError: a part on the disk is missing, or has been changed.
+            CheckpointError: a file with rows of a table is missing, or has been changed.
         """
         for name, table in self._tables.items():
             table.adopt(state["parts"][name])

@@ -36,9 +36,9 @@ _ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on")
 
 
 def is_act(kind: str) -> bool:
-    """Return whether records of a kind say what a process did to devices or network.
+    """Return whether a kind of records tells of a process that changed devices or the network.
 
-    Such a process belongs to the scenario's world, or is a user's own.
+    Such a process, for example an outage, belongs to the scenario's world, or is a user's own.
 
     Args:
         kind: name of the kind of records.
@@ -54,12 +54,16 @@ They have device, round, group and task, and their fields are not changed after 
 
 
 def _columns(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
-    """Return pairs (name, type) of columns that have one type."""
+    """Return a pair (name, type) for each name, for columns that all have one type."""
     return [(name, kind) for name in names]
 
 
 def _meter_columns(table: str) -> list[str]:
-    """Return the names of the meters' columns of a table, ``round`` or ``device``."""
+    """Return the names of the columns that meters, such as the energy meter, add to a table.
+
+    Args:
+        table: ``round`` or ``device``.
+    """
     return [column.name for meter in OF_SECTIONS for column in getattr(meter, f"{table}_columns")]
 
 
@@ -174,7 +178,7 @@ OWN_TRAINING = {
 
 
 def typed(columns: "Mapping[str, type]") -> pa.Schema:
-    """Return the schema of a meter's own table.
+    """Return the ``pyarrow`` schema of a table with columns of numbers.
 
     Args:
         columns: type of each column, ``int`` or ``float``, by name.

@@ -58,10 +58,11 @@ def _find_wrong_spans(
 
 
 class Availability(Protocol):
-    """Interface of what tells when each device can be reached: its on phases, between off phases.
+    """Interface of objects that know when each device can be reached, for all devices of a run.
 
-    A class has to define ``span``. All other methods have slower defaults that call ``span``. A run
-    calls ``on`` when a strategy queries many devices, and ``spans`` when it writes the run folder.
+    A phase is an interval in which a device is on (can be reached), or off. A class has to define
+    ``span``. All other methods have slower defaults that call ``span``. A run calls ``on`` when a
+    strategy queries many devices, and ``spans`` when it writes the run folder.
 
     Example:
         >>> import numpy as np
@@ -135,7 +136,7 @@ class Availability(Protocol):
 
 
 class AvailabilityModel(Spec):
-    """Base of every availability model.
+    """Base of the kinds of ``population.availability``, which build a run's ``Availability``.
 
     A model defines ``build``, or ``build_on`` if it depends on the time of day.
     """
@@ -190,7 +191,10 @@ class AlwaysOn(AvailabilityModel):
 
 
 class Renewal(AvailabilityModel):
-    """On and off phases of exponential length, independent between devices."""
+    """Devices can be reached in phases: on and off in turn, each of random exponential length.
+
+    Devices are independent of each other.
+    """
 
     kind: Literal["renewal"] = "renewal"
     mean_on: PositiveSeconds
@@ -223,7 +227,14 @@ Spans = Callable[[Ints, Floats], tuple[Flags, Floats]]
 
 
 def one_by_one(span: Callable[[int, float], Span]) -> Spans:
-    """Make a function for many devices, ``Availability.spans``, of the function for one, ``span``."""
+    """Make a function like ``Availability.spans``, which takes many devices, from ``span``.
+
+    Args:
+        span: function of a device and a time (s) that returns the device's phase at this time.
+
+    Returns:
+        Function of devices and times that calls ``span`` for each.
+    """
 
     def spans(devices: Ints, times: Floats) -> tuple[Flags, Floats]:
         pairs = zip(devices.tolist(), times.tolist(), strict=True)

@@ -30,7 +30,7 @@ _LOOK_S = 3_600.0  # s until the next check of a battery during a transfer, whos
 
 
 class BatteriesState(TypedDict):
-    """State of ``Batteries`` in a snapshot; dicts are by device."""
+    """State of ``Batteries`` in a snapshot; each dict maps a device to its state."""
 
     points: Floats
     loads: dict[int, "Load"]
@@ -40,7 +40,7 @@ class BatteriesState(TypedDict):
 
 @dataclass(slots=True)
 class Load:
-    """Draw of a device's running step from its battery: power, and energy of bytes.
+    """Power and energy that the running step of a device's task draws from its battery.
 
     Attributes:
         watts: power in addition to idle power (W).
@@ -90,7 +90,7 @@ class _Point:
 
 @dataclass(slots=True)
 class _Course:
-    """Linear course of a battery's level until something changes its power (a breakpoint).
+    """Linear course of the energy in a battery, until a change of its power (a breakpoint).
 
     Attributes:
         end: time of the breakpoint (s).
@@ -207,14 +207,14 @@ class Batteries:
         return max(time, point.at)
 
     def phase_at(self, device: int, time: float) -> Span:
-        """Return since when and until when a battery was flat, or was not, around a past time.
+        """Return since when and until when a battery was flat, or not flat, around a past time.
 
         Args:
             device: index of the device.
             time: the time (s).
 
         Returns:
-            The phase, whose ``on`` says that the battery was not flat.
+            The interval; its ``on`` is true if the battery was not flat.
         """
         if device not in self._loads:
             self._follow_breakpoints(device, self._point(device), self._simulation.now, keep=True)
@@ -337,7 +337,7 @@ class Batteries:
             self._set_flat(device, point.at)
 
     def _set_flat(self, device: int, when: float) -> None:
-        """Set the alarm at which an idle device runs flat (s)."""
+        """Set the alarm for the time ``when`` (s) at which an idle device's battery runs flat."""
         self._alarms[device] = self._simulation.wake(
             ("flat", device), when, partial(self._run_flat, device)
         )
@@ -495,7 +495,7 @@ class Batteries:
 
 
 class Powered(Availability):
-    """Availability of devices that cannot be reached while their batteries are flat.
+    """Availability of devices (when they can be reached) that is interrupted by flat batteries.
 
     The end of an on phase is the time at which the device disconnects, although its battery may run
     flat before.
@@ -513,7 +513,12 @@ class Powered(Availability):
         return Span(False, time, up)
 
     def phase_at(self, device: int, time: float) -> Span:
-        """Return whether a device could be reached at a past time (s), since when and until when."""
+        """Return whether a device could be reached at a past time, since when and until when.
+
+        Args:
+            device: index of the device.
+            time: the past time (s).
+        """
         within = self._within.span(device, time)
         battery = self._batteries.phase_at(device, time)
         start = max(within.start, battery.start)

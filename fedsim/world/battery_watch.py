@@ -20,7 +20,7 @@ class BatteryWatchState(TypedDict):
 
 
 class BatteryWatch:
-    """Follows the batteries of devices while they work on a task, and ends tasks when one is flat.
+    """Observer of the batteries of devices that work on a task; it ends tasks when one is flat.
 
     A device without a battery is ignored.
 
@@ -58,9 +58,12 @@ class BatteryWatch:
             battery.begin(task.device, step)
 
     def end_step(self, task: Task, sent: float, *, is_flat: bool) -> None:
-        """Update the battery at the end of the running step, which has transferred ``sent`` bytes.
+        """Update the battery of a task's device at the end of a step of the task.
 
-        ``is_flat`` says whether an empty battery ended the step.
+        Args:
+            task: the task.
+            sent: bytes that the step has transferred.
+            is_flat: whether an empty battery ended the step.
         """
         battery = self._find_batteries(task)
         if battery is not None:
@@ -77,9 +80,14 @@ class BatteryWatch:
     # alarms for flat batteries
 
     def runs_flat(self, task: Task, until: float) -> bool:
-        """Whether the battery runs flat by ``until`` (s); stores the time in ``task.flat_at``.
+        """Whether the battery of a task's device runs flat during the running step.
 
-        If the device has no battery, ``task.flat_at`` is not changed.
+        The time at which it does is stored in ``task.flat_at``, which does not change if the device has
+        no battery.
+
+        Args:
+            task: the task.
+            until: last time (s) that is looked at.
         """
         battery = self._find_batteries(task)
         if battery is not None:
@@ -110,7 +118,12 @@ class BatteryWatch:
             self.set_alarm(task.id, max(when, self._simulation.now))
 
     def set_alarm(self, number: int, when: float) -> None:
-        """Set the alarm at which the battery of a task's device is flat or is checked again."""
+        """Set the alarm at which the battery of a task's device is flat, or is checked again.
+
+        Args:
+            number: ID of the task.
+            when: time of the alarm (s).
+        """
         task = self._runner.running[number]
         task.battery = self._simulation.env.at(
             ("battery", number), when, partial(self._ring, task), CUT
@@ -123,7 +136,10 @@ class BatteryWatch:
             self._check_again(task)
 
     def _check_scarce(self) -> None:
-        """Check, after rates of messages have changed, which batteries may run out during a message."""
+        """Predict anew when batteries run flat that may run out during the message being sent.
+
+        Called after rates of messages have changed.
+        """
         for task in list(self._scarce.values()):
             if task.waits and task.flow is not None and task.flow.ended is None:
                 self._check_again(task)
@@ -148,5 +164,5 @@ class BatteryWatch:
             self.batteries.restore(batteries)
 
     def restore_tasks(self, state: BatteryWatchState) -> None:
-        """Restore the list of tasks with scarce batteries; called after the tasks are restored."""
+        """Restore which tasks' batteries may run out during a message; called after the tasks."""
         self._scarce = {number: self._runner.running[number] for number in state["scarce"]}

@@ -29,20 +29,20 @@ from fedsim.world.task import Task, TaskStep
 
 
 class WorldBuilder:
-    """Builds devices, network and tasks of a simulation; its methods are called from first to last.
+    """Builder of a simulation's devices, network and tasks; its methods are called in their order.
 
     Args:
         simulation: the clock.
         streams: random streams of the seed.
-        spec: the devices.
-        network: the network.
+        spec: the scenario's section ``[population]``.
+        network: the scenario's section ``[network]``.
         root: folder of data files; None for the working directory.
 
     Attributes:
         capacity: sampled speeds, links and kinds of the devices.
         network: the network.
         population: the devices; set by ``build_devices``.
-        availability: availability of the devices; set by ``build_devices``.
+        availability: when each device can be reached; set by ``build_devices``.
         all_stay: whether all devices are present throughout; set by ``build_devices``.
         messages, tasks: messages outside of tasks, and runner of the tasks; set by ``build_tasks``.
     """
@@ -125,7 +125,14 @@ class WorldBuilder:
         next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_task_end: Callable[[Task], None],
     ) -> None:
-        """Build ``messages`` and ``tasks``; for arguments see ``Messages`` and ``TaskRunner``."""
+        """Build ``messages`` and ``tasks``, after the devices.
+
+        Args:
+            on_edge_lost: function that is called with the index of a lost edge server.
+            next_steps: function that returns the next steps of a task that has carried out all of its
+                steps; an empty tuple ends the task.
+            on_task_end: function that is called once with each task that has ended.
+        """
         spec = self._spec
         self.messages = Messages(self._simulation, self.network, self._edges, on_edge_lost)
         jitter = spec.jitters(self._streams, self._root)
@@ -142,7 +149,12 @@ class WorldBuilder:
         )
 
     def build_lifetimes(self, on_arrival: Callable[[int], None]) -> Lifetimes:
-        """Build the arrivals and departures; see ``Lifetimes`` for ``on_arrival``."""
+        """Build the object that announces arrivals and departures of devices.
+
+        Args:
+            on_arrival: function that is called with the index of a newly arrived device when it first
+                becomes available.
+        """
         return Lifetimes(
             self._simulation,
             self.population.arrival,

@@ -49,7 +49,7 @@ def _parse(text: str) -> datetime:
 
 
 class CalendarSpec(Spec):
-    """``population.calendar``: the instant of simulated time 0, and the devices' time zones."""
+    """``population.calendar``: date and time of simulated time 0, and the devices' time zones."""
 
     starts: Annotated[str, BeforeValidator(_instant)] = "2024-01-01T00:00"
     """date and time (ISO 8601), or time of day, of simulated time 0; UTC unless it has an offset."""

@@ -19,7 +19,10 @@ from fedsim.world.phases import Phases, Span
 
 
 class Charging(Protocol):
-    """Interface of what tells when each device is plugged in; it depends on seed and device alone."""
+    """Interface of objects that know when each device is plugged into its charger.
+
+    The answer depends on the seed and the device alone, not on the run.
+    """
 
     def span(self, device: int, time: float) -> Span:
         """Return whether a device is plugged in at a time (s), since when and until when.
@@ -29,7 +32,7 @@ class Charging(Protocol):
 
 
 class ChargingModel(Spec):
-    """Base of every charging model."""
+    """Base of the kinds of charging in a scenario, which build the devices' charging times."""
 
     kind: str
 
@@ -58,7 +61,10 @@ class Never(ChargingModel):
 
 
 class RenewalCharging(ChargingModel):
-    """Plugged in and unplugged for exponential times, independent between devices."""
+    """Devices are plugged in and unplugged in turn, each for a random exponential time.
+
+    Devices are independent of each other.
+    """
 
     kind: Literal["renewal"] = "renewal"
     mean_on: PositiveSeconds

@@ -46,7 +46,10 @@ def each(function: Callable[[AnyArray], AnyArray], column: AnyArray) -> AnyArray
 
 
 def distinct(column: AnyArray) -> tuple[AnyArray, NDArray[np.integer]]:
-    """Find the distinct entries of a column.
+    """Find the distinct entries of an array over devices.
+
+    Args:
+        column: the array, [devices].
 
     Returns:
         The distinct entries, ascending, [n], and for each device the index of its entry in them,
@@ -59,17 +62,17 @@ def distinct(column: AnyArray) -> tuple[AnyArray, NDArray[np.integer]]:
 
 
 def pieces(devices: int) -> Iterator[slice]:
-    """Yield slices that cover all devices, each short enough to bound memory."""
+    """Yield consecutive slices that cover all devices; arrays over one slice take little memory."""
     return (slice(begin, begin + _PIECE) for begin in range(0, devices, _PIECE))
 
 
 def mean(entries: Callable[[slice], Floats], devices: int) -> float:
-    """Compute the mean of a column slice by slice, in bounded memory.
+    """Compute the mean of an array over devices slice by slice, so that memory is bounded.
 
     The result equals ``np.mean`` in all bits, because both add recursively by halves.
 
     Args:
-        entries: function that computes the column's entries in a slice.
+        entries: function that computes the array's entries in a slice of the devices.
         devices: number of devices.
     """
 
@@ -103,9 +106,10 @@ class DeviceRows:
         self._rows: dict[int, int] = {}
 
     def of(self, devices: Ints) -> Ints:
-        """Return the rows of devices, int64 [len(devices)].
+        """Return the rows of devices in the caching arrays, int64 [len(devices)].
 
-        If this increases ``room``, the caller has to extend its columns by ``grown``.
+        A device without a row gets one. If this increases ``room``, the caller has to extend its arrays
+        by ``grown``.
         """
         if self.all:
             return devices
@@ -116,5 +120,5 @@ class DeviceRows:
         return np.array(rows, dtype=np.int64)
 
     def grown(self, column: AnyArray) -> AnyArray:
-        """Return a column extended by zeros to ``room`` rows."""
+        """Return a caching array, with one row per device, extended by zeros to ``room`` rows."""
         return np.concatenate([column, np.zeros(self.room - len(column), column.dtype)])

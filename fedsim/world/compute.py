@@ -45,7 +45,7 @@ class SlowPhases(Spec):
 
 
 class EpochTimes:
-    """Computes when the epochs of a device end, with random variation and phases in which it is slow.
+    """Model of the times of epochs, with random variation and phases in which devices are slow.
 
     Args:
         streams: random streams.
@@ -87,17 +87,17 @@ class EpochTimes:
         horizon: float = math.inf,
         task: int | None = None,
     ) -> list[float]:
-        """Return the ends of consecutive epochs (s), up to a limit.
+        """Return the times (s) at which consecutive epochs of a device's training end.
 
         Args:
             device: index of the device.
             start: begin of the first epoch (s).
             epoch_s: time of an epoch at full speed (s).
             epochs: count of epochs.
-            limit: time (s) from which no epoch begins.
-            horizon: time (s) up to which ends of epochs are needed.
-            task: count of the device's earlier tasks, if the jitter is drawn for the task; None if
-                it is drawn for the time at which each epoch begins.
+            limit: simulated time (s) from which on no epoch begins.
+            horizon: simulated time (s) up to which ends of epochs are needed.
+            task: count of the device's earlier tasks, if one random factor (jitter) applies to all
+                epochs of a task; None if each epoch has its own, drawn by its begin.
 
         Returns:
             The ends (s, on the grid). An end beyond the limit or horizon is only a lower bound.
@@ -121,15 +121,15 @@ class EpochTimes:
 
     @staticmethod
     def adapt(start: float, ends: list[float], limit: float) -> list[float]:
-        """Return the ends of the epochs that an adaptive device begins (CATA-Fed, Eq. 8).
+        """Return the ends (s) of the epochs that a device begins if it adapts to a time limit.
 
         The device begins the first epoch in any case. It begins another epoch only if an epoch of
-        the mean length so far would end before the limit.
+        the mean length so far would end before the limit (CATA-Fed, Eq. 8).
 
         Args:
             start: begin of the first epoch (s).
-            ends: ends of all epochs if the device did not adapt (s).
-            limit: the time limit (s).
+            ends: ends of all epochs if the device did not adapt (simulated s).
+            limit: the simulated time (s) of the limit.
         """
         begun = min(1, len(ends))
         while (
@@ -140,12 +140,13 @@ class EpochTimes:
         return ends[:begun]
 
     def jitter(self, device: int, start: float, task: int | None) -> float:
-        """Return the random factor of an epoch's time.
+        """Return the random factor (jitter) by which an epoch takes longer or shorter.
 
         Args:
             device: index of the device.
-            start: begin of the epoch (s), for which the factor is drawn if ``task`` is None.
-            task: count of the device's earlier tasks, if the factor is drawn for the task.
+            start: simulated time (s) at which the epoch begins. Each time has its own factor if
+                ``task`` is None.
+            task: count of the device's earlier tasks, if all epochs of a task have the same factor.
         """
         sigma = self._sigma.item(device)
         if sigma == 0.0:
@@ -178,9 +179,9 @@ CurvePoint = Annotated[
 
 
 class HostSpec(Spec):
-    """``population.host``: machines on which the devices run.
+    """``population.host``: machines on which the devices run, several on each.
 
-    Device i is on host i mod ``number``, as in a tree's cells.
+    Device i is on host i mod ``number``.
     """
 
     number: int = Field(default=1, ge=1)
@@ -235,7 +236,7 @@ class HostSpec(Spec):
         return slots
 
     def rate(self, busy: int) -> float:
-        """Return the speed of each of ``busy`` computations, relative to a single computation."""
+        """Return the speed of each of ``busy`` computations on a host, relative to a single one."""
         if self.throughput is None:
             return min(1.0, (self.cores or 1) / busy)
         counts, work = zip([1.0, 1.0], *self.throughput, strict=True)
@@ -244,11 +245,12 @@ class HostSpec(Spec):
 
 @dataclass(slots=True)
 class _HostComputation:
-    """Computation that shares the cores of a machine (host) with others.
+    """Running computation that shares the cores of a machine (host) with others.
 
     Attributes:
         task: task of the computation.
-        begun, end: begin and end of the computation, as values of ``_Cores.served`` (s).
+        begun, end: begin and end of the computation, in seconds that the host would have given to a
+            computation at full speed (``_Cores.served``).
     """
 
     task: Task
@@ -308,10 +310,11 @@ class Hosts:
         simulation.env.declare_alarm("host", self._set_alarm)
 
     def admit(self, task: Task) -> tuple[TaskStep, ...]:
-        """Request a worker of its machine for a task.
+        """Request a worker of its machine for a task that begins.
 
         Returns:
-            Steps that come before the task's own: waiting in the queue, and the worker's start-up.
+            Steps to carry out before the task's own: ``Queue`` if no worker is free, and a pause if
+            workers take time to start.
         """
         steps: tuple[TaskStep, ...] = ()
         if self._spec.slots < math.inf and not self._take_worker(task):
@@ -350,11 +353,11 @@ class Hosts:
         return job is not None
 
     def stretch(self, task: Task, factor: float) -> None:
-        """Multiply the time that the running computation of a task still needs, as its device is slower.
+        """Multiply the remaining time of a task's running computation, as its device gets slower.
 
         Args:
             task: the task.
-            factor: the factor; below 1 if the device is faster.
+            factor: the factor; below 1 if the device gets faster.
         """
         job = self._job(task)
         if job is not None:
@@ -362,7 +365,7 @@ class Hosts:
             job.end = served + (job.end - served) * factor
 
     def used_s(self, task: Task) -> float:
-        """Return the time of cores that the ending step of a task has used (core seconds), once."""
+        """Return the core time of the ending step of a task (core seconds), and forget it."""
         return self._used.pop(task.id, 0.0)
 
     def _host(self, task: Task) -> int:
@@ -373,9 +376,12 @@ class Hosts:
         return None if cores is None else cores.jobs.get(task.id)
 
     def _update_cores(self, host: int, *, changes: bool = False) -> _Cores:
-        """Return the cores of a host, updated to now.
+        """Return the cores of a host, with its computations advanced to the present time.
 
-        If ``changes`` is true, the alarm of the cores is set again at the end of this instant.
+        Args:
+            host: index of the host.
+            changes: whether the caller adds, ends or changes a computation; the alarm for the next end
+                is then set anew after the other events of this time.
         """
         if changes:
             if not self._changed:

@@ -26,7 +26,7 @@ class TimerState(TypedDict):
 
 
 class EpochTimer:
-    """Timer of the computations of tasks, which are steps derived from ``EpochStep``.
+    """Timer of tasks' trainings and evaluations, which sets the alarms for their ends.
 
     Attributes:
         paces: device -> present factor of its speed, if it is not 1.
@@ -48,7 +48,10 @@ class EpochTimer:
         self._budget_used: dict[int, float] = {}
 
     def take_budget(self, device: int) -> float:
-        """Return the budget (s) that the device's last task has used, and forget it."""
+        """Return the part of the time budget (s) that the device's last task has used, and forget it.
+
+        It is 0 if the task had no budget.
+        """
         return self._budget_used.pop(device, 0.0)
 
     # begins of computations
@@ -70,9 +73,10 @@ class EpochTimer:
             self._runner.end_step_at(task, on_grid_after(now + failing_s))
 
     def look_ahead(self, task: Task) -> None:
-        """Set the alarm for the end of the running computation, or for a later check.
+        """Set the alarm for the end of the running computation of a task.
 
-        Each check is twice as far away as the check before, because mostly a deadline comes first.
+        If the end is far away, the alarm calls this method again at an earlier time. Each such check is
+        twice as far away as the check before, because mostly a deadline comes first.
         """
         plan = self._plan(task)
         if self.hosts is not None:
@@ -102,7 +106,7 @@ class EpochTimer:
             self._set_look(task.id, reach)
 
     def _plan(self, task: Task) -> Plan:
-        """Return the plan of the running step at the device's present pace."""
+        """Return count and times of the epochs of a task's step, at the device's present speed."""
         step = task.step
         assert isinstance(step, EpochStep)
         plan = step.plan(task, self._runner)
@@ -118,7 +122,15 @@ class EpochTimer:
         )
 
     def limit_of(self, task: Task, limit: Limit) -> float:
-        """Return the simulated time (s) at which a limit ends the running step; may be infinity."""
+        """Return the simulated time (s) at which a time limit ends a task's running computation.
+
+        It is infinity if there is no limit. Time that the limit reserves for the upload is subtracted.
+
+        Args:
+            task: the task.
+            limit: a deadline, or a budget (s) that counts from the device's first computation for the
+                round, or both.
+        """
         until = math.inf if limit.stop_at is None else limit.stop_at
         if limit.budget is not None and task.budget_from is not None:
             until = min(until, task.budget_from + limit.budget)
@@ -154,7 +166,11 @@ class EpochTimer:
         self._begin_epoch(task)
 
     def _begin_epoch(self, task: Task) -> None:
-        """Begin the next epoch, or end the step if no other epoch fits into the limit."""
+        """Begin a task's next epoch on a shared host.
+
+        The step ends if all epochs are done, or if an adaptive device expects no other epoch to fit into
+        the time limit.
+        """
         assert self.hosts is not None
         assert task.epoch_ends is not None
         plan = self._plan(task)
@@ -173,7 +189,18 @@ class EpochTimer:
     # ends of computations
 
     def end(self, task: Task, limit: Limit, cause: Cause | None) -> dict[str, object]:
-        """End the running computation; return the fields of its record about a shared host."""
+        """End the running computation of a task.
+
+        Args:
+            task: the task.
+            limit: time limits of the step. If it has a budget, the used time is stored for
+                ``take_budget``.
+            cause: cause of an early end; None if the computation is complete.
+
+        Returns:
+            Fields for the record of the step: ``core_s``, the used core time, if devices share a host;
+            otherwise none.
+        """
         now = self._simulation.now
         self._fixed_ends.pop(task.id, None)
         if limit.budget is not None and task.budget_from is not None:
@@ -187,9 +214,13 @@ class EpochTimer:
         return {"core_s": self.hosts.used_s(task)}
 
     def set_pace(self, device: int, pace: float) -> None:
-        """Change the factor of a device's speed from this instant.
+        """Change the speed of a device from the present time on.
 
-        The remaining part of a running epoch or evaluation runs at the new pace.
+        The remaining part of a running epoch or evaluation runs at the new speed.
+
+        Args:
+            device: index of the device.
+            pace: factor of the device's usual speed, above 0.
         """
         before = self.paces.pop(device, 1.0)
         if pace != 1.0:
@@ -242,7 +273,12 @@ class EpochTimer:
 
 
 def _all_fit(ends: list[float], plan: Plan) -> bool:
-    """Whether a computation ends with its last epoch in ``ends`` (s), and not at its limit."""
+    """Whether a computation is over at the end of its last epoch in ``ends``, not cut off before.
+
+    Args:
+        ends: ends of the epochs that the device begins (s).
+        plan: count of the epochs, and their time limit.
+    """
     if not ends or ends[-1] > plan.limit:
         return False
     return plan.adaptive or len(ends) == plan.epochs or plan.limit == math.inf

@@ -42,7 +42,7 @@ SpeedShare = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class DeviceKind(Spec):
-    """Figures of a kind of device.
+    """Speed, memory, link and powers of a kind of device, such as a phone or a board.
 
     Attributes:
         flops, flops_share: peak FLOP/s at float32 of the processor that trains, and the share
@@ -50,7 +50,7 @@ class DeviceKind(Spec):
         gpu: whether the processor is a GPU, which passes over an operation's data once.
         arm: whether the device is a board with ARM cores, on which torch runs other kernels.
         bandwidth, bandwidth_share: peak bytes/s of its memory, and the share that training reaches.
-        memory, memory_share: its memory, and the share that a training may take.
+        memory, memory_share: its memory (bytes), and the share that a training may take.
         batch, epoch: fixed time of each batch, and of each epoch (s).
         down, up, latency: its usual link; a scenario's ``[network.device]`` overrides it.
         idle, compute, radio: power while idle, and the powers that computing, and sending or
@@ -93,12 +93,13 @@ class DeviceKind(Spec):
 
 
 def _complete(value: object) -> object:
-    """Return a kind of device with all figures, if the user wrote it as another kind with changes.
+    """Complete a user's kind of device by the values of the kind that its key ``like`` names.
 
     Args:
-        value: the user's table. If it has the key ``like``, which names a kind, it gets the figures
-            (FLOP/s, memory, powers ...) that it lacks from that kind; otherwise it is returned
-            unchanged.
+        value: the user's table.
+
+    Returns:
+        The table with all values (FLOP/s, memory, powers ...); a table without ``like`` unchanged.
     """
     if not isinstance(value, Mapping) or "like" not in value:
         return value
@@ -130,11 +131,11 @@ OwnKind = Annotated[DeviceKind, BeforeValidator(_complete), _LikeSchema()]
 
 
 class Figure(NamedTuple):
-    """Figure of a kind of device, with its source.
+    """One property of a kind of device, such as its memory, with the source of its value.
 
     Attributes:
-        value: value of the figure, in the notation of a scenario.
-        source: publication of the figure; "estimate" and the reason if it is not published.
+        value: the value, in the notation of a scenario.
+        source: publication of the value; "estimate" and the reason if it is not published.
         date: the month of the source.
     """
 
@@ -147,7 +148,7 @@ def catalogue(file: Path = _TABLE) -> dict[str, str]:
     """Return the kinds in a catalogue file: name -> description.
 
     Args:
-        file: the catalogue of kinds of devices, or ``LINKS``.
+        file: the catalogue of kinds of devices, or ``LINKS``, that of links.
     """
     return {name: entry["title"] for name, entry in _table(file).items()}
 
@@ -158,12 +159,12 @@ def _table(file: Path = _TABLE) -> dict[str, Any]:
 
 
 def figures(name: object, key: str, file: Path = _TABLE) -> dict[str, Figure]:
-    """Return the figures of a kind by name, with their sources.
+    """Return the properties of a kind of device or link: name -> value with its source.
 
     Args:
         name: name of the kind.
         key: the key of a scenario that holds the name, for errors.
-        file: the catalogue of kinds of devices, or ``LINKS``.
+        file: the catalogue of kinds of devices, or ``LINKS``, that of links.
 
     Raises:
         ScenarioError: the file has no kind of this name.
@@ -177,12 +178,14 @@ def figures(name: object, key: str, file: Path = _TABLE) -> dict[str, Figure]:
 
 
 def estimates(names: Sequence[str], *, links: bool, energy: bool) -> str:
-    """Return a warning that names the estimated figures of kinds; empty if there are none.
+    """Return a warning that names the properties of kinds whose values are only estimates.
+
+    The text is empty if there are none.
 
     Args:
-        names: names of kinds; the user's own kinds are ignored.
-        links: whether the warning names figures of links.
-        energy: whether the warning names powers.
+        names: names of kinds of devices; the user's own kinds are ignored.
+        links: whether properties of links are included.
+        energy: whether powers are included.
     """
     fields = {"flops", "flops_share", "bandwidth", "bandwidth_share", "batch"}
     if links:
@@ -271,7 +274,10 @@ class Capacity:
         return flops
 
     def powers(self) -> dict[str, Floats]:
-        """Return the energy ``COEFFICIENTS`` of each device's kind: name -> float64 [devices]."""
+        """Return powers and energies per byte of each device, by its kind: name -> float64 [devices].
+
+        The names are those of ``COEFFICIENTS`` of the energy meter.
+        """
         if self.which is None:
             return {}
         columns = {}
@@ -297,14 +303,14 @@ class CapacityModel(Spec):
         raise NotImplementedError
 
     def jitters(self, streams: Streams, devices: int) -> Floats | None:
-        """Return the coefficients of variation of epoch times if ``population.jitter`` is not set.
+        """Return how much each device's epoch times vary, unless ``population.jitter`` is set.
 
         Args:
             streams: random streams of the run.
             devices: number of devices.
 
         Returns:
-            A coefficient for each device, float64 [devices]; None: epochs do not vary.
+            Coefficient of variation of each device, float64 [devices]; None: epochs do not vary.
         """
         return None
 

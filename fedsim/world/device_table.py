@@ -117,7 +117,11 @@ class DeviceTable:
                 )
 
     def note(self, meaning: str) -> None:
-        """Collect a note for the user on how the table is read; ``meaning`` ends its sentence."""
+        """Store a note that tells the user how the table is read.
+
+        Args:
+            meaning: end of the note's sentence.
+        """
         columns = ", ".join(map(repr, self._names))
         note(f"{self._key} from {str(self._path)!r} (columns {columns}): {meaning}")
 
@@ -243,7 +247,14 @@ class DeviceTable:
         return [row_of[device] for device in range(devices)]
 
     def _order_column(self, column: str) -> str | None:
-        """Find the name of a column in ``IDS``, except ``column``; None if there is none."""
+        """Find a column that may give the order of the devices: a name in ``IDS``, such as ``id``.
+
+        Args:
+            column: name of a column that is not considered.
+
+        Returns:
+            The name; None if there is no such column.
+        """
         names = [name for name in self.cells if name != column and name in IDS]
         return min(names, key=IDS.index, default=None)
 

@@ -46,7 +46,7 @@ def _find_wrong_value(
 
 
 def _normalise(shares: list[float] | None) -> Floats | None:
-    """Divide shares by their sum; return None, which means equal shares, for None."""
+    """Divide shares by their sum; return None if ``shares`` is None, which means equal shares."""
     if shares is None:
         return None
     normalised: Floats = np.array(shares) / sum(shares)
@@ -180,7 +180,7 @@ class Listed(Distribution, Generic[Q]):
 
 
 class FileColumn(Spec):
-    """Base of keys that read one value for each device from a column of a file."""
+    """Base of a scenario's keys whose values, one for each device, are a column of a file."""
 
     kind: Literal["file"] = "file"
     file: str
@@ -232,10 +232,10 @@ Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
 def by_device(quantity: Any, *forms: type[Distribution], base: str = "", key: str = "") -> Registry:
-    """Make the registry of the distributions that a key with a quantity accepts.
+    """Make the registry of the forms in which a key of a scenario may give each device a value.
 
-    Accepted short forms are a bare value for a constant, a list with one value per device, and a
-    table with the key ``file``.
+    Short forms are a bare value for all devices, a list with one value per device, and a table
+    with the key ``file``.
 
     Args:
         quantity: type of the values, such as ``Seconds``.

@@ -158,7 +158,15 @@ class TaskRunner:
         step.begin(task, self)
 
     def _end_step(self, task: Task, cause: Cause | None) -> Cause | None:
-        """End the running step; return the cause if the task ends too, and None if it continues."""
+        """End the running step of a task.
+
+        Args:
+            task: the task.
+            cause: cause of an early end, such as ``late``; None if the step is complete.
+
+        Returns:
+            The cause if the task ends too; None if it continues with its next step.
+        """
         step = task.step
         flow = task.flow
         was_cut = cause is not None
@@ -194,12 +202,12 @@ class TaskRunner:
     # services for steps
 
     def end_step_at(self, task: Task, end: float) -> None:
-        """Set the alarm for the end of the running step, or for an earlier flat battery.
+        """Set the alarm for the end of a task's running step, or for a flat battery before it.
 
-        If the device disconnects before, no alarm is set here.
+        If the device disconnects earlier, no alarm is set here.
 
         Args:
-            task: the task of the step.
+            task: the task.
             end: time at which the step is complete (s); infinity for never.
         """
         off = max(task.disconnects_at, self.simulation.now)
@@ -246,9 +254,12 @@ class TaskRunner:
         return on & ~np.isin(devices, sorted(self.switched_off)) if self.switched_off else on
 
     def reachable_until(self, endpoint: int) -> float:
-        """Return the time (s) until which an endpoint is available without interruption.
+        """Return the time (s) until which an endpoint can be reached without interruption.
 
-        The time is now if the endpoint is unavailable, and infinity if it stays available.
+        The time is now if the endpoint cannot be reached, and infinity if it stays reachable.
+
+        Args:
+            endpoint: ID of a device, an edge server, the server or another endpoint of the network.
         """
         now = self.simulation.now
         if 0 <= endpoint < self.network.devices:
@@ -264,7 +275,7 @@ class TaskRunner:
         return self._availability.next_on(device, time) if time <= self.simulation.end else time
 
     def anyone_ever(self) -> bool:
-        """Whether any device is available now or at a later time."""
+        """Whether any device can be reached now or at a later time of the run."""
         now = self.simulation.now
         departure = self.population.departure
         staying = (device for device in range(len(departure)) if departure.item(device) > now)
@@ -281,7 +292,17 @@ class TaskRunner:
         edge: int | None = None,
         context: object = None,
     ) -> Task:
-        """Start a task on an idle device in this instant; the arguments are attributes of ``Task``.
+        """Start a task on an idle device at the present time.
+
+        Args:
+            device: index of the device.
+            steps: first steps of the task.
+            round: index of the round; None for a task outside of rounds.
+            group: index of the device's group; None without groups.
+            continues: whether the task continues the device's previous task.
+            edge: index of the edge server with which the device exchanges messages; None for the
+                server.
+            context: data that the federation attaches to the task.
 
         Raises:
             SimulationError: the device has another task.
@@ -340,7 +361,10 @@ class TaskRunner:
             self._interrupt(task, cause)
 
     def cut(self, task: Task) -> None:
-        """Interrupt a task now, because its device leaves, has a flat battery, or disconnects."""
+        """Interrupt a task now because its device leaves, has a flat battery, or disconnects.
+
+        The task then ends, at the present time.
+        """
         now = self.simulation.now
         if now >= self.population.departure[task.device]:
             self._interrupt(task, "left")
@@ -419,5 +443,5 @@ class TaskRunner:
 
 
 def _to_array(counts: Mapping[int, int]) -> Ints:
-    """Convert device -> count to rows of device and count; int64 [devices with a count, 2]."""
+    """Convert a dict device -> count to an array with rows (device, count), int64 [n, 2]."""
     return np.array(list(counts.items()), dtype=np.int64).reshape(-1, 2)

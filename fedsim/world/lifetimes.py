@@ -18,19 +18,19 @@ from fedsim.world.phases import Span
 
 
 class Turnover(Spec):
-    """Base of models of arrivals, and of models of departures."""
+    """Base of models of the times at which devices join a run, or leave it for good."""
 
     kind: str
 
     def check(self, key: str, devices: int) -> None:
-        """Raise an error if the model does not suit a population.
+        """Raise an error if the model does not fit the number of devices.
 
         Args:
-            key: the key of the scenario, in errors.
+            key: the key of the scenario that holds the model, for the message.
             devices: number of devices.
 
         Raises:
-            ScenarioError: the model does not suit a population of this size.
+            ScenarioError: the model does not fit.
         """
 
     def draw(
@@ -82,12 +82,13 @@ DeparturesSpec = Annotated[Turnover, DEPARTURES]
 
 
 class Bounded:
-    """Availability of devices between their arrivals and their departures.
+    """Availability (when devices can be reached) that is cut to each device's time in the run.
 
-    A phase in which a device cannot be reached may follow another such phase.
+    Before its arrival and after its departure a device cannot be reached. Two such intervals may
+    follow each other.
 
     Args:
-        within: availability before it is cut to this time.
+        within: availability without arrivals and departures.
         arrival: arrival of each device (s), float64 [devices].
         departure: departure of each device (s), float64 [devices].
     """
@@ -128,10 +129,12 @@ class Bounded:
 
 
 def bounded(within: Availability, arrival: Floats, departure: Floats) -> Availability:
-    """Cut an availability to lifetimes; return ``within`` if all devices are present throughout.
+    """Cut an availability (when devices can be reached) to each device's time in the run.
+
+    The result is ``within`` itself if all devices are present throughout.
 
     Args:
-        within: availability before it is cut.
+        within: availability without arrivals and departures.
         arrival: arrival of each device (s), float64 [devices].
         departure: departure of each device (s), float64 [devices].
     """

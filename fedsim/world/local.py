@@ -80,9 +80,10 @@ _OwnRate = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
 def _by_device(quantity: object, *forms: type[Distribution]) -> Registry:
-    """Return what a key may be in a scenario that gives each device a value.
+    """Make the registry of the forms in which a key of ``population.local`` gives devices values.
 
-    Such a value is one for all, drawn by shares, listed, read from a file, or by kind of device.
+    The forms are one value for all, values drawn by shares, a list, a column of a file, and values
+    by kind of device.
 
     Args:
         quantity: type of the values.
@@ -101,7 +102,7 @@ def _by_device(quantity: object, *forms: type[Distribution]) -> Registry:
 
 
 class OwnTraining(NamedTuple):
-    """Local trainings of devices as columns, [devices]; 0 stands for the scenario's value.
+    """Local trainings that differ by device: arrays [devices], 0 for the scenario's value.
 
     Attributes:
         epochs: passes over the data, in place of ``strategy.local_epochs``; int64.
@@ -116,27 +117,39 @@ class OwnTraining(NamedTuple):
     lr: Floats
 
     def with_batch(self, device: int, training: Training) -> Training:
-        """Return a training with the device's batch size, if it has one and the training none."""
+        """Return ``training`` with the device's own batch size, if the device has one.
+
+        A training that has a batch size is returned unchanged.
+
+        Args:
+            device: index of the device.
+            training: the training.
+        """
         size = self.batch_size.item(device)
         if not size or training.batch_size is not None:
             return training
         return replace(training, batch_size=size)
 
     def batching(self, device: int, usual: Batching) -> Batching:
-        """Return the batches of a device, for the batches ``usual`` of ``[training]``."""
+        """Return how a device's samples are divided into batches.
+
+        Args:
+            device: index of the device.
+            usual: batches of devices without an own batch size (section ``[training]``).
+        """
         size = self.batch_size.item(device)
         if not size:
             return usual
         return Batching(size, usual.last)
 
     def passes(self, devices: slice, epochs: int, samples: Ints, usual: Batching) -> Floats:
-        """Return the count of passes over its data of each device in a slice, float64.
+        """Return how often a training of each device in a slice passes over its data, float64.
 
         Args:
             devices: the slice.
-            epochs: ``strategy.local_epochs``.
+            epochs: ``strategy.local_epochs``, for devices without their own epochs or steps.
             samples: count of samples of each device in the slice.
-            usual: the batches of ``[training]``.
+            usual: batches of devices without an own batch size (section ``[training]``).
         """
         own_epochs = self.epochs[devices]
         passes = np.where(own_epochs == 0, epochs, own_epochs).astype(np.float64)

@@ -22,7 +22,7 @@ from fedsim.world.steps import Outcome, Payload
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """Message that is being sent, and is no part of a device's task, such as between edge and server.
+    """Message that is being sent outside of a device's task, such as between edge and server.
 
     Attributes:
         id: ID of the message.
@@ -30,7 +30,7 @@ class Message:
         payloads: parts of the message, each with a purpose and a size.
         round: index of the round for which the message is sent; None if for no round.
         start: time of its start (s).
-        flow: flow of its bytes; None if the sender or receiver was unavailable at the start.
+        flow: transfer of its bytes; None if the sender or receiver was unavailable at the start.
         alarm: alarm that rings when the sender or receiver becomes unavailable.
         on_end: function that is called with the message and its outcome.
     """
@@ -65,11 +65,11 @@ class MessagesState(TypedDict):
 
 
 class Messages:
-    """Sends messages that are no part of a device's task: to and from edge servers, between devices.
+    """Sender of messages outside of devices' tasks: to and from edge servers, between devices.
 
     Args:
         simulation: the clock.
-        network: network of the flows.
+        network: network that transfers the bytes.
         edges: count of edge servers.
         on_edge_lost: function that is called with the index of a lost edge server, before the
             messages of that edge server end.
@@ -134,7 +134,7 @@ class Messages:
         return message
 
     def edge_of(self, device: int) -> int:
-        """Return the index of a device's edge server.
+        """Return the index of the edge server to which a device belongs.
 
         Raises:
             SimulationError: the network has no edge servers.

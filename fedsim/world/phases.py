@@ -42,11 +42,12 @@ class Span(NamedTuple):
 
 
 class Phases:
-    """On and off phases of devices, in turn and of exponential length, drawn as far as they are asked.
+    """On and off phases of devices, in turn and of random exponential lengths.
 
-    The length of a device's phase k is its k-th draw from the stream ``purpose``. The phase at
-    time 0 (drawn from ``purpose/first``) is on with a probability equal to the long-run share of on
-    time, so that the population starts in its steady state.
+    Phases are drawn only up to the times for which a caller asks. The length of a device's phase k
+    is its k-th draw from the stream ``purpose``. The phase at time 0 (drawn from ``purpose/first``)
+    is on with a probability equal to the long-run share of on time, so that the population starts in
+    its steady state.
 
     Args:
         streams: random streams of the run.
@@ -74,7 +75,7 @@ class Phases:
         self._end = np.zeros(self._rows.room)
 
     def span(self, device: int, time: float) -> Span:
-        """Return the phase of a device at ``time`` (s)."""
+        """Return the on or off phase in which a device is at ``time`` (s)."""
         row = device if self._rows.all else int(self._rows_of(np.array([device]))[0])
         start = self._start.item(row)
         end = self._end.item(row)
@@ -102,15 +103,15 @@ class Phases:
         return Span(on, start, end)
 
     def check_walk(self, device: int, start: float, end: float) -> None:
-        """Raise an error if a look-up would sample too many phases of a device.
+        """Raise an error if a time is so long that too many phases of a device would be drawn.
 
         Args:
             device: index of the device.
-            start: begin of the sampled time (s).
-            end: end of the sampled time (s).
+            start: begin of the time (s).
+            end: end of the time (s).
 
         Raises:
-            SimulationError: the expected count of phases exceeds the limit.
+            SimulationError: the expected count of phases between the two exceeds the limit.
         """
         off, on = self._means
         expected = 2 * (end - start) / sum(self._means)
@@ -122,7 +123,7 @@ class Phases:
             )
 
     def next_on(self, device: int, time: float) -> float:
-        """Return the first time (s), not before ``time``, at which a device is on."""
+        """Return the first time (s), not before ``time``, at which a device is in an on phase."""
         span = self.span(device, time)
         return time if span.on else span.end
 

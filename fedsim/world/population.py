@@ -59,7 +59,7 @@ the stragglers at their reduced speed.
 
 @dataclass
 class Population:
-    """Devices as columns, each an array with one entry per device.
+    """Properties of all devices as arrays with one entry per device.
 
     Attributes:
         speed: training speed on the reference model (samples/s). If devices have kinds, it is the
@@ -75,7 +75,7 @@ class Population:
         flops: FLOP/s that each device reaches, float64; None if unknown.
         share_of: function that returns the relative cost of a sample of a smaller model
             (``Training.cut``).
-        batching: batches of an epoch of training.
+        batching: how an epoch's samples are divided into batches.
         own: local trainings that differ by device; None if all devices train alike.
         trainable: count of devices that may train, the first ones.
     """
@@ -107,7 +107,13 @@ class Population:
         self.samples[device] = samples
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
-        """Return the time (s) of an epoch on ``samples`` samples, without jitter or slow phases."""
+        """Return the time (s) of an epoch on ``samples`` samples, without random variation.
+
+        Args:
+            device: index of the device.
+            training: the training, which may be of a smaller model.
+            samples: count of samples on which the device trains.
+        """
         if self.own is not None:
             training = self.own.with_batch(device, training)
         if self.rooflines is not None:
@@ -130,7 +136,13 @@ class Population:
         return samples * self.cost / self.speed.item(device) * _FORWARD_SHARE
 
     def working_s(self, device: int, work: WorkAmounts) -> float:
-        """Return the time (s) of a step ``Work``, without jitter or slow phases.
+        """Return the time (s) of a step ``Work``, which computes without a model.
+
+        Random variation and slow phases are not included.
+
+        Args:
+            device: index of the device.
+            work: the samples, FLOPs and seconds of the step.
 
         Raises:
             SimulationError: the work has FLOPs, and the FLOP/s of the devices are unknown.
@@ -148,12 +160,12 @@ class Population:
         return seconds
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
-        """Return the time until a computation runs out of memory (s); None if it has enough.
+        """Return the time after which a computation runs out of memory (s); None if it has enough.
 
         Args:
             device: index of the device.
             training: the training; None for a test.
-            samples: samples on which the device computes.
+            samples: count of samples on which the device computes.
         """
         if self.rooflines is None:
             return None
@@ -182,11 +194,13 @@ class Population:
         return rooflines.fit(int(rooflines.which[device]), training, samples)
 
     def epochs_s(self, devices: slice = ALL, over: DeadlineBase = "all") -> Floats:
-        """Return the epoch time (s) of each device in a slice, without jitter, float64 [devices].
+        """Return the time (s) of an epoch on each device in a slice, float64 [devices].
+
+        Random variation (jitter) is not included.
 
         Args:
             devices: the slice; by default all devices.
-            over: whether stragglers count at their reduced speed, see ``DeadlineBase``.
+            over: ``all``: stragglers count at their reduced speed; ``unslowed``: at their usual speed.
         """
         slowness = self.slowness[devices] if over == "unslowed" else 1.0
         if self.rooflines is not None:
@@ -199,7 +213,7 @@ class Population:
         return samples * self.cost / (self.speed[devices] / slowness)
 
     def _taken(self, devices: slice) -> Ints:
-        """Return the count of samples that an epoch of each device in a slice processes."""
+        """Return how many samples an epoch of each device in a slice trains on, int64."""
         samples = self.samples[devices]
         if self.own is None or self.batching.last != "drop":
             return self.batching.taken(samples)
@@ -208,13 +222,13 @@ class Population:
         return samples - samples % sizes * (samples >= sizes)
 
     def batching_of(self, device: int) -> Batching:
-        """Return the batches of an epoch of a device's training."""
+        """Return how the samples of an epoch on a device are divided into batches."""
         if self.own is None:
             return self.batching
         return self.own.batching(device, self.batching)
 
     def passes(self, devices: slice, epochs: int) -> Floats:
-        """Return the count of passes over its data of each device in a slice, float64.
+        """Return how often a training of each device in a slice passes over its data, float64.
 
         Args:
             devices: the slice.
@@ -226,10 +240,10 @@ class Population:
         return self.own.passes(devices, epochs, samples, self.batching)
 
     def mean_epoch_s(self, over: DeadlineBase) -> float:
-        """Return the mean epoch time of the devices that may train (s), without jitter.
+        """Return the mean time of an epoch over the devices that may train (s), without jitter.
 
         Args:
-            over: whether stragglers count at their reduced speed, see ``DeadlineBase``.
+            over: ``all``: stragglers count at their reduced speed; ``unslowed``: at their usual speed.
         """
         if self.rooflines is not None:
             return float(np.mean(self.epochs_s(over=over)[: self.trainable]))
@@ -248,9 +262,10 @@ class Stragglers(Spec):
     """factor of the speed of each slow device."""
 
     def slowness(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        """Draw the factor of each device's speed, 1 if it is not slow; float64 [devices].
+        """Draw by which factor each device's speed is reduced; float64 [devices].
 
-        Draws are from ``world/stragglers`` and ``world/stragglers/factor``.
+        The factor is 1 for devices that are no stragglers. Draws are from ``world/stragglers`` and
+        ``world/stragglers/factor``.
         """
         generator = streams.generator("world/stragglers/factor")
         factor = self.factor.by_device("population.stragglers.factor", generator, devices, root)
@@ -411,7 +426,7 @@ class PopulationSpec(Spec):
         )
 
     def capacities(self, streams: Streams, root: Path | None) -> Capacity:
-        """Return the devices' speeds (samples/s), and links if a file or kinds give them.
+        """Return the devices' speeds (samples/s), and their links if a file or kinds have them.
 
         Args:
             streams: random streams.
@@ -477,7 +492,9 @@ class PopulationSpec(Spec):
         )
 
     def paths(self, streams: Streams, root: Path | None) -> Availability:
-        """Build the availability of all devices, before arrivals and departures are applied.
+        """Build the availability of all devices (when each can be reached).
+
+        Arrivals and departures of devices are not applied yet.
 
         Args:
             streams: random streams.

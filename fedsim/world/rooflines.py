@@ -50,10 +50,10 @@ def operations_s(
     bandwidth: float,
     processor: Processor = "cpu",
 ) -> float:
-    """Compute the time of operations on one batch.
+    """Compute the time that a processor needs for a pass over one batch.
 
     Args:
-        operations: the operations of a pass.
+        operations: the operations of the pass.
         samples: count of samples in the batch.
         flops: FLOP/s that the processor reaches.
         bandwidth: bytes/s that its memory reaches.
@@ -75,13 +75,13 @@ def operations_s(
 
 
 class AlikeDevices(NamedTuple):
-    """Devices of a kind whose usual trainings need equal memory.
+    """Group of devices of one kind whose usual trainings need equal memory.
 
     Attributes:
         kind: index of the kind.
         training: the usual training.
         samples: count of samples on which one of the devices trains.
-        devices: IDs of the devices, int64.
+        devices: indices of the devices, int64.
     """
 
     kind: int
@@ -91,13 +91,13 @@ class AlikeDevices(NamedTuple):
 
 
 class Rooflines:
-    """Training times and memory of devices of several kinds.
+    """Training times and memory of devices of several kinds, by their FLOP/s and memory bandwidth.
 
     Args:
         kinds: the kinds of devices.
         which: index in ``kinds`` of each device's kind, int [devices].
         cost: operations and memory of the trained model.
-        batching: batches of an epoch of training.
+        batching: how an epoch's samples are divided into batches.
         cost_of: function of ``Training.cut`` and ``Training.layers`` that returns the cost of a
             smaller model, or of the model with fewer trained layers; None if all devices train the
             whole model.
@@ -128,7 +128,12 @@ class Rooflines:
         self._smaller = cache(self._make_smaller)
 
     def _make_smaller(self, cut: ModelCut, layers: int | None) -> "Rooflines":
-        """Make the rooflines of a smaller model, or of the model with fewer trained layers."""
+        """Make the object for a smaller model, or for the model with fewer trained layers.
+
+        Args:
+            cut: size of the smaller model (``Training.cut``).
+            layers: count of trained last layers; None for all.
+        """
         assert self._cost_of is not None
         return Rooflines(self.kinds, self.which, self._cost_of(cut, layers), self._batching)
 
@@ -186,7 +191,7 @@ class Rooflines:
         return [_RULES[processor] for processor in sorted(processors & {*_RULES})]
 
     def outside_of_rules(self, numbers: int) -> list[str]:
-        """Return warnings (str) about trainings outside the range for which a formula was fitted.
+        """Return warnings about trainings for which the fitted formulas of times were not measured.
 
         Args:
             numbers: count of values in a sample.
@@ -345,7 +350,8 @@ class Rooflines:
 
         Args:
             samples: count of samples of each device, int64 [devices].
-            sizes: see ``epochs_s``.
+            sizes: batch size of each device, 0 for the usual one, int64 [devices]; None: the usual
+                one for all devices.
         """
         is_short = np.zeros(len(samples), dtype=np.bool_)
         for group in self.groups(samples, sizes):
@@ -358,7 +364,8 @@ class Rooflines:
 
         Args:
             samples: count of samples of each device, int64 [devices].
-            sizes: see ``epochs_s``.
+            sizes: batch size of each device, 0 for the usual one, int64 [devices]; None: the usual
+                one for all devices.
         """
         if sizes is None:
             sizes = alike(0, len(samples))
@@ -390,7 +397,14 @@ class Rooflines:
         return max(min(batching.size, samples), batching.last_size(samples))
 
     def _epoch_s(self, kind: int, samples: int, batching: Batching, learns: bool) -> float:
-        """Compute the time of a pass over the batches of an epoch (s)."""
+        """Compute the time of one pass over a device's samples (s).
+
+        Args:
+            kind: index of the device's kind.
+            samples: count of samples.
+            batching: how the samples are divided into batches.
+            learns: whether the pass trains the model, instead of only testing it.
+        """
         size = batching.size
         if batching.last != "merge" or samples <= size:
             return self._pass_s(kind, batching.taken(samples), min(size, samples), learns)
@@ -399,7 +413,14 @@ class Rooflines:
         return full_s + self._batch_s(kind, last, learns)
 
     def _pass_s(self, kind: int, samples: int, size: int, learns: bool) -> float:
-        """Compute the time of full batches of ``size`` samples and of an incomplete batch (s)."""
+        """Compute the time of the batches of samples, the last of which may be incomplete (s).
+
+        Args:
+            kind: index of the device's kind.
+            samples: count of samples.
+            size: count of samples in a batch.
+            learns: whether the model is trained, instead of only tested.
+        """
         if not samples:
             return 0.0
         count, rest = divmod(samples, size)

@@ -21,7 +21,8 @@ class MessageSlots:
     """Limits on how many messages pass between devices and the server at a time.
 
     Attributes:
-        queues: direction -> SimPy resource of which each message in that direction holds one slot.
+        queues: direction (``up`` or ``down``) -> SimPy resource whose capacity is the limit; each
+            message holds one slot of it. A direction that is missing has no limit.
     """
 
     def __init__(self, running: Mapping[int, Task]) -> None:
@@ -31,11 +32,13 @@ class MessageSlots:
         self._lines: dict[Direction, list[int]] = {}
 
     def add(self, direction: Direction, slots: simpy.Resource) -> None:
-        """Let each later message in a direction wait for a slot, which it holds until it has arrived.
+        """Limit the messages in a direction to the slots of a resource, from now on.
+
+        A message waits for a slot, and holds it until it has arrived.
 
         Args:
             direction: ``up`` or ``down``.
-            slots: the slots.
+            slots: SimPy resource, whose capacity is the limit.
 
         Raises:
             SimulationError: the direction has a limit already.
@@ -51,10 +54,10 @@ class MessageSlots:
             self._running[task_id].request("slot", slots)
 
     def must_wait(self, task: Task, step: TaskStep) -> bool:
-        """Take a slot for the message of a step, if one is free or none is needed.
+        """Request a slot for the message of a task's step, if messages in its direction are limited.
 
         Returns:
-            True if the step has to wait for a slot.
+            True if the step has to wait for a slot; False if it has one or needs none.
         """
         direction = step.direction
         if direction is None or direction not in self.queues:

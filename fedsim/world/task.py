@@ -31,11 +31,11 @@ Ending = tuple[Cause | None, dict[str, object]]
 
 
 class WorkAmounts(Protocol):
-    """Interface of how much a device computes without a model, which a step ``Work`` says."""
+    """Interface of a step ``Work``: how much a device computes without a model."""
 
     @property
     def samples(self) -> float:
-        """Number of samples, each with the time of training on it."""
+        """Number of samples; each takes as long as training on a sample."""
 
     @property
     def flops(self) -> float:
@@ -43,7 +43,7 @@ class WorkAmounts(Protocol):
 
     @property
     def seconds(self) -> float:
-        """A fixed time (s)."""
+        """Time that the work takes in addition on any device (s)."""
 
 
 class HostQueue(Protocol):
@@ -73,7 +73,7 @@ class DeviceTimes(Protocol):
 
 
 class ComputationTimer(Protocol):
-    """The timing of computations; ``EpochTimer`` implements it."""
+    """Interface of ``EpochTimer``, which times trainings and evaluations of tasks."""
 
     @property
     def hosts(self) -> "HostQueue | None":
@@ -97,7 +97,7 @@ class ComputationTimer(Protocol):
 
 
 class ChargeWatch(Protocol):
-    """The watch over batteries of devices at work; ``BatteryWatch`` implements it."""
+    """Interface of ``BatteryWatch``, which observes the batteries of working devices."""
 
     def look(self, task: "Task") -> None:
         """Set the alarm for the next check of the battery during a message or a wait."""
@@ -107,7 +107,7 @@ class ChargeWatch(Protocol):
 
 
 class StepServices(Protocol):
-    """The services of the world that steps use; ``TaskRunner`` has them."""
+    """Interface of ``TaskRunner`` for steps of tasks: its clock, network, timers and batteries."""
 
     @property
     def simulation(self) -> Simulation:
@@ -147,13 +147,13 @@ class StepServices(Protocol):
 
 
 class TaskStep:
-    """Base of all kinds of steps of which a device's task is made, such as ``Download`` and ``Train``.
+    """Base of the kinds of steps of a device's task, such as ``Download`` and ``Train``.
 
     Attributes:
         kinds: class name -> class of every kind of step; checkpoints save steps of these classes.
         name: name of the step in records.
         names: all values of ``name``, if a kind of step has several.
-        power: the phase whose power the device draws during the step, in addition to idle power;
+        power: the activity whose power the device draws during the step, in addition to idle power;
             None if it draws idle power alone.
         direction: direction of the message, ``up`` or ``down``; None if the step sends no message.
     """
@@ -307,14 +307,14 @@ class Task:
         }
 
     def take_up(self) -> None:
-        """Set the attributes that a snapshot omits to their values at the start of a task."""
+        """Set the attributes that a snapshot omits, such as alarms, as at a task's start."""
         self.process = self.done = None
         self.slot = self.worker = None
         self.alarm = self.vanish = self.battery = None
         self.__post_init__()
 
     def carried_out(self) -> None:
-        """End the running step now, as complete or, if it ``fails``, for lack of memory."""
+        """End the running step now as complete; or, if it ``fails``, for lack of memory."""
         assert self.done is not None
         self.done.fire("memory" if self.fails else None)
 
@@ -328,7 +328,11 @@ class Task:
         return self.steps[self.position]
 
     def cancel(self, name: Literal["alarm", "vanish", "battery"]) -> None:
-        """Cancel an alarm, if it is set."""
+        """Cancel an alarm of the task, if it is set.
+
+        Args:
+            name: attribute that holds the alarm.
+        """
         alarm: Alarm | None = getattr(self, name)
         setattr(self, name, None)
         if alarm is not None:
@@ -365,10 +369,12 @@ class Task:
 def in_line(
     name: Literal["slot", "worker"], resource: simpy.Resource, tasks: Mapping[int, Task]
 ) -> list[int]:
-    """Return the IDs of the tasks that hold a ``slot`` or ``worker``, then of tasks that wait.
+    """Return the IDs of the tasks that hold or request part of a resource.
+
+    Tasks that hold a slot or worker come first, then waiting tasks in the order of their requests.
 
     Args:
-        name: the request of a task, ``slot`` or ``worker``.
+        name: kind of the tasks' request, ``slot`` or ``worker``.
         resource: the slots of a direction, or the workers of a host.
         tasks: ID -> each task that has not ended.
     """

@@ -16,7 +16,9 @@ _LEAST_PART = 1 / 2  # least share of a step's length to which acknowledgements 
 
 
 class AcknowledgedFlows(QueuedFlows):
-    """Base of ``LinkComponent``: flows whose senders know only the deliveries of a round trip ago.
+    """Base of ``LinkComponent`` with acknowledgements, by which senders change their windows.
+
+    A sender knows at a time only which bytes had arrived a round trip earlier.
 
     Args:
         rules: congestion control, queues and packets.
@@ -27,7 +29,10 @@ class AcknowledgedFlows(QueuedFlows):
         self._since = 0.0
 
     def _memory_s(self) -> float:
-        """Return how long past deliveries and delays are needed for acknowledgements (s)."""
+        """Return for how long the stored deliveries and delays of flows must be kept (s).
+
+        Acknowledgements are computed from these, as they were a round trip ago.
+        """
         return 2 * float(self.senders.round_trip.max()) + 1.0
 
     def _react(self, now: float, acked: Floats | None) -> None:
@@ -35,7 +40,8 @@ class AcknowledgedFlows(QueuedFlows):
 
         Args:
             now: the time (s).
-            acked: bytes that are acknowledged by now, [flows]; None if they are not known yet.
+            acked: bytes of each flow that are acknowledged by now, float64 [flows]; None to compute
+                them from the stored deliveries.
         """
         senders = self.senders
         if acked is None:
@@ -57,10 +63,12 @@ class AcknowledgedFlows(QueuedFlows):
             senders.least_wait[turns] = math.inf
 
     def _learn_losses(self, acked: Floats) -> None:
-        """Let senders learn of losses.
+        """Let each sender learn of its losses if the acknowledgements have reached those.
+
+        The window of such a sender is reduced (not with BBR), and it will send the lost bytes again.
 
         Args:
-            acked: acknowledged bytes, [flows].
+            acked: bytes of each flow that are acknowledged by now, float64 [flows].
         """
         under_way = self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
         is_silent = (under_way <= NO_BYTES) & (acked >= self._delivered - NO_BYTES)
@@ -75,16 +83,19 @@ class AcknowledgedFlows(QueuedFlows):
         self._mark[learns] = math.inf
 
     def _acked_waits(self, now: float) -> Floats:
-        """Return the time in queues of the bytes that are acknowledged now (s), float64 [flows]."""
+        """Return the queueing time along each flow's route one round trip ago (s), float64 [flows].
+
+        The bytes that are acknowledged now were delayed by it. The present time is stored for later.
+        """
         self._waits.add(now, self._delays(), self._memory_s())
         return self._waits.at(now - self.senders.round_trip)
 
     def _estimate(self, segments: Floats, turns: Flags, now: float) -> None:
-        """Update the estimates of bandwidth and round trip, and the states, of flows with BBR.
+        """Update what senders with BBR have estimated of bandwidth and round trip, and their states.
 
         Args:
-            segments: acknowledged segments, [flows].
-            turns: whether a round trip ends now, [flows].
+            segments: segments of each flow that are acknowledged by now, float64 [flows].
+            turns: whether a round trip of the flow ends now, bool [flows].
             now: the time (s).
         """
         senders = self.senders
@@ -97,13 +108,13 @@ class AcknowledgedFlows(QueuedFlows):
         change_states(senders, bbr, round_trip, in_flight, now)
 
     def _grow(self, segments: Floats, limited: Flags, end: float, delays: Floats) -> Growth:
-        """Compute the growth of windows in a step.
+        """Compute by how much each sender's window grows in a step, without changing the windows.
 
         Args:
-            segments: acknowledged segments, [flows].
-            limited: whether the window limits the flow, [flows].
+            segments: segments of each flow that are acknowledged in the step, float64 [flows].
+            limited: whether the flow is limited by its window, bool [flows].
             end: end of the step (s).
-            delays: time in queues (s), [flows].
+            delays: time that bytes wait in the queues of the flow's route (s), float64 [flows].
         """
         senders = self.senders
         is_used = self.bbr.is_used
@@ -118,11 +129,13 @@ class AcknowledgedFlows(QueuedFlows):
         return replace(by_losses, windows=windows)
 
     def _paced(self, growth: Floats, delays: Floats) -> Floats:
-        """Return the rates at which senders spread their windows (segments/s), float64 [flows].
+        """Return the highest rate at which each sender may send (segments/s), float64 [flows].
+
+        It spreads a window over a round trip; it is infinity for senders without pacing.
 
         Args:
-            growth: growth of windows in the step (segments), [flows].
-            delays: time in queues (s), [flows].
+            growth: growth of each window in the step (segments), float64 [flows].
+            delays: time that bytes wait in the queues of the flow's route (s), float64 [flows].
         """
         rates = np.full(len(growth), math.inf)
         if self._rules.pacing:
@@ -154,7 +167,7 @@ class AcknowledgedFlows(QueuedFlows):
         return float(within.min(initial=length_s))
 
     def _is_stuck(self) -> bool:
-        """Return whether no byte can move before a link changes."""
+        """Return whether no acknowledgement is due: only a change of a link lets bytes move."""
         acked = self._history.at(self._since - self.senders.round_trip)
         waits = acked < self._delivered - NO_BYTES
         return not waits.any() and bool(np.isinf(self._mark).all())

@@ -11,12 +11,14 @@ _MOST_BATCHES = 16
 
 
 def open_batch(batches: Floats) -> Floats:
-    """Return a copy with an empty batch at the end, for what comes in a step.
+    """Return a copy of the bytes in queues with an empty batch at the end, for the next step.
 
-    Batches that are served are left out, and neighbours become one if there are too many.
+    A batch holds the bytes that came into queues in one step. The oldest batches are left out if
+    they are empty, and pairs of neighbours are merged if there are too many batches.
 
     Args:
-        batches: bytes, oldest first, float64 [flows, hops, batches].
+        batches: bytes of each flow in the queue of each link of its route, oldest batch first,
+            float64 [flows, hops, batches].
     """
     flows, hops, count = batches.shape
     filled = np.flatnonzero(batches.reshape(-1, count).any(axis=0))
@@ -32,12 +34,17 @@ def open_batch(batches: Floats) -> Floats:
 
 
 def mix_batches(before: Floats, after: Floats, share: float) -> Floats:
-    """Return the batches within a step.
+    """Return the bytes in queues at a time within a step, by linear interpolation.
+
+    A batch holds the bytes that came into queues in one step.
 
     Args:
-        before: bytes at its begin, float64 [flows, hops, batches].
-        after: bytes at its end, from a copy that ``open_batch`` made of ``before``.
+        before: bytes at the begin of the step, float64 [flows, hops, batches].
+        after: bytes at its end, with the batch that ``open_batch`` adds to ``before``.
         share: part of the step that is over, 0 to 1.
+
+    Returns:
+        Bytes with the shape of ``after``.
     """
     if share >= 1:
         return after
@@ -48,11 +55,13 @@ def mix_batches(before: Floats, after: Floats, share: float) -> Floats:
 
 
 def sum_by_link(batches: Floats, numbers: Ints, links: int) -> Floats:
-    """Return the bytes of all flows in each batch of each link; float64 [links, batches].
+    """Sum the bytes of flows that wait on the same link, for each batch; float64 [links, batches].
+
+    A batch holds the bytes that came into queues in one step.
 
     Args:
-        batches: bytes of each flow, float64 [flows on links, batches].
-        numbers: link of each flow, int64 [flows on links].
+        batches: bytes of each flow on each of its links, float64 [flows on links, batches].
+        numbers: link to which each row of ``batches`` belongs, int64 [flows on links].
         links: count of links.
     """
     count = batches.shape[1]
@@ -63,11 +72,16 @@ def sum_by_link(batches: Floats, numbers: Ints, links: int) -> Floats:
 
 
 def serve_in_order(totals: Floats, room: Floats) -> Floats:
-    """Return the part of each batch that leaves in a step, 0 to 1; float64 [links, batches].
+    """Return which part of each batch links send in a step, the oldest batch first.
+
+    A batch holds the bytes that came into a link's queue in one step.
 
     Args:
         totals: bytes of each link's batches, oldest first, float64 [links, batches].
         room: bytes that each link can send in the step, float64 [links].
+
+    Returns:
+        Parts, 0 to 1, float64 [links, batches].
     """
     older = np.cumsum(totals, axis=1) - totals
     served = np.maximum(room[:, None] - older, 0.0)

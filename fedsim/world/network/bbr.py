@@ -31,19 +31,22 @@ _FULL_ROUNDS = 3  # round trips without that growth until the pipe counts as ful
 
 @dataclass(slots=True)
 class BbrSenders(FlowColumns):
-    """Estimates and states of flows with BBR; float64 [flows] if no shape is given.
+    """Estimates and states of senders with BBR, a congestion control, one row per flow.
+
+    Attributes are float64 [flows] if no shape is given.
 
     Attributes:
-        state: ``OTHER``, ``STARTUP``, ``DRAIN``, ``PROBE_BANDWIDTH`` or ``PROBE_ROUND_TRIP``.
+        state: ``OTHER`` (the flow does not use BBR), ``STARTUP``, ``DRAIN``, ``PROBE_BANDWIDTH`` or
+            ``PROBE_ROUND_TRIP``.
         rates: delivery rates of the last round trips (segments/s), float64 [flows, 10].
-        round: count of round trips.
+        round: count of round trips so far.
         round_since: begin of the present round trip (s).
-        least: least round trip in the filter (s).
-        least_since: time of this round trip (s).
+        least: shortest round trip that was measured lately (s).
+        least_since: time at which ``least`` was measured (s).
         full_rate: bandwidth after its last growth in ``STARTUP`` (segments/s).
-        full_rounds: round trips since that growth.
-        phase: index in the cycle of gains.
-        phase_since: begin of the phase (s).
+        full_rounds: count of round trips since that growth.
+        phase: index of the present pacing gain in the cycle of gains of ``PROBE_BANDWIDTH``.
+        phase_since: time since which this gain holds (s).
         probe_until: end of ``PROBE_ROUND_TRIP`` (s); infinity before the window is small.
         former_window: window before ``PROBE_ROUND_TRIP`` (segments).
     """
@@ -63,7 +66,7 @@ class BbrSenders(FlowColumns):
 
     @classmethod
     def none(cls) -> "BbrSenders":
-        """Return the estimates and states of no flow, arrays of length 0."""
+        """Return an object for no flows: all its arrays are empty."""
         empty = {column.name: np.empty(0) for column in fields(cls)}
         empty["rates"] = np.empty((0, _FILTER_ROUNDS))
         return cls(**empty)
@@ -82,11 +85,14 @@ class BbrSenders(FlowColumns):
 
     @property
     def product(self) -> Floats:
-        """Estimated product of bandwidth and least round trip (segments), [flows]."""
+        """Estimated bandwidth times least round trip of each flow (segments), float64 [flows].
+
+        So many segments are under way when the links are busy and the queues empty.
+        """
         return self.bandwidth * self.least
 
     def pacing_gain(self) -> Floats:
-        """Return the pacing rate over the bandwidth, [flows]."""
+        """Return the factor of its bandwidth at which each flow may send now, float64 [flows]."""
         gains = np.ones(len(self.state))
         gains[self.state == STARTUP] = _HIGH_GAIN
         gains[self.state == DRAIN] = 1 / _HIGH_GAIN
@@ -122,12 +128,14 @@ def first_estimates(round_trip: float, window: float, now: float, key: int) -> d
 
 
 def grow_by_bandwidth(senders: Senders, bbr: BbrSenders, acked: Floats) -> Floats:
-    """Compute the growth of windows towards their targets (segments), float64 [flows].
+    """Compute the growth of BBR's windows by acknowledgements (segments), float64 [flows].
+
+    The windows grow towards targets that follow from the estimated bandwidths and round trips.
 
     Args:
-        senders: the flows.
-        bbr: their estimates.
-        acked: acknowledged segments, [flows].
+        senders: windows of the flows, which are not changed.
+        bbr: estimates of the flows.
+        acked: segments of each flow that are acknowledged in the step, float64 [flows].
     """
     window = senders.window
     is_first = bbr.state == STARTUP
@@ -141,13 +149,13 @@ def grow_by_bandwidth(senders: Senders, bbr: BbrSenders, acked: Floats) -> Float
 
 
 def note_round(bbr: BbrSenders, rows: Ints, delivered: Floats, limited: Flags, now: float) -> None:
-    """Store the delivery rates of round trips that end now, and leave ``STARTUP`` if they stagnate.
+    """Store the delivery rates of round trips that end now; end ``STARTUP`` if they stagnate.
 
     Args:
-        bbr: the estimates.
-        rows: flows whose round trip ends, [rows].
+        bbr: the estimates of all flows, which are changed.
+        rows: indices of the flows whose round trip ends, [rows].
         delivered: segments that were acknowledged in it, [rows].
-        limited: whether the network limited the flow, not its lack of bytes to send, [rows].
+        limited: whether the network limited the flow, rather than its lack of bytes to send, [rows].
         now: the time (s).
     """
     length_s = now - bbr.round_since[rows]
@@ -174,13 +182,13 @@ def note_round(bbr: BbrSenders, rows: Ints, delivered: Floats, limited: Flags, n
 def change_states(
     senders: Senders, bbr: BbrSenders, round_trip: Floats, in_flight: Floats, now: float
 ) -> None:
-    """Update the least round trips, and the states that depend on time or on segments in flight.
+    """Update BBR's least round trips, and the states that depend on time or on segments in flight.
 
     Args:
-        senders: the flows.
-        bbr: their estimates.
-        round_trip: round trip of the segments that are acknowledged now (s), [flows].
-        in_flight: segments that are sent and not acknowledged, [flows].
+        senders: windows of the flows.
+        bbr: estimates and states of the flows, which are changed.
+        round_trip: round trip of the segments that are acknowledged now (s), float64 [flows].
+        in_flight: segments that are sent and not acknowledged, float64 [flows].
         now: the time (s).
     """
     is_old = now > bbr.least_since + FILTER_S

@@ -35,13 +35,15 @@ Memories = list[tuple[tuple[int, int], SenderMemory]]
 
 @dataclass(frozen=True, slots=True)
 class SentBytes:
-    """Bytes that senders send in a step; arrays [flows].
+    """Bytes that senders send in a step of simulated time; arrays [flows].
 
     Attributes:
         sent: the bytes, float64.
-        busy: part of the step in which each sender sends, 0 to 1, float64.
-        is_held: whether the first link of a flow holds its sender back in the next step, bool.
-        growth: growth of windows.
+        busy: bytes that the sender wants to send, as a part of those that pacing allows in the step,
+            0 to 1, float64.
+        is_held: whether the first link of a flow, rather than its window, limits the sender in the
+            next step, bool.
+        growth: growth of the flows' windows in the step.
         acked: bytes that are acknowledged at the end of the step, float64.
     """
 
@@ -53,13 +55,14 @@ class SentBytes:
 
 
 class LinkComponent(SteadyFlows):
-    """Flows that share links, directly or through the links of others, and their time.
+    """Flows that compete for links with each other, and for none with any other flow.
 
-    A step is planned at its begin, which changes nothing but ``next_end``. ``commit`` carries out a
-    plan up to a time; any change of a flow or a link comes after a ``commit``.
+    Two flows that share no link may be connected by a third that shares a link with both.
+    ``plan`` computes how all bytes move in the next step of time, without moving them. ``commit``
+    moves them up to a given time. It must be called before any flow or link is changed.
 
     Args:
-        rules: control, queues and packets.
+        rules: congestion control, queues and packets.
 
     Attributes:
         next_end: next time of an end of a flow or of the planned step (s); infinity without a plan.
@@ -85,7 +88,7 @@ class LinkComponent(SteadyFlows):
         estimates: Mapping[str, float | Floats],
         now: float,
     ) -> None:
-        """Add a flow, after ``commit``.
+        """Add a flow at ``now``, up to which ``commit`` must have been called.
 
         Args:
             flow_id: ID of the flow.
@@ -93,9 +96,9 @@ class LinkComponent(SteadyFlows):
             route: name and rate (bytes/s) of each of its links, in the order in which its bytes
                 pass them.
             ends: IDs of sender and receiver.
-            loss_key: seed of its losses.
-            sender: state of its sender, a row of ``Senders``.
-            estimates: estimates of its sender, a row of ``BbrSenders``.
+            loss_key: seed of its random packet losses.
+            sender: congestion window and related values: attribute of ``Senders`` -> value.
+            estimates: estimates of BBR: attribute of ``BbrSenders`` -> value.
             now: the time (s).
         """
         self._since = now
@@ -104,23 +107,33 @@ class LinkComponent(SteadyFlows):
         self._look_soon()
 
     def remove(self, flow_id: int, now: float) -> Memories:
-        """Remove a flow that is cancelled, after ``commit``; return its connection.
+        """Remove a cancelled flow at ``now``, up to which ``commit`` must have been called.
 
         Args:
             flow_id: ID of the flow.
             now: the time (s).
+
+        Returns:
+            A list of one pair: the IDs (sender, receiver), and the state of the sender, with which
+            the next flow between the two begins.
         """
         self._look_soon()
         is_cancelled = self._id == flow_id
         return self._end(is_cancelled, np.full(len(self), now))
 
     def adopt(self, others: "LinkComponent") -> None:
-        """Take over the flows of another component, after ``commit`` of both at the same time."""
+        """Take over the flows of another component, which must not be used any more.
+
+        ``commit`` must have been called on both for the same time.
+        """
         self._adopt(others)
         self._look_soon()
 
     def split(self) -> list["LinkComponent"]:
-        """Return these flows by components, which replace this one; none if there are no flows."""
+        """Return components with these flows, so that flows in different ones share no link.
+
+        The components replace this one; the list is empty if there are no flows.
+        """
         if not len(self):
             return []
         if self._is_grouped or len(self) == 1:
@@ -128,7 +141,13 @@ class LinkComponent(SteadyFlows):
         return self._split()
 
     def set_link(self, name: str, rate: float, length: float) -> None:
-        """Change rate (bytes/s) and length of the queue (bytes) of a link, after ``commit``."""
+        """Change a link at the time up to which ``commit`` was called.
+
+        Args:
+            name: name of the link.
+            rate: its rate (bytes/s).
+            length: length of its queue (bytes).
+        """
         number = self.links.names[name]
         self.links.capacity[number] = rate
         self.links.length[number] = length
@@ -136,16 +155,35 @@ class LinkComponent(SteadyFlows):
         self._look_soon()
 
     def has_loss(self, flow_id: int, first: float, last: float) -> bool:
-        """Return whether a flow has these chances of losses, arguments of ``set_loss``."""
+        """Return whether a flow's packets are lost with exactly these probabilities.
+
+        Args:
+            flow_id: ID of the flow.
+            first: probability on the sender's own link, 0 to 1.
+            last: probability on the receiver's own link, 0 to 1.
+        """
         return self._losses.has_chances(self.row_of(flow_id), first, last)
 
     def set_loss(self, flow_id: int, first: float, last: float) -> None:
-        """Change the chances with which a flow's packets are lost on links, after ``commit``."""
+        """Change the probabilities with which a flow's packets are lost on links.
+
+        ``commit`` must have been called up to the present time.
+
+        Args:
+            flow_id: ID of the flow.
+            first: probability on the sender's own link, 0 to 1.
+            last: probability on the receiver's own link, 0 to 1.
+        """
         self._losses.set_chances(self.row_of(flow_id), first, last)
         self._look_soon()
 
     def set_round_trip(self, flow_id: int, round_trip: float) -> None:
-        """Change the round trip of a flow on empty links (s), after ``commit``."""
+        """Change the round trip of a flow on empty links; ``commit`` must have been called before.
+
+        Args:
+            flow_id: ID of the flow.
+            round_trip: the new round trip (s).
+        """
         self.senders.round_trip[self.row_of(flow_id)] = round_trip
         self._acked = None
         self._look_soon()
@@ -165,12 +203,12 @@ class LinkComponent(SteadyFlows):
         return self._plan is not None
 
     def take_ended(self, until: float) -> list[tuple[float, int]]:
-        """Return the flows that end up to ``until`` by the present plan, each only once.
+        """Return the flows that the planned step ends by the time ``until`` (s), each only once.
 
-        The flows stay here until ``commit``.
+        The flows remain in the component until ``commit``.
 
         Returns:
-            End (s) and ID of each flow.
+            Exact time of its end (s) and ID of each flow.
         """
         plan = self._plan
         assert plan is not None
@@ -184,7 +222,7 @@ class LinkComponent(SteadyFlows):
         return list(zip(plan.ends[is_new].tolist(), self._id[is_new].tolist(), strict=True))
 
     def is_over(self, now: float) -> bool:
-        """Return whether the planned step is over."""
+        """Return whether the planned step ends at ``now`` (s) or earlier; False without a plan."""
         return self._plan is not None and self._since + self._plan.length_s <= now
 
     def _find_next_end(self, plan: StepPlan) -> None:
@@ -194,13 +232,16 @@ class LinkComponent(SteadyFlows):
             self.next_end = min(self.next_end, float(later.min(initial=math.inf)))
 
     def commit(self, now: float) -> Memories:
-        """Carry out the plan up to ``now``, give up the rest, and remove the flows that have ended.
+        """Move the bytes of the planned step up to ``now``, and remove the flows that have ended.
+
+        The rest of the step is forgotten; ``plan`` must be called for the time after ``now``.
 
         Args:
             now: the time (s), for which ``take_ended`` has been called.
 
         Returns:
-            The connections of the removed flows.
+            For each removed flow, the IDs (sender, receiver), and the state of the sender, with which
+            the next flow between the two begins.
         """
         plan = self._plan
         passed = now - self._since
@@ -224,13 +265,13 @@ class LinkComponent(SteadyFlows):
         return self._end(over, plan.ends) if over.any() else []
 
     def give_up_plan(self, now: float) -> None:
-        """Forget the plan, before a change at ``now`` (s) up to which it was carried out."""
+        """Forget the planned step, which was carried out up to ``now`` (s), before a change."""
         self._plan = None
         self.next_end = math.inf
         self._since = now
 
     def _finish(self, plan: StepPlan) -> None:
-        """Carry out a whole plan."""
+        """Move the bytes, and grow the windows, of a whole planned step."""
         before = self._carry_out_changes(plan, 1.0)
         self._batches = plan.batches
         self._waiting = plan.waiting
@@ -241,10 +282,10 @@ class LinkComponent(SteadyFlows):
             self._steps_until_look = _PATIENCE_STEPS
 
     def _carry_out(self, plan: StepPlan, shares: Floats) -> None:
-        """Carry out the begin of a plan.
+        """Move the bytes, and grow the windows, of the first part of the planned step.
 
         Args:
-            plan: the plan.
+            plan: the planned step.
             shares: part of each flow's bytes that have moved by now, 0 to 1, float64 [flows].
         """
         before = self._carry_out_changes(plan, shares)
@@ -254,7 +295,16 @@ class LinkComponent(SteadyFlows):
         self._mark_losses(before)
 
     def _carry_out_changes(self, plan: StepPlan, share: Floats | float) -> Flags:
-        """Carry out the changes of bytes and windows; return which flows had lost nothing before."""
+        """Add the planned changes to the flows' counts of bytes and to their windows.
+
+        Args:
+            plan: the planned step.
+            share: part of it that is carried out, 0 to 1, of each flow, [flows], or of all.
+
+        Returns:
+            Whether each flow had no lost bytes before of which its sender has not learned, bool
+            [flows].
+        """
         lost_nothing: Flags = self._dropped <= 0
         self._sent += share * plan.sent
         self._delivered += share * plan.delivered
@@ -268,18 +318,29 @@ class LinkComponent(SteadyFlows):
         return lost_nothing
 
     def _mark_losses(self, lost_nothing: Flags) -> None:
-        """Note after which delivered bytes the senders of new losses learn of them."""
+        """Store for each flow with a new loss after how many delivered bytes its sender learns of it.
+
+        These are the bytes that are delivered or under way now.
+
+        Args:
+            lost_nothing: whether the flow had no lost bytes before the step of which its sender has
+                not learned, bool [flows].
+        """
         is_new = lost_nothing & (self._dropped > 0) & np.isinf(self._mark)
         if is_new.any():
             ahead = self._delivered + self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
             self._mark[is_new] = ahead[is_new]
 
     def _end(self, rows: Flags, ends: Floats) -> Memories:
-        """Remove flows; return their connections.
+        """Remove flows that have ended.
 
         Args:
             rows: whether each flow is removed, bool [flows].
             ends: end of each flow (s), float64 [flows].
+
+        Returns:
+            For each removed flow, the IDs (sender, receiver), and the state of the sender, with which
+            the next flow between the two begins.
         """
         memories = []
         for row in np.flatnonzero(rows).tolist():
@@ -291,7 +352,11 @@ class LinkComponent(SteadyFlows):
     # plans
 
     def plan(self) -> None:
-        """Plan the next step."""
+        """Compute and store how all bytes move in the next step of time, without moving them.
+
+        The step lasts until the next end of a flow if all rates stay constant so long; otherwise it is
+        short against round trips and queueing times.
+        """
         if not self._is_grouped:
             self._is_grouped = True
             self._has_bbr = bool(self.bbr.is_used.any())
@@ -305,11 +370,11 @@ class LinkComponent(SteadyFlows):
         self._find_next_end(plan)
 
     def _length_s(self, delays: Floats, acked: Floats) -> float:
-        """Return the length of the next step (s).
+        """Return the length of the next step (s), short against round trips and queueing times.
 
         Args:
-            delays: time in queues of each flow's route (s), [flows].
-            acked: acknowledged bytes, [flows].
+            delays: time that bytes wait in the queues of each flow's route (s), float64 [flows].
+            acked: bytes of each flow that are acknowledged by now, float64 [flows].
         """
         senders = self.senders
         floor = np.maximum(_STEP_SHARE * senders.round_trip, _QUEUE_SHARE * delays)
@@ -320,10 +385,11 @@ class LinkComponent(SteadyFlows):
         return on_grid_after(self._since + length_s) - self._since
 
     def _plan_step(self, is_look: bool) -> StepPlan:
-        """Plan a step, short against round trips and queues.
+        """Return the plan of a step that is short against round trips and queueing times.
 
         Args:
-            is_look: whether a step until the next end was looked for before.
+            is_look: whether the caller has just found that no longer step, up to the next end of a
+                flow, is possible. It tries again only some steps later.
         """
         delays = self._delays()
         acked = self._known_acks()
@@ -356,12 +422,12 @@ class LinkComponent(SteadyFlows):
         )
 
     def _send(self, length_s: float, delays: Floats, acked_before: Floats) -> SentBytes:
-        """Compute what each sender sends in a step.
+        """Compute how many bytes each sender sends in a step, limited by its window and first link.
 
         Args:
             length_s: length of the step (s).
-            delays: time in queues of each flow's route (s), [flows].
-            acked_before: bytes that are acknowledged at its begin, [flows].
+            delays: time that bytes wait in the queues of each flow's route (s), float64 [flows].
+            acked_before: bytes that are acknowledged at the begin of the step, float64 [flows].
         """
         senders = self.senders
         packet = self._rules.packet
@@ -389,12 +455,13 @@ class LinkComponent(SteadyFlows):
     def _grow_windows(
         self, acked_before: Floats, acked: Floats, end: float, delays: Floats
     ) -> Growth:
-        """Compute the growth of windows in a step.
+        """Compute by how much the acknowledgements of a step let each sender's window grow.
 
         Args:
-            acked_before, acked: bytes that are acknowledged at its begin and at its end, [flows].
+            acked_before, acked: bytes that are acknowledged at the begin and at the end of the step,
+                float64 [flows].
             end: end of the step (s).
-            delays: time in queues of each flow's route (s), [flows].
+            delays: time that bytes wait in the queues of each flow's route (s), float64 [flows].
         """
         senders = self.senders
         packet = self._rules.packet
@@ -406,12 +473,12 @@ class LinkComponent(SteadyFlows):
         return self._grow((acked - acked_before) / packet, limited, end, delays)
 
     def _move(self, sending: SentBytes, length_s: float, draws: LossDraws) -> MovedBytes:
-        """Move the bytes of a step through links and queues.
+        """Compute where the bytes of all flows are after a step, without changing the flows.
 
         Args:
-            sending: what senders send.
+            sending: bytes that senders send in the step.
             length_s: length of the step (s).
-            draws: draws of losses.
+            draws: random draws that decide which packets are lost.
         """
         amounts = MovedBytes(
             dropped=np.zeros(len(self)),
@@ -433,7 +500,12 @@ class LinkComponent(SteadyFlows):
 
     @staticmethod
     def _moves(sending: SentBytes, amounts: MovedBytes) -> bool:
-        """Return whether any byte moves, or any window grows."""
+        """Return whether any byte moves, or any window grows, in a step.
+
+        Args:
+            sending: bytes that senders send in it.
+            amounts: bytes in queues and on links at its end.
+        """
         if sending.sent.any() or amounts.delivered.any() or amounts.arriving.any():
             return True
         return bool(sending.growth.windows.any())
@@ -492,7 +564,7 @@ class LinkComponent(SteadyFlows):
 
 
 def _between(before: AnyArray, after: AnyArray, shares: Floats) -> AnyArray:
-    """Return bytes of flows within a step, [flows, ...].
+    """Interpolate linearly between the bytes at the begin and at the end of a step, [flows, ...].
 
     Args:
         before, after: bytes at the begin and at the end of the step, [flows, ...].

@@ -51,10 +51,10 @@ def cubic_window(elapsed_s: Floats, peak: Floats, after_loss: Floats) -> Floats:
 
 
 def append_row(values: AnyArray, row: float | AnyArray) -> AnyArray:
-    """Return a column with a row more.
+    """Return an array over flows with a row for a new flow at the end.
 
     Args:
-        values: the column, [flows, ...].
+        values: the array, [flows, ...].
         row: the value of the new flow, [...].
     """
     longer = np.empty((len(values) + 1, *values.shape[1:]), values.dtype)
@@ -65,30 +65,42 @@ def append_row(values: AnyArray, row: float | AnyArray) -> AnyArray:
 
 @dataclass(slots=True)
 class FlowColumns:
-    """Base of dataclasses whose fields have a row for each flow."""
+    """Base of dataclasses whose fields are arrays with one row for each flow."""
 
     def columns(self) -> Iterator[tuple[str, Floats]]:
-        """Yield name and values of each column."""
+        """Yield each field's name and its array, [flows] or [flows, ...]."""
         for name in self.__dataclass_fields__:
             yield name, getattr(self, name)
 
     def append(self, row: Mapping[str, float | Floats]) -> None:
-        """Append a flow, with a value for each column."""
+        """Append a row for a new flow.
+
+        Args:
+            row: field -> value of the flow, for each field.
+        """
         for name, values in self.columns():
             setattr(self, name, append_row(values, row[name]))
 
     def select(self, rows: Flags | Ints) -> None:
-        """Keep only some flows."""
+        """Keep the rows of some flows, and remove all others.
+
+        Args:
+            rows: whether each flow is kept, bool [flows], or indices of the flows to keep.
+        """
         for name, values in self.columns():
             setattr(self, name, values[rows])
 
     def join(self, others: Self) -> None:
-        """Append the rows of other flows."""
+        """Append the rows of ``others``, an object with the same columns for other flows."""
         for name, values in self.columns():
             setattr(self, name, np.concatenate((values, getattr(others, name))))
 
     def row(self, row: int) -> dict[str, float | Floats]:
-        """Return a copy of the values of a flow, by column."""
+        """Return a copy of the values of one flow: field -> value.
+
+        Args:
+            row: index of the flow.
+        """
         copies: dict[str, float | Floats] = {}
         for name, values in self.columns():
             copies[name] = values.item(row) if values.ndim == 1 else values[row].copy()
@@ -140,7 +152,7 @@ class Senders(FlowColumns):
 
     @classmethod
     def none(cls) -> "Senders":
-        """Return the state without any flow."""
+        """Return an object for no flows: all its arrays are empty."""
         return cls(*[np.empty(0) for _ in fields(cls)])
 
     def apply(self, growth: Growth, share: Floats | float, now: float) -> None:
@@ -228,12 +240,12 @@ def grow(
 
 
 def reduce(senders: Senders, control: Control, rows: Flags) -> None:
-    """Reduce the windows of flows that have found a loss.
+    """Reduce the congestion windows of flows whose senders have learned of a loss.
 
     Args:
-        senders: the flows.
+        senders: windows of all flows, which are changed.
         control: ``cubic`` or ``reno``.
-        rows: the flows that have found a loss, [flows].
+        rows: whether the flow's sender has learned of a loss, bool [flows].
     """
     window = senders.window[rows]
     beta = CUBIC_BETA if control == "cubic" else RENO_BETA
@@ -249,11 +261,11 @@ def reduce(senders: Senders, control: Control, rows: Flags) -> None:
 def leave_slow_start(senders: Senders, segments: Floats) -> None:
     """End the slow start of flows whose round trip has risen (HyStart, Ha and Rhee, 2011).
 
-    A round trip counts from its eighth acknowledgement on.
+    A round trip is judged only from its eighth acknowledged segment on.
 
     Args:
-        senders: the flows.
-        segments: acknowledged segments, [flows].
+        senders: windows of all flows, which are changed.
+        segments: segments of each flow that are acknowledged so far, float64 [flows].
     """
     rows = segments - senders.round_begin >= _HYSTART_SAMPLES
     rise = np.clip(_HYSTART_SHARE * senders.round_trip, _HYSTART_LEAST_S, _HYSTART_MOST_S)

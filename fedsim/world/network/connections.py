@@ -12,13 +12,17 @@ _RETRANSMISSION_S = 0.2  # least timeout beyond the round trip (s; Linux)
 
 @dataclass(frozen=True, slots=True)
 class SenderMemory:
-    """State of a sender that lasts from one flow of a pair of endpoints to the next.
+    """State of a sender at the end of a flow; the next flow to the same receiver begins with it.
 
     Attributes:
-        window, threshold, peak, epoch_window, friendly: see ``Senders`` (segments).
+        window: congestion window (segments).
+        threshold: window at which slow start ends (segments).
+        peak: window before the last loss, CUBIC's W_max (segments).
+        epoch_window: window at the begin of CUBIC's epoch, the time since its last loss (segments).
+        friendly: window that Reno would have (segments).
         elapsed: time of its flows since CUBIC's epoch began (s); NaN without an epoch.
         until: end of the last flow (s).
-        estimates: row of ``BbrSenders``; None for senders that have never used BBR.
+        estimates: attribute of ``BbrSenders`` -> value; None for senders without BBR.
     """
 
     window: float
@@ -32,13 +36,13 @@ class SenderMemory:
 
 
 class Connections:
-    """States of the senders of all connections at the end of their last flows.
+    """States of senders between two flows: each sender's last state for each receiver.
 
     Args:
         initial_window: window of a new connection (segments).
 
     Attributes:
-        memories: (sender, receiver) -> state.
+        memories: IDs (sender, receiver) -> state of the sender at the end of the last flow.
     """
 
     def __init__(self, initial_window: float) -> None:
@@ -48,10 +52,11 @@ class Connections:
     def first_state(
         self, ends: tuple[int, int], round_trip: float, now: float, control: Control
     ) -> dict[str, float]:
-        """Return the state of a sender, a row of ``Senders``: new, or restarted after an idle time.
+        """Return the state with which a flow begins: attribute of ``Senders`` -> value.
 
-        After more than a timeout without a byte, the window is the initial one (RFC 5681, section
-        4.1), and the threshold remembers three quarters of the former window (RFC 2861).
+        It is the state after the last flow between the two, or that of a new connection. After more
+        than a timeout without a byte, the window is the initial one (RFC 5681, section 4.1), and the
+        threshold remembers three quarters of the former window (RFC 2861).
 
         Args:
             ends: IDs of sender and receiver.
@@ -84,11 +89,14 @@ class Connections:
         now: float,
         control: Control,
     ) -> Mapping[str, float | Floats]:
-        """Return the estimates of BBR, a row of ``BbrSenders``, which an idle time does not change.
+        """Return with which estimates of BBR a flow begins: attribute of ``BbrSenders`` -> value.
+
+        They are those of the last flow with BBR between the two, if there was one. An idle time does
+        not change them.
 
         Args:
             ends: IDs of sender and receiver.
-            key: random bits, from which the first phase follows.
+            key: random bits, from which the first pacing gain follows.
             sender: the result of ``first_state``.
             now: the time (s).
             control: congestion control of the flow.

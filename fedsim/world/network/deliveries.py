@@ -11,7 +11,10 @@ _FIRST_COLUMNS = 8
 
 
 class Deliveries:
-    """Bytes that each flow had delivered by past times, with linear interpolation."""
+    """History of one quantity of each flow, such as its delivered bytes, by simulated time.
+
+    Values between two stored times are interpolated linearly.
+    """
 
     def __init__(self) -> None:
         self._times = np.full(_FIRST_ROWS, math.inf)
@@ -27,7 +30,11 @@ class Deliveries:
         self._flows += 1
 
     def select(self, flows: Flags) -> None:
-        """Keep only some flows."""
+        """Keep the history of some flows, and remove that of all others.
+
+        Args:
+            flows: whether each flow is kept, bool [flows].
+        """
         stay = np.flatnonzero(flows)
         rows = self._rows
         self._curves[:rows, : len(stay)] = self._curves[:rows].take(stay, axis=1)
@@ -88,9 +95,9 @@ class Deliveries:
         self._curves[: self._rows] = curves
 
     def at(self, times: Floats) -> Floats:
-        """Return the bytes that each flow had delivered by its time; float64 [flows].
+        """Return the bytes that each flow had delivered by a time of its own; float64 [flows].
 
-        Times before the first or after the last stored time count as the latter.
+        A time before the first or after the last stored time gets the value stored there.
 
         Args:
             times: a time for each flow (s), float64 [flows].

@@ -166,17 +166,21 @@ class Endpoints(ABC):
         )
 
     def layout(self) -> dict[str, Any] | None:
-        """Shared links and routes for the run folder, as JSON; None if the scenario has them."""
+        """Shared links and routes as JSON if they come from a file; None if the scenario has them.
+
+        A run stores them as ``network.json`` in its folder.
+        """
         return None
 
     def devices_at(self, place: int) -> list[int]:
-        """Return the devices of a cell, or at a place of ``attach``.
+        """Return the indices of the devices in one cell of a tree, or at one node of a graph.
 
         Args:
-            place: index of the cell or of the place.
+            place: index of the cell, or index of the node in ``attach``, the list of the nodes to
+                which devices are attached.
 
         Raises:
-            SimulationError: there is no such cell or place.
+            SimulationError: there is no such cell or node.
         """
         raise SimulationError(f"there is no cell {place}: the network has none")
 
@@ -320,7 +324,13 @@ class Endpoints(ABC):
         return links
 
     def own_rate(self, source: int, destination: int) -> float:
-        """Return the least built rate of the devices' own links on a route (bytes/s)."""
+        """Return the lowest of the devices' own links' rates on the route of two endpoints (bytes/s).
+
+        Rates are as built, without traces or limits.
+
+        Args:
+            source, destination: IDs of the endpoints.
+        """
         rate = math.inf
         if 0 <= source < self.devices:
             rate = self.access["up"].item(source)
@@ -329,7 +339,7 @@ class Endpoints(ABC):
         return rate
 
     def built_rate(self, link: str) -> float:
-        """Return the built capacity of a link (bytes/s).
+        """Return the capacity of a link (bytes/s) as the scenario has it, without traces or limits.
 
         Args:
             link: name of a shared link, or a device's own link such as ``device 7 up``.

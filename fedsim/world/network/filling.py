@@ -62,12 +62,12 @@ class Sharing(Protocol):
         """
 
     def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
-        """Change the cap of a running flow.
+        """Change the highest rate that a running flow may have (its cap).
 
         Args:
             flow_id: ID of the flow.
             size: bytes of the flow on the wire.
-            cap: its highest rate (bytes/s).
+            cap: the new highest rate (bytes/s).
             now: the time (s).
         """
 
@@ -156,9 +156,10 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
 
 
 class Filling:
-    """Sharing rule for any links, which calls ``max_min`` at each change.
+    """Sharing rule that gives flows max-min fair rates on links of any network.
 
-    A link is added together with its first flow.
+    It computes all rates anew, by ``max_min``, after each change of flows or links. A link is added
+    together with its first flow.
     """
 
     def __init__(self) -> None:

@@ -38,11 +38,12 @@ _STANDSTILL = 1
 class Network(RunningFlows):
     """Network of flows between any two endpoints, which share links by weighted max-min fairness.
 
-    A user's network is a subclass that defines ``route``. Sizes and sent bytes are payload, rates
-    and capacities are bytes on the wire. In slow start, a flow's window caps its rate and doubles
-    every round trip, until a round trip in which it did not limit the flow. A flow whose exact end
-    is at or before now has ended. The arguments are the clock, the arguments of ``Endpoints``, and
-    ``sharing``, a function that makes a sharing rule.
+    A flow is a transfer of bytes. A user's network is a subclass that defines ``route``, the links
+    between two endpoints. Sizes and sent bytes count payload; rates and capacities count all bytes
+    on the wire. In slow start, a flow's window caps its rate and doubles every round trip, until a
+    round trip in which it did not limit the flow. A flow whose exact end is at or before the present
+    time has ended. The arguments are the clock, the arguments of ``Endpoints``, and ``sharing``, a
+    function that makes an empty sharing rule.
 
     Attributes:
         overhead: bytes on the wire for each byte of payload.
@@ -156,7 +157,10 @@ class Network(RunningFlows):
         return flow
 
     def _occupy_links(self, source: int, destination: int) -> None:
-        """Mark the endpoints of a flow as busy, and the network as general if a link is shared."""
+        """Note that a flow uses the links of its endpoints, and whether two flows may share one.
+
+        Once they may, the network computes rates by the rule for links shared in any way.
+        """
         sends = 0 <= source < self.devices
         receives = 0 <= destination < self.devices
         shares_up = sends and (receives or source in self._sending)
@@ -202,13 +206,15 @@ class Network(RunningFlows):
         self._end(flow, now, sent)
 
     def finish(self, flow: Flow) -> bool:
-        """End a flow that is complete within the rounding of times, without a call of ``done``.
+        """End a flow whose last byte is due now, up to the rounding of times.
+
+        Its function ``done`` is not called.
 
         Args:
             flow: the flow.
 
         Returns:
-            Whether the flow is complete.
+            Whether all bytes of the flow have arrived.
         """
         now = self._simulation.now
         self._advance(now)
@@ -226,11 +232,12 @@ class Network(RunningFlows):
         return is_due
 
     def limit(self, link: str, rate: float | None) -> None:
-        """Change the rate of a link from this instant.
+        """Change the rate of a link from the present time on.
 
         Args:
             link: name of the link.
-            rate: the rate (bytes/s), 0 allowed; None for the built rate.
+            rate: the new rate (bytes/s), 0 allowed; None ends an earlier limit, so that the link has
+                the rate of the scenario again.
         """
         self._advance(self._simulation.now)
         if rate is None:
@@ -241,7 +248,10 @@ class Network(RunningFlows):
         self._unsettle()
 
     def solve(self) -> None:
-        """Share the links after all changes of this instant, and set the alarm for the next end."""
+        """Apply all changes of flows and links at the present time, and compute the flows' new rates.
+
+        It sets the alarm for the next end of a flow, and calls ``on_shared``.
+        """
         self._unsettled = False
         now = self._simulation.now
         self._advance(now)
@@ -308,7 +318,13 @@ class Network(RunningFlows):
         self._changed.clear()
 
     def _weight(self, source: int, destination: int) -> float:
-        """Draw the weight of the transfer that begins now, by device and index of the transfer."""
+        """Draw the weight of a flow that begins now, by which links are divided among flows.
+
+        The draw depends on the device and on how many flows of the device there were before.
+
+        Args:
+            source, destination: IDs of the endpoints.
+        """
         comes_down = source == SERVER or (
             source >= self.devices and 0 <= destination < self.devices
         )
@@ -325,9 +341,9 @@ class Network(RunningFlows):
     # queries, which do not change the network
 
     def sent(self, flow: Flow) -> float:
-        """Return the payload of a flow that was delivered up to now (bytes).
+        """Return the payload of a flow that has arrived by now (bytes), exactly.
 
-        The result is exact at any point within an instant.
+        Changes of flows or links at the present time do not affect it.
 
         Args:
             flow: the flow.
@@ -340,7 +356,9 @@ class Network(RunningFlows):
         return self._payload(flow, rule.sent(flow.id, self._simulation.now))
 
     def rate(self, flow: Flow) -> float:
-        """Return the rate of a flow as of the last solve (bytes/s); 0 if it is not being sent.
+        """Return the present rate of a flow (bytes/s); 0 if no bytes of it are being sent.
+
+        Changes at the present time count from the next call of ``solve`` on.
 
         Args:
             flow: the flow.
@@ -349,9 +367,10 @@ class Network(RunningFlows):
         return 0.0 if rule is None else rule.rate(flow.id)
 
     def _as_of_now(self, flow: Flow) -> Sharing | None:
-        """Return the sharing rule of a flow, advanced to now; None if the flow has ended.
+        """Return the sharing rule that has a flow's rate, moved to the present time.
 
-        The result is a copy if any flow has ended since the last ``solve``.
+        The result is a copy, so that a query changes nothing, if any flow has ended since the last
+        ``solve``. It is None if this flow has ended.
         """
         rule = self._rule(flow)
         now = self._simulation.now

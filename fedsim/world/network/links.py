@@ -11,19 +11,20 @@ UNLIMITED = 1e15  # bytes/s; stands for an infinite rate
 
 
 class QueuedLinks:
-    """Rates and queues' lengths of links that flows share, numbered from 1.
+    """Rates and lengths of queues of the links that flows share, numbered from 1.
 
     Number 0 is a link without a limit, which pads shorter routes.
 
     Args:
-        rules: lengths of queues, and whether first links hold senders back.
+        rules: lengths of queues, and whether a route's first link makes senders wait when its
+            queue would overflow.
 
     Attributes:
         names: name -> number.
         capacity: rates (bytes/s), float64 [links].
         length: lengths of queues (bytes), float64 [links].
-        levels: the links by their place on routes, as of the last ``group``.
-        never_full: numbers of links that hold senders back instead of dropping, int64 [n].
+        levels: the links in groups, by their furthest place on any route; set by ``group``.
+        never_full: numbers of links that make senders wait instead of dropping packets, int64 [n].
     """
 
     def __init__(self, rules: QueueingRules) -> None:
@@ -50,7 +51,9 @@ class QueuedLinks:
         return number
 
     def length_at(self, name: str, rate: float) -> float:
-        """Return the length of a link's queue at a rate (bytes); an outage keeps the present one.
+        """Return the length that a link's queue has at a rate (bytes).
+
+        At rate 0, an outage, the queue keeps its present length.
 
         Args:
             name: name of a known link.
@@ -101,7 +104,10 @@ class QueuedLinks:
         return renumbered
 
     def group(self, route: Ints, lasts: Ints) -> None:
-        """Sort the links by level, so that bytes pass a whole route within a step.
+        """Sort the links into ``levels``, groups that are served one after the other in a step.
+
+        Links are grouped by their furthest place on any route, so that bytes mostly pass a whole route
+        within a step.
 
         Args:
             route: numbers of each flow's links, padded with 0, int64 [flows, hops].
@@ -128,12 +134,12 @@ def label_components(route: Ints, links: int) -> Ints:
     """Return a label for each flow, equal for flows that share links directly or through others.
 
     Args:
-        route: numbers of each flow's links, padded with 0, which nobody shares; int64
-            [flows, hops].
-        links: count of links, with number 0.
+        route: numbers of each flow's links, int64 [flows, hops]. Shorter routes are padded with
+            0, which is not a link.
+        links: count of links, including number 0.
 
     Returns:
-        The first flow of each flow's component, int64 [flows].
+        The label: the index of the first flow that has it, int64 [flows].
     """
     flows = len(route)
     labels = np.arange(flows)
@@ -148,12 +154,12 @@ def label_components(route: Ints, links: int) -> Ints:
 
 
 def share_first_links(wants: Floats, first: Ints, room: Floats) -> Floats:
-    """Share the first link of each route alike among its senders, up to what each wants.
+    """Divide each link equally among the flows that begin on it, up to what each sender wants.
 
     Args:
         wants: bytes that each sender wants to send, float64 [flows].
         first: number of each flow's first link, int64 [flows].
-        room: bytes that each link sends, float64 [links].
+        room: bytes that each link can send, float64 [links].
 
     Returns:
         Bytes that each sender may send, float64 [flows].

@@ -10,17 +10,18 @@ from fedsim.world.network.congestion import append_row
 
 
 class LossDraws:
-    """Draws of the expected losses of flows until their next lost packets (bytes).
+    """Random draws that decide which packets of flows are lost in one step of simulated time.
 
-    A draw is a function of the flow's seed and of the count of its earlier draws, so a step that is
-    planned twice draws the same. ``RandomLosses.use`` keeps the counts of a step that is carried
-    out.
+    A draw is exponential (bytes): a flow loses its next packet when its bytes, each times the
+    probability of a loss, add up to the draw. It is a function of the flow's seed and of the count
+    of its earlier draws, so a step that is computed twice draws the same. ``RandomLosses.use``
+    stores the counts of a step that is carried out.
 
     Args:
         keys: seed of each flow.
         on_links: count of each flow's draws for its links, int64 [flows].
         in_queues: count of each flow's draws for queues, int64 [flows].
-        packet: mean of a draw (bytes).
+        packet: mean of a draw, the bytes of a packet.
     """
 
     def __init__(self, keys: list[int], on_links: Ints, in_queues: Ints, packet: float) -> None:
@@ -86,7 +87,11 @@ class RandomLosses:
         return in_queue
 
     def select(self, flows: Flags) -> None:
-        """Keep only some flows."""
+        """Keep some flows, and remove all others.
+
+        Args:
+            flows: whether each flow is kept, bool [flows].
+        """
         self._keys = [self._keys[row] for row in flows.nonzero()[0].tolist()]
         self._on_links = self._on_links[flows]
         self._in_queues = self._in_queues[flows]
@@ -107,11 +112,23 @@ class RandomLosses:
         self._note_chances()
 
     def has_chances(self, row: int, first: float, last: float) -> bool:
-        """Return whether a flow has these chances on the sender's and on the receiver's own link."""
+        """Return whether a flow's packets are lost with exactly these probabilities.
+
+        Args:
+            row: index of the flow.
+            first: probability on the sender's own link, 0 to 1.
+            last: probability on the receiver's own link, 0 to 1.
+        """
         return bool(self.first[row] == first and self.last[row] == last)
 
     def set_chances(self, row: int, first: float, last: float) -> None:
-        """Change the chances of a flow on the sender's and on the receiver's own link."""
+        """Change the probabilities with which a flow's packets are lost.
+
+        Args:
+            row: index of the flow.
+            first: probability on the sender's own link, 0 to 1.
+            last: probability on the receiver's own link, 0 to 1.
+        """
         self.first[row] = first
         self.last[row] = last
         self._note_chances()
@@ -120,12 +137,20 @@ class RandomLosses:
         self.may_lose = bool(self.first.any() or self.last.any())
 
     def draws(self) -> LossDraws:
-        """Return the next draws, which change nothing here until ``use``."""
+        """Return the source of random draws for one step of simulated time.
+
+        Drawing from it changes nothing in this object; ``use`` does when the step is carried out.
+        """
         on_links = self._on_links.copy()
         return LossDraws(self._keys, on_links, self._in_queues.copy(), self._packet)
 
     def use(self, on_links: Ints, in_queues: Ints) -> None:
-        """Keep the counts of draws that were used, the attributes of ``LossDraws``; [flows] each."""
+        """Store how many draws each flow has used, after a step that was carried out.
+
+        Args:
+            on_links: count of all draws so far for the flow's links, int64 [flows].
+            in_queues: count of all draws so far for queues, int64 [flows].
+        """
         self._on_links = on_links
         self._in_queues = in_queues
 

@@ -46,15 +46,18 @@ class MovedBytes:
 
 
 class Movement:
-    """Movement of bytes in a step, whose stages are called in order.
+    """Computation of where the bytes of flows are after a step of simulated time.
+
+    The methods are called in order: ``send``, ``pass_level`` for each group of links, and
+    ``receive``. They change ``bytes_before`` to the bytes after the step.
 
     Args:
         links: the links.
         length_s: length of the step (s).
         packet: bytes of a packet.
-        losses: chances of losses on links.
-        draws: draws of the step's losses.
-        bytes_before: bytes at the begin of the step, which the stages change; its ``batches`` are
+        losses: probabilities of losses on links.
+        draws: random draws that decide which packets are lost.
+        bytes_before: bytes at the begin of the step, which the methods change; its ``batches`` are
             copied.
     """
 
@@ -77,7 +80,7 @@ class Movement:
         bytes_before.batches = open_batch(bytes_before.batches)
 
     def send(self, sent: Floats) -> None:
-        """Put bytes on their routes, less those that senders' own links lose.
+        """Put the bytes that senders send on their routes, less the losses on senders' own links.
 
         Args:
             sent: bytes that each sender sends, float64 [flows].
@@ -90,11 +93,14 @@ class Movement:
         amounts.arriving[:, 0] += entering
 
     def pass_level(self, level: Level, credit: Floats) -> None:
-        """Let the links of a level serve what waits and arrives there, and drop the excess.
+        """Let a group of links send the bytes in their queues and the bytes that arrive there.
+
+        Bytes that do not fit into a queue are dropped.
 
         Args:
             level: the links, with the flows on them.
-            credit: credit of each flow at the begin of the step (bytes), float64 [flows].
+            credit: number of each flow at the begin of the step (bytes), which determines when its
+                next packet is dropped, float64 [flows].
         """
         amounts = self.bytes
         waiting = amounts.waiting.reshape(-1)
@@ -131,15 +137,16 @@ class Movement:
         load: Floats,
         credit: Floats,
     ) -> tuple[Floats, Floats]:
-        """Serve links that cannot send all in the step, first in, first out.
+        """Let links that cannot send all bytes in the step send the oldest ones.
 
         Args:
-            level: a level of links.
-            rows: places in the level's arrays of the flows on full links, int64 [n].
+            level: a group of links, with the flows on them.
+            rows: indices in the arrays of ``level`` of the flows on overloaded links, int64 [n].
             present: bytes of each flow that wait or arrive, float64 [flows on links].
-            new: those of them that arrive, float64 [flows on links].
+            new: bytes of each flow that arrive, a part of ``present``, float64 [flows on links].
             load: bytes that wait or arrive at each link, float64 [links].
-            credit: credit of each flow (bytes), float64 [flows].
+            credit: number of each flow (bytes) that determines when its next packet is dropped,
+                float64 [flows].
 
         Returns:
             Bytes that leave, and bytes that stay; float64 [flows on links] each.
@@ -173,15 +180,17 @@ class Movement:
         excess: Floats,
         credit: Floats,
     ) -> None:
-        """Drop what does not fit into the queues, from the bytes that have just arrived.
+        """Drop the bytes that do not fit into queues, out of the bytes that have just arrived.
 
         Args:
-            level: a level of links.
-            rows: places in the level's arrays of the flows on full links, int64 [n].
-            rest: bytes that stay in batches, the newest last, float64 [n, batches]; it is changed.
+            level: a group of links, with the flows on them.
+            rows: indices in the arrays of ``level`` of the flows on overloaded links, int64 [n].
+            rest: bytes that stay, by the step in which they came, the newest last, float64
+                [n, batches]; the dropped bytes are subtracted from it.
             new: bytes of each of these flows that arrive, float64 [n].
             excess: bytes that do not fit at each link, float64 [links].
-            credit: credit of each flow (bytes), float64 [flows].
+            credit: number of each flow (bytes) that determines when its next packet is dropped,
+                float64 [flows].
         """
         amounts = self.bytes
         flows = level.flows[rows]
@@ -199,7 +208,7 @@ class Movement:
         rest[:, -1] = np.maximum(rest[:, -1] - falls, 0.0)
 
     def receive(self) -> None:
-        """Take the bytes that receivers' own links lose from what was delivered."""
+        """Subtract the bytes that are lost on receivers' own links from the delivered bytes."""
         if self._losses.may_lose:
             lost = self._lose(self._losses.last, self.bytes.delivered)
             self.bytes.delivered -= lost

@@ -12,9 +12,11 @@ from fedsim.world.network.traces import LinkTraces
 
 
 class PresentRates(Endpoints):
-    """Base of ``Network`` with the present rates of links.
+    """Base of ``Network`` that computes the present rates, latencies and losses of links.
 
-    The arguments are the clock, and the arguments of ``Endpoints``.
+    They differ from the scenario's values by traces (values over time from a file) and by limits
+    that processes of the world set. The arguments are the clock, and the arguments of
+    ``Endpoints``.
 
     Attributes:
         limits: link name -> limit by processes (bytes/s), for links that have one. It replaces the
@@ -53,11 +55,11 @@ class PresentRates(Endpoints):
         self.traces = traces
 
     def present_rate(self, link: str, built: float) -> float:
-        """Return the present rate of a link (bytes/s).
+        """Return the rate of a link now, after limits and its trace (bytes/s).
 
         Args:
             link: name of the link.
-            built: its built rate (bytes/s).
+            built: its rate in the scenario (bytes/s).
         """
         rate = None
         if self.traces is not None:

@@ -37,7 +37,10 @@ def _find_wrong_times(value: object, *_: object, **__: object) -> str:
 
 
 class Protocol(Spec):
-    """The base of every protocol. One of your own may replace any of its methods."""
+    """Base of every protocol, which determines overhead, windows and weights of flows.
+
+    A user's protocol is a subclass that overrides any of the methods.
+    """
 
     kind: str
     segment: PositiveBytes = 1448.0
@@ -83,12 +86,15 @@ class Protocol(Spec):
         return self.initial_window * (self.segment + self.header) if self.slow_start else math.inf
 
     def queueing(self) -> QueueingRules | None:
-        """Return the rules of windows and queues; None if links are shared as fluids."""
+        """Return the constants of congestion windows and queues of links.
+
+        None means that the network has no queues, and divides the rate of a link among its flows.
+        """
         return None
 
     @property
     def weighs(self) -> bool:
-        """Whether flows may have different weights."""
+        """Whether flows may differ in their weight, by which a link is divided among them."""
         return self.weight_spread > 1 or self.weight_by_round_trip > 0 or self.late_weight < 1
 
     @returns("a finite number above 0", find_outside(above=0.0))
@@ -119,7 +125,7 @@ class Protocol(Spec):
         return by_chance * by_distance
 
     def rules(self) -> list[str]:
-        """Describe each formula that was fitted to measurements: its range and its error, as text."""
+        """Describe each formula that was fitted to measurements, with its range and its error."""
         return []
 
     def outside_of_rules(self, at_once: int) -> list[str]:
@@ -159,7 +165,10 @@ class Protocol(Spec):
 
 
 class Fluid(Protocol):
-    """Bytes of payload alone, at full rate from the first one, and links shared alike."""
+    """Protocol without headers and slow start: a flow has its full rate from the first byte on.
+
+    Flows on a link get equal shares of it.
+    """
 
     kind: Literal["fluid"] = "fluid"
 
@@ -264,7 +273,7 @@ class Tcp(Protocol):
 
     @property
     def weigh_as_measured(self) -> bool:
-        """Whether flows are weighed by the ``weight_spread`` that was fitted to measurements."""
+        """Whether the spread of flows' weights is the one fitted to measurements."""
         if self.model == "window":
             return False
         return bool(self.weight_spread == type(self).model_fields["weight_spread"].default)

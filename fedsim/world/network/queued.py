@@ -24,15 +24,15 @@ LEAST_STEP_S = 1e-3  # the shortest step, and round trip
 
 
 class QueuedFlows:
-    """State of flows that share links with queues, the base of ``LinkComponent``.
+    """Arrays over flows that share links with queues, the base of ``LinkComponent``.
 
     Args:
-        rules: control, queues and packets.
+        rules: congestion control, queues and packets.
 
     Attributes:
         links: the links of the flows.
-        senders: windows of the senders.
-        bbr: estimates of the senders with BBR.
+        senders: congestion windows of the senders.
+        bbr: estimates of the senders that use BBR.
     """
 
     def __init__(self, rules: QueueingRules) -> None:
@@ -72,11 +72,11 @@ class QueuedFlows:
         return len(self._id)
 
     def has_flow(self, flow_id: int) -> bool:
-        """Return whether a flow runs here."""
+        """Return whether the flow with this ID is one of these flows."""
         return flow_id in self._ends
 
     def row_of(self, flow_id: int) -> int:
-        """Return the index of a flow."""
+        """Return the index of the flow with this ID in all arrays over flows."""
         return int(np.flatnonzero(self._id == flow_id)[0])
 
     def queued(self) -> Iterator[tuple[str, float, float]]:
@@ -86,7 +86,10 @@ class QueuedFlows:
             yield name, backlog.item(number), self.links.length.item(number)
 
     def balance(self) -> Floats:
-        """Return what each flow sent less what is delivered, on the way or dropped (bytes), [flows]."""
+        """Return the bytes of each flow that are unaccounted for, float64 [flows]; 0 up to rounding.
+
+        They are the sent bytes less the bytes that are delivered, in queues or on links, or lost.
+        """
         under_way = self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
         balance: Floats = self._sent - self._delivered - under_way - self._lost - self._dropped
         return balance
@@ -99,7 +102,7 @@ class QueuedFlows:
         return np.asarray(backlog, dtype=np.float64)
 
     def _delays(self) -> Floats:
-        """Return the time in queues of each flow's route (s), float64 [flows]."""
+        """Return how long a byte would wait in all queues on each flow's route (s), [flows]."""
         if self._known_delays is None:
             capacity = self.links.capacity
             rate = np.where(capacity > 0, capacity, math.inf)
@@ -139,7 +142,7 @@ class QueuedFlows:
         self._forget()
 
     def _widen(self, hops: int) -> None:
-        """Pad routes to a length of ``hops`` links."""
+        """Pad all routes, and the arrays by hop, to ``hops`` links per flow."""
         more = hops - self._route.shape[1]
         if more > 0:
             pad = ((0, 0), (0, more))
@@ -149,13 +152,16 @@ class QueuedFlows:
             self._arriving = np.pad(self._arriving, pad)
 
     def _age(self, batches: int) -> None:
-        """Pad queues with empty batches, which are older than all others, to a count."""
+        """Pad the bytes in queues with empty batches, older than all others, to ``batches`` batches.
+
+        A batch holds the bytes that came into queues in one step.
+        """
         more = batches - self._batches.shape[2]
         if more > 0:
             self._batches = np.pad(self._batches, ((0, 0), (0, 0), (more, 0)))
 
     def _adopt(self, others: Self) -> None:
-        """Append the flows and links of another component, which is not used any more."""
+        """Append the flows and links of ``others``, which must not be used any more."""
         numbers = self.links.join(others.links)
         others._route = numbers[others._route]
         hops = max(self._route.shape[1], others._route.shape[1])
@@ -175,7 +181,11 @@ class QueuedFlows:
         self._forget()
 
     def _select(self, rows: Flags) -> None:
-        """Keep only some flows, and the links that they pass."""
+        """Keep some flows and the links on their routes, and remove all others.
+
+        Args:
+            rows: whether each flow is kept, bool [flows].
+        """
         for name in _COLUMNS:
             setattr(self, name, getattr(self, name)[rows])
         self.senders.select(rows)
@@ -188,7 +198,10 @@ class QueuedFlows:
         self._forget()
 
     def _split(self) -> list[Self]:
-        """Return these flows by components: lists of flows that share no link with each other."""
+        """Return objects with these flows, so that flows in different ones share no link.
+
+        The first is this object, which keeps only its part of the flows.
+        """
         labels = label_components(self._route, len(self.links.capacity))
         components = []
         for label in np.unique(labels)[1:].tolist():
@@ -200,11 +213,11 @@ class QueuedFlows:
         return [self, *components]
 
     def _remember(self, row: int, until: float) -> SenderMemory:
-        """Return the state of a flow's sender at the end of the flow.
+        """Return a sender's state at the end of its flow, for the next flow to the same receiver.
 
         Args:
             row: index of the flow.
-            until: its end (s).
+            until: end of the flow (s).
         """
         senders = self.senders
         estimates = self.bbr.row(row) if self.bbr.is_used[row] else None
@@ -220,7 +233,7 @@ class QueuedFlows:
         )
 
     def _forget(self) -> None:
-        """Forget what holds only until flows come or go."""
+        """Drop cached values that hold only as long as the flows stay the same."""
         self._is_grouped = False
         self._acked = None
         self._known_delays = None

@@ -23,16 +23,17 @@ from fedsim.world.network.queues import QueueingRules
 class Queueing:
     """Sharing rule of links with queues, on which flows have congestion windows.
 
-    Methods with a time ``now`` are called after ``advance`` to this time.
+    It computes the movement of bytes in steps of simulated time. Methods with a time ``now`` are
+    called after ``advance`` to this time.
 
     Args:
-        rules: control, queues and packets.
+        rules: congestion control, queues and packets.
 
     Attributes:
         next_end: next time of an end of a flow or of a planned step (s).
         changed: whether flows or links have changed since the last ``share``.
-        components: the running flows, by components.
-        connections: senders between the flows of a connection.
+        components: the running flows, in sets that share no link with each other.
+        connections: states of senders between two flows to the same receiver.
         steps: count of planned steps.
         cuts: count of planned steps that a change of a flow or a link ended before their time.
     """
@@ -100,7 +101,7 @@ class Queueing:
         self.connections.memories.update(component.remove(flow_id, now))
 
     def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
-        """Change nothing, because own links are links of the route here."""
+        """Do nothing: here a device's own link is a link of the route, and flows have no cap."""
 
     def set_capacity(self, link: str, capacity: float, now: float) -> None:
         for component in self.components:
@@ -164,7 +165,14 @@ class Queueing:
         return next(component for component in self.components if component.has_flow(flow_id))
 
     def _component_with(self, names: Iterable[str], now: float) -> LinkComponent:
-        """Return the component of some links, made of all components that have one of them."""
+        """Return the set of flows to which a new flow over some links belongs.
+
+        All sets with one of these links are merged into it; it is empty if there are none.
+
+        Args:
+            names: names of the links.
+            now: the time (s), up to which the flows are moved.
+        """
         touched = []
         for component in self.components:
             if not component.links.names.keys().isdisjoint(names):
@@ -181,7 +189,7 @@ class Queueing:
         return first
 
     def _interrupt(self, component: LinkComponent, now: float) -> None:
-        """Carry out the plan of a component up to ``now``, before a change."""
+        """End a component's planned step at ``now`` (s), so that flows or links can change."""
         self.cuts += component.is_planned
         self._commit(component, now)
         component.give_up_plan(now)
@@ -191,7 +199,10 @@ class Queueing:
         self.connections.memories.update(component.commit(now))
 
     def _plan(self, components: Iterable[LinkComponent]) -> None:
-        """Plan the next steps of components, and of those into which they fall apart."""
+        """Plan the next step of each component that has no plan.
+
+        A component whose flows no longer share links is first split into several.
+        """
         for component in components:
             if component.is_planned:
                 continue
@@ -235,7 +246,7 @@ class Queueing:
         return self._component_of(flow_id).rate(flow_id)
 
     def queued(self) -> dict[str, tuple[float, float]]:
-        """Return bytes in the queue of each link, and its length (bytes), by name."""
+        """Return the bytes in each link's queue and the queue's length (bytes), by link name."""
         queues: dict[str, tuple[float, float]] = {}
         for component in self.components:
             for name, waiting, length in component.queued():
@@ -243,6 +254,9 @@ class Queueing:
         return queues
 
     def balance(self) -> Floats:
-        """Return what each flow sent less what is delivered, on the way or dropped (bytes), [flows]."""
+        """Return the bytes of each flow that are unaccounted for, float64 [flows]; 0 up to rounding.
+
+        They are the sent bytes less the bytes that are delivered, in queues or on links, or lost.
+        """
         balances = [component.balance() for component in self.components]
         return np.concatenate([np.empty(0), *balances])

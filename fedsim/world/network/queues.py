@@ -41,7 +41,12 @@ class QueueingRules:
     holds_back: bool
 
     def length(self, link: str, capacity: float) -> float:
-        """Return the length of a link's queue (bytes)."""
+        """Return the length of a link's queue (bytes).
+
+        Args:
+            link: name of the link, which may have a length of its own.
+            capacity: rate of the link (bytes/s), by which a length in seconds is multiplied.
+        """
         seconds, size = self.queues.get(link, (self.queue_s, self.queue_bytes))
         length = capacity * seconds if seconds is not None else size
         assert length is not None
@@ -50,12 +55,15 @@ class QueueingRules:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Links that are as far along routes, with the flows on them; [flows on links] each.
+    """Group of links that are served together in a step, with the flows on them.
+
+    The links have the same furthest place on any route. Each array has an entry for each pair of a
+    flow and one of its links in the group, [flows on links].
 
     Attributes:
         flows: index of the flow, int64.
-        links: index of the link, int64.
-        cells: index of flow and position in flattened arrays [flows, hops], int64.
+        links: number of the link, int64.
+        cells: index of the pair in flattened arrays of shape [flows, hops], int64.
         is_last: whether the link is the last of the flow's route, bool.
     """
 
@@ -67,27 +75,30 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Plan of a step of time in which all rates are constant; float64 [flows] if no shape is given.
+    """Movement of bytes in a step of simulated time in which all rates are constant.
 
-    To plan a step changes nothing. So a plan that is given up leaves no trace, and of a plan that
-    is carried out in part the rest leaves none.
+    A plan is computed without changing any flow. It may be carried out wholly, in part or not at
+    all. Attributes are float64 [flows] if no shape is given.
 
     Attributes:
         length_s: length of the step (s); infinity if no byte moves.
         sent, delivered, dropped: bytes of each flow that are sent, delivered and dropped in it.
-        credit: change of ``LinkComponent._credit`` (bytes).
-        before_loss: change of ``RandomLosses.before`` (bytes).
-        batches: bytes in queues at the end of the step, float64 [flows, hops, batches].
+        credit: change of each flow's credit (bytes), which decides whose packet is dropped next.
+        before_loss: change of ``RandomLosses.before``, the expected loss left until the next packet
+            is lost on a link (bytes).
+        batches: bytes in queues at the end of the step, by the step in which they came, oldest
+            first; float64 [flows, hops, batches].
         waiting, arriving: bytes in the queue of each link of a route, and between it and the next
             link, at the end of the step; float64 [flows, hops].
         growth: growth of windows.
         ends: end of each flow (s); infinity for flows that go on.
         parts: part of the step in which the bytes of each flow move, above 0, at most 1; None if
             no flow ends.
-        is_held: whether the first link of a flow holds its sender back, bool [flows].
+        is_held: whether the first link of a flow makes its sender wait, bool [flows].
         acked: bytes that are acknowledged at its end; None if they are not known before.
-        is_look: whether a step until the next end was looked for before.
-        draws_on_links, draws_in_queues: counts of draws of losses after it, int64 [flows].
+        is_look: whether it was tried before to plan one step until the next end of a flow.
+        draws_on_links, draws_in_queues: counts of random draws of losses so far, this step included,
+            int64 [flows].
     """
 
     length_s: float
@@ -120,9 +131,9 @@ def choose_drops(
 ) -> tuple[Floats, Floats]:
     """Choose which flows lose the bytes that do not fit into the queues of links.
 
-    In the mean each flow loses in proportion to its bytes that arrive, one packet at a time. A
-    flow's expected loss between two lost packets is exponential, so that chance decides whose
-    packet is lost next.
+    In the mean each flow loses in proportion to its bytes that arrive, one packet at a time. Each
+    flow has a credit (bytes), which grows by its expected loss and shrinks by a random amount with
+    each of its lost packets. The flow with the highest credit loses the next packet.
 
     Args:
         excess: bytes that do not fit, float64 [links].
@@ -131,11 +142,11 @@ def choose_drops(
         numbers: link of each flow, int64 [flows on links].
         flows: argument of ``draw`` for each flow, int64 [flows on links].
         packet: bytes of a packet.
-        draw: function that draws a flow's expected loss until its next lost packet (bytes).
+        draw: function that draws by how much a lost packet lowers a flow's credit (bytes).
 
     Returns:
-        Dropped bytes, in whole packets of each link, and the change of ``spare``;
-        float64 [flows on links] each.
+        Dropped bytes, in whole packets of each link, and the change of the credit; float64
+        [flows on links] each.
     """
     falls = np.zeros(len(numbers))
     change = np.zeros(len(numbers))

@@ -18,10 +18,10 @@ _ROUNDING = 1e-12  # relative gap below which a flow's rate equals the rate of i
 
 
 class RunningFlows(PresentRates):
-    """Base of ``Network`` with the flows whose bytes are under way.
+    """Base of ``Network`` that starts flows on links, and applies traces and windows to them.
 
-    The arguments are those of ``PresentRates``, and ``sharing``, a function that makes a sharing
-    rule.
+    The arguments are those of ``PresentRates``, and ``sharing``, a function that makes an empty
+    sharing rule.
     """
 
     def __init__(
@@ -52,7 +52,11 @@ class RunningFlows(PresentRates):
         self._windows = Windows(self._protocol.window)
 
     def _build_queues(self) -> Queueing | None:
-        """Return the queues of the links; None if links are shared as fluids."""
+        """Return the object that moves flows through queues; None if the protocol has no queues.
+
+        Raises:
+            SimulationError: the protocol has the length of a queue for a link that does not exist.
+        """
         rules = self._protocol.queueing()
         if rules is None:
             return None
@@ -70,7 +74,11 @@ class RunningFlows(PresentRates):
         return self._rules[0]
 
     def _cap(self, flow: Flow) -> float:
-        """Return the largest rate of a flow now by its window and own links (bytes/s)."""
+        """Return the highest rate that a flow may have now (bytes/s), apart from shared links.
+
+        It follows from the flow's window in slow start and from the devices' own links, except own
+        links that are shared by several flows.
+        """
         window = self._windows.rate(flow.id) if self._slow_start else math.inf
         return window if self._general else min(window, self._own_rate(flow))
 
@@ -112,13 +120,25 @@ class RunningFlows(PresentRates):
         queues.set_loss(flow.id, self.present_loss(source), self.present_loss(destination), now)
 
     def _use_traces(self, traces: LinkTraces, flow: Flow, now: float) -> None:
-        """Follow the traces of a flow's links as long as the flow runs."""
+        """Let the traces of a flow's links take effect as long as the flow runs.
+
+        Traces of links without a flow are not followed, to save time.
+
+        Args:
+            traces: the values over time of the links.
+            flow: the flow, which begins.
+            now: the time (s).
+        """
         for link in traces.begin(flow.id, self._traced_names(flow), now):
             if traces.is_shared(link) and self._queues is None:
                 self._set_capacity(link, now)
 
     def _traced_names(self, flow: Flow) -> list[str]:
-        """Return the names in traces of a flow's links, and of its ends' latencies and losses."""
+        """Return the names under which ``LinkTraces`` has the values that affect a flow.
+
+        These are the names of its links, and with queues such as ``device 7 latency`` and
+        ``device 7 loss`` of sender and receiver.
+        """
         names = [name for name, _ in self._links_of(flow)]
         if self._queues is not None:
             for end in (flow.source, flow.destination):
@@ -159,7 +179,13 @@ class RunningFlows(PresentRates):
             rule.set_capacity(link, rate, now)
 
     def _widen(self, now: float) -> None:
-        """Double the windows whose round trip is over, or close windows that limited no flow."""
+        """Double the slow-start windows whose round trip is over.
+
+        A window that did not limit its flow, or would not any more, is closed instead.
+
+        Args:
+            now: the time (s).
+        """
         for flow_id, window in self._windows.take_due(now):
             flow = self._running[flow_id]
             rule = self._rule(flow)

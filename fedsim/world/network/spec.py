@@ -54,12 +54,12 @@ class NetworkInputs:
 
 @dataclass(frozen=True)
 class SharedLinks:
-    """Shared links with a common key in the scenario.
+    """Shared links whose rate is one key of the scenario.
 
     Attributes:
         key: the key, such as ``network.server.up``.
         names: names of the links.
-        rate: their rate (bytes/s), or the traces that they follow.
+        rate: the rate of each link (bytes/s), or the values over time (traces) that they follow.
     """
 
     key: str
@@ -80,7 +80,7 @@ class SharedLink(Spec):
 
 
 class DeviceLinks(Spec):
-    """The devices' own links, and the latency that each transfer pays before its first byte."""
+    """Link of each device in each direction, and the latency before a transfer's first byte."""
 
     down: DeviceRate = Constant[LinkRate].model_validate({"value": "inf B/s"})
     """rate to the device."""
@@ -117,10 +117,10 @@ def _find_wrong_column(
 
 
 class NetworkModel(Spec):
-    """Base of every network model.
+    """Base of every network model, a ``kind`` of the scenario's section ``[network]``.
 
-    A user's model passes ``Transport(self.protocol, streams)`` to its network, or ignores the
-    protocol.
+    A user's model builds a ``Network``. It passes ``Transport(self.protocol, streams)`` to it, or
+    ignores the protocol.
     """
 
     kind: str
@@ -160,7 +160,7 @@ class NetworkModel(Spec):
     @property
     @returns("a whole number, 1 or more, or None", find_outside(least=1))
     def places(self) -> int | None:
-        """Count of cells, or of nodes to which devices are attached; None for a star."""
+        """Count of the cells of a tree, or of a graph's nodes with devices; None for a star."""
         return None
 
     @property
@@ -171,7 +171,10 @@ class NetworkModel(Spec):
 
     @property
     def shared_links(self) -> Sequence[SharedLinks]:
-        """Shared links whose rates are keys of this section, which may be traces."""
+        """Shared links whose rates are keys of this section, each with its key and rate.
+
+        A rate may be a trace, i.e. values over time.
+        """
         return ()
 
     def shared_rates(self, streams: Streams, root: Path | None) -> dict[str, float]:
@@ -290,7 +293,11 @@ class NetworkModel(Spec):
 
 
 def server_links(server: SharedLink) -> list[SharedLinks]:
-    """Return the links of the server of a star or a tree, by its table ``server``."""
+    """Return the server's links, with the keys ``network.server.down`` and ``network.server.up``.
+
+    Args:
+        server: the table ``server`` of a star's or a tree's section ``[network]``.
+    """
     return [
         SharedLinks("network.server.down", ("server down",), server.down),
         SharedLinks("network.server.up", ("server up",), server.up),

@@ -13,12 +13,12 @@ _MOST_NAMED = 5
 def standstill_error(
     routes: Sequence[str], rules: Collection[str], since: float, dead_links: Sequence[str] = ()
 ) -> SimulationError:
-    """Make the error of a standstill, which the caller raises.
+    """Make the error for a run in which no flow can ever move again; the caller raises it.
 
     Args:
         routes: sender and receiver of each flow, such as ``device 3 to server``.
-        rules: class names of the sharing rules.
-        since: begin of the standstill (s).
+        rules: class names of the sharing rules, which gave each flow the rate 0.
+        since: time since which no byte has moved (s).
         dead_links: links whose traces have ended with rate 0.
     """
     names = _join(routes)

@@ -40,18 +40,21 @@ def _in_units(rate: float) -> Units:
 
 @dataclass(slots=True, eq=False)
 class Tier:
-    """Flows with one cap, and their common clock.
+    """Flows of a star with the same highest rate (cap), which therefore all have the same rate.
 
-    The clock counts the bytes per weight that a flow of the tier sends. It reads V + ``clock`` if
-    the tier is free, and ``clock`` + ``rate`` x (t - ``since``) if the tier is capped.
+    The rate is per unit of weight. The clock counts the bytes per unit of weight that each flow has
+    sent. It reads V + ``clock`` if the flows run below their cap (free), where V is the clock of all
+    free flows; otherwise it reads ``clock`` + ``rate`` x (t - ``since``).
 
     Attributes:
-        cap, rate: highest rate per weight, in units and in bytes/s.
+        cap, rate: the highest rate, in units of 2^-40 bytes/s (an integer, or infinity) and in
+            bytes/s.
         free: whether the flows run below their cap.
         clock, since: parameters of the clock.
-        flows: heap of (end on the clock, flow ID), which may have dead entries below its top.
-        count, weight: count of the flows, and their total weight in units.
-        end: end of the first flow, on the virtual clock V if the tier is free, else in real time.
+        flows: heap of (end on the clock, flow ID). Entries of flows that have left may remain below
+            its top.
+        count, weight: count of the flows, and their total weight in units of 2^-40.
+        end: end of the first flow to end, on the clock V if the flows are free, else in time (s).
     """
 
     cap: Units
@@ -70,9 +73,10 @@ class Tier:
 
 @dataclass(slots=True)
 class Place:
-    """State of a flow: its tier, its start and end on the tier's clock, and its weight.
+    """State of a running flow of a star.
 
-    ``units`` is the weight in units.
+    Its attributes are the tier (the flows with the same cap), start and end as readings of the
+    tier's clock, the weight, and ``units``, the weight as an integer (units of 2^-40).
     """
 
     tier: Tier
@@ -83,7 +87,9 @@ class Place:
 
 
 class StarDirection:
-    """Sharing rule of a direction of a star, in which capped flows share one server link.
+    """Sharing rule for one direction of a star, in which all flows share the server link.
+
+    Each flow also has a highest rate of its own (cap), such as the rate of its device's link.
 
     Args:
         capacity: capacity of the server link (bytes/s), which may be infinite.
@@ -250,9 +256,10 @@ class StarDirection:
         self._find_level()
 
     def _find_level(self) -> None:
-        """Compute the water level and the next end, and make tiers free or capped accordingly.
+        """Compute the rate per weight of all flows below their caps (water level), and the next end.
 
-        The loop ends because the level only rises.
+        Flows whose cap is lower than the level get their cap. The loop ends because the level only
+        rises.
         """
         tiers = self._tiers
         if self._pushes > 2 * len(tiers) + _SLACK:
@@ -317,7 +324,7 @@ class StarDirection:
         self._schedule(tier)
 
     def _set_back(self) -> None:
-        """Set the virtual clock and the clocks of all tiers to 0, so that they stay precise."""
+        """Set the clocks, which count sent bytes per weight, back to 0 to keep them precise."""
         self._changes = 0
         self._ends = [[], []]
         for tier in self._tiers.values():

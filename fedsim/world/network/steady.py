@@ -34,10 +34,11 @@ class Bottlenecks:
 
 
 class SteadyFlows(AcknowledgedFlows):
-    """Base of ``LinkComponent`` that plans the time in which all flows are steady.
+    """Base of ``LinkComponent`` that computes in one long step the time in which no rate changes.
 
-    A steady flow is delivered at the rate of its narrowest link, which serves no other flow beyond
-    its rate. Its window is large enough, and its queue long enough, that the link never idles.
+    All flows must be steady. A steady flow is delivered at the rate of its narrowest link. That link
+    serves other flows only with the rest of its rate. The flow's window and the link's queue are
+    so large that the link never idles.
 
     Args:
         rules: congestion control, queues and packets.
@@ -63,7 +64,12 @@ class SteadyFlows(AcknowledgedFlows):
         return self._plan_steady(bottlenecks, unsent, is_held, ends, length_s)
 
     def _find_bottlenecks(self) -> Bottlenecks | None:
-        """Return the narrowest links; None if one is out or any link serves more than its rate."""
+        """Find the link with the lowest rate on each flow's route.
+
+        Returns:
+            The links; None if one has the rate 0, or if a link cannot serve all its flows at the rates
+            of their narrowest links.
+        """
         capacity = self.links.capacity
         flows = np.arange(len(self))
         rates_on_route = capacity[self._route]
@@ -149,7 +155,7 @@ class SteadyFlows(AcknowledgedFlows):
         )
 
     def _known_acks(self) -> Floats:
-        """Return the bytes that are acknowledged by now, float64 [flows]."""
+        """Return the bytes of each flow that are acknowledged by now, float64 [flows]."""
         if self._acked is None:
             return self._history.at(self._since - self.senders.round_trip)
         return self._acked

@@ -48,7 +48,10 @@ _LOSSES = {
 
 
 class TracedRate(Distribution):
-    """Base of rates, latencies and losses that follow traces."""
+    """Base of the kinds of values that follow traces: rates, latencies or losses of links.
+
+    A trace has the values of a link over time, from a file.
+    """
 
     def assign(
         self, key: str, streams: Streams, links: int, root: Path | None, shared: str = ""
@@ -75,7 +78,7 @@ class TracedRate(Distribution):
 
 
 class _NumberOrTrace(Registry):
-    """Number that a key has for all links, or a table of kind ``trace``."""
+    """Registry of a key that is one number for all links, or a table of kind ``trace``."""
 
     @property
     def _number(self) -> TypeAdapter[float]:

@@ -76,7 +76,14 @@ class StepTrace:
         return float(np.dot(lengths, self.values) / self.length)
 
     def _find(self, position: float) -> tuple[float, int]:
-        """Return begin of the lap at a position (s), and the index of the piece there."""
+        """Find the piece of the trace (a time with one value) in which a time lies.
+
+        Args:
+            position: time after the begin of the trace (s).
+
+        Returns:
+            Begin of the repetition of the trace in which the time lies (s), and index of the piece.
+        """
         lap = 0.0
         if self.loops and position >= self.length:
             lap = position - math.fmod(position, self.length)
@@ -109,15 +116,17 @@ class StepTrace:
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """Assignment of traces to links, which are the devices' own links or one shared link.
+    """Rule that gives each link one of several traces (values over time).
+
+    The links are the devices' own links, or shared links.
 
     Attributes:
         traces: the traces.
         streams: random streams of the run.
         purpose: name of the random stream.
         is_drawn: whether each link draws a trace; else link i has trace i, modulo their count.
-        random_start: whether the links are at random places of their traces at simulated time 0,
-            instead of at their begins.
+        random_start: whether each link is at a random place of its trace at simulated time 0,
+            instead of at its begin.
     """
 
     traces: Sequence[StepTrace]
@@ -127,7 +136,7 @@ class Assignment:
     purpose: str = _PURPOSE
 
     def of(self, link: int) -> tuple[StepTrace, float]:
-        """Return the trace of a link, and its place in it at simulated time 0 (s).
+        """Return the trace of a link, and how far the link is in it at simulated time 0 (s).
 
         Args:
             link: number of the link; for own links the index of the device.
@@ -160,9 +169,10 @@ class Assignment:
 
 @dataclass(slots=True)
 class _TracedLink:
-    """Trace of a link that flows use, its place in it at time 0 (s), and the flows.
+    """Link that has a trace (values over time) and at least one running flow.
 
-    ``next`` is the time of its next change (s).
+    Its attributes are the trace, how far the link is in it at time 0 (s), the flows, and ``next``,
+    the time of the next change of the value (s).
     """
 
     trace: StepTrace
@@ -172,11 +182,13 @@ class _TracedLink:
 
 
 class LinkTraces:
-    """Links of a network whose rates follow traces.
+    """Traces that the links of a network follow: values of a link over time, such as rates.
+
+    Changes are computed only for links with running flows (``begin``, ``end``).
 
     Args:
-        of_devices: traces of the devices' own links: ``down``, ``up``, ``latency`` and ``loss`` of a
-            device. The latter two are named like links, such as ``device 3 latency``.
+        of_devices: traces of the devices' own links by quantity: ``down``, ``up``, ``latency`` and
+            ``loss``. Latency and loss of a device are named like links, such as ``device 3 latency``.
         shared: name of a shared link -> its traces, and the number of the link in them.
     """
 
@@ -192,7 +204,7 @@ class LinkTraces:
         self._changes: list[tuple[float, str]] = []  # heap of next changes, some of them outdated
 
     def of(self, link: str) -> tuple[StepTrace, float] | None:
-        """Return the trace of a link, and its place in it at time 0 (s); None without a trace.
+        """Return the trace of a link, and how far the link is in it at time 0 (s); None without one.
 
         Args:
             link: name of the link, such as ``server up`` or ``device 7 down``.
@@ -209,7 +221,11 @@ class LinkTraces:
         return self.of_devices[direction].of(device)
 
     def is_shared(self, link: str) -> bool:
-        """Return whether a link with a trace is a shared link."""
+        """Return whether a link is a shared link with a trace, and no device's own link.
+
+        Args:
+            link: name of a link with a trace.
+        """
         return link in self.shared
 
     def value(self, name: str, now: float) -> float | None:
@@ -228,15 +244,15 @@ class LinkTraces:
     # flows, for whose links changes are events
 
     def begin(self, flow: int, links: Iterable[str], now: float) -> list[str]:
-        """Add a flow.
+        """Note that a flow uses links from now on, so that changes of their traces are reported.
 
         Args:
             flow: ID of the flow.
-            links: names of all links of its route.
+            links: names of all links of its route; links without a trace are ignored.
             now: the time (s).
 
         Returns:
-            The links with traces that had no flow before.
+            Names of the links with traces that had no flow before.
         """
         first_used: list[str] = []
         for link in links:
@@ -253,7 +269,7 @@ class LinkTraces:
         return first_used
 
     def end(self, flow: int) -> None:
-        """Remove a flow; other flows are ignored."""
+        """Note that a flow has ended and uses its links no longer."""
         for link in self._links_of.pop(flow, ()):
             course = self._courses[link]
             del course.flows[flow]
@@ -296,7 +312,7 @@ class LinkTraces:
             heappush(self._changes, (course.next, link))
 
     def dead_links(self, now: float) -> list[str]:
-        """Return the links with flows whose traces have ended with rate 0, with their traces."""
+        """Describe each link with flows whose trace has ended with the rate 0, as a text."""
         dead = []
         for link, course in self._courses.items():
             if link.endswith(_PACKETS):
@@ -343,7 +359,10 @@ class LinkTraces:
 
 
 def _device_of(link: str) -> tuple[int, str]:
-    """Return device and direction of a device's own link; -1 and "" for another link."""
+    """Return the device index and the direction in the name of a device's own link.
+
+    The result is (-1, "") for the name of another link.
+    """
     first, _, rest = link.partition(" ")
     number, _, direction = rest.partition(" ")
     if first != "device" or not number.isdecimal():

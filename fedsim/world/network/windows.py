@@ -14,7 +14,9 @@ class WindowsState(TypedDict):
 
 
 class Windows:
-    """Windows of all flows in slow start, each stored as the rate (bytes/s) that it allows.
+    """Slow-start windows of flows, each stored as the rate (bytes/s) that it allows.
+
+    A flow whose window no longer limits it has none.
 
     Args:
         size: the first window of a flow (bytes).
@@ -52,14 +54,14 @@ class Windows:
         self._rates.pop(flow, None)
 
     def take_due(self, now: float) -> Iterator[tuple[int, float]]:
-        """Close the windows whose round trip is over; yield flow ID and rate (bytes/s) of each."""
+        """Remove windows whose round trip ends by ``now`` (s); yield flow ID and rate (bytes/s)."""
         while self._round_trips and self._round_trips[0][0] <= now:
             _, flow = heappop(self._round_trips)
             if flow in self._rates:
                 yield flow, self._rates.pop(flow)
 
     def next_end(self) -> float:
-        """End of the next round trip to end (s); infinity if no flow has a window."""
+        """Earliest time (s) at which the round trip of a window ends; infinity without windows."""
         while self._round_trips and self._round_trips[0][1] not in self._rates:
             heappop(self._round_trips)
         return self._round_trips[0][0] if self._round_trips else math.inf
