@@ -128,8 +128,8 @@ def test_while_the_server_computes_and_waits_for_the_lost(
         "mean_off": "10 s",
     }
     states = stopped_often(sections, tmp_path, 5)
-    assert any(root["server"]["unnoticed"] for root in states)
-    assert any(root["server"]["busy_until"] > root["now"] for root in states)
+    assert any(root["parts"]["server"]["unnoticed"] for root in states)
+    assert any(root["parts"]["server"]["busy_until"] > root["now"] for root in states)
 
 
 BUSY = ("cata-fed", "cfl", "tifl", "lcfl", "flexcfl", "fedat")
@@ -180,7 +180,11 @@ def test_in_slow_start(network: str, tmp_path: Path) -> None:
         "network": (TREE if network == "tree" else scenario["network"]) | {"protocol": TCP},
     }
     assert (
-        sum(bool(root["network"]["windows"]) for root in stopped_often(scenario, tmp_path, 7)) > 3
+        sum(
+            bool(root["parts"]["network"]["windows"])
+            for root in stopped_often(scenario, tmp_path, 7)
+        )
+        > 3
     )
     assert_sound(tmp_path / "cut")
 

@@ -77,7 +77,7 @@ class BytesToTarget:
 
 @dataclass(frozen=True)
 class CommunicationLine:
-    """Communication of one line of a figure.
+    """Communication of a line in a figure.
 
     Attributes:
         name: name of the line.

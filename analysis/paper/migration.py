@@ -79,7 +79,7 @@ _PURITY: palette.Look = {"label": "purity of the groups", "color": palette.BLACK
 
 @dataclass(frozen=True)
 class MigrationLine:
-    """Migration of one line of a figure.
+    """Migration of a line in a figure.
 
     Attributes:
         name: name of the line.

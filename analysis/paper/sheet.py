@@ -59,7 +59,7 @@ Drawn = TypeVar("Drawn")
 
 
 class Spread(NamedTuple):
-    """Mean of one value per seed, with the lowest and the highest.
+    """Mean of a value per seed, with the lowest and the highest.
 
     Attributes:
         mean: mean over the seeds.
@@ -75,7 +75,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Return the spread of one value per seed, of which there is at least one."""
+        """Return the spread of a value per seed, of which there is at least one."""
         return cls(sum(values) / len(values), min(values), max(values), len(values))
 
     def row(self, line: str, number: str) -> "NumberRow":

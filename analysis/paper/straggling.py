@@ -66,7 +66,7 @@ class StragglingPoint:
 
 @dataclass(frozen=True)
 class StragglingLine:
-    """Straggling of one line of a figure.
+    """Straggling of a line in a figure.
 
     Attributes:
         name: name of the line.

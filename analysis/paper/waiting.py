@@ -121,7 +121,7 @@ class Awaited:
 
 @dataclass(frozen=True)
 class WaitingLine:
-    """Waiting of one line of a figure.
+    """Waiting of a line in a figure.
 
     Attributes:
         name: name of the line.

@@ -41,7 +41,7 @@ _IMPORT_PATH = re.compile(r"[\w./-]+:[A-Za-z_]\w*")
 
 @dataclass(frozen=True, eq=False)
 class Registry:
-    """Registry of the kinds of one part of a scenario.
+    """Registry of the kinds of a part of a scenario.
 
     As an annotation, a registry validates a name, a table or a ``Spec`` instance as one of its
     kinds.

@@ -28,7 +28,7 @@ _MESSAGES = ("sent", "received")
 
 @dataclass(slots=True)
 class _MeasuredTask:
-    """Account of one task in the records of a deployment, from which its steps are derived.
+    """Account of a task in the records of a deployment, from which its steps are derived.
 
     Attributes:
         device: number of its device.

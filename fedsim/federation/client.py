@@ -156,6 +156,7 @@ class Client(Generic[P]):
     """
 
     former_hooks: ClassVar[Mapping[str, str]] = {"sent": "on_sent"}
+    """Former names of hooks, which are refused: former name -> present name."""
 
     def __init__(self, params: P, setting: RunInfo) -> None:
         self.params = params

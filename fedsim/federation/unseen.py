@@ -73,7 +73,7 @@ class UnseenTests:
 
 
 class _FigureOverModels:
-    """Mean of one measure over several models, weighted by the count of devices that each serves.
+    """Mean of a measure over several models, weighted by the count of devices that each serves.
 
     It is None if there are no values, or if a value is None.
     """

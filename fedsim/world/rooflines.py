@@ -75,7 +75,7 @@ def operations_s(
 
 
 class AlikeDevices(NamedTuple):
-    """Group of devices of one kind whose usual trainings need equal memory.
+    """Group of devices of a kind whose usual trainings need equal memory.
 
     Attributes:
         kind: index of the kind.
@@ -397,7 +397,7 @@ class Rooflines:
         return max(min(batching.size, samples), batching.last_size(samples))
 
     def _epoch_s(self, kind: int, samples: int, batching: Batching, learns: bool) -> float:
-        """Compute the time of one pass over a device's samples (s).
+        """Compute the time of a pass over a device's samples (s).
 
         Args:
             kind: index of the device's kind.

@@ -23,9 +23,9 @@ from fedsim.running.checkpoint import store
 
 write = store.write
 
-def write_and_die(folder, checkpoint):
-    place = write(folder, checkpoint)
-    if checkpoint.events > 40 and checkpoint.tree["root"]["network"]["running"]:
+def write_and_die(folder, checkpoint, *more):
+    place = write(folder, checkpoint, *more)
+    if checkpoint.events > 40 and checkpoint.tree["root"]["parts"]["network"]["running"]:
         os.kill(os.getpid(), signal.SIGKILL)
     return place
 
@@ -53,7 +53,7 @@ def world(control: str) -> Table:
 
 def count_running(folder: Path) -> int:
     """Return the count of flows on queues in the last checkpoint of a run folder."""
-    network = store.read(store.latest(folder)).tree["root"]["network"]
+    network = store.read(store.latest(folder)).tree["root"]["parts"]["network"]
     return len(network["running"])
 
 

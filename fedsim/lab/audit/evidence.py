@@ -345,7 +345,7 @@ class Evidence:
 
     @cached_property
     def availability(self) -> pd.DataFrame:
-        """DataFrame of the times at which devices went on- or offline; empty for old folders.
+        """DataFrame of the times at which devices could be reached or not any more; empty for old folders.
 
         Columns are ``device``, ``time`` (s) and ``on``, whether the device is online from then on.
         """

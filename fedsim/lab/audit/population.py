@@ -73,10 +73,10 @@ def _check_strangers(evidence: Evidence) -> Iterator[str]:
 
 
 def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each device that went on- or offline at other times than its seed gives.
+    """Yield a finding for each device that could be reached or not any more at other times than its seed gives.
 
     Only the kind ``renewal`` is checked, in which a device alternates between random online and
-    offline phases. Scenarios with arrivals, departures or batteries are skipped, because these cut
+    off phases. Scenarios with arrivals, departures or batteries are skipped, because these cut
     phases short.
     """
     scenario = evidence.run.scenario
@@ -112,7 +112,7 @@ def _on_or_off(is_on: bool) -> str:
 def _draw_phases(
     streams: Streams, device: int, mean_on: float, mean_off: float
 ) -> Iterator[tuple[float, bool]]:
-    """Yield the times at which a device goes on- or offline, drawn again from its random streams.
+    """Yield the times at which a device becomes reachable or unreachable, drawn again from its random streams.
 
     Yields:
         Simulated time (s) from which the device is in the state, and whether it is online; endless.

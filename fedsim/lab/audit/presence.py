@@ -12,9 +12,9 @@ from fedsim.lab.audit.frames import NOTHING, at_places, endpoint_numbers, latest
 
 
 def reachable(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for work of devices that were offline, and for tasks lost without a cause.
+    """Yield findings for work of devices that could not be reached, and for tasks lost without a cause.
 
-    A task may be lost only if its device is offline, is switched off, or loses its edge server.
+    A task may be lost only if its device cannot be reached, is switched off, or loses its edge server.
     Devices that have no row in the table of availability are not checked.
     """
     table = evidence.availability
@@ -49,7 +49,7 @@ def reachable(evidence: Evidence) -> Iterator[str]:
 def _is_impossible(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]":
     """Mask of the rows of the availability that are impossible after their previous row.
 
-    In a row, a device goes on- or offline at a time. Rows have to be sorted by device and
+    In a row, a device becomes reachable or unreachable at a time. Rows have to be sorted by device and
     time, begin at 0, and alternate.
     """
     before = table.shift()
@@ -87,7 +87,7 @@ def _is_unreachable(table: pd.DataFrame, spans: pd.DataFrame) -> "pd.Series[bool
 def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints:
     """Return the row of the availability that holds for each device at a given time (s).
 
-    By a row of that table, a device is on- or offline from a time on.
+    By a row of that table, a device can be reached or not from a time on.
 
     Args:
         table: the table of availability, sorted by device and time.

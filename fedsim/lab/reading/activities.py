@@ -118,7 +118,7 @@ class MessageSpan:
     def ends(self) -> list[MessageEnd]:
         """Return the message once for each of its two endpoints that is a device.
 
-        The list is empty if nothing arrived, for example because the receiver was offline.
+        The list is empty if nothing arrived, for example because the receiver could not be reached.
         """
         delivered = float(self.data["delivered"])
         if delivered <= 0:

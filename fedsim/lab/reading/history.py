@@ -169,9 +169,9 @@ class History:
 
     @property
     def devices_with_phases(self) -> Ints:
-        """IDs of the devices whose online and offline times the run has written, ascending.
+        """IDs of the devices of which the run has written when they were away, ascending.
 
-        Only for these devices ``away`` has intervals of being offline. Empty for an unfinished run.
+        Only for these devices ``away`` has intervals. Empty for an unfinished run.
         """
         return self._phases["device"].unique()
 

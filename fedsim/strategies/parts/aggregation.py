@@ -131,6 +131,7 @@ class Aggregation(Spec):
     """Class of the aggregation's state for one model: a plain dict, or a subclass of ``State``."""
 
     former_hooks: ClassVar[Mapping[str, str]] = {"told": "record_fields"}
+    """Former names of hooks, which are refused: former name -> present name."""
 
     @property
     def looks_at_each(self) -> str | None:

@@ -42,6 +42,7 @@ class Deadline(Spec):
     """Class of the deadline's ``state``: a plain dict, or a subclass of ``State``."""
 
     former_hooks: ClassVar[Mapping[str, str]] = {"heard": "on_task_end"}
+    """Former names of hooks, which are refused: former name -> present name."""
 
     @property
     def bounds_training(self) -> bool:

@@ -163,6 +163,7 @@ class Selection(Spec):
         "heard": "on_task_end",
         "closed": "on_round_end",
     }
+    """Former names of hooks, which are refused: former name -> present name."""
 
     @property
     def repeats(self) -> bool:
