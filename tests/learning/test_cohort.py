@@ -193,10 +193,20 @@ def test_architectures_that_people_train_are_stacked(make: Any) -> None:
     assert cohort.try_stack(*work[0]) == ""
     assert cohort.at_once == 5
     found = cohort.solve_all(work)
+    # oneDNN may compute a convolution of one model by another algorithm than that of a stack
     for expected, solved in zip(plain.solve_all(work), found, strict=True):
         change = np.abs(expected.weights - solved.weights).max()
-        assert change <= 1e-5 * np.abs(expected.weights).max()
+        assert change <= 1e-2 * np.abs(expected.weights).max()
     assert bits(cohort.solve_all(work[::-1]))[::-1] == bits(found)
+    double = [
+        (replace(solve, weights=solve.weights.astype(np.float64)), descent)
+        for solve, descent in work
+    ]
+    exact = Cohort(module, CPU, torch.float64, lanes=5)
+    plain = Reference(module, CPU, torch.float64)
+    for expected, solved in zip(plain.solve_all(double), exact.solve_all(double), strict=True):
+        change = np.abs(expected.weights - solved.weights).max()
+        assert change <= 1e-11 * np.abs(expected.weights).max()
 
 
 def test_no_bit_depends_on_who_shares_a_stack() -> None:
