@@ -197,7 +197,8 @@ def _cores_of_quota(text: str) -> int:
 
 def _slurm_cores() -> int | None:
     """Return the count of cores that Slurm gives to each task of its job.
-     If that is not set, it is the count of the job's cores on this node. None outside of a Slurm
+
+    If that is not set, it is the count of the job's cores on this node. None outside of a Slurm
     job.
     """
     per_task = _slurm_number("SLURM_CPUS_PER_TASK")

@@ -107,7 +107,8 @@ class AnswerReader:
 
     def _check(self, task: Task, contents: Contents) -> None:
         """Raise ``PacketError`` if an answer lacks a content, or has one of a wrong type.
-         The contents that ``Client.reply`` returns by default are required only of strategies that
+
+        The contents that ``Client.reply`` returns by default are required only of strategies that
         do not override it.
 
         Args:

@@ -340,7 +340,8 @@ class DeviceHalf:
 
     def _epoch_s(self, task: Task, training: Training) -> float:
         """Return the time of an epoch on this device (s).
-         With a pace it follows from the scenario. Without one the device's speed is measured once,
+
+        With a pace it follows from the scenario. Without one the device's speed is measured once,
         by a training that is discarded.
 
         Args:

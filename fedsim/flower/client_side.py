@@ -54,7 +54,8 @@ class AppJob:
 @dataclass(frozen=True)
 class AppReply:
     """Reply of a ClientApp with its size, the device's new ``context.state``, and its cost.
-     The cost is the count of examples, the counted FLOPs or samples, and the time that was slept
+
+    The cost is the count of examples, the counted FLOPs or samples, and the time that was slept
     (s).
     """
 

@@ -451,7 +451,8 @@ class Session(SessionBase):
 
     def _settle(self) -> None:
         """Correct the rounds' counts of done tasks, so that each counts a device only once.
-         A device that answered several messages in a round has several tasks, each of which
+
+        A device that answered several messages in a round has several tasks, each of which
         continues the one before.
         """
         while self._continued:

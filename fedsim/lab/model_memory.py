@@ -241,7 +241,8 @@ def need_lines(needs: Sequence[Need]) -> list[str]:
 
 def together_lines(run: Run, together: Together) -> list[str]:
     """Return a text line for the user if a round needs all its updates in memory at once.
-     The line says how many, and which part of the scenario or function of the strategy is the
+
+    The line says how many, and which part of the scenario or function of the strategy is the
     reason.
 
     Args:

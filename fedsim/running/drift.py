@@ -87,7 +87,8 @@ class Drift:
 
     def _candidates(self) -> NDArray[np.int64]:
         """Return the devices from which a data shift may choose; int64, ascending IDs.
-         They are the devices that have arrived and not left. With ``among = "selected"`` devices
+
+        They are the devices that have arrived and not left. With ``among = "selected"`` devices
         that the server has never selected are left out.
         """
         candidates = np.ones(len(self._dispatch.population.speed), dtype=np.bool_)

@@ -149,7 +149,8 @@ class Job:
 
     def _restore(self, out: Path, origins: snapshot.Origins) -> None:
         """Continue from the newest checkpoint, and remove from the folder everything of later times.
-         With ``more`` it is the newest checkpoint before the run's end, and the scenario in the
+
+        With ``more`` it is the newest checkpoint before the run's end, and the scenario in the
         folder is replaced by the one with the later end.
 
         Args:

@@ -182,7 +182,8 @@ class StrategyParams(Spec):
     @property
     def unaccounted(self) -> str | None:
         """Why a privacy account would be too small, as text for the user; None if it is complete.
-         An aggregation that keeps such an account (``Aggregation.accounts``) is refused if there is
+
+        An aggregation that keeps such an account (``Aggregation.accounts``) is refused if there is
         a reason. By default the reason is a selection that uses results from clients' data.
         """
         selection = self.selected_by
@@ -547,7 +548,8 @@ class Strategy(Generic[P]):
 
     def why_not_more(self, planned: int) -> str | None:
         """Return why a finished run cannot go on for more rounds, as text for the user.
-         ``run --more`` is then refused. A run that goes on must do what a run does that had as many
+
+        ``run --more`` is then refused. A run that goes on must do what a run does that had as many
         rounds from the start. The default None holds for a strategy that has done nothing so far
         that depends on ``RunInfo.planned_rounds``.
 

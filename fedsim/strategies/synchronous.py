@@ -341,7 +341,8 @@ class Synchronous(Strategy[S]):
 
     def _verdict(self, message: TaskEnd) -> Verdict:
         """Return the class in which the open round counts an ended task.
-         ``valid``: it is done; ``slow``: it was late or lacked memory; ``disconnected``: all other
+
+        ``valid``: it is done; ``slow``: it was late or lacked memory; ``disconnected``: all other
         ends.
         """
         if message.outcome == "done":

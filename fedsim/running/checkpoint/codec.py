@@ -200,7 +200,8 @@ class Decoder:
 
     def _value(self, value: Any) -> Any:
         """Return the Python value that a part of a checkpoint's JSON stands for.
-         An object with a single key such as ``~tuple`` or ``~array`` stands for a value that JSON
+
+        An object with a single key such as ``~tuple`` or ``~array`` stands for a value that JSON
         lacks.
         """
         if isinstance(value, list):

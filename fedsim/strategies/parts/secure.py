@@ -189,7 +189,8 @@ class _Float32(NamedTuple):
 @dataclass
 class SecureState(State):
     """Memory of the server's part in secure aggregation during a round.
-     It has the present phase with its open tasks, each client's neighbours, and the clients that
+
+    It has the present phase with its open tasks, each client's neighbours, and the clients that
     have shared their secrets.
     """
 
