@@ -97,7 +97,8 @@ from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, GroupedP
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.calendar import Calendar
 from fedsim.world.distributions import Distribution
-from fedsim.world.meters.base import Column, Meter, MeterContext, Step, Transfer
+from fedsim.world.meters.base import Column, Meter, MeterContext
+from fedsim.world.meters.ended import Step, Transfer
 from fedsim.world.network.endpoints import SERVER, Endpoints
 from fedsim.world.network.filling import Sharing
 from fedsim.world.network.flow import Flow
@@ -105,7 +106,7 @@ from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import DeviceLinks, NetworkModel
 from fedsim.world.phases import Span
-from fedsim.world.population import PopulationSpec
+from fedsim.world.population_spec import PopulationSpec
 from fedsim.world.processes import Activity, DeviceFacts, Hold, Process, World
 from fedsim.world.steps import Evaluate, Pause, Train, Work
 

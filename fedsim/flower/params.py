@@ -14,7 +14,7 @@ from fedsim.common.stop import StopSpec
 from fedsim.common.units import PositiveSeconds, Seconds
 from fedsim.flower.app import Value, read_app
 from fedsim.strategies.base import StrategyParams
-from fedsim.world.population import PopulationSpec
+from fedsim.world.population_spec import PopulationSpec
 from fedsim.world.steps import Work
 
 # names of run configuration keys: the last word of a dotted key

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from fedsim.common.units import show_bytes
-from fedsim.world.meters.base import Payloads
+from fedsim.world.meters.ended import Payloads
 
 PROCESS = "process"
 """Purpose of the messages of the world's processes, unless they name another."""

@@ -19,7 +19,8 @@ from fedsim.records.schema import (
     event_row,
     with_columns,
 )
-from fedsim.world.meters.base import DIRECTIONS, Column, Meters, MetersState, Transfer, transfer_of
+from fedsim.world.meters.base import Column, Meters, MetersState
+from fedsim.world.meters.ended import DIRECTIONS, Transfer, transfer_of
 
 _ROWS_AT_ONCE = 4_096
 

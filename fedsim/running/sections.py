@@ -29,7 +29,7 @@ from fedsim.world.energy.spec import EnergySpec
 from fedsim.world.meters.base import Meter, MeterContext, Meters
 from fedsim.world.meters.spec import METERS, CostsSpec, MeterSpec
 from fedsim.world.network import NetworkSpec, StarSpec
-from fedsim.world.population import PopulationSpec
+from fedsim.world.population_spec import PopulationSpec
 from fedsim.world.processes import WorldSpec
 
 

@@ -19,7 +19,8 @@ from fedsim.strategies.parts.keeping import KeepingClient, Split
 from fedsim.strategies.parts.secure import SecureClient
 from fedsim.strategies.parts.selection import Selection, SelectionClient
 from fedsim.strategies.state import PartState, new_state
-from fedsim.world.population import DeadlineBase, PopulationSpec
+from fedsim.world.population import DeadlineBase
+from fedsim.world.population_spec import PopulationSpec
 
 
 class StrategyParams(Spec):

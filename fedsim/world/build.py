@@ -22,7 +22,8 @@ from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network, NetworkSpec, StarSpec
-from fedsim.world.population import Population, PopulationSpec
+from fedsim.world.population import Population
+from fedsim.world.population_spec import PopulationSpec
 from fedsim.world.processes import Process, Processes, World, WorldSpec
 from fedsim.world.rooflines import Rooflines
 from fedsim.world.task import Task, TaskStep

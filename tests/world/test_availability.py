@@ -22,7 +22,7 @@ from fedsim.world import phases
 from fedsim.world.availability import Availability, Renewal
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.phases import Phases
-from fedsim.world.population import PopulationSpec
+from fedsim.world.population_spec import PopulationSpec
 
 
 def build(seed: int = 1) -> Phases:

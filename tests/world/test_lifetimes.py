@@ -18,7 +18,8 @@ from fedsim.common.streams import Streams
 from fedsim.toolbox.worlds.availability import Traces
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.lifetimes import Bounded, Lifetimes, bounded
-from fedsim.world.population import Population, PopulationSpec
+from fedsim.world.population import Population
+from fedsim.world.population_spec import PopulationSpec
 
 INF = math.inf
 

@@ -17,7 +17,7 @@ from fedsim.lab.terminal import summary_lines
 from fedsim.testing import assert_sound, quiet_world, run
 from fedsim.toolbox.worlds.cables import Cables, City
 from fedsim.toolbox.worlds.cloud_facts import cloud_facts
-from fedsim.world.population import PopulationSpec
+from fedsim.world.population_spec import PopulationSpec
 from tests.calls import done
 
 OF = ["aws:eu-west-1", "aws:sa-east-1", "gcp:europe-west1"]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from fedsim.world.meters.base import ends_of
+from fedsim.world.meters.ended import ends_of
 
 DEVICE_MESSAGES = "step-end of download or upload"
 FLOWS = ("edge-transfer", "message")

@@ -33,7 +33,7 @@ from fedsim.lab.study.until_sure import UntilSure
 from fedsim.running.overrides import Tables, changed
 from fedsim.running.scenario import Scenario
 from fedsim.strategies import STRATEGIES, strategy_class
-from fedsim.world.population import PopulationSpec
+from fedsim.world.population_spec import PopulationSpec
 
 # keys of a grid point that are no keys of a scenario
 SIZE = "size"

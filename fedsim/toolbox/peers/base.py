@@ -25,7 +25,7 @@ from fedsim.federation.evaluator import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.state import State
-from fedsim.world.population import PopulationSpec
+from fedsim.world.population_spec import PopulationSpec
 
 
 class PeerParams(StrategyParams):

@@ -12,7 +12,7 @@ from fedsim.federation import Contents, Device, Header, Instruction, Opaque, Par
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerClient, PeerHalf, PeerParams, Peers
 from fedsim.toolbox.peers.collectives import collective
-from fedsim.world.population import PopulationSpec
+from fedsim.world.population_spec import PopulationSpec
 
 
 class DiLoCoParams(PeerParams):

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from fedsim.common import step_names
 from fedsim.common.arrays import AnyArray
-from fedsim.world.meters.base import Column, Meter, Step
+from fedsim.world.meters.base import Column, Meter
+from fedsim.world.meters.ended import Step
 from fedsim.world.meters.fields import (
     BatteryFields,
     EdgeTransferFields,

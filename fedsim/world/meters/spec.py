@@ -15,7 +15,8 @@ from fedsim.common.arrays import Floats
 from fedsim.common.errors import FedsimError, ScenarioError, place_of, show_error
 from fedsim.common.registry import Registry, keys_of
 from fedsim.common.spec import Spec
-from fedsim.world.meters.base import Column, Meter, MeterContext, Transfer
+from fedsim.world.meters.base import Column, Meter, MeterContext
+from fedsim.world.meters.ended import Transfer
 from fedsim.world.meters.fields import TaskEndFields, TaskFields
 
 Price = Annotated[float, Field(ge=0.0, le=1e12)]

@@ -1,0 +1,173 @@
+"""Steps and messages that have ended, as meters and the books of a run receive them."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedsim.common.step_names import DOWNLOAD, UPLOAD
+
+Payloads = tuple[tuple[str, float], ...]
+"""Parts of a message in the order in which they are sent, each as purpose and bytes."""
+
+DIRECTIONS = {DOWNLOAD: "down", UPLOAD: "up"}
+"""Name of a step -> direction of its message."""
+
+
+class Step(NamedTuple):
+    """Step of a task on a device, such as a download or training, that has ended.
+
+    Attributes:
+        start, end: begin and end of the step (s).
+        device, task: index of the device, and ID of the task.
+        name: ``download``, ``train``, ``evaluate``, ``compute``, ``upload``, ``encode``,
+            ``decode``, ``sleep``, ``start-up`` or ``queue``.
+        outcome: ``done``, or the cause of the step's early end.
+        fields: all fields of its record, such as ``epochs``, ``samples`` and ``delivered``.
+    """
+
+    start: float
+    end: float
+    device: int
+    task: int
+    name: str
+    outcome: str
+    fields: Mapping[str, Any]
+
+
+class Transfer(NamedTuple):
+    """Message that has ended, complete or cut short, with the columns of ``transfers.parquet``.
+
+    Attributes:
+        start, end: begin and end of the message (s).
+        purpose: names of its contents, joined by ``+``.
+        payloads: name and bytes of each content.
+        round, task: index of its round and ID of its task; None if it has no round, or no task.
+        device: the sender or receiver; None between parts of the server's side.
+        direction: ``up``, ``down`` or ``peer``.
+        bytes: size of the message.
+        delivered: bytes transferred.
+        wire_bytes: bytes transferred on links, with headers.
+        outcome: ``done``, or the cause of the message's early end.
+        sender, receiver: names of the sender and receiver if they are on the server's side and not
+            the server itself; see ``source`` and ``destination``.
+    """
+
+    start: float
+    end: float
+    device: int | None
+    direction: str
+    purpose: str
+    bytes: float
+    delivered: float
+    wire_bytes: float
+    outcome: str
+    round: int | None
+    task: int | None
+    payloads: Payloads
+    sender: str | None
+    receiver: str | None
+
+    @property
+    def source(self) -> str:
+        """Name of the sender: ``device 3``, ``edge 1``, ``server`` or a part of the server."""
+        if self.sender:
+            return self.sender
+        return "server" if self.direction == "down" else f"device {self.device}"
+
+    @property
+    def destination(self) -> str:
+        """Name of the receiver: ``device 3``, ``edge 1``, ``server`` or a part of the server."""
+        if self.receiver:
+            return self.receiver
+        return "server" if self.direction == "up" else f"device {self.device}"
+
+
+def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float) -> Transfer | None:
+    """Return the message that ends with a record; None if the record ends no message.
+
+    Args:
+        time: time of the record (s).
+        kind: kind of the record, such as ``step-end`` or ``edge-transfer``.
+        fields: fields of the record.
+        start: begin of the step (s), if ``kind`` is ``step-end``; else it is not used.
+    """
+    if kind == "server-transfer":
+        return _instant_transfer(time, fields)
+    device: int | None = None
+    sender: str | None
+    receiver: str | None
+    if kind in ("edge-transfer", "message"):
+        direction, sender, receiver = ends_of(fields)
+        start = fields["start"]
+    elif kind == "step-end" and fields["step"] in DIRECTIONS:
+        device = fields["device"]
+        direction = DIRECTIONS[fields["step"]]
+        sender = fields.get("sender")
+        receiver = fields.get("receiver")
+    else:
+        return None
+    payloads: Payloads = fields["payloads"]
+    delivered = fields["delivered"]
+    purpose = "+".join([name for name, _ in payloads])
+    return Transfer(
+        start,
+        time,
+        device,
+        direction,
+        purpose,
+        fields["bytes"],
+        delivered,
+        fields.get("wire_bytes", delivered),
+        fields["outcome"],
+        fields["round"],
+        fields.get("task"),
+        payloads,
+        sender,
+        receiver,
+    )
+
+
+def _instant_transfer(time: float, fields: Mapping[str, Any]) -> Transfer:
+    """Return the message of a record ``server-transfer``, which takes no time and is on no link.
+
+    Such a message goes from one part of the server to another.
+
+    Args:
+        time: time of the record (s).
+        fields: fields of the record.
+    """
+    purpose = fields["purpose"]
+    size = fields["bytes"]
+    return Transfer(
+        start=time,
+        end=time,
+        device=None,
+        direction="up",
+        purpose=purpose,
+        bytes=size,
+        delivered=size,
+        wire_bytes=0.0,
+        outcome="done",
+        round=fields.get("round"),
+        task=None,
+        payloads=((purpose, size),),
+        sender=fields["sender"],
+        receiver=fields["receiver"],
+    )
+
+
+def ends_of(fields: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return the direction and the ends of a message that no task has sent.
+
+    Args:
+        fields: fields of its record ``edge-transfer`` or ``message``.
+
+    Returns:
+        Direction (``up``, ``down`` or ``peer``), name of the sender, and name of the receiver.
+    """
+    if "source" in fields:
+        return "peer", fields["source"], fields["destination"]
+    edge = f"edge {fields['edge']}"
+    direction: str = fields["direction"]
+    if direction == "down":
+        return direction, "server", edge
+    return direction, edge, "server"

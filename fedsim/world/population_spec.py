@@ -1,0 +1,401 @@
+"""``[population]`` of a scenario, from which a ``Population`` is built."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.errors import ScenarioError
+from fedsim.common.registry import Registry
+from fedsim.common.sizes import LongTailSizes, UniformSizes
+from fedsim.common.spec import OnlyWith, Spec
+from fedsim.common.streams import Streams
+from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
+from fedsim.world.calendar import Calendar, CalendarSpec
+from fedsim.world.columns import alike, distinct
+from fedsim.world.compute import HostSpec, SlowPhases
+from fedsim.world.device_kinds import (
+    CAPACITIES,
+    Capacity,
+    CapacityModel,
+    OwnKind,
+    find_kind,
+)
+from fedsim.world.distributions import (
+    Choice,
+    Constant,
+    Count,
+    Factor,
+    FactorDistribution,
+    FromFile,
+    Jitter,
+    JitterDistribution,
+    Listed,
+    NameDistribution,
+    SpeedDistribution,
+)
+from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
+from fedsim.world.local import LocalSpec
+from fedsim.world.population import Population
+from fedsim.world.rooflines import Rooflines
+
+
+class Stragglers(Spec):
+    """Tentative stragglers (CATA-Fed, section 5.2.2): a share of the devices, in a random order,
+    is always slow.
+    """
+
+    share: float = Field(ge=0.0, le=1.0)
+    """share of the devices that are slow, 0 to 1."""
+    factor: FactorDistribution = Constant[Factor](value=0.5)
+    """factor of the speed of each slow device."""
+
+    def slowness(self, streams: Streams, devices: int, root: Path | None) -> Floats:
+        """Draw by which factor each device's speed is reduced; float64 [devices].
+
+        The factor is 1 for devices that are no stragglers. Draws are from ``world/stragglers`` and
+        ``world/stragglers/factor``.
+        """
+        generator = streams.generator("world/stragglers/factor")
+        factor = self.factor.by_device("population.stragglers.factor", generator, devices, root)
+        slow = streams.generator("world/stragglers").permutation(devices)[
+            : round(self.share * devices)
+        ]
+        slowness = np.ones(devices)
+        slowness[slow] = factor[slow]
+        return slowness
+
+
+Shortage = Literal["fail", "refuse", "fewer-layers"]
+"""Treatment of a device with too little memory for the training."""
+
+SAMPLE_COUNTS = Registry.of(
+    "sample count",
+    UniformSizes,
+    LongTailSizes,
+    Listed[Count],
+    FromFile[Count],
+    usual="uniform",
+    by_device=True,
+)
+SamplesByDevice = Annotated[
+    UniformSizes | LongTailSizes | Listed[Count] | FromFile[Count], SAMPLE_COUNTS
+]
+
+
+class PopulationSpec(Spec):
+    """``[population]``: how many devices, how fast, and when they can be reached."""
+
+    devices: int = Field(default=100, ge=1, le=100_000_000)
+    """count of devices."""
+    tested_only: int | None = Field(default=None, ge=1)
+    """count of devices, the last ones, that are tested and never train: no strategy meets them. None:
+    all may train.
+    """
+    speed: SpeedDistribution | None = None
+    """training speed in samples/s, for the scenario's own model, or for the reference model if
+    that is given.
+    """
+    capacity: Annotated[CapacityModel, CAPACITIES] | None = None
+    """speeds and links of real phones or hospitals, instead of ``speed`` and links; short:
+    ``population = "fedscale"``.
+    """
+    device: NameDistribution | None = None
+    """kinds of the devices by name (see ``fedsim list``), instead of ``speed``: one, shares, a
+    list, or from a file.
+    """
+    kinds: dict[str, OwnKind] = Field(default_factory=dict)
+    """kinds of your own by name: all figures of ``DeviceKind``, or the kind that they are
+    ``like`` and other figures.
+    """
+    short_of_memory: Annotated[Shortage, OnlyWith("device")] = "fail"
+    """devices with too little memory for the training. ``fail``: their tasks end for lack of memory;
+    ``refuse``: they are never admitted; ``fewer-layers``: they train the last layers that fit.
+    """
+    samples: SamplesByDevice | None = None
+    """training samples without learning: ``{low, high}``, ``"long-tail"``, a list or a file's
+    column; None: as dealt.
+    """
+    reference_flops: float | None = Field(default=None, ge=1.0, le=1e30)
+    """FLOPs a sample (forward and backward) of the model that ``speed`` is for; None: ``speed``
+    is for the trained model.
+    """
+    jitter: JitterDistribution = Constant[Jitter](value=0.0)
+    """coefficient of variation of an epoch's time."""
+    slow_phases: SlowPhases | None = None
+    """phases in which a device is slow."""
+    stragglers: Stragglers | None = None
+    """devices that are slow all the time."""
+    host: HostSpec | None = None
+    """machines that the devices share; None: each computes alone."""
+    calendar: CalendarSpec | None = None
+    """date and time of simulated time 0, and the devices' time zones; None: midnight UTC for all
+    devices.
+    """
+    availability: AvailabilitySpec = AlwaysOn()
+    """when devices can be reached while they are there."""
+    fitted_at_once: int | None = Field(default=None, ge=1)
+    """clients at a time in the log that this was fitted to (``fedsim calibrate``); ``fedsim
+    check`` warns of other numbers.
+    """
+    local: LocalSpec | None = None
+    """epochs, steps, batch size and learning rate by device or by kind of device; None: all devices
+    train alike.
+    """
+    arrivals: ArrivalsSpec | None = None
+    """devices that join later; None if all are there from the start."""
+    departures: DeparturesSpec | None = None
+    """devices that leave for good; None if all stay."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_short_form(cls, data: object) -> object:
+        return {"capacity": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _check_speeds(self) -> Self:
+        keys = [name for name in ("speed", "capacity", "device") if getattr(self, name) is not None]
+        if len(keys) > 1:
+            raise ValueError(
+                f"{keys[0]!r} and {keys[1]!r} both say how fast devices are; give one of them"
+            )
+        if self.device is not None and self.reference_flops is not None:
+            raise ValueError(
+                "'reference_flops' is for 'speed'; the kinds of 'device' know how fast they are"
+            )
+        names: Sequence[str] = ()
+        if isinstance(self.device, Constant):
+            names = [self.device.value]
+        elif isinstance(self.device, Choice | Listed):
+            names = self.device.values
+        for name in names:
+            find_kind(name, self.kinds, "population.device")
+        return self
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Self:
+        if self.host is None:
+            return self
+        if self.slow_phases is not None:
+            raise ValueError(
+                "'host' shares its cores, which 'slow_phases' cannot change; give one of them"
+            )
+        if self.host.number > self.devices:
+            raise ValueError(
+                f"'host' has {self.host.number} hosts for {self.devices} devices; allowed are "
+                f"1 to {self.devices}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_presence(self) -> Self:
+        if self.arrivals is not None:
+            self.arrivals.check("population.arrivals", self.devices)
+        if self.departures is not None:
+            self.departures.check("population.departures", self.devices)
+        if self.trainable < 1:
+            raise ValueError(
+                f"'tested_only' is {self.tested_only} for {self.devices} devices; allowed are 1 to "
+                f"{self.devices - 1}, so that one device can train"
+            )
+        return self
+
+    @property
+    def trainable(self) -> int:
+        """Count of devices that may train; they have the first IDs."""
+        return self.devices - (self.tested_only or 0)
+
+    @property
+    def comes_and_goes(self) -> bool:
+        """Whether any device may be unavailable, arrive late or depart."""
+        return (
+            self.availability.kind != "always"
+            or self.arrivals is not None
+            or self.departures is not None
+        )
+
+    def capacities(self, streams: Streams, root: Path | None) -> Capacity:
+        """Return the devices' speeds (samples/s), and their links if a file or kinds have them.
+
+        Args:
+            streams: random streams.
+            root: folder of data files; None for the working directory.
+
+        Raises:
+            DataError, ScenarioError: a file is missing or malformed.
+        """
+        if self.capacity is not None:
+            return self.capacity.draw(streams, self.devices, root)
+        if self.device is None:
+            speed = self.speed if self.speed is not None else Constant(value=math.inf)
+            return Capacity(
+                speed.by_device(
+                    "population.speed", streams.generator("world/speed"), self.devices, root
+                ),
+                None,
+            )
+        names = self.device.by_device(
+            "population.device", streams.generator("world/device"), self.devices, root
+        )
+        kind_names, which = distinct(names)
+        kinds = [find_kind(name, self.kinds, "population.device") for name in kind_names.tolist()]
+        down, up, latency = (
+            np.array([getattr(kind, name) for kind in kinds])[which]
+            for name in ("down", "up", "latency")
+        )
+        return Capacity(
+            alike(np.inf, self.devices), (down, up, latency), kinds, which, kind_names.tolist()
+        )
+
+    def sizes(self, streams: Streams, root: Path | None) -> Ints:
+        """Draw the devices' training sample counts in a world without data, int64 [devices].
+
+        Args:
+            streams: random streams; draws are from ``world/samples``.
+            root: folder of data files; None for the working directory.
+        """
+        generator = streams.generator("world/samples")
+        if isinstance(self.samples, UniformSizes | LongTailSizes):
+            return self.samples.draw(self.devices, generator)
+        assert self.samples is not None
+        return self.samples.by_device("population.samples", generator, self.devices, root).astype(
+            np.int64
+        )
+
+    def jitters(self, streams: Streams, root: Path | None) -> Floats:
+        """Draw the coefficient of variation of each device's epoch time, float64 [devices].
+
+        Args:
+            streams: random streams; draws are from ``world/jitter/size``.
+            root: folder of data files; None for the working directory.
+        """
+        silent = isinstance(self.jitter, Constant) and self.jitter.value == 0
+        if (
+            silent
+            and self.capacity is not None
+            and (own := self.capacity.jitters(streams, self.devices)) is not None
+        ):
+            return own
+        return self.jitter.by_device(
+            "population.jitter", streams.generator("world/jitter/size"), self.devices, root
+        )
+
+    def paths(self, streams: Streams, root: Path | None) -> Availability:
+        """Build the availability of all devices (when each can be reached).
+
+        Arrivals and departures of devices are not applied yet.
+
+        Args:
+            streams: random streams.
+            root: folder of data files; None for the working directory.
+        """
+        calendar = (
+            Calendar.assumed(self.devices)
+            if self.calendar is None
+            else self.calendar.build(streams, self.devices, root)
+        )
+        return self.availability.build_on(streams, self.devices, root, calendar)
+
+    def build(
+        self,
+        streams: Streams,
+        speed: Floats,
+        samples: Ints,
+        flops_per_sample: float,
+        root: Path | None = None,
+        rooflines: Rooflines | None = None,
+        flops: Floats | None = None,
+    ) -> Population:
+        """Build the population from its sampled columns.
+
+        Args:
+            streams: random streams.
+            speed: training speed of each device before it is slowed (samples/s), [devices]; ignored
+                if there are ``rooflines``.
+            samples: count of training samples of each device, int64 [devices].
+            flops_per_sample: FLOPs of training on one sample.
+            root: folder of data files; None for the working directory.
+            rooflines: speeds of kinds of devices by computation and memory.
+            flops: FLOP/s of each device before it is slowed, [devices]; None: ``speed`` times
+                ``reference_flops``.
+
+        Raises:
+            ScenarioError: a device has no speed, or leaves before it arrives.
+        """
+        if rooflines is not None:
+            if self.local is None or self.local.batch_size is None:
+                rooflines.check(int(samples.min()))
+            speed = rooflines.speeds()
+        _check_speed(speed)
+        if flops is None and self.reference_flops is not None:
+            flops = speed * self.reference_flops
+        slowness: Floats = np.ones(1)
+        if self.stragglers is not None:
+            slowness = self.stragglers.slowness(streams, self.devices, root)
+            speed = speed * slowness
+            if flops is not None:
+                flops = flops * slowness
+        cost = 1.0
+        if self.reference_flops is not None:
+            cost = flops_per_sample / self.reference_flops
+        arrival = self._draw_arrival(streams, root)
+        departure = self._draw_departure(streams, arrival, root)
+        if self.tested_only is not None:  # to a strategy they are devices that never come
+            arrival = arrival.copy()
+            arrival[self.trainable :] = np.inf
+        population = Population(
+            speed=speed,
+            samples=samples,
+            cost=cost,
+            arrival=arrival,
+            departure=departure,
+            slowness=slowness,
+            rooflines=rooflines,
+            flops=flops,
+        )
+        population.trainable = self.trainable
+        return population
+
+    def _draw_arrival(self, streams: Streams, root: Path | None) -> Floats:
+        """Draw the time at which each device joins (s), float64 [devices]."""
+        start = alike(0.0, self.devices)
+        if self.arrivals is None:
+            return start
+        return self.arrivals.draw("population.arrivals", streams, start, 0.0, root)
+
+    def _draw_departure(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
+        """Draw the time at which each device leaves for good (s), float64 [devices].
+
+        Args:
+            streams: random streams.
+            arrival: time at which each device joins (s), float64 [devices].
+            root: folder of data files; None for the working directory.
+
+        Raises:
+            ScenarioError: a device leaves before it arrives.
+        """
+        if self.departures is None:
+            return alike(np.inf, self.devices)
+        departure = self.departures.draw("population.departures", streams, arrival, np.inf, root)
+        too_early = departure <= arrival
+        if too_early.any():
+            device = int(np.argmax(too_early))
+            raise ScenarioError(
+                f"population.departures: device {device} leaves at {departure[device]:.12g} s but "
+                f"arrives at {arrival[device]:.12g} s; allowed are times after its arrival"
+            )
+        return departure
+
+
+def _check_speed(speed: Floats) -> None:
+    """Raise ``ScenarioError`` if the speed of any device is NaN, zero or negative."""
+    slowest = int(np.argmin(speed))
+    if not speed[slowest] > 0:
+        raise ScenarioError(
+            f"population.speed of device {slowest} is {speed[slowest]:g} samples/s; allowed is more "
+            "than 0"
+        )
