@@ -68,7 +68,7 @@ _REGISTRIES: dict[str, Registry] = {
         "availabilities": "world.availability:AVAILABILITIES",
         "speed distributions": "world.distributions:SPEEDS",
         "capacities": "world.device_kinds:CAPACITIES",
-        "numbers of samples": "world.population:SAMPLE_COUNTS",
+        "numbers of samples": "world.population_spec:SAMPLE_COUNTS",
         "chargings of batteries": "world.charging:CHARGINGS",
         "searches of studies": "lab.study.search:SEARCHES",
     }.items()

@@ -11,6 +11,7 @@ from fedsim.world.network.component import LinkComponent
 from fedsim.world.network.congestion import Control, first_state
 from fedsim.world.network.filling import max_min
 from fedsim.world.network.links import label_components, share_first_links
+from fedsim.world.network.queued import NewFlow
 from fedsim.world.network.queueing import Queueing
 from fedsim.world.network.queues import QueueingRules
 
@@ -184,7 +185,8 @@ def test_an_interrupted_step_keeps_its_begin() -> None:
     component = LinkComponent(rules)
     sender = first_state(0.04, 10.0, np.inf, 0.0)
     estimates = first_estimates(0.04, 10.0, 0.0, 1) | {"state": float(OTHER)}
-    component.add(0, 1e6, [("link", 1e6)], (0, 1), 5, sender, estimates, 0.0)
+    flow = NewFlow(0, 1e6, [("link", 1e6)], (0, 1), 5, sender, estimates)
+    component.add(flow, 0.0)
     component.plan()
     plan = component._plan
     assert plan is not None

@@ -155,7 +155,7 @@ def _instant_transfer(time: float, fields: Mapping[str, Any]) -> Transfer:
     )
 
 
-def ends_of(fields: Mapping[str, Any]) -> tuple[str, str, str]:
+def ends_of(fields: Mapping[str, object]) -> tuple[str, str, str]:
     """Return the direction and the ends of a message that no task has sent.
 
     Args:
@@ -165,9 +165,9 @@ def ends_of(fields: Mapping[str, Any]) -> tuple[str, str, str]:
         Direction (``up``, ``down`` or ``peer``), name of the sender, and name of the receiver.
     """
     if "source" in fields:
-        return "peer", fields["source"], fields["destination"]
+        return "peer", str(fields["source"]), str(fields["destination"])
     edge = f"edge {fields['edge']}"
-    direction: str = fields["direction"]
+    direction = str(fields["direction"])
     if direction == "down":
         return direction, "server", edge
     return direction, edge, "server"

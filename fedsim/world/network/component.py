@@ -6,7 +6,6 @@ linearly. While no queue can lose anything, one step lasts until the next flow e
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +15,10 @@ from fedsim.common.arrays import AnyArray, Flags, Floats
 from fedsim.world.network.batches import open_batch
 from fedsim.world.network.congestion import Growth
 from fedsim.world.network.connections import SenderMemory
-from fedsim.world.network.filling import Route
 from fedsim.world.network.links import share_first_links
 from fedsim.world.network.losses import LossDraws
 from fedsim.world.network.movement import NO_BYTES, MovedBytes, Movement
-from fedsim.world.network.queued import LEAST_STEP_S
+from fedsim.world.network.queued import LEAST_STEP_S, NewFlow
 from fedsim.world.network.queues import QueueingRules, StepPlan
 from fedsim.world.network.steady import MOST_STEP_S, SteadyFlows
 
@@ -77,32 +75,10 @@ class LinkComponent(SteadyFlows):
 
     # changes
 
-    def add(
-        self,
-        flow_id: int,
-        size: float,
-        route: Route,
-        ends: tuple[int, int],
-        loss_key: int,
-        sender: Mapping[str, float],
-        estimates: Mapping[str, float | Floats],
-        now: float,
-    ) -> None:
-        """Add a flow at ``now``, up to which ``commit`` must have been called.
-
-        Args:
-            flow_id: ID of the flow.
-            size: bytes of the flow on the wire.
-            route: name and rate (bytes/s) of each of its links, in the order in which its bytes
-                pass them.
-            ends: IDs of sender and receiver.
-            loss_key: seed of its random packet losses.
-            sender: congestion window and related values: attribute of ``Senders`` -> value.
-            estimates: estimates of BBR: attribute of ``BbrSenders`` -> value.
-            now: the time (s).
-        """
+    def add(self, flow: NewFlow, now: float) -> None:
+        """Add a flow at ``now`` (s), up to which ``commit`` must have been called."""
         self._since = now
-        self._append(flow_id, size, route, ends, loss_key, sender, estimates)
+        self._append(flow)
         self._history.add(now, self._delivered, math.inf)
         self._look_soon()
 

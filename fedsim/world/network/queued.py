@@ -6,7 +6,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -21,6 +21,29 @@ from fedsim.world.network.losses import RandomLosses
 from fedsim.world.network.queues import QueueingRules
 
 LEAST_STEP_S = 1e-3  # the shortest step, and round trip
+
+
+class NewFlow(NamedTuple):
+    """Flow that begins.
+
+    Attributes:
+        id: ID of the flow.
+        size: bytes of the flow on the wire.
+        route: name and rate (bytes/s) of each of its links, in the order in which its bytes pass
+            them.
+        ends: IDs of sender and receiver.
+        loss_key: seed of its random packet losses.
+        sender: congestion window and related values: attribute of ``Senders`` -> value.
+        estimates: estimates of BBR: attribute of ``BbrSenders`` -> value.
+    """
+
+    id: int
+    size: float
+    route: Route
+    ends: tuple[int, int]
+    loss_key: int
+    sender: Mapping[str, float]
+    estimates: Mapping[str, float | Floats]
 
 
 class QueuedFlows:
@@ -111,34 +134,25 @@ class QueuedFlows:
 
     # flows that come, go, and change their component
 
-    def _append(
-        self,
-        flow_id: int,
-        size: float,
-        route: Route,
-        ends: tuple[int, int],
-        loss_key: int,
-        sender: Mapping[str, float],
-        estimates: Mapping[str, float | Floats],
-    ) -> None:
-        """Append the row of a flow; ``LinkComponent.add`` explains the arguments."""
-        numbers = [self.links.add(name, rate) for name, rate in route] or [0]
+    def _append(self, flow: NewFlow) -> None:
+        """Append the row of a flow to all arrays over flows, and its links to the links."""
+        numbers = [self.links.add(name, rate) for name, rate in flow.route] or [0]
         self._widen(max(self._route.shape[1], len(numbers)))
         padded = [*numbers, *[0] * (self._route.shape[1] - len(numbers))]
-        self._id = append_row(self._id, flow_id)
-        self._size = append_row(self._size, size)
+        self._id = append_row(self._id, flow.id)
+        self._size = append_row(self._size, flow.size)
         for name in _EMPTY_AT_FIRST:
             setattr(self, name, append_row(getattr(self, name), 0.0))
         self._mark = append_row(self._mark, math.inf)
         self._held = append_row(self._held, False)
         self._lasts = append_row(self._lasts, len(numbers) - 1)
         self._route = append_row(self._route, np.array(padded, dtype=np.int64))
-        self.senders.append(sender)
-        self.bbr.append(estimates)
-        self._credit = append_row(self._credit, -self._losses.append(loss_key))
+        self.senders.append(flow.sender)
+        self.bbr.append(flow.estimates)
+        self._credit = append_row(self._credit, -self._losses.append(flow.loss_key))
         self._history.add_flow(0.0)
         self._waits.add_flow(0.0)
-        self._ends[flow_id] = ends
+        self._ends[flow.id] = flow.ends
         self._forget()
 
     def _widen(self, hops: int) -> None:

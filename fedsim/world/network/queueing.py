@@ -16,7 +16,7 @@ from fedsim.world.network.congestion import Control
 from fedsim.world.network.connections import Connections
 from fedsim.world.network.filling import Route
 from fedsim.world.network.links import UNLIMITED
-from fedsim.world.network.queued import LEAST_STEP_S
+from fedsim.world.network.queued import LEAST_STEP_S, NewFlow
 from fedsim.world.network.queues import QueueingRules
 
 
@@ -79,7 +79,8 @@ class Queueing:
         component = self._component_with([name for name, _ in route], now)
         sender = self.connections.first_state(ends, round_trip, now, control)
         estimates = self.connections.first_estimates(ends, loss_key, sender, now, control)
-        component.add(flow_id, size, route, ends, loss_key, sender, estimates, now)
+        flow = NewFlow(flow_id, size, route, ends, loss_key, sender, estimates)
+        component.add(flow, now)
         self.changed = True
 
     def enter(
