@@ -50,20 +50,6 @@ def is_within(folder: Path, file: str) -> bool:
     return not (has_environment and file.startswith(f"{sys.prefix}{os.sep}"))
 
 
-def place_of_error(error: BaseException, folder: Path) -> str:
-    """Return at which line of an app's code an error occurred, as text for a message.
-
-    Args:
-        error: error with a traceback.
-        folder: folder of the app.
-
-    Returns:
-        Text such as ``", in client_app.py, line 12"``; ``""`` if the traceback has no code of the
-        folder.
-    """
-    return _place(_frames_within(error.__traceback__, folder))
-
-
 def place_of_thread(thread: threading.Thread, folder: Path) -> str:
     """Format the line of an app's code that a thread is executing.
 

@@ -33,27 +33,6 @@ def open_batch(batches: Floats) -> Floats:
     return opened
 
 
-def mix_batches(before: Floats, after: Floats, share: float) -> Floats:
-    """Return the bytes in queues at a time within a step, by linear interpolation.
-
-    A batch holds the bytes that came into queues in one step.
-
-    Args:
-        before: bytes at the begin of the step, float64 [flows, hops, batches].
-        after: bytes at its end, with the batch that ``open_batch`` adds to ``before``.
-        share: part of the step that is over, 0 to 1.
-
-    Returns:
-        Bytes with the shape of ``after``.
-    """
-    if share >= 1:
-        return after
-    mixed = share * after
-    opened = open_batch(before)
-    mixed += (1 - share) * opened
-    return mixed
-
-
 def sum_by_link(batches: Floats, numbers: Ints, links: int) -> Floats:
     """Sum the bytes of flows that wait on the same link, for each batch; float64 [links, batches].
 
