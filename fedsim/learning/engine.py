@@ -29,7 +29,8 @@ from fedsim.learning.functions import DataFunction
 from fedsim.learning.learner import Learner
 from fedsim.learning.local_work import LocalWork
 from fedsim.learning.models import Layered, Model, TorchModel
-from fedsim.learning.modules import as_real, fit, frozen_tensors, load, numbers
+from fedsim.learning.module_files import load
+from fedsim.learning.modules import as_real, fit, frozen_tensors, numbers
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Ref, Trained
 from fedsim.learning.resident import ResidentSamples

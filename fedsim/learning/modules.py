@@ -5,7 +5,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -14,10 +13,8 @@ from torch.nn import functional
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedsim.common.errors import DataError, FedsimError, ScenarioError, home_of, nearest, place_of
-from fedsim.common.files import find_file, reading, regular
+from fedsim.common.errors import FedsimError, ScenarioError, home_of, place_of
 from fedsim.common.imports import find
-from fedsim.common.notes import note
 from fedsim.learning.architecture import STATISTICS, LoRA, Patterns, Shape, matching
 from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.draws import generators_kept
@@ -156,7 +153,7 @@ def _prepare(module: nn.Module) -> None:
         for key, buffer in part.named_buffers(recurse=False):
             if buffer.requires_grad:
                 part._buffers[key] = buffer.detach()
-            if _is_number(buffer) and not torch.isfinite(buffer).all():  # such as a mask of -inf
+            if is_number(buffer) and not torch.isfinite(buffer).all():  # such as a mask of -inf
                 part._non_persistent_buffers_set.add(key)
         for hook in part._forward_pre_hooks.values():
             if isinstance(hook, WeightNorm):  # the hook computes this attribute in each pass
@@ -203,7 +200,8 @@ def _can_be_copied(value: object) -> bool:
     return True
 
 
-def _is_number(tensor: Tensor) -> bool:
+def is_number(tensor: Tensor) -> bool:
+    """Return whether a tensor holds real or complex numbers, and no integers or bools."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
@@ -230,7 +228,7 @@ def _part_numbers(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield key, parameter
     fixed = part._non_persistent_buffers_set.union(getattr(part, _FIXED, ()))
     for key, buffer in part.named_buffers(recurse=False):
-        if key not in fixed and _is_number(buffer):
+        if key not in fixed and is_number(buffer):
             yield key, buffer
 
 
@@ -265,7 +263,7 @@ def frozen_tensors(module: nn.Module) -> list[Tensor]:
     tensors: dict[int, Tensor] = {id(tensor): tensor for tensor in module.parameters()}
     for part in module.modules():
         for key, buffer in part.named_buffers(recurse=False):
-            if key not in part._non_persistent_buffers_set and _is_number(buffer):
+            if key not in part._non_persistent_buffers_set and is_number(buffer):
                 tensors[id(buffer)] = buffer
     trained = {id(tensor) for tensor in numbers(module).values()}
     return [tensor for number, tensor in tensors.items() if number not in trained]
@@ -515,106 +513,3 @@ def _freeze(module: nn.Module, patterns: Patterns) -> None:
 def _as_in_tests(part: nn.Module, args: object) -> None:
     """Set a norm to evaluation mode before each pass (a hook), so that its statistics stay."""
     part.training = False
-
-
-def load(module: nn.Module, path: str, root: Path | None) -> None:
-    """Copy the arrays of a ``.safetensors`` file into a module's tensors, and print a note on them.
-
-    Args:
-        module: the module, changed in place.
-        path: ``model.file``.
-        root: ``data.root``; None if it is not set.
-
-    Raises:
-        DataError: the file or a tensor does not exist, or values are not finite.
-    """
-    from safetensors.torch import load_file
-
-    place = find_file(path, root)
-    with reading(place, "model.file", "a .safetensors file"):
-        arrays = load_file(regular(place))
-    tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    tensors.update(module.named_buffers(remove_duplicate=False))
-    arrays = {_name_within(tensors, name): array for name, array in arrays.items()}
-    if not arrays:
-        raise DataError(f"model.file: '{place}' has no tensors; the model has {', '.join(tensors)}")
-    for name, array in arrays.items():
-        if name not in tensors:
-            names = f"{', '.join(tensors)}{nearest(name, tensors)}"
-            shape = tuple(array.shape)
-            raise DataError(
-                f"model.file: '{place}' has {name!r} of shape {shape}, but the model has none; "
-                f"it has {names}"
-            )
-        _fill(tensors[name], array, f"model.file: '{place}' has {name!r}")
-    note(_describe_load(place, list(arrays), list(tensors)))
-
-
-def _name_within(tensors: Mapping[str, Tensor], name: str) -> str:
-    """Return the name that a tensor of a file has in a model.
-
-    The package peft renames the tensors of layers to which it adds adapters.
-
-    Args:
-        tensors: name -> tensor of the model.
-        name: name of the tensor in the file.
-    """
-    layer, _, own_name = name.rpartition(".")
-    adapted = f"{layer}.base_layer.{own_name}"
-    return adapted if name not in tensors and adapted in tensors else name
-
-
-def _describe_load(place: Path, loaded: list[str], tensors: list[str]) -> str:
-    """Return a sentence for the user on which of a model's tensors a file has, and which it lacks.
-
-    Args:
-        place: the file.
-        loaded: names of the tensors in the file.
-        tensors: names of all tensors of the model.
-    """
-    drawn = [name for name in tensors if name not in loaded]
-    line = f"model.file '{place.name}' gives {len(loaded)} of the model's {len(tensors)} tensors"
-    if not drawn:
-        return line
-    names = ", ".join(drawn[:3])
-    if len(drawn) > 3:
-        names += f" and {len(drawn) - 3} more"
-    return f"{line}; the file lacks {names}, whose values are drawn"
-
-
-def _fill(tensor: Tensor, array: Tensor, where: str) -> None:
-    """Copy an array of a file into a tensor in place.
-
-    Args:
-        tensor: the tensor of the module.
-        array: the array of the file.
-        where: begin of error messages, which names file and array.
-
-    Raises:
-        DataError: shape or dtype do not fit, or values are not finite.
-    """
-    is_complex_as_real = tuple(array.shape) == real_shape(tensor) != tuple(tensor.shape)
-    if is_complex_as_real and array.is_floating_point():
-        array = torch.view_as_complex(array.double().contiguous())
-    if array.shape != tensor.shape:
-        raise DataError(
-            f"{where} of shape {tuple(array.shape)}, for which the model has one of shape "
-            f"{real_shape(tensor)}"
-        )
-    if _is_number(array) != _is_number(tensor) or array.is_complex() > tensor.is_complex():
-        raise DataError(f"{where} of {array.dtype}, for which the model has one of {tensor.dtype}")
-    is_wrong = ~torch.isfinite(array)
-    if bool(is_wrong.any()):
-        current = tensor.to(array.dtype)
-        is_unchanged = torch.equal(array.nan_to_num(1e30), current.nan_to_num(1e30))
-        if not is_unchanged:  # a mask of -inf, say, may be loaded into itself
-            raise DataError(
-                f"{where} with {int(is_wrong.sum())} of {array.numel()} numbers that are not "
-                "finite (NaN or infinity); allowed are finite numbers"
-            )
-    converted = array.to(tensor.dtype)
-    too_large = int((~is_wrong & ~torch.isfinite(converted)).sum())
-    if too_large:
-        raise DataError(f"{where} with {too_large} numbers beyond the range of {tensor.dtype}")
-    with torch.no_grad():
-        tensor.copy_(converted)

@@ -12,6 +12,7 @@ from fedsim.lab.forecast import Beginning
 from fedsim.lab.model_memory import Need, count_models, model_needs, need_lines, saved_needs
 from fedsim.running.checkpoint import store
 from fedsim.running.runner import Job
+from tests.many_models import many_models
 
 ROUNDS = 3
 DEVICES = 6
@@ -19,21 +20,10 @@ ROOM = "500 kB"
 
 
 def _sections(**changes: Any) -> dict[str, Any]:
-    """A run with models of about 85 kB, of which six have room in memory."""
-    sections: dict[str, Any] = {
-        "seed": 5,
-        "data": {
-            "source": {"kind": "synthetic", "features": 60, "classes": 10},
-            "partition": {"kind": "synthetic", "log_mean": 1.0, "log_std": 0.1, "least": 3},
-        },
-        "model": {"kind": "mlp", "hidden": [300]},
-        "training": {"memory": ROOM},
-        "population": {"devices": DEVICES, "speed": "100 samples/s"},
-        "strategy": {"kind": "fedavg", "clients_per_round": DEVICES},
-        "stop": {"rounds": ROUNDS},
-        "checkpoint": {"rounds": 1},
-    }
-    return sections | changes
+    """A run with models of which six have room in memory."""
+    fedavg = {"kind": "fedavg", "clients_per_round": DEVICES}
+    usual = {"strategy": fedavg, "stop": {"rounds": ROUNDS}, "checkpoint": {"rounds": 1}}
+    return many_models(DEVICES, ROOM, **(usual | changes))
 
 
 SCENARIOS = {

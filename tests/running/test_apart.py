@@ -22,6 +22,7 @@ from fedsim.running.checkpoint.apart import LinkedTensor, LinkedTensors
 from fedsim.running.checkpoint.store import Checkpoint
 from fedsim.running.runner import Job
 from fedsim.testing import assert_same_run, go_on, run, run_until
+from tests.many_models import many_models
 
 DEVICES = 6
 
@@ -127,21 +128,10 @@ def test_a_damaged_file_is_found(harm: str, tmp_path: Path) -> None:
 
 
 def sections(**changes: Any) -> dict[str, Any]:
-    """Ditto with models of 85 kB, none of which has room in memory."""
-    found: dict[str, Any] = {
-        "seed": 5,
-        "data": {
-            "source": {"kind": "synthetic", "features": 60, "classes": 10},
-            "partition": {"kind": "synthetic", "log_mean": 1.0, "log_std": 0.1, "least": 3},
-        },
-        "model": {"kind": "mlp", "hidden": [300]},
-        "training": {"memory": "200 kB"},
-        "population": {"devices": DEVICES, "speed": "100 samples/s"},
-        "strategy": {"kind": "ditto", "clients_per_round": 2},
-        "stop": {"rounds": 6},
-        "checkpoint": {"rounds": 1},
-    }
-    return found | changes
+    """Ditto with models of which none has room in memory."""
+    ditto = {"kind": "ditto", "clients_per_round": 2}
+    usual = {"strategy": ditto, "stop": {"rounds": 6}, "checkpoint": {"rounds": 1}}
+    return many_models(DEVICES, "200 kB", **(usual | changes))
 
 
 @pytest.mark.parametrize("kind", ["ditto", "fedper"])

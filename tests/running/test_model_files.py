@@ -3,7 +3,6 @@
 import asyncio
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 from safetensors.numpy import save_file
 
@@ -15,20 +14,15 @@ from fedsim.records.reading import RunFolder
 from fedsim.records.schema import models_digest
 from fedsim.running.model_files import last_models
 from fedsim.running.runner import Job
+from tests.many_models import many_models
 
 DEVICES = 20
-PERSONAL: dict[str, Any] = {
-    "seed": 5,
-    "data": {
-        "source": {"kind": "synthetic", "features": 60, "classes": 10},
-        "partition": {"kind": "synthetic", "log_mean": 1.0, "log_std": 0.1, "least": 3},
-    },
-    "model": {"kind": "mlp", "hidden": [300]},
-    "training": {"memory": "200 kB"},  # two models
-    "population": {"devices": DEVICES, "speed": "100 samples/s"},
-    "strategy": {"kind": "ditto", "clients_per_round": DEVICES},
-    "stop": {"rounds": 1},
-}
+PERSONAL = many_models(
+    DEVICES,
+    "200 kB",  # two models
+    strategy={"kind": "ditto", "clients_per_round": DEVICES},
+    stop={"rounds": 1},
+)
 
 
 def test_no_more_than_two_models_are_read_at_a_time(tmp_path: Path) -> None:

@@ -13,18 +13,16 @@
 import csv
 import io
 import math
-import tarfile
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from fedsim.common.errors import DataError, nearest, show_value
-from fedsim.common.files import SOUGHT, read_bytes, regular
+from fedsim.common.files import SOUGHT
 from fedsim.common.units import CLOCK_END_S
+from fedsim.toolbox.worlds.trace_members import files_of, members
 from fedsim.world.device_table import IDS, natural_key
 
 _PACKET = 1500.0  # bytes of a delivery opportunity
@@ -111,7 +109,7 @@ def read_recordings(path: Path, options: TraceOptions) -> tuple[str, list[Record
         DataError: there is no such file, or a file is damaged, empty or of an unknown form.
     """
     try:
-        stamp = tuple((str(file), file.stat().st_mtime_ns) for file in _files_of(path))
+        stamp = tuple((str(file), file.stat().st_mtime_ns) for file in files_of(path))
     except FileNotFoundError:
         raise DataError(f"{options.key}: there is no file {str(path)!r}; {SOUGHT}") from None
     except OSError as error:
@@ -136,7 +134,7 @@ def _read_again(
     """
     forms: dict[str, None] = {}
     recordings: list[Recording] = []
-    for name, content in _members(path, options):
+    for name, content in members(path, options.members, options.key):
         form, of_file = _read_file(name, content, options)
         forms[form] = None
         recordings += of_file
@@ -147,60 +145,6 @@ def _read_again(
         )
     recordings.sort(key=lambda recording: natural_key(recording.name))
     return " and ".join(forms), recordings
-
-
-def _files_of(path: Path) -> list[Path]:
-    if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.is_file())
-    path.stat()
-    return [path]
-
-
-def _members(path: Path, options: TraceOptions) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of each file of a folder or archive that fits ``options.members``.
-
-    A path that is neither a folder nor an archive is yielded itself.
-    """
-    if path.is_dir():
-        for file in _files_of(path):
-            name = file.relative_to(path).as_posix()
-            if _fits(name, options.members):
-                yield name, read_bytes(file)
-        return
-    try:
-        if zipfile.is_zipfile(regular(path)):
-            yield from _zip_members(path, options.members)
-        elif tarfile.is_tarfile(path):
-            yield from _tar_members(path, options.members)
-        else:
-            yield path.name, read_bytes(path)
-    except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
-        raise DataError(f"{options.key}: {str(path)!r} cannot be read: {error}") from None
-    except Exception as error:  # decompressors raise errors of their own
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{options.key}: {str(path)!r} is damaged: {error}") from None
-
-
-def _zip_members(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    with zipfile.ZipFile(regular(path)) as archive:
-        for name in archive.namelist():
-            if not name.endswith("/") and _fits(name, pattern):
-                yield name, archive.read(name)
-
-
-def _tar_members(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(regular(path)) as archive:
-        for member in archive:
-            if not member.isfile() or not _fits(member.name, pattern):
-                continue
-            stream = archive.extractfile(member)
-            if stream is not None:
-                yield member.name, stream.read()
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(PurePosixPath(name).name, pattern)
 
 
 class _File:

@@ -1,0 +1,115 @@
+"""Values of a module's tensors from a file (``model.file``)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.common.errors import DataError, nearest
+from fedsim.common.files import find_file, reading, regular
+from fedsim.common.notes import note
+from fedsim.learning.modules import is_number, real_shape
+
+
+def load(module: nn.Module, path: str, root: Path | None) -> None:
+    """Copy the arrays of a ``.safetensors`` file into a module's tensors, and print a note on them.
+
+    Args:
+        module: the module, changed in place.
+        path: ``model.file``.
+        root: ``data.root``; None if it is not set.
+
+    Raises:
+        DataError: the file or a tensor does not exist, or values are not finite.
+    """
+    from safetensors.torch import load_file
+
+    place = find_file(path, root)
+    with reading(place, "model.file", "a .safetensors file"):
+        arrays = load_file(regular(place))
+    tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    tensors.update(module.named_buffers(remove_duplicate=False))
+    arrays = {_name_within(tensors, name): array for name, array in arrays.items()}
+    if not arrays:
+        raise DataError(f"model.file: '{place}' has no tensors; the model has {', '.join(tensors)}")
+    for name, array in arrays.items():
+        if name not in tensors:
+            names = f"{', '.join(tensors)}{nearest(name, tensors)}"
+            shape = tuple(array.shape)
+            raise DataError(
+                f"model.file: '{place}' has {name!r} of shape {shape}, but the model has none; "
+                f"it has {names}"
+            )
+        _fill(tensors[name], array, f"model.file: '{place}' has {name!r}")
+    note(_describe_load(place, list(arrays), list(tensors)))
+
+
+def _name_within(tensors: Mapping[str, Tensor], name: str) -> str:
+    """Return the name that a tensor of a file has in a model.
+
+    The package peft renames the tensors of layers to which it adds adapters.
+
+    Args:
+        tensors: name -> tensor of the model.
+        name: name of the tensor in the file.
+    """
+    layer, _, own_name = name.rpartition(".")
+    adapted = f"{layer}.base_layer.{own_name}"
+    return adapted if name not in tensors and adapted in tensors else name
+
+
+def _describe_load(place: Path, loaded: list[str], tensors: list[str]) -> str:
+    """Return a sentence for the user on which of a model's tensors a file has, and which it lacks.
+
+    Args:
+        place: the file.
+        loaded: names of the tensors in the file.
+        tensors: names of all tensors of the model.
+    """
+    drawn = [name for name in tensors if name not in loaded]
+    line = f"model.file '{place.name}' gives {len(loaded)} of the model's {len(tensors)} tensors"
+    if not drawn:
+        return line
+    names = ", ".join(drawn[:3])
+    if len(drawn) > 3:
+        names += f" and {len(drawn) - 3} more"
+    return f"{line}; the file lacks {names}, whose values are drawn"
+
+
+def _fill(tensor: Tensor, array: Tensor, where: str) -> None:
+    """Copy an array of a file into a tensor in place.
+
+    Args:
+        tensor: the tensor of the module.
+        array: the array of the file.
+        where: begin of error messages, which names file and array.
+
+    Raises:
+        DataError: shape or dtype do not fit, or values are not finite.
+    """
+    is_complex_as_real = tuple(array.shape) == real_shape(tensor) != tuple(tensor.shape)
+    if is_complex_as_real and array.is_floating_point():
+        array = torch.view_as_complex(array.double().contiguous())
+    if array.shape != tensor.shape:
+        raise DataError(
+            f"{where} of shape {tuple(array.shape)}, for which the model has one of shape "
+            f"{real_shape(tensor)}"
+        )
+    if is_number(array) != is_number(tensor) or array.is_complex() > tensor.is_complex():
+        raise DataError(f"{where} of {array.dtype}, for which the model has one of {tensor.dtype}")
+    is_wrong = ~torch.isfinite(array)
+    if bool(is_wrong.any()):
+        current = tensor.to(array.dtype)
+        is_unchanged = torch.equal(array.nan_to_num(1e30), current.nan_to_num(1e30))
+        if not is_unchanged:  # a mask of -inf, say, may be loaded into itself
+            raise DataError(
+                f"{where} with {int(is_wrong.sum())} of {array.numel()} numbers that are not "
+                "finite (NaN or infinity); allowed are finite numbers"
+            )
+    converted = array.to(tensor.dtype)
+    too_large = int((~is_wrong & ~torch.isfinite(converted)).sum())
+    if too_large:
+        raise DataError(f"{where} with {too_large} numbers beyond the range of {tensor.dtype}")
+    with torch.no_grad():
+        tensor.copy_(converted)

@@ -1,0 +1,77 @@
+"""Files of traces in folders and archives."""
+
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from fedsim.common.errors import DataError
+from fedsim.common.files import read_bytes, regular
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a folder and of the folders in it, sorted; a file is returned itself.
+
+    Raises:
+        OSError: there is no such file or folder.
+    """
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.is_file())
+    path.stat()
+    return [path]
+
+
+def members(path: Path, pattern: str, key: str) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of each file of a folder or archive (tar or zip) that fits a pattern.
+
+    A path that is neither a folder nor an archive is yielded itself.
+
+    Args:
+        path: the file, folder or archive.
+        pattern: pattern of names, such as ``*.csv``.
+        key: the key of a scenario that names the path, for messages.
+
+    Raises:
+        DataError: the file cannot be read, or is damaged.
+    """
+    if path.is_dir():
+        for file in files_of(path):
+            name = file.relative_to(path).as_posix()
+            if _fits(name, pattern):
+                yield name, read_bytes(file)
+        return
+    try:
+        if zipfile.is_zipfile(regular(path)):
+            yield from _zip_members(path, pattern)
+        elif tarfile.is_tarfile(path):
+            yield from _tar_members(path, pattern)
+        else:
+            yield path.name, read_bytes(path)
+    except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
+        raise DataError(f"{key}: {str(path)!r} cannot be read: {error}") from None
+    except Exception as error:  # decompressors raise errors of their own
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{key}: {str(path)!r} is damaged: {error}") from None
+
+
+def _zip_members(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(regular(path)) as archive:
+        for name in archive.namelist():
+            if not name.endswith("/") and _fits(name, pattern):
+                yield name, archive.read(name)
+
+
+def _tar_members(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(regular(path)) as archive:
+        for member in archive:
+            if not member.isfile() or not _fits(member.name, pattern):
+                continue
+            stream = archive.extractfile(member)
+            if stream is not None:
+                yield member.name, stream.read()
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(PurePosixPath(name).name, pattern)
