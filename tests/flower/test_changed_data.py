@@ -37,15 +37,18 @@ def write_shards(path: Path, groups: list[int]) -> None:
 
 
 class ChangingGrid(ThreadGrid):
-    """From the third round on, the first node has other digits on its disk."""
+    """From the third round on, the first node has other digits on its disk.
+
+    They change before the round's first message is handed on: no node is at work then.
+    """
 
     shards: Path
 
-    def _answer(self, message: Message, device: int) -> Message:
-        if self._count == 3 * NODES + 1:
+    def _push(self, message: Message) -> str:
+        if self._count == 3 * NODES:
             write_shards(self.shards, [1, 0, 1, 1])
             client._halves.clear()  # Flower starts a process for each message
-        return super()._answer(message, device)
+        return super()._push(message)
 
 
 def test_a_node_whose_labels_change_moves_to_another_group(tmp_path: Path) -> None:
