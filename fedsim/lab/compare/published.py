@@ -246,8 +246,9 @@ def beside_published(lines: Sequence[ComparedLine], published: Published) -> lis
 
     Args:
         lines: variants of the study at the points of its grid. A table uses only seeds with which
-            all its rows were run.
+            all its rows that have runs were run.
         published: the file of published figures. A table whose grid values no line has is omitted.
+            Rows without a run are named in a note.
 
     Raises:
         ScenarioError: a row matches no line of the study, or several.
@@ -351,22 +352,38 @@ class _MeasuredTable:
         for row in table.rows:
             usual = published.titles.get(row.variant or row.name, row.name)
             self._titles[row.name] = row.title or usual
-        self._seeds = self._common_seeds()
+        seeds_by_row = {row.name: self._seeds_of(row) for row in table.rows}
+        self._rows = [row for row in table.rows if seeds_by_row[row.name]]
+        self._not_run = [row for row in table.rows if not seeds_by_row[row.name]]
+        self._seeds = self._common_seeds(seeds_by_row)
         claimed = [claim.measure for claim in table.claims if claim.measure]
         self._values: dict[str, dict[str, list[float]]] = {}
         if self._seeds:
             for name in dict.fromkeys([*table.measures, *claimed]):
-                self._values[name] = self._compute(self._measures[name])
+                if self._is_measurable(self._measures[name]):
+                    self._values[name] = self._compute(self._measures[name])
 
-    def _common_seeds(self) -> list[int]:
-        """Return the seeds for which all lines that the table needs have a finished run, sorted."""
-        seeds = []
-        for row in self._table.rows:
-            seeds.append(set(self._runs(row.where)))
-            for name in self._table.measures:
-                comparison = self._measures[name].comparison
-                seeds.append(set(self._runs({**row.where, **comparison})))
-        return sorted(set.intersection(*seeds))
+    def _seeds_of(self, row: PublishedRow) -> set[int]:
+        """Return the seeds for which all lines that a row needs have a finished run."""
+        seeds = set(self._runs(row.where))
+        for name in self._table.measures:
+            comparison = self._measures[name].comparison
+            seeds &= set(self._runs({**row.where, **comparison}))
+        return seeds
+
+    def _common_seeds(self, seeds_by_row: Mapping[str, set[int]]) -> list[int]:
+        """Return the seeds that all rows with runs have in common, sorted.
+
+        Args:
+            seeds_by_row: name of a row -> seeds for which all that the row needs was run.
+        """
+        if not self._rows:
+            return []
+        return sorted(set.intersection(*(seeds_by_row[row.name] for row in self._rows)))
+
+    def _is_measurable(self, reading: Reading) -> bool:
+        """Return False for a figure that depends on the best row if some rows were not run."""
+        return reading.below_best is None or not self._not_run
 
     def _runs(self, where: Mapping[str, object]) -> dict[int, RunFolder]:
         """Return the finished runs by seed of the one line that has certain grid values.
@@ -399,10 +416,10 @@ class _MeasuredTable:
         best = 0.0
         if reading.below_best is not None:
             peak = reading.model_copy(update={"take": "max", "below_best": None})
-            peaks = [self._read(peak, row.where) for row in self._table.rows]
+            peaks = [self._read(peak, row.where) for row in self._rows]
             best = max(math.fsum(values) / len(self._seeds) for values in peaks)
         figures = {}
-        for row in self._table.rows:
+        for row in self._rows:
             values = self._read(reading, row.where, best)
             if reading.comparison:
                 where = {**row.where, **reading.comparison}
@@ -438,10 +455,14 @@ class _MeasuredTable:
         heads = ("row", "measure", "published", "ours", "difference", "tolerance", "within")
         rows: list[tuple[Cell, ...]] = []
         notes = ["Its runs have not been made."]
-        if self._seeds:
+        measures = [name for name in self._table.measures if name in self._values]
+        if measures:
             notes = [f"Seeds {', '.join(map(str, self._seeds))}."]
-            for row in self._table.rows:
-                rows += [self._row(row, name) for name in self._table.measures]
+            for row in self._rows:
+                rows += [self._row(row, name) for name in measures]
+            if self._not_run:
+                titles = [self._titles[row.name] for row in self._not_run]
+                notes.append(f"Not run: {', '.join(titles)}.")
         if self._table.note:
             notes.append(self._table.note)
         cells = list(zip(*rows, strict=True)) or [()] * len(heads)
@@ -482,8 +503,10 @@ class _MeasuredTable:
         if not self._seeds:
             return rows
         for claim in self._table.claims:
-            values = self._values[claim.measure or self._table.measures[0]]
+            values = self._values.get(claim.measure or self._table.measures[0], {})
             for above, below in claim.pairs:
+                if not {above, below} <= values.keys():
+                    continue
                 text = claim.says.replace("{above}", self._titles[above])
                 text = text.replace("{below}", self._titles[below])
                 verdict = _judge(values[above], values[below], claim.by)

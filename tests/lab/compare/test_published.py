@@ -185,10 +185,23 @@ def test_what_runs_do_not_have_is_left_empty_and_not_judged(tmp_path: Path) -> N
     mnist, claims = beside(place, paper, measures=["mean"], published={"mnist": {"ours": 90.0}})
     assert rows_of(mnist)[0] == ("Ours", "mean", 90.0, None, None, None, None)
     assert rows_of(claims)[0][2:] == (None, "none", "not judged: runs without the figure")
-    (none,) = beside(
-        write_study(tmp_path / "none", {("ours", "mnist"): (), ("fedavg", "mnist"): ([0.5],)})
-    )
+    empty = tmp_path / "none"
+    empty.mkdir()
+    (none,) = beside(write_study(empty, {("ours", "mnist"): (), ("fedavg", "mnist"): ()}))
     assert (none.notes[0], rows_of(none)) == ("Its runs have not been made.", [])
+
+
+def test_rows_that_were_not_run_are_named_beside_the_others(tmp_path: Path) -> None:
+    runs = {("ours", "mnist"): (), ("fedavg", "mnist"): ([0.5], [0.7])}
+    (mnist,) = beside(write_study(tmp_path / "some", runs))
+    assert mnist.notes[:2] == ("Seeds 1, 2.", "Not run: Ours, Ours | again.")
+    first = rows_of(mnist)[0]
+    assert (first[0], first[3].mean) == ("FedAvg", pytest.approx(60.0))
+    assert {row[0] for row in rows_of(mnist)} == {"FedAvg"}
+    below = {"title": "rounds to target", "take": "rounds to", "below_best": 0.1}
+    paper = PAPER | {"measures": PAPER["measures"] | {"to": below}}
+    (mnist,) = beside(tmp_path / "some", paper, measures=["best", "to"], published={})
+    assert {row[1] for row in rows_of(mnist)} == {"best %"}  # the best row may not be there
 
 
 def test_tables_of_what_a_study_has_not_are_left_out_but_a_row_must_be_one_variant(

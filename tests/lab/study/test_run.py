@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -420,6 +421,13 @@ def test_a_worker_that_has_had_much_memory_is_replaced(
     assert len(processes) == hired
 
 
+def environment_of(process: int) -> list[bytes]:
+    """Return the variables with which a process was started, once its program has been loaded."""
+    while not (text := Path(f"/proc/{process}/environ").read_bytes()):
+        time.sleep(0.01)
+    return text.split(b"\0")
+
+
 def test_each_worker_sees_one_of_the_gpus() -> None:
     """By the environment of the processes; no GPU is needed."""
     seen = []
@@ -429,7 +437,7 @@ def test_each_worker_sees_one_of_the_gpus() -> None:
     ):
         for _ in range(3):
             worker = workers._hire()
-            variables = Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
+            variables = environment_of(worker.pid)
             seen += [text for text in variables if text.startswith(b"CUDA_VISIBLE_DEVICES=")]
     names = [text.partition(b"=")[2].decode() for text in seen]
     assert names == ["GPU-a", "1", "GPU-a"]
