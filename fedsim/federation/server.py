@@ -369,11 +369,13 @@ class Server:
 
         Call this method once for each round. Devices that can be reached send their messages about
         the shift (``Strategy.on_shift``) in this instant, before a timer that is set at ``now``.
+        It has no effect once the run ends, as that round would not take place.
 
         Args:
             number: the round, from 0.
         """
-        if self._dispatch.begin_round is not None:
+        is_ending = self._simulation.stopped is not None
+        if self._dispatch.begin_round is not None and not is_ending:
             self._dispatch.begin_round(number)
 
     def stop(self, reason: str) -> None:
@@ -411,7 +413,7 @@ class Server:
                 other name is only in the record ``round``.
 
         Returns:
-            Whether the run goes on. If it does not, no other round may begin.
+            Whether the run goes on. If it does not, no other round begins.
         """
         evaluator = self._evaluator
         strategy = self._dispatch.strategy

@@ -13,8 +13,10 @@ from fedsim.plugin import Contents, Device, SynchronousClient
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.strategies.fedavg import FedAvg, FedAvgParams
+from fedsim.testing import eventful_world
 from tests.strategies.runs import of_kind, played, ran, weights
 from tests.strategies.worlds import PAIRED, ROTATED, Sections, world
+from tests.test_runs import STRATEGIES
 
 FEDAVG: Sections = {"kind": "fedavg", "clients_per_round": 4, "local_epochs": 1}
 HEARD = {"kind": "tests.running.test_drift:Heard"}
@@ -292,6 +294,17 @@ class TestWhoHears:
 def test_impossible_schedules_are_refused(at: Sections, says: str) -> None:
     with pytest.raises(fedsim.ScenarioError, match=f"drift.at.*{says}"):
         fedsim.Scenario(**drifting({"kind": "swap-all", "at": at}))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"])
+def test_no_data_change_for_a_round_that_does_not_take_place(
+    strategy: Sections, tmp_path: Path
+) -> None:
+    sections = eventful_world(strategy, rounds=2)
+    sections |= {"learning": "off", "drift": swapping({"rounds": [1, 2]})}
+    run = ran(sections, tmp_path)
+    end = max(event["time"] for event in of_kind(run, "round"))
+    assert {occasion for time, _, occasion in shifts(run) if time == end} <= {0}
 
 
 def test_sizes_without_data_cannot_shift() -> None:

@@ -378,8 +378,7 @@ class Peers(Strategy[P]):
         state.over = not await server.finish_round(number, models, updates=updates, **figures)
         state.updates = []
         state.round = number + 1
-        if not state.over:
-            server.begin_round(number + 1)
+        server.begin_round(number + 1)
 
     def models(self) -> ModelAssignment:
         models = {}
