@@ -93,7 +93,13 @@ from fedsim.strategies.updates import AsynchronousUpdate, Update
 from fedsim.toolbox.attacks import Attack
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers, PeersState
 from fedsim.toolbox.peers.collectives import AllReduce
-from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, GroupedParams, GroupedState
+from fedsim.toolbox.strategies.grouped import (
+    ClusteredParams,
+    Grouped,
+    GroupedParams,
+    GroupedState,
+    Preparation,
+)
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.calendar import Calendar
 from fedsim.world.distributions import Distribution
@@ -122,7 +128,7 @@ __all__ = [  # noqa: RUF022 - by task
     "Synchronous", "SynchronousClient", "RoundParams", "SelectingParams", "CombiningParams",
     "SynchronousParams", "AggregatingParams",
     "Asynchronous", "AsynchronousParams", "FedBuff", "FedBuffParams", "FedAsync", "FedAsyncParams",
-    "Grouped", "GroupedParams", "ClusteredParams",
+    "Grouped", "GroupedParams", "ClusteredParams", "Preparation",
     "State", "SynchronousState", "FedAvgState", "ScaffoldState", "AsynchronousState", "FedBuffState", "GroupedState",
     "Update", "AsynchronousUpdate", "OpenTask",
     "Server", "Clients", "ServerModels", "ServerEdges", "TaskEnd", "Carried", "Client", "Device", "Instruction",

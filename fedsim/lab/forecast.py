@@ -130,7 +130,7 @@ def _tasks_s(run: Run, params: RoundParams, down: Floats, training_s: Floats, up
         params: parameters of its strategy.
         down, training_s, up: times (s) of each device's download, training and upload.
     """
-    limit = params.deadline_s(run.strategy.setting.mean_epoch_s)
+    limit = params.first_deadline_s(run.strategy.setting.mean_epoch_s)
     if limit is not None and params.bounds_training:
         training_s = np.minimum(training_s, limit)
     task_s = down + training_s + up

@@ -123,8 +123,8 @@ class RoundParams(StrategyParams):
             return Fixed.model_construct(time=self.deadline).among(mean_epoch_s)
         return self.deadline.among(mean_epoch_s)
 
-    def deadline_s(self, mean_epoch_s: float) -> float | None:
-        """Return the time limit by which a scenario is checked before the run (s).
+    def first_deadline_s(self, mean_epoch_s: float) -> float | None:
+        """Return the time that clients have until the deadline in the first round (s).
 
         If no device could receive the model within this time, the scenario is refused.
 
@@ -132,10 +132,21 @@ class RoundParams(StrategyParams):
             mean_epoch_s: mean time of an epoch over the devices (s), the unit of some deadlines.
 
         Returns:
-            The limit; None if there is no deadline.
+            The time; None if there is no deadline.
         """
         rule = self.deadline_rule(mean_epoch_s)
         return None if rule is None else rule.least_s()
+
+    def training_limit_s(self, mean_epoch_s: float) -> float | None:
+        """Return the time that each client has for its training from the end of its download (s).
+
+        Args:
+            mean_epoch_s: mean time of an epoch over the devices (s), the unit of some deadlines.
+
+        Returns:
+            The time; None if no deadline bounds the training (``bounds_training``).
+        """
+        return self.first_deadline_s(mean_epoch_s) if self.bounds_training else None
 
     @property
     def asked_per_round(self) -> int:
@@ -177,7 +188,7 @@ class RoundParams(StrategyParams):
     def check_deadline(self, fastest_download_s: float) -> None:
         if self.bounds_training or _needs_mean(self.deadline):
             return
-        least = self.deadline_s(math.nan)
+        least = self.first_deadline_s(math.nan)
         if least is not None and least <= fastest_download_s:
             raise ScenarioError(
                 f"strategy.deadline is {show_seconds(least)}, but the fastest device needs "

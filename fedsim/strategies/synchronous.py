@@ -75,9 +75,7 @@ class SynchronousClient(Client[S]):
 
     def __init__(self, params: S, setting: RunInfo) -> None:
         super().__init__(params, setting)
-        self.training_limit: float | None = None
-        if params.bounds_training:
-            self.training_limit = params.deadline_s(setting.mean_epoch_s)
+        self.training_limit = params.training_limit_s(setting.mean_epoch_s)
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         return Limit(budget=self.training_limit, at_least=self.params.local_epochs)
@@ -110,6 +108,22 @@ class Synchronous(Strategy[S]):
     Most subclasses implement ``on_start``, ``contents``, ``aggregate``, ``models`` and ``center``.
     ``on_start`` makes the first model, and then awaits ``super().on_start()``, which opens round 0.
 
+    A round has these phases, in this order; those in brackets are passed over if they have no work:
+
+    ====================== ==================== ================================================
+    phase                  begins with          goes on
+    ====================== ==================== ================================================
+    select a cohort        ``_open_round``      at once; after ``retry`` if clients are lacking
+    (question candidates)  ``Candidates.ask``   when all have answered, or at timer ``questions``
+    shift data             ``_begin_round``     at timer ``ask``, in the same instant
+    prepare                ``before_asking``    at timer ``computed``, when the server has computed
+    (exchange keys)        ``_begin_asking``    at timer ``phase``, twice
+    train                  ``_ask_cohort``      when all tasks have ended, or at timer ``deadline``
+    (unmask the sum)       ``on_task_end``      at timer ``phase``, and then ``close``
+    aggregate              ``_close_round``     at timer ``aggregated``, when the server has computed
+    record                 ``_finish_round``    with the next round, at timer ``round`` if ``every``
+    ====================== ==================== ================================================
+
     A subclass with its own memory derives its ``State`` from ``SynchronousState``, or adds entries
     by key. The names of these entries must differ from the fields of ``SynchronousState``.
     """
@@ -136,6 +150,8 @@ class Synchronous(Strategy[S]):
     def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:
         """Return clients that the key ``selection`` selects.
 
+        The round's state keeps the draw for the account of privacy, and the candidates to question.
+
         Args:
             count: wanted count of clients.
             ids: numbers that complete the name of the random stream, if a round selects several
@@ -151,7 +167,8 @@ class Synchronous(Strategy[S]):
         stream = (state.round, *ids)
         devices = selection.select(self.server, state.selection, count, stream, among)
         devices = self.server.clients.chosen(devices, type(selection).select)
-        if self._accounts and selection.uniform and among is None and not self.params.late_goes_on:
+        is_uniform = selection.uniform and among is None and not self.params.late_goes_on
+        if self._accounts and is_uniform:
             state.drawn = (len(devices), len(self.server.clients.online()))
         if selection.asks:
             self._candidates.propose(devices, count - len(devices))
@@ -308,6 +325,10 @@ class Synchronous(Strategy[S]):
 
     @property
     def _secure(self) -> SecurePhases | None:
+        """Secure aggregation of the round, if there is any, made anew from ``state`` at each use.
+
+        A resumed run has another object ``state``.
+        """
         costs = getattr(self.params, "secure_aggregation", None)
         if costs is None:
             return None
@@ -315,6 +336,7 @@ class Synchronous(Strategy[S]):
 
     @property
     def _candidates(self) -> Candidates:
+        """Candidates of the round, made anew from ``state`` at each use, as ``_secure`` is."""
         assert self._selection is not None
         return Candidates(self._selection, self.server, self.state)
 
@@ -429,11 +451,11 @@ class Synchronous(Strategy[S]):
         devices = state.cohort
         state.asked_at = server.now
         record: dict[str, float] = {}
-        if rule is not None:
-            if self.params.bounds_training:
-                record["training_limit"] = rule.least_s()
-            else:
-                state.limit = rule.limit_s(state.deadline, state.round)
+        training_limit_s = self.params.training_limit_s(self.setting.mean_epoch_s)
+        if training_limit_s is not None:
+            record["training_limit"] = training_limit_s
+        elif rule is not None:
+            state.limit = rule.limit_s(state.deadline, state.round)
         deadline = None
         if self._round_limit is not None:
             deadline = server.timer("deadline", server.now + self._round_limit)
@@ -486,11 +508,8 @@ class Synchronous(Strategy[S]):
                 self._begin_asking()
             case "aggregated":
                 await self._finish_round()
-            case "phase" if self._secure is not None and self._secure.on_timer():
-                if self.state.cohort:
-                    self._ask_cohort()
-                else:
-                    self._wait()
+            case "phase":
+                self._end_secure_phase()
             case "close":
                 await self._close_round()
             case "deadline":
@@ -498,7 +517,17 @@ class Synchronous(Strategy[S]):
             case "questions":
                 self._candidates.end()
 
+    def _end_secure_phase(self) -> None:
+        """Go on with secure aggregation; after its phases before the training, ask the cohort."""
+        assert self._secure is not None
+        may_train = self._secure.on_timer()
+        if may_train and self.state.cohort:
+            self._ask_cohort()
+        elif may_train:
+            self._wait()
+
     def _end_open(self) -> None:
+        """End the round's open tasks as late."""
         for task in list(self.state.open):
             self.server.end(task, "late")
 

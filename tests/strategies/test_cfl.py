@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from fedsim.records.reading import RunFolder
-from fedsim.toolbox.strategies.cfl import is_incongruent, lengths
+from fedsim.toolbox.strategies.cfl import NormLimits, is_incongruent, norms_of
 from tests.strategies.runs import groups_of, moves, of_kind, played, ran, told, weights
 from tests.strategies.worlds import Centre, Sections, file_data, module, scheduled, world
 
@@ -68,10 +68,10 @@ A = np.array([2.0, -1.0])
 
 def test_both_criteria_are_as_strict_as_the_paper_writes_them() -> None:
     """Converged: less than eps1. Congruent, so not to be split: less than eps2."""
-    found = lengths(np.array([[3.0, 4.0], [-3.0, 4.0]]), [0.5, 0.5])
-    assert found == {"mean_norm": 4.0, "max_norm": 5.0}
+    found = norms_of(np.array([[3.0, 4.0], [-3.0, 4.0]]), [0.5, 0.5])
+    assert found._asdict() == {"mean_norm": 4.0, "max_norm": 5.0}
     limits = [(4.0, 5.0), (4.000001, 5.0), (4.000001, 5.000001)]
-    assert [is_incongruent(**found, eps1=eps1, eps2=eps2) for eps1, eps2 in limits] == [
+    assert [is_incongruent(found, NormLimits(*pair)) for pair in limits] == [
         False,
         True,
         False,

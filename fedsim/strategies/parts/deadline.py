@@ -67,9 +67,10 @@ class Deadline(Spec):
 
     @returns("a finite time above 0 (s)", find_outside(above=0.0))
     def least_s(self) -> float:
-        """Return the time limit by which a scenario is checked before the run (s).
+        """Return the time that clients have in the first round (s).
 
-        A scenario is refused if no device could receive the model within this time.
+        A scenario is refused if no device could receive the model within this time. A deadline that
+        bounds the training alone (``bounds_training``) limits each training to it.
         """
         raise NotImplementedError
 

@@ -397,7 +397,7 @@ class CataFed(FedAvg[CataFedParams]):
 
     def __init__(self, params: CataFedParams, server: Server) -> None:
         super().__init__(params, server)
-        limit = params.deadline_s(self.setting.mean_epoch_s)
+        limit = params.first_deadline_s(self.setting.mean_epoch_s)
         assert limit is not None  # the parameters do not allow a run without a deadline
         self._budget_s = limit  # T
 

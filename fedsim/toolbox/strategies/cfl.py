@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,57 +17,54 @@ from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import bipartition
 from fedsim.toolbox.clustering.similarity import cosine_matrix, length, most_alike, shown_pairs
 from fedsim.toolbox.strategies.cfl_params import CFLParams
-from fedsim.toolbox.strategies.grouped import Grouped, GroupedState
-
-Lengths = dict[str, float]
-"""Two L2 norms of a cluster's updates, as fields of the record ``cluster-criteria``.
-
-``mean_norm`` is the length of the weighted mean of the updates (Algorithm 1, line 8), ``max_norm``
-the length of the longest update (Eq. 5).
-"""
-
-Thresholds = dict[str, float]
-"""Limits ``eps1`` of ``mean_norm`` and ``eps2`` of ``max_norm``, see ``CFLParams``."""
+from fedsim.toolbox.strategies.grouped import Grouped, GroupedState, Preparation
 
 
-def lengths(
+class Norms(NamedTuple):
+    """L2 norms of a cluster's updates: fields of the records ``cluster-criteria`` and ``-split``."""
+
+    mean_norm: float
+    """Norm of the weighted mean of the updates (Algorithm 1, line 8)."""
+    max_norm: float
+    """Norm of the longest update (Eq. 5)."""
+
+
+class NormLimits(NamedTuple):
+    """Limits of two norms of a cluster's updates, at which CFL splits it (``CFLParams``)."""
+
+    eps1: float
+    """Limit of the mean update's norm: a cluster whose norm is below it has converged."""
+    eps2: float
+    """Limit of the longest update's norm: if it is reached, the clients are incongruent."""
+
+
+def norms_of(
     updates: Sequence[NDArray[np.floating]] | NDArray[np.floating], weights: Sequence[float]
-) -> Lengths:
+) -> Norms:
     """Compute the L2 norms of a cluster's mean update and of its longest update.
 
     Args:
         updates: the updates of the cluster's clients (trained minus received model), [k, d].
         weights: the weight of each update in the mean, [k].
-
-    Returns:
-        A dict: ``mean_norm``, the length of the mean update, and ``max_norm``, the length of the
-        longest one.
     """
     mean = np.zeros(len(updates[0]))
     for update, weight in zip(updates, weights, strict=True):
         mean += update * np.float64(weight / sum(weights))
     longest = max(length(update) for update in updates)
-    return {"mean_norm": length(mean), "max_norm": longest}
+    return Norms(length(mean), longest)
 
 
-def is_incongruent(mean_norm: float, max_norm: float, eps1: float, eps2: float) -> bool:
+def is_incongruent(norms: Norms, limits: NormLimits) -> bool:
     """Return whether CFL must split a cluster, as it has converged but its clients disagree.
 
     Args:
-        mean_norm: length of the cluster's mean update, below ``eps1`` if the cluster has converged
-            (Algorithm 1, line 8).
-        max_norm: length of the cluster's longest update, at least ``eps2`` if its clients are
-            incongruent (Eq. 5).
-        eps1: the limit of ``mean_norm``.
-        eps2: the limit of ``max_norm``.
+        norms: norms of the cluster's mean update and of its longest update.
+        limits: the limits of both.
     """
-    return mean_norm < eps1 and max_norm >= eps2
+    return norms.mean_norm < limits.eps1 and norms.max_norm >= limits.eps2
 
 
-OrderedUpdates = list[Entry]  # of ``received``, in order of the devices' numbers
-
-
-class Pull(NamedTuple):
+class Change(NamedTuple):
     """Change of a model by a client's training: the trained model, and the model before."""
 
     trained: Ref
@@ -88,15 +85,15 @@ class Cluster(NamedTuple):
 
     Attributes:
         group: index of the cluster.
-        entries: the received updates with their tasks and devices.
+        entries: the received updates with their tasks and devices, by device.
         updates: trained minus received model of each entry, float32 [d] each.
-        lengths: ``mean_norm`` and ``max_norm``, the L2 norms of the mean update and of the longest.
+        norms: L2 norms of the mean update and of the longest.
     """
 
     group: int
-    entries: OrderedUpdates
+    entries: list[Entry]
     updates: list[Floats32]
-    lengths: Lengths
+    norms: Norms
 
 
 class Cut(NamedTuple):
@@ -104,7 +101,7 @@ class Cut(NamedTuple):
 
     Attributes:
         group: index of the cluster.
-        entries: the received updates of the cluster's clients.
+        entries: the received updates of the cluster's clients, by device.
         sides: positions in ``entries`` of the clients of the first and of the second part.
         criteria: additional fields of the record ``cluster-split`` of the run's events.
         pairs: the field of the record ``clustering`` with the cosines of all pairs of updates;
@@ -112,7 +109,7 @@ class Cut(NamedTuple):
     """
 
     group: int
-    entries: OrderedUpdates
+    entries: list[Entry]
     sides: tuple[list[int], list[int]]
     criteria: dict[str, float]
     pairs: dict[str, list[list[float]]]
@@ -145,17 +142,17 @@ class CFLState(GroupedState):
 
     children: list[list[int] | None] = field(default_factory=list)
     """Indices of the two children of each node; None for a leaf."""
-    pulls: list[list[Pull]] = field(default_factory=list)
-    """Updates by which the clients of each node were separated when its parent was split."""
-    down: dict[int, int] = field(default_factory=dict)
+    changes_at_split: list[list[Change]] = field(default_factory=list)
+    """Changes by which the clients of each node were separated when its parent was split."""
+    node_reached: dict[int, int] = field(default_factory=dict)
     """Device ID of each client without a cluster -> node that it has reached in the tree."""
-    last: dict[int, Pull] = field(default_factory=dict)
-    """Device ID -> last update of the client to its cluster."""
-    scale: float | None = None
-    """Mean L2 norm of the first round's updates, for the default thresholds."""
+    last_change: dict[int, Change] = field(default_factory=dict)
+    """Device ID -> last change of its cluster's model by the client."""
+    first_norm: float | None = None
+    """Mean L2 norm of the first round's updates, for the default limits of the norms."""
     scheduled: int = 0
     """Count of splits done by ``split_rounds``."""
-    waiting: list[int] = field(default_factory=list)
+    unconverged: list[int] = field(default_factory=list)
     """Leaves that have not converged, the next one in the order of Algorithm 2 last."""
 
 
@@ -187,8 +184,8 @@ class CFL(Grouped[CFLParams]):
     async def on_start(self) -> None:
         self.state.models = [self.server.models.initial()]
         self.state.children = [None]
-        self.state.pulls = [[]]
-        self.state.waiting = [0]
+        self.state.changes_at_split = [[]]
+        self.state.unconverged = [0]
         await super().on_start()
 
     def select(self) -> list[int]:
@@ -212,7 +209,7 @@ class CFL(Grouped[CFLParams]):
         groups = self.state.group
         online = self.server.clients.online()
         devices = None
-        for leaf in reversed(self.state.waiting):
+        for leaf in reversed(self.state.unconverged):
             allowed = (leaf, -1) if leaf == 0 else (leaf,)
             devices = [device for device in online if groups[device] in allowed]
             if devices:
@@ -222,12 +219,12 @@ class CFL(Grouped[CFLParams]):
     async def before_asking(self) -> None:
         for device in self.state.cohort:
             if self.state.group[device] < 0 and self.preparation(device) is None:
-                self.move(device, self.state.down.pop(device, 0), "start")
+                self.move(device, self.state.node_reached.pop(device, 0), "start")
 
     async def aggregate(self) -> None:
         cuts = await self._find_cuts()
         for entry in self.state.received:
-            self.state.last[entry["device"]] = Pull.of(entry)
+            self.state.last_change[entry["device"]] = Change.of(entry)
         if not self.params.as_published:
             await super().aggregate()
         for cut in cuts:
@@ -254,19 +251,19 @@ class CFL(Grouped[CFLParams]):
         if not self.server.models.learns:
             return [] if schedule is None else self._random_cut()
         clusters = await self._collect_clusters()
-        if state.scale is None and clusters:
+        if state.first_norm is None and clusters:
             updates = chain.from_iterable(cluster.updates for cluster in clusters)
             norms = [length(update) for update in updates]
-            state.scale = sum(norms) / len(norms)
-        thresholds = self._thresholds()
+            state.first_norm = sum(norms) / len(norms)
+        limits = self._norm_limits()
         for cluster in clusters:
-            self._record_criteria(cluster, thresholds)
-        incongruent = self._select_incongruent(clusters, thresholds)
+            self._record_criteria(cluster, limits)
+        incongruent = self._select_incongruent(clusters, limits)
         if self.params.order == "recursive":
-            self._finish_leaves(clusters, incongruent, thresholds)
+            self._finish_leaves(clusters, incongruent, limits)
         return [self._bipartition(cluster) for cluster in incongruent]
 
-    def _select_incongruent(self, clusters: list[Cluster], thresholds: Thresholds) -> list[Cluster]:
+    def _select_incongruent(self, clusters: list[Cluster], limits: NormLimits) -> list[Cluster]:
         """Return the clusters to split.
 
         With ``split_rounds`` it is the cluster with the longest update (Fig. 3). Otherwise they are
@@ -275,17 +272,15 @@ class CFL(Grouped[CFLParams]):
 
         Args:
             clusters: the clusters, with the updates of the round.
-            thresholds: ``eps1`` and ``eps2``.
+            limits: ``eps1`` and ``eps2``.
         """
         divisible = [cluster for cluster in clusters if len(cluster.entries) > 1]
         if self.params.split_rounds is None:
-            return [
-                cluster for cluster in divisible if is_incongruent(**cluster.lengths, **thresholds)
-            ]
+            return [cluster for cluster in divisible if is_incongruent(cluster.norms, limits)]
         if not divisible:
             return []
         self.state.scheduled += 1
-        return [max(divisible, key=lambda cluster: cluster.lengths["max_norm"])]
+        return [max(divisible, key=lambda cluster: cluster.norms.max_norm)]
 
     def _split_is_due(self, schedule: Sequence[int]) -> bool:
         """Return whether fewer splits have been done than were scheduled up to the present round.
@@ -298,27 +293,23 @@ class CFL(Grouped[CFLParams]):
         due = sum(number <= self.state.round for number in schedule)
         return due > self.state.scheduled
 
-    def _thresholds(self) -> Thresholds:
+    def _norm_limits(self) -> NormLimits:
         eps1 = self.params.eps1
         if eps1 is None:
-            eps1 = 0.2 * (self.state.scale or 0.0)
+            eps1 = 0.2 * (self.state.first_norm or 0.0)
         eps2 = self.params.eps2
         if eps2 is None:
             eps2 = 2.5 * eps1
-        return {"eps1": eps1, "eps2": eps2}
+        return NormLimits(eps1, eps2)
 
-    def _record_criteria(self, cluster: Cluster, thresholds: Thresholds) -> None:
-        limits = thresholds if self.params.split_rounds is None else {}
-        self.server.emit(
-            "cluster-criteria",
-            round=self.state.round,
-            group=cluster.group,
-            **cluster.lengths,
-            **limits,
-        )
+    def _record_criteria(self, cluster: Cluster, limits: NormLimits) -> None:
+        record = cluster.norms._asdict()
+        if self.params.split_rounds is None:
+            record |= limits._asdict()
+        self.server.emit("cluster-criteria", round=self.state.round, group=cluster.group, **record)
 
     def _finish_leaves(
-        self, clusters: list[Cluster], incongruent: list[Cluster], thresholds: Thresholds
+        self, clusters: list[Cluster], incongruent: list[Cluster], limits: NormLimits
     ) -> None:
         """Remove converged clusters from the list of clusters that still train.
 
@@ -328,17 +319,16 @@ class CFL(Grouped[CFLParams]):
         Args:
             clusters: the clusters with updates in this round.
             incongruent: the clusters that are about to be split.
-            thresholds: ``eps1``, below which the mean update of a converged cluster is, and
-                ``eps2``.
+            limits: ``eps1``, below which the mean update of a converged cluster is, and ``eps2``.
         """
         state = self.state
         done = set[int]()
         for cluster in clusters:
-            if cluster.lengths["mean_norm"] < thresholds["eps1"]:
+            if cluster.norms.mean_norm < limits.eps1:
                 done.add(cluster.group)
         done -= {cluster.group for cluster in incongruent}
-        state.waiting = [leaf for leaf in state.waiting if leaf not in done]
-        if not state.waiting:
+        state.unconverged = [leaf for leaf in state.unconverged if leaf not in done]
+        if not state.unconverged:
             self.server.stop("every cluster has converged")
 
     def _bipartition(self, cluster: Cluster) -> Cut:
@@ -352,7 +342,7 @@ class CFL(Grouped[CFLParams]):
         self.server.compute("linkage", len(updates))
         cosines = cosine_matrix(np.stack(updates))
         first, second, similarity = bipartition(cosines, self.params.split)
-        criteria = {**cluster.lengths, "similarity": similarity}
+        criteria = {**cluster.norms._asdict(), "similarity": similarity}
         pairs = shown_pairs("similarity", cosines)
         return Cut(cluster.group, cluster.entries, (first, second), criteria, pairs)
 
@@ -364,21 +354,23 @@ class CFL(Grouped[CFLParams]):
         """
         received = self.state.received
         self.server.compute("distances", len(received), self.setting.parameters)
-        changes = await self._changes([Pull.of(entry) for entry in received])
-        updates = {entry["task"]: change for entry, change in zip(received, changes, strict=True)}
+        differences = await self._differences([Change.of(entry) for entry in received])
+        updates = {}
+        for entry, difference in zip(received, differences, strict=True):
+            updates[entry["task"]] = difference
         clusters = list[Cluster]()
         for group in sorted({entry["group"] for entry in received}):
-            entries: OrderedUpdates = []
+            entries: list[Entry] = []
             for entry in self._received_from(group):
                 if np.isfinite(updates[entry["task"]]).all():
                     entries.append(entry)
             if entries:
                 finite = [updates[entry["task"]] for entry in entries]
-                norms = lengths(finite, self.params.aggregation.weights(entries))
+                norms = norms_of(finite, self.params.aggregation.weights(entries))
                 clusters.append(Cluster(group, entries, finite, norms))
         return clusters
 
-    def _received_from(self, group: int) -> OrderedUpdates:
+    def _received_from(self, group: int) -> list[Entry]:
         entries = [entry for entry in self.state.received if entry["group"] == group]
         return sorted(entries, key=lambda entry: entry["device"])
 
@@ -402,45 +394,84 @@ class CFL(Grouped[CFLParams]):
     # split of a cluster
 
     async def _split(self, cut: Cut) -> None:
-        state = self.state
-        parent = cut.group
+        """Split a cluster: add its two parts to the tree, and move its members to them.
+
+        Args:
+            cut: the split.
+        """
         children = self._grow(cut)
+        child_of = await self._child_of_each_member(cut, children)
+        self._record_split(cut, children, child_of)
+        self._move_members(cut.group, child_of)
+        for device in child_of:
+            del self.state.last_change[device]
+        # as published, the round's updates are aggregated after the split: into the parts' models
+        for entry in self._received_from(cut.group):
+            entry["group"] = child_of[entry["device"]]
+
+    async def _child_of_each_member(self, cut: Cut, children: Sequence[int]) -> dict[int, int]:
+        """Return for each member of a split cluster the part to which it belongs.
+
+        A member that is absent in this round belongs to the part whose updates are most similar to
+        its last one. Members without an update are left out.
+
+        Args:
+            cut: the split.
+            children: indices of the two parts.
+
+        Returns:
+            Device ID -> index of the part.
+        """
+        last_change = self.state.last_change
         child_of = dict[int, int]()
         for child, positions in zip(children, cut.sides, strict=True):
             for position in positions:
                 child_of[cut.entries[position]["device"]] = child
-        devices = [entry["device"] for entry in cut.entries]
-        groups = [child_of[device] for device in devices]
-        absent = dict[int, Pull]()
-        for device in self.members(parent):
-            if device not in child_of and device in state.last:
-                absent[device] = state.last[device]
-        child_of |= await self._find_most_similar(absent, children)
+        absent = dict[int, Change]()
+        for device in self.members(cut.group):
+            if device not in child_of and device in last_change:
+                absent[device] = last_change[device]
+        return child_of | await self._find_most_similar(absent, children)
+
+    def _record_split(self, cut: Cut, children: Sequence[int], child_of: Mapping[int, int]) -> None:
+        """Record a split among the run's events, with the cosines of the updates if they are kept.
+
+        Args:
+            cut: the split.
+            children: indices of the two parts.
+            child_of: device ID of each assigned member -> index of its part.
+        """
         members: list[list[int]] = [[], []]
-        for device in self.members(parent):
+        for device in self.members(cut.group):
             if device in child_of:
                 members[children.index(child_of[device])].append(device)
         self.server.emit(
             "cluster-split",
-            round=state.round,
-            group=parent,
+            round=self.state.round,
+            group=cut.group,
             children=children,
             members=members,
             **cut.criteria,
         )
         if cut.pairs:
+            devices = [entry["device"] for entry in cut.entries]
+            groups = [child_of[device] for device in devices]
             self.server.emit(
                 "clustering", measure="cosine", devices=devices, groups=groups, **cut.pairs
             )
+
+    def _move_members(self, parent: int, child_of: Mapping[int, int]) -> None:
+        """Move the members of a split cluster to its parts; those without a part leave it.
+
+        Args:
+            parent: index of the split cluster.
+            child_of: device ID of each assigned member -> index of its part.
+        """
         for device in self.members(parent):
             if device in child_of:
                 self.move(device, child_of[device], "split")
             else:
                 self._send_down(device, parent)
-        for device in child_of:
-            del state.last[device]
-        for entry in self._received_from(parent):
-            entry["group"] = child_of[entry["device"]]
 
     def _grow(self, cut: Cut) -> list[int]:
         """Add two clusters, the parts of a split cluster, to the tree of clusters, with its model.
@@ -455,12 +486,14 @@ class CFL(Grouped[CFLParams]):
         children = [len(state.models), len(state.models) + 1]
         state.children[cut.group] = children
         for positions in cut.sides:
-            state.pulls.append([Pull.of(cut.entries[position]) for position in positions])
+            state.changes_at_split.append(
+                [Change.of(cut.entries[position]) for position in positions]
+            )
             state.models.append(state.models[cut.group])
             state.children.append(None)
-        if cut.group in state.waiting:
-            place = state.waiting.index(cut.group)
-            state.waiting[place : place + 1] = reversed(children)
+        if cut.group in state.unconverged:
+            place = state.unconverged.index(cut.group)
+            state.unconverged[place : place + 1] = reversed(children)
         return children
 
     def _send_down(self, device: int, parent: int) -> None:
@@ -474,11 +507,11 @@ class CFL(Grouped[CFLParams]):
             parent: index of the split cluster.
         """
         self.state.group[device] = -1
-        self.state.down[device] = parent
+        self.state.node_reached[device] = parent
         self.server.emit("assign", device=device, group=None, before=parent, why="split")
 
     async def _find_most_similar(
-        self, updates: Mapping[int, Pull], children: Sequence[int]
+        self, updates: Mapping[int, Change], children: Sequence[int]
     ) -> dict[int, int]:
         """Assign each device to the part of a split cluster with the most similar update.
 
@@ -500,24 +533,25 @@ class CFL(Grouped[CFLParams]):
         if not updates:
             return {}
         owners = list[int]()
-        pulls = list[Pull]()
+        references = list[Change]()
         for child in children:
-            owners += [child] * len(self.state.pulls[child])
-            pulls += self.state.pulls[child]
-        changes = await self._changes([*pulls, *updates.values()])
-        nearest = most_alike(changes[len(pulls) :], changes[: len(pulls)])
+            owners += [child] * len(self.state.changes_at_split[child])
+            references += self.state.changes_at_split[child]
+        differences = await self._differences([*references, *updates.values()])
+        count = len(references)
+        nearest = most_alike(differences[count:], differences[:count])
         return {device: owners[place] for device, place in zip(updates, nearest, strict=True)}
 
-    async def _changes(self, pulls: Sequence[Pull]) -> list[Floats32]:
+    async def _differences(self, changes: Sequence[Change]) -> list[Floats32]:
         """Compute the trained model minus the model before training, for each update.
 
         Args:
-            pulls: the updates, each as these two models.
+            changes: the updates, each as these two models.
 
         Returns:
             The differences, float32 [d] each; not finite for a device whose training diverged.
         """
-        refs = list(chain.from_iterable(pulls))
+        refs = list(chain.from_iterable(changes))
         weights = await self.server.models.values(refs)
         pairs = zip(weights[::2], weights[1::2], strict=True)
         with np.errstate(invalid="ignore"):  # values of a diverged device are not finite
@@ -530,25 +564,27 @@ class CFL(Grouped[CFLParams]):
             self.must_prepare(device)
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        node = self.state.down.get(device, 0)
+        node = self.state.node_reached.get(device, 0)
         if self.state.group[device] >= 0 or self.state.children[node] is None:
             return None
         return {"cold-start": self.state.models[node]}, "cold-start"
 
-    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
-        down = self.state.down
-        for entry in prepared:
-            device = entry["device"]
-            children = self.state.children[down.get(device, 0)]
+    async def assign(self, prepared: Sequence[Preparation]) -> None:
+        reached_by = self.state.node_reached
+        for preparation in prepared:
+            device = preparation.device
+            children = self.state.children[reached_by.get(device, 0)]
             assert children is not None  # only devices at a split node are prepared
-            pull = Pull(entry["contents"]["cold-start"], entry["asked"]["cold-start"])
-            down |= await self._find_most_similar({device: pull}, children)
+            reached = preparation.contents["cold-start"]
+            change = Change(reached, preparation.asked["cold-start"])
+            reached_by |= await self._find_most_similar({device: change}, children)
             if self.preparation(device) is None:
-                self.move(device, down.pop(device), "cold-start")
+                self.move(device, reached_by.pop(device), "cold-start")
 
-    async def _assign(self) -> None:
-        aside = [entry["device"] for entry in self.state.prepared if not entry["in_round"]]
-        await super()._assign()
+    async def _assign_prepared(self) -> None:
+        prepared = self.state.prepared
+        aside = [preparation.device for preparation in prepared if not preparation.in_round]
+        await super()._assign_prepared()
         for device in aside:
             if self.state.group[device] < 0:
                 self.must_prepare(device)

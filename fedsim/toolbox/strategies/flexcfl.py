@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -24,6 +24,7 @@ from fedsim.toolbox.strategies.grouped import (
     MigratingClient,
     MigratingParams,
     PlainDeadline,
+    Preparation,
 )
 from fedsim.world.steps import Computation
 
@@ -435,11 +436,11 @@ class FlexCFL(Migrating[FlexCFLParams]):
             return super().contents(device)
         return {**super().contents(device), "directions": self.state.directions}
 
-    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
+    async def assign(self, prepared: Sequence[Preparation]) -> None:
         groups = await self.choices(prepared, "nearest")
-        for entry, group in zip(prepared, groups, strict=True):
-            self.state.informed[entry["device"]] = True
-            self.settle(entry["device"], group)
+        for preparation, group in zip(prepared, groups, strict=True):
+            self.state.informed[preparation.device] = True
+            self.settle(preparation.device, group)
 
     async def on_arrival(self, device: int) -> None:
         if self.params.moment.newcomers == "arrival" and self.state.models:

@@ -14,6 +14,7 @@ from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
+from fedsim.strategies.state import Entries
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
 from fedsim.toolbox.clustering.moments import EachRound, ShiftTest, WhenShifted
 from fedsim.toolbox.deadlines import Relative
@@ -78,6 +79,22 @@ G = TypeVar("G", bound=ClusteredParams)
 
 
 @dataclass
+class Preparation(Entries):
+    """Task by which the group of a device is found, in the state of a strategy with groups."""
+
+    task: int
+    """ID of the task."""
+    device: int
+    """ID of the device."""
+    in_round: bool
+    """Whether the round waits for the task."""
+    asked: Contents = field(default_factory=dict)
+    """Contents of the message to the device, known once the task has ended."""
+    contents: Contents = field(default_factory=dict)
+    """Contents of the device's answer."""
+
+
+@dataclass
 class GroupedState(SynchronousState):
     """State of the server of a strategy with groups of devices, saved with a run.
 
@@ -91,9 +108,9 @@ class GroupedState(SynchronousState):
     """Group index of each device, -1 for a device without a group."""
     asked: list[bool] = field(default_factory=list)
     """Whether each device has ever been selected for a round."""
-    preparing: dict[int, tuple[int, bool]] = field(default_factory=dict)
-    """Open preparations, task ID -> (device ID, whether the round waits for the preparation)."""
-    prepared: list[dict[str, Any]] = field(default_factory=list)
+    preparing: dict[int, Preparation] = field(default_factory=dict)
+    """Open preparations by the ID of the task."""
+    prepared: list[Preparation] = field(default_factory=list)
     """Preparations that have ended at this simulated time, see ``Grouped.assign``."""
     unprepared: list[int] = field(default_factory=list)
     """IDs of the devices that must be prepared before they train again, the first one first."""
@@ -130,16 +147,13 @@ class Grouped(Synchronous[G]):
         """
         return None
 
-    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
+    async def assign(self, prepared: Sequence[Preparation]) -> None:
         """Assign groups to devices whose preparation has ended, by calls of ``move``.
 
-        A preparation is the task by which a device's group is found. By default nothing is
-        assigned.
+        By default nothing is assigned.
 
         Args:
-            prepared: for each device a dict with ``task`` (ID), ``device`` (ID), ``in_round``
-                (whether the round waits for the preparation), ``asked`` (contents of the message to
-                the device) and ``contents`` (contents of its answer).
+            prepared: the ended preparation of each device.
         """
 
     def contents_after_preparation(self, device: int) -> Contents:
@@ -333,7 +347,7 @@ class Grouped(Synchronous[G]):
             task = self._start(device, contents, job, continues=continues)
         else:
             task = self.server.ask(device, contents, job, group=self.group_of(device))
-        self.state.preparing[task] = (device, in_round)
+        self.state.preparing[task] = Preparation(task, device, in_round)
 
     def _passed_over(self, device: int) -> None:
         self._prepare_aside(device)
@@ -347,9 +361,8 @@ class Grouped(Synchronous[G]):
         Args:
             device: ID of the device.
         """
-        if any(entry["device"] == device for entry in self.state.prepared):
-            return True
-        return any(device == busy for busy, _ in self.state.preparing.values())
+        unfinished = [*self.state.prepared, *self.state.preparing.values()]
+        return any(preparation.device == device for preparation in unfinished)
 
     async def on_return(self, device: int) -> None:
         self._prepare_aside(device)
@@ -363,66 +376,62 @@ class Grouped(Synchronous[G]):
                 self.server.clients.await_return(device)
             await super().on_task_end(message)
             return
-        _, in_round = state.preparing.pop(message.task)
+        preparation = state.preparing.pop(message.task)
         if message.outcome == "done":
-            self._store_prepared(message, in_round)
+            preparation.asked = dict(message.asked)
+            preparation.contents = dict(message.contents)
+            self._store_prepared(preparation)
             return
         if device in state.unprepared:
             self.server.clients.await_return(device)
-        if in_round:
+        if preparation.in_round:
             await super().on_task_end(message)
 
-    def _store_prepared(self, message: TaskEnd, in_round: bool) -> None:
-        """Store the answer of a device from which its group is found, its preparation.
+    def _store_prepared(self, preparation: Preparation) -> None:
+        """Store an ended preparation until groups are assigned.
 
-        A timer at the present simulated time assigns groups to all such devices together, after all
-        messages of this time have arrived.
-
-        Args:
-            message: the ended task.
-            in_round: whether a round waits for the task.
+        A timer at the present simulated time assigns groups to all prepared devices together, after
+        all messages of this time have arrived.
         """
         if not self.state.prepared:
             self.server.timer("assign", self.server.now)
-        entry: dict[str, Any] = {
-            "task": message.task,
-            "device": message.device,
-            "in_round": in_round,
-        }
-        entry |= {"asked": dict(message.asked), "contents": dict(message.contents)}
-        self.state.prepared.append(entry)
+        self.state.prepared.append(preparation)
 
     async def on_timer(self, name: str) -> None:
         """Assign groups to the devices prepared at this simulated time, then handle a timer.
 
-        The assignment comes first since a deadline can end only tasks that have started.
+        Assignments come before anything else that the round does at their time. They start tasks;
+        as a deadline ends only tasks that have started, the timer then fires once more at this time.
 
         Args:
             name: name of the timer that has fired.
         """
+        comes_after_assignments = name in ("ask", "computed", "deadline")
         if name == "assign":
-            if self.state.prepared:  # empty if another timer of this instant has assigned devices
-                await self._assign()
-        elif name in ("ask", "computed", "deadline") and self.state.prepared:
+            await self._assign_prepared()
+        elif comes_after_assignments and self.state.prepared:
             self.server.cancel_timer("assign")
-            await self._assign()
+            await self._assign_prepared()
             self.server.timer(name, self.server.now)
         else:
             await super().on_timer(name)
 
-    async def _assign(self) -> None:
+    async def _assign_prepared(self) -> None:
+        """Assign groups to the prepared devices, if any, and let those of the round train."""
         prepared = self.state.prepared
+        if not prepared:  # another timer of this instant has assigned them
+            return
         self.state.prepared = []
         await self.assign(prepared)
-        for entry in prepared:
-            device = entry["device"]
+        for preparation in prepared:
+            device = preparation.device
             if device in self.state.unprepared:
                 self.state.unprepared.remove(device)
-            if entry["in_round"]:
-                del self.state.open[entry["task"]]
+            if preparation.in_round:
+                del self.state.open[preparation.task]
                 self._ask(device, continues=True)
         if len(self.state.received) >= self.params.enough:
-            # There are enough updates, so clients that start their training now are not needed.
+            # clients that start their training now are not needed: it ends once it has started
             self.server.timer("deadline", self.server.now)
 
 
@@ -552,7 +561,7 @@ class Migrating(Grouped[M]):
         for device in devices:
             await self.server.clients.look_for_shift(device)
 
-    async def _assign(self) -> None:
-        devices = [entry["device"] for entry in self.state.prepared]
-        await super()._assign()
+    async def _assign_prepared(self) -> None:
+        devices = [preparation.device for preparation in self.state.prepared]
+        await super()._assign_prepared()
         await self.test_again(devices)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,7 @@ from fedsim.toolbox.strategies.grouped import (
     Migrating,
     MigratingClient,
     MigratingParams,
+    Preparation,
     Preset,
 )
 from fedsim.world.steps import Computation, Evaluate, Train
@@ -149,11 +150,11 @@ class IFCA(Migrating[IFCAParams]):
             return None
         return {"migration": self.state.models}, "choose"
 
-    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
+    async def assign(self, prepared: Sequence[Preparation]) -> None:
         groups = await self.choices(prepared, "choice")
-        for entry, group in zip(prepared, groups, strict=True):
-            self.state.chosen_in[entry["device"]] = entry["task"]
-            self.settle(entry["device"], group)
+        for preparation, group in zip(prepared, groups, strict=True):
+            self.state.chosen_in[preparation.device] = preparation.task
+            self.settle(preparation.device, group)
 
     async def aggregate(self) -> None:
         received = self.state.received

@@ -30,7 +30,7 @@ from fedsim.toolbox.clustering.similarity import (
     shown_pairs,
 )
 from fedsim.toolbox.strategies.campaign import DEADLINE, Campaign, CampaignState
-from fedsim.toolbox.strategies.grouped import Grouped, GroupedState
+from fedsim.toolbox.strategies.grouped import Grouped, GroupedState, Preparation
 from fedsim.toolbox.strategies.lcfl_params import LCFLParams, share_of
 from fedsim.world.steps import Computation, Evaluate, Train
 
@@ -490,7 +490,7 @@ class LCFL(Grouped[LCFLParams]):
             return None
         return {"cold-start": self.state.models}, "cold-start"
 
-    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
+    async def assign(self, prepared: Sequence[Preparation]) -> None:
         groups = await self.choices(prepared, "cold-start")
-        for entry, group in zip(prepared, groups, strict=True):
-            self.move(entry["device"], group, "cold-start")
+        for preparation, group in zip(prepared, groups, strict=True):
+            self.move(preparation.device, group, "cold-start")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from fedsim.toolbox.clustering.angles import (
 )
 from fedsim.toolbox.clustering.similarity import shown_pairs
 from fedsim.toolbox.strategies.campaign import Campaign, CampaignState
-from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams, GroupedState
+from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams, GroupedState, Preparation
 from fedsim.world.steps import Computation, Work
 
 JOB = "subspace"
@@ -292,11 +292,11 @@ class PACFL(Grouped[PACFLParams]):
             return None
         return {}, JOB
 
-    async def assign(self, prepared: Sequence[dict[str, object]]) -> None:
-        devices = [cast("int", entry["device"]) for entry in prepared]
-        for device, entry in zip(devices, prepared, strict=True):
-            self._store(device, cast("Contents", entry["contents"]))
-        for device in devices:
+    async def assign(self, prepared: Sequence[Preparation]) -> None:
+        for preparation in prepared:
+            self._store(preparation.device, preparation.contents)
+        for preparation in prepared:
+            device = preparation.device
             self.move(device, await self._nearest(device), "newcomer")
 
     async def _nearest(self, device: int) -> int:
