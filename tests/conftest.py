@@ -181,6 +181,8 @@ def tiny_run(
 def _own_files_are_forgotten() -> Iterator[None]:
     """A process takes one file of a name as code; each test may have its own."""
     yield
-    for name in [name for name in imports._finder.places if name.startswith(imports._FILE_PREFIX)]:
-        del imports._finder.places[name]
+    for name in [
+        name for name in imports._finder.locations if name.startswith(imports._FILE_PREFIX)
+    ]:
+        del imports._finder.locations[name]
         sys.modules.pop(name, None)

@@ -180,9 +180,9 @@ def test_an_installed_package_registers_a_part_in_each_group(tmp_path: Path) -> 
         import json, sys
         import fedsim
         from fedsim.lab.contract import assert_sound
-        from fedsim.common.imports import from_file
+        from fedsim.common.imports import code_from_file
         for number, sections in enumerate(json.loads(sys.argv[1])):
-            with from_file(False):  # no code of a file may be imported
+            with code_from_file(False):  # no code of a file may be imported
                 scenario = fedsim.Scenario(**sections)
             result = fedsim.run(scenario, f"runs/{number}")
             print(result.summary["status"], result.summary["rounds"])

@@ -20,7 +20,7 @@ from typing import IO, Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from fedsim.clock.placement import TaskResources
 from fedsim.common.errors import ScenarioError, SimulationError, nearest
-from fedsim.common.imports import at, learn, places
+from fedsim.common.imports import adopt_module_locations, import_trusted, module_locations
 from fedsim.common.machine import GpuShares, usable_cores, usable_gpus
 
 EXECUTORS = {
@@ -32,8 +32,8 @@ EXECUTORS = {
 T = TypeVar("T")
 _CODE = """import sys
 sys.path[:] = {path!r}
-from fedsim.common.imports import learn
-learn({places!r})
+from fedsim.common.imports import adopt_module_locations
+adopt_module_locations({locations!r})
 from {module} import {name}
 {name}()"""
 
@@ -151,7 +151,7 @@ def make_executor(
         )
     task_resources = TaskResources.read(resources)
     _refuse_unplaced(device, task_resources)
-    ray_class = at("fedsim.toolbox.ray.executor:Ray", "--executor")
+    ray_class = import_trusted("fedsim.toolbox.ray.executor:Ray", "--executor")
     executor: Executor = ray_class(address, workers, task_resources)
     return executor
 
@@ -246,7 +246,9 @@ def start(
     # copied, because another thread may change it during the call, as a Flower app does
     absolute = [place for place in list(sys.path) if Path(place).is_absolute()]
     path = [place for place in absolute if Path(place).resolve() != working_directory]
-    code = _CODE.format(path=[*path, fedsim_folder], places=places(), module=module, name=name)
+    code = _CODE.format(
+        path=[*path, fedsim_folder], locations=module_locations(), module=module, name=name
+    )
     environment = {**os.environ, **(variables or {})}
     environment.pop("PYTHONPATH", None)
     command = [sys.executable, "-P", "-c", code, *words]
@@ -394,9 +396,9 @@ class _WorkerProcess:
                 f"work cannot be sent to another process: {type(error).__name__}: {error}; "
                 "--executor threads sends none"
             ) from error
-        # with the places of modules that were allowed since, so that the pickle can refer to them
+        # with the locations of modules that were allowed since, so that the pickle can refer to them
         is_call = isinstance(thing, _WorkerCall)
-        pickle.dump((places(), is_call), self.process.stdin)
+        pickle.dump((module_locations(), is_call), self.process.stdin)
         Pickled(memory.getvalue(), buffers).write(self.process.stdin)
 
 
@@ -458,11 +460,11 @@ def serve() -> None:
     placed: list[object] = []
     while True:
         try:
-            module_places, is_call = pickle.load(calls)
+            locations, is_call = pickle.load(calls)
             pickled = read_pickled(calls)
         except EOFError:
             return
-        learn(module_places)
+        adopt_module_locations(locations)
         if is_call:
             answer(partial(_carry_out, pickled, placed)).write(answers)
             answers.flush()

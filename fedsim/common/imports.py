@@ -1,7 +1,7 @@
 """Importer of users' code by import path, ``package.module:Name`` or ``./file.py:Name``.
 
 Importing a module runs it, and a scenario file may come from a stranger. Scenario files are
-therefore read in ``from_file``, which follows only import paths that the user has allowed.
+therefore read in ``code_from_file``, which follows only import paths that the user has allowed.
 ``allow_code=True`` allows all paths of one file. The environment variable ``$FEDSIM_ALLOW_CODE``
 (package names, comma-separated) and ``allow_code = ["mypackage"]`` in
 ``~/.config/fedsim/config.toml`` allow installed packages in all files. No scenario, study,
@@ -42,7 +42,7 @@ _allowed = ContextVar("_allowed", default=True)
 
 
 @contextmanager
-def from_file(allow_code: bool) -> Iterator[None]:
+def code_from_file(allow_code: bool) -> Iterator[None]:
     """Context manager in which a scenario file is validated, and code that it names is not imported.
 
     The exception is code that ``allow_code`` or the user's configuration allows.
@@ -60,7 +60,7 @@ def from_file(allow_code: bool) -> Iterator[None]:
 def is_allowed() -> bool:
     """Whether code of users may be imported.
 
-    True unless a scenario file is being validated without ``allow_code`` (``from_file``).
+    True unless a scenario file is being validated without ``allow_code`` (``code_from_file``).
     """
     return _allowed.get()
 
@@ -68,7 +68,7 @@ def is_allowed() -> bool:
 def refuse_unless_allowed(path: str, key: str) -> None:
     """Raise an error if an import path is malformed, or if its code is not allowed; import nothing.
 
-    Which code is allowed depends on ``from_file`` and on the user's configuration.
+    Which code is allowed depends on ``code_from_file`` and on the user's configuration.
 
     Args:
         path: the import path.
@@ -116,14 +116,14 @@ def refuse_code(place: str, key: str) -> None:
         raise ScenarioError(f"{key} is {place!r}, {_REFUSAL}")
 
 
-def find(
+def import_class(
     path: str,
     key: str,
     base: type,
     called: str,
     *,
     or_function: bool = False,
-    permitted: bool = False,
+    is_trusted: bool = False,
 ) -> Any:
     """Import the class at an import path, which is the value of a scenario key.
 
@@ -133,14 +133,14 @@ def find(
         base: the class that the imported class must inherit.
         called: name of ``base`` in messages.
         or_function: whether a function is accepted too whose annotated result is a ``base``.
-        permitted: whether the path is an entry point of an installed package, not text from a
+        is_trusted: whether the path is an entry point of an installed package, not text from a
             file.
 
     Raises:
         ScenarioError: the object does not exist or is no such class, or its code is not allowed
             (``refuse_unless_allowed``).
     """
-    target = at(path, key) if permitted else named(path, key)
+    target = import_trusted(path, key) if is_trusted else import_object(path, key)
     if isinstance(target, type):
         if issubclass(target, base):
             return target
@@ -164,7 +164,7 @@ def find(
     return target
 
 
-def named(path: str, key: str) -> Any:
+def import_object(path: str, key: str) -> Any:
     """Import the object at an import path (``module:name``), if its code is allowed.
 
     Args:
@@ -176,10 +176,10 @@ def named(path: str, key: str) -> Any:
             exist.
     """
     refuse_unless_allowed(path, key)
-    return at(path, key)
+    return import_trusted(path, key)
 
 
-def at(path: str, key: str) -> Any:
+def import_trusted(path: str, key: str) -> Any:
     """Import the object at an import path without a check that its code is allowed.
 
     Args:
@@ -268,20 +268,20 @@ class _PermittedFinder(MetaPathFinder):
 
     def __init__(self) -> None:
         # top-level module name -> its file, or the folder that holds it
-        self.places: dict[str, str] = {}
+        self.locations: dict[str, str] = {}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if path is not None:
             return None
-        place = self.places.get(name) or self.places.get(_importer())
+        place = self.locations.get(name) or self.locations.get(_importer())
         if place is None:
             return None
         if name.startswith(_FILE_PREFIX):
-            return spec_from_file_location(name, place) if name in self.places else None
+            return spec_from_file_location(name, place) if name in self.locations else None
         folder = str(Path(place).parent) if place.endswith(".py") else place
         spec = PathFinder.find_spec(name, [folder])
         if spec is not None:
-            self.places[name] = folder
+            self.locations[name] = folder
         return spec
 
 
@@ -289,32 +289,32 @@ _finder = _PermittedFinder()
 sys.meta_path.append(_finder)
 
 
-def places() -> dict[str, str]:
+def module_locations() -> dict[str, str]:
     """Return the locations of the users' modules that this process has imported.
 
-    A worker process makes the same modules importable from them (``learn``).
+    A worker process makes the same modules importable from them (``adopt_module_locations``).
 
     Returns:
         Top-level name of a module -> its file, or the folder that holds it.
     """
     folder = str(Path.cwd())
-    places = _finder.places.copy()
+    locations = _finder.locations.copy()
     for name, module in [*sys.modules.items()]:
         origin = getattr(module, "__file__", None)
         if not origin:
             origin = next(iter(getattr(module, "__path__", ())), None)
         if origin in (f"{folder}/{name}.py", f"{folder}/{name}/__init__.py", f"{folder}/{name}"):
-            places.setdefault(name, folder)
-    return places
+            locations.setdefault(name, folder)
+    return locations
 
 
-def learn(places: dict[str, str]) -> None:
+def adopt_module_locations(locations: dict[str, str]) -> None:
     """Make users' modules importable in this worker process, as they are in its parent process.
 
     Args:
-        places: what ``places`` returned there: name of a module -> its file or folder.
+        locations: what ``module_locations`` returned there: name of a module -> its file or folder.
     """
-    _finder.places.update(places)
+    _finder.locations.update(locations)
 
 
 def _importer() -> str:
@@ -347,7 +347,7 @@ def _module_name(file: str) -> str:
         if not place.is_file():
             raise ImportError(f"there is no file {str(Path(file))!r}")
         name = f"{_FILE_PREFIX}{place.stem}"
-        if _finder.places.setdefault(name, str(place)) != str(place):
+        if _finder.locations.setdefault(name, str(place)) != str(place):
             raise ImportError(
                 f"another file of the name {place.name!r} is loaded already; call the file "
                 "otherwise"
@@ -357,13 +357,13 @@ def _module_name(file: str) -> str:
     if package not in sys.modules and find_spec(package) is None:
         folder = str(Path.cwd())
         if PathFinder.find_spec(package, [folder]):
-            _finder.places[package] = folder
+            _finder.locations[package] = folder
     return file
 
 
 def _is_installed(package: str) -> bool:
     """Whether a package is installed outside the working directory; imports nothing."""
-    if package in _finder.places:
+    if package in _finder.locations:
         return False
     if package in sys.modules:  # imported already by the program
         return getattr(sys.modules[package], "__file__", None) is not None

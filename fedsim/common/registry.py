@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fedsim.common.errors import ScenarioError, nearest, show_value
 from fedsim.common.field_words import hint_for_kind
-from fedsim.common.imports import at, entry_points_of, find
+from fedsim.common.imports import entry_points_of, import_class, import_trusted
 from fedsim.common.returns import guard
 from fedsim.common.spec import Spec, json_schema, summary
 
@@ -123,10 +123,10 @@ class Registry:
             if name in self.known:
                 titles[name] = self.known[name][1]
             else:
-                titles[name] = summary(self.find(name))
+                titles[name] = summary(self.class_of(name))
         return titles
 
-    def find(self, kind: str, key: str = "kind") -> Any:
+    def class_of(self, kind: str, key: str = "kind") -> Any:
         """Return the class of a kind, such as ``SGD`` for the server optimiser ``sgd``.
 
         Args:
@@ -138,14 +138,14 @@ class Registry:
         """
         if kind in self.known:
             source = self.known[kind][0]
-            return at(source, key) if isinstance(source, str) else source
+            return import_trusted(source, key) if isinstance(source, str) else source
         is_path = ":" in kind and bool(self.base)
         path = kind if is_path else self.kinds.get(kind)
         if path is None:
             raise ScenarioError(f"{key} is {show_value(kind)}{self._why_refused(kind)}")
         public_name = f"fedsim.plugin.{self.base.rpartition(':')[2]}"
-        base = at(self.base, self.called)
-        kind_class = find(str(path), key, base, public_name, permitted=path is not kind)
+        base = import_trusted(self.base, self.called)
+        kind_class = import_class(str(path), key, base, public_name, is_trusted=path is not kind)
         guard(kind_class, self.key or self.called, key)
         return kind_class
 
@@ -202,12 +202,12 @@ class Registry:
         Raises:
             ScenarioError: there is no such kind, or the path leads to no such class.
         """
-        kind_class: type[Spec] = self.find(kind, key)
+        kind_class: type[Spec] = self.class_of(kind, key)
         return kind_class if kind in self.known else with_any_kind(kind_class)
 
     def holds(self, value: Spec) -> bool:
         """Return whether an object is an instance of one of this registry's kinds, or of their base."""
-        if self.base and isinstance(value, at(self.base, self.called)):
+        if self.base and isinstance(value, import_trusted(self.base, self.called)):
             return True
         return getattr(value, "kind", None) in self.kinds
 

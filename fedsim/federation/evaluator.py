@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.common.imports import at
+from fedsim.common.imports import import_trusted
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
 from fedsim.common.training import Training
@@ -453,7 +453,7 @@ class Evaluator:
             groups[~present] = -1
         if not (groups >= 0).any():
             return {}
-        measures = at("fedsim.toolbox.clustering.agreement:measures", "agreement")
+        measures = import_trusted("fedsim.toolbox.clustering.agreement:measures", "agreement")
         agreement: Figures = measures(groups, truth)
         return agreement
 

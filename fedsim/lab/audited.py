@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedsim.common.errors import DataError, FedsimError, ScenarioError
-from fedsim.common.imports import from_file, is_refusal_of_code
+from fedsim.common.imports import code_from_file, is_refusal_of_code
 from fedsim.lab.audit import OF_SIMULATIONS, audit
 from fedsim.lab.audit.declared import unchecked_parts
 from fedsim.records import folder as files
@@ -47,7 +47,7 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
     """
     run = RunFolder(path)
     findings = audit(path, allow_code=allow_code)
-    with from_file(allow_code):
+    with code_from_file(allow_code):
         unchecked, can_import_all = unchecked_parts(run)
     missing = _missing_packages(run)
     unchecked += missing

@@ -9,7 +9,7 @@ from pydantic.json_schema import JsonSchemaValue
 
 from fedsim.clock.executors import EXECUTORS
 from fedsim.common.errors import ScenarioError, nearest
-from fedsim.common.imports import at
+from fedsim.common.imports import import_trusted
 from fedsim.common.registry import Registry, specs_of
 from fedsim.common.spec import Spec, attribute_descriptions, summary
 from fedsim.lab.study.spec import REFERENCES, StudySpec
@@ -42,7 +42,7 @@ class Key(NamedTuple):
 
 
 _REGISTRIES: dict[str, Registry] = {
-    title: at(f"fedsim.{path}", title)
+    title: import_trusted(f"fedsim.{path}", title)
     for title, path in {
         "strategies": "strategies:STRATEGIES",
         "client selections": "strategies.parts.selection:SELECTIONS",

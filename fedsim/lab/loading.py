@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from fedsim.common.errors import FedsimError, RunFolderError, ScenarioError, nearest
 from fedsim.common.files import parse_json
-from fedsim.common.imports import from_file
+from fedsim.common.imports import code_from_file
 from fedsim.lab.reading.targets import costs_to
 from fedsim.records import folder as files
 from fedsim.records.notebook import as_html, as_line, facts_of
@@ -231,7 +231,7 @@ class LoadedRun:
             RunFolderError: the scenario is invalid in this version, or names code by import path.
         """
         try:
-            with from_file(self._allow_code):
+            with code_from_file(self._allow_code):
                 return Scenario(**self.sections)
         except ScenarioError as error:
             raise RunFolderError(

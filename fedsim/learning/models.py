@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fedsim.common.errors import ScenarioError
-from fedsim.common.imports import at, refuse_unless_allowed
+from fedsim.common.imports import import_trusted, refuse_unless_allowed
 from fedsim.common.model_cost import ModelCost, operation
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
@@ -275,7 +275,7 @@ class TorchModel(PartedModel):
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
     ) -> ModelCost:
-        profile: Callable[..., ModelCost] = at(f"{_MORE}.profile:profile", "model")
+        profile: Callable[..., ModelCost] = import_trusted(f"{_MORE}.profile:profile", "model")
         return profile(self.fitted(shape, classes), shape, training, objective)
 
 

@@ -14,7 +14,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedsim.common.errors import FedsimError, ScenarioError, home_of, place_of
-from fedsim.common.imports import find
+from fedsim.common.imports import import_class
 from fedsim.learning.architecture import STATISTICS, LoRA, Patterns, Shape, matching
 from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.draws import generators_kept
@@ -41,7 +41,7 @@ def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
     Raises:
         ScenarioError: the factory raises an error, or the module cannot be trained.
     """
-    factory = find(path, "model.factory", nn.Module, "torch.nn.Module", or_function=True)
+    factory = import_class(path, "model.factory", nn.Module, "torch.nn.Module", or_function=True)
     with settings_kept("when it makes the module"):
         try:
             module = make_seeded(lambda: factory(**args), seed)

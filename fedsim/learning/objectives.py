@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError, nearest
-from fedsim.common.imports import at, refuse_unless_allowed
+from fedsim.common.imports import import_trusted, refuse_unless_allowed
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
@@ -74,11 +74,11 @@ def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
 
 
 def _built_in_metrics() -> dict[str, EvaluationMetric]:
-    metrics: dict[str, EvaluationMetric] = at(f"{_MORE}:METRICS", "objective.metrics")
+    metrics: dict[str, EvaluationMetric] = import_trusted(f"{_MORE}:METRICS", "objective.metrics")
     return metrics
 
 
-_function = cache(at)
+_function = cache(import_trusted)
 
 
 @cache

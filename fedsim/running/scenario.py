@@ -10,7 +10,7 @@ from pydantic import ValidationError, model_validator
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import ScenarioError, show_value
 from fedsim.common.harmless import clean
-from fedsim.common.imports import from_file
+from fedsim.common.imports import code_from_file
 from fedsim.common.wording import explain
 from fedsim.records.notebook import as_html, as_line
 from fedsim.running.conflicts import SECTIONS_OF_LEARNING, conflicts
@@ -141,6 +141,6 @@ def load(
     all_changes = [*changes]
     if seed is not None:
         all_changes.append(f"seed={seed}")
-    with from_file(allow_code):
+    with code_from_file(allow_code):
         apply_changes([sections], all_changes, Scenario, tell)
         return Scenario(**sections)

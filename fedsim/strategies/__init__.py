@@ -24,7 +24,7 @@ class _Strategies(Registry):
             kind: kind of a registered strategy, or import path of a user's strategy.
             key: the scenario key that named the kind, for messages.
         """
-        params: type[StrategyParams] = self.find(kind, key).Params
+        params: type[StrategyParams] = self.class_of(kind, key).Params
         if kind in self.known:
             return params
         return with_any_kind(params)
@@ -223,7 +223,7 @@ def strategy_class(kind: str) -> "type[Strategy[Any]]":
     Raises:
         ScenarioError: no strategy has this kind or import path.
     """
-    strategy: type[Strategy[Any]] = STRATEGIES.find(kind, "strategy.kind")
+    strategy: type[Strategy[Any]] = STRATEGIES.class_of(kind, "strategy.kind")
     return strategy
 
 

@@ -114,7 +114,7 @@ class Synchronous(Strategy[S]):
     phase                  begins with          goes on
     ====================== ==================== ================================================
     select a cohort        ``_open_round``      at once; after ``retry`` if clients are lacking
-    (question candidates)  ``Candidates.ask``   when all have answered, or at timer ``questions``
+    (question candidates)  ``_open_round``      when all have answered, or at timer ``questions``
     shift data             ``_begin_round``     at timer ``ask``, in the same instant
     prepare                ``before_asking``    at timer ``computed``, when the server has computed
     (exchange keys)        ``_begin_asking``    at timer ``phase``, twice

@@ -61,7 +61,7 @@ def test_a_kind_of_other_frameworks_is_answered_by_the_name_here(word: str) -> N
         if word in registry.kinds:
             continue
         with pytest.raises(ScenarioError) as caught:
-            registry.find(word)
+            registry.class_of(word)
         refused += hint in str(caught.value)
     assert refused >= len(families) - 1
 

@@ -19,7 +19,7 @@ import fedsim
 from fedsim.clock.executors import WorkerProcesses
 from fedsim.common import imports
 from fedsim.common.errors import FedsimError
-from fedsim.common.imports import find, from_file
+from fedsim.common.imports import code_from_file, import_class
 from fedsim.common.registry import Registry, specs_of
 from fedsim.common.spec import Spec
 from fedsim.plugin import Strategy
@@ -124,7 +124,7 @@ def forget(mark: Path) -> None:
     for name in [*sys.modules]:
         if name.partition(".")[0] in names or name.startswith(("fedsim_file_", "fedsim.flower")):
             del sys.modules[name]
-    imports._finder.places.clear()
+    imports._finder.locations.clear()
     invalidate_caches()  # of the folders that Python has listed
     mark.unlink(missing_ok=True)
 
@@ -187,7 +187,7 @@ def test_with_permission_the_same_ways_lead_to_it(
     before = [*sys.path]
     for place in places() if spelling == "./theirs.py:Mine" else ("strategy", "messages.up"):
         forget(mark)
-        with from_file(True), suppress(FedsimError):  # there is no Mine in it
+        with code_from_file(True), suppress(FedsimError):  # there is no Mine in it
             read = Scenario(**sections(place, spelling.format(here=Path.cwd())))
             read.model.parameters((64,), 10)  # a factory is imported when it is needed
         executed = mark.read_text().split() if mark.exists() else []
@@ -218,7 +218,7 @@ def test_a_worker_knows_what_was_allowed_here_and_what_lies_beside_it(
     monkeypatch.setattr(sys, "path", sys.path[1:])
     Path("mine.py").write_text("import helper\n\n\nclass Mine:\n    there = helper.sign\n")
     Path("helper.py").write_text("def sign(x):\n    return __name__, -x\n")
-    sign = imports.named("./mine.py:Mine", "strategy.kind").there
+    sign = imports.import_object("./mine.py:Mine", "strategy.kind").there
     processes = WorkerProcesses(1)
     try:
         assert processes.submit(sign, 2).result() == ("helper", -2)
@@ -374,7 +374,7 @@ def test_what_is_no_module_is_never_called(small: Sections, marker: Path, path: 
 def test_what_cannot_be_found(marker: Path, path: str, says: str) -> None:
     Path("code/broken.py").write_text("raise SystemExit(3)")
     with pytest.raises(fedsim.ScenarioError, match=says) as refusal:
-        find(path, "strategy.kind", Strategy, "fedsim.plugin.Strategy")
+        import_class(path, "strategy.kind", Strategy, "fedsim.plugin.Strategy")
     assert repr(path) in str(refusal.value)
 
 
@@ -425,9 +425,9 @@ def test_an_installed_package_registers_a_kind_and_what_lies_in_the_working_dire
         "import sys; sys.path[:0] = ['', '../installed']; sys.path[1] = "
         "__import__('os').path.abspath(sys.path[1])\n"
         "import fedsim; from fedsim.lab.catalogue import about, catalogue\n"
-        "from fedsim.common.imports import from_file\n"
+        "from fedsim.common.imports import code_from_file\n"
         "print(*(name for name, _ in catalogue()['codecs'])); print(about('installed')[0])\n"
-        "with from_file(False): print(fedsim.Scenario(messages={'up': "
+        "with code_from_file(False): print(fedsim.Scenario(messages={'up': "
         "'installed'}).messages.up.kind)\n"
         "print([name for name in sys.modules if name == 'here_codec'])"
     )

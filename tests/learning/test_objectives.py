@@ -46,7 +46,7 @@ def test_perplexity_is_that_of_plain_torch(tmp_path: Any) -> None:
     model = {"kind": "char-lstm", "hidden": 8}
     result = fedsim.run(scenario(**TOKENS, model=model, training={"lr": 0.5}), tmp_path / "run")
     run = fedsim.load_run(tmp_path / "run")
-    raw = SOURCES.find("text")(length=12).load(None)
+    raw = SOURCES.class_of("text")(length=12).load(None)
     module = CharLSTM(hidden=8).plain_module(
         TokenShape.of((12,), raw.vocabulary, "next"), raw.vocabulary
     )
@@ -105,7 +105,7 @@ def test_a_linear_law_is_learned_to_its_noise() -> None:
         "strategy": strategy,
     }
     last = fedsim.run(scenario(**tables, stop=stop)).rows[-1]
-    raw = SOURCES.find("linear")(samples=1000, features=8).load(None)
+    raw = SOURCES.class_of("linear")(samples=1000, features=8).load(None)
     x, tested = (np.column_stack([part, np.ones(len(part))]) for part in (raw.x_train, raw.x_test))
     best = np.square(tested @ np.linalg.lstsq(x, raw.y_train, rcond=None)[0] - raw.y_test).mean()
     assert last["mse"] == pytest.approx(best, rel=1e-3)
@@ -132,7 +132,7 @@ def test_a_loss_and_a_metric_of_ones_own() -> None:
 
 
 def test_masks_hide_a_share_and_ask_for_what_they_hide() -> None:
-    raw = SOURCES.find("text")(length=30).load(None)
+    raw = SOURCES.class_of("text")(length=30).load(None)
     from fedsim.learning.data.federated import pooled
 
     before = pooled(raw, "none").pool

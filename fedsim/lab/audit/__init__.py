@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.common.errors import FedsimError
-from fedsim.common.imports import from_file
+from fedsim.common.imports import code_from_file
 from fedsim.lab.audit import (
     books,
     combined,
@@ -139,7 +139,7 @@ def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]
     run = RunFolder(path)
     evidence = Evidence(run)
     left_out = OF_SIMULATIONS if MEASURED in run.summary else {}
-    with from_file(allow_code):
+    with code_from_file(allow_code):
         return {
             name: _findings(check, evidence)
             for name, check in CHECKS.items()

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from fedsim.common.errors import ScenarioError
-from fedsim.common.imports import named
+from fedsim.common.imports import import_object
 from fedsim.lab.audit.evidence import Evidence
 from fedsim.records.reading import RunFolder
 
@@ -284,7 +284,7 @@ def _find_check(part: OwnPart) -> Callable[[RunFolder, Section], Iterable[str]] 
     """Return the ``check_run`` of a user's part; None if it has none or cannot be imported."""
     try:
         check: Callable[[RunFolder, Section], Iterable[str]] | None = getattr(
-            named(part.path, part.key), "check_run", None
+            import_object(part.path, part.key), "check_run", None
         )
     except ScenarioError:
         return None  # the part's code may not be imported, or cannot be found
@@ -304,7 +304,7 @@ def unchecked_parts(run: RunFolder) -> tuple[list[str], bool]:
     can_import_all = True
     for part in own_parts(run.scenario):
         try:
-            code = named(part.path, part.key)
+            code = import_object(part.path, part.key)
         except ScenarioError:
             can_import_all = False
             sentences.append(f"{part.key} = {part.path!r}: its code is not allowed, or not here")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from fedsim.clock.executors import make_executor
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
-from fedsim.common.imports import from_file
+from fedsim.common.imports import code_from_file
 from fedsim.common.machine import usable_cores, usable_gpus
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import folder as files
@@ -227,7 +227,7 @@ class Conductor:
         If the study searches or adds seeds, more runs are planned as far as results already allow.
         """
         if self.trials is not None:
-            with from_file(self.study.allow_code):
+            with code_from_file(self.study.allow_code):
                 self.trials.begin(self.out, self._try_to_build)
         if self.seeding is not None:
             self.seeding.grow(self.out)
@@ -308,7 +308,7 @@ class Conductor:
     def _update(self) -> None:
         """Plan the trials or seeds that follow from finished runs, and read which runs are done."""
         if self.trials is not None:
-            with from_file(self.study.allow_code):
+            with code_from_file(self.study.allow_code):
                 self.trials.grow(self.out, self._try_to_build)
         if self.seeding is not None:
             self.seeding.grow(self.out)

@@ -11,7 +11,7 @@ import tomli_w
 
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.files import flatten
-from fedsim.common.imports import from_file, is_allowed
+from fedsim.common.imports import code_from_file, is_allowed
 from fedsim.common.stop import MORE_IS_BETTER
 from fedsim.lab.compare.lines import ComparedLine, format_value, short_key
 from fedsim.lab.compare.published import Published, beside_published
@@ -286,7 +286,7 @@ def read_study(
         tables["seeds"] = [*range(1, seeds + 1)]
     if until_sure is not None:
         tables["until_sure"] = {**tables.get("until_sure", {}), **until_sure}
-    with from_file(allow_code):
+    with code_from_file(allow_code):
         typed = apply_changes(bases, changes, Scenario, tell)
         spec = StudySpec(**tables)
         runs = plan(spec)

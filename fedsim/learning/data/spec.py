@@ -74,7 +74,7 @@ class DataSpec(Spec):
         kind = _kind(data.get("partition", "iid"))
         recipe: type[Partition] = Iid  # a user's own partition has the defaults of iid
         if isinstance(kind, str) and kind in PARTITIONS.known:
-            recipe = PARTITIONS.find(kind)
+            recipe = PARTITIONS.class_of(kind)
         augmentation = Augmentation() if recipe.usually_augmented else "none"
         return {"normalize": recipe.usual_normalize, "augmentation": augmentation, **data}
 

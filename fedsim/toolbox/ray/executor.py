@@ -27,7 +27,7 @@ from fedsim.clock.executors import Answer, Executor, answer
 from fedsim.clock.placement import TaskResources
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError, SimulationError
-from fedsim.common.imports import learn, places
+from fedsim.common.imports import adopt_module_locations, module_locations
 from fedsim.common.machine import usable_cores
 from fedsim.toolbox.ray.connection import (
     AUTH_MODE,
@@ -222,7 +222,13 @@ class Ray(Executor):
         parcel.shared = []  # Ray fetches the arguments of a task itself
         future: PendingValue = Future()
         begin = partial(
-            call.remote, self._number, self._home, self._versions, places(), parcel, *shared
+            call.remote,
+            self._number,
+            self._home,
+            self._versions,
+            module_locations(),
+            parcel,
+            *shared,
         )
         self._begin(future, begin, repeats)
         return future
@@ -331,7 +337,7 @@ def _carry_out(
     executor: int,
     home: str,
     versions: dict[str, str],
-    module_places: dict[str, str],
+    locations: dict[str, str],
     parcel: Parcel,
     *shared: AnyArray,
 ) -> Answer:
@@ -341,7 +347,7 @@ def _carry_out(
         executor: index of the executor in its process.
         home: ID of the node on which the executor runs.
         versions: package: version on the executor's node.
-        module_places: Python module of the user: its file.
+        locations: Python module of the user -> its file.
         parcel: the function and its arguments.
         *shared: the arrays that the parcel omits, which Ray has fetched.
 
@@ -355,7 +361,7 @@ def _carry_out(
             _refuse_versions(versions)
             _openers.clear()
             _openers[executor] = Opener(ray.get)
-        learn(module_places)
+        adopt_module_locations(locations)
         function, args = _openers[executor].open(parcel, shared)
         result: object = function(*args)
         return result

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, place_of
-from fedsim.common.imports import find, refuse_unless_allowed
+from fedsim.common.imports import import_class, refuse_unless_allowed
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
 from fedsim.toolbox.sources.arrays import (
@@ -78,7 +78,7 @@ class MapDataset(Source):
         from torch.utils.data import Dataset
 
         base = "torch.utils.data.Dataset"
-        factory = find(self.factory, "data.source.factory", Dataset, base, or_function=True)
+        factory = import_class(self.factory, "data.source.factory", Dataset, base, or_function=True)
         where = f"data.source.factory is {self.factory!r}"
         arguments = {"": self.args}  # suffix of the arrays' names: arguments of the factory
         if self.test is not None:

@@ -93,8 +93,7 @@ class Campaign:
             message: the ended task, which must belong to the campaign.
         """
         device = self._state.open.pop(message.task)
-        is_lost = message.outcome in ("lost", "battery")
-        if is_lost and self._state.attempts[device] < _MOST_ATTEMPTS:
+        if message.outcome == "lost" and self._state.attempts[device] < _MOST_ATTEMPTS:
             self._ask([device])
 
     def awaits(self, device: int) -> bool:

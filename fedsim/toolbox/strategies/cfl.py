@@ -64,7 +64,7 @@ def is_incongruent(norms: Norms, limits: NormLimits) -> bool:
     return norms.mean_norm < limits.eps1 and norms.max_norm >= limits.eps2
 
 
-class Change(NamedTuple):
+class ModelChange(NamedTuple):
     """Change of a model by a client's training: the trained model, and the model before."""
 
     trained: Ref
@@ -142,11 +142,11 @@ class CFLState(GroupedState):
 
     children: list[list[int] | None] = field(default_factory=list)
     """Indices of the two children of each node; None for a leaf."""
-    changes_at_split: list[list[Change]] = field(default_factory=list)
+    changes_at_split: list[list[ModelChange]] = field(default_factory=list)
     """Changes by which the clients of each node were separated when its parent was split."""
     node_reached: dict[int, int] = field(default_factory=dict)
     """Device ID of each client without a cluster -> node that it has reached in the tree."""
-    last_change: dict[int, Change] = field(default_factory=dict)
+    last_change: dict[int, ModelChange] = field(default_factory=dict)
     """Device ID -> last change of its cluster's model by the client."""
     first_norm: float | None = None
     """Mean L2 norm of the first round's updates, for the default limits of the norms."""
@@ -224,7 +224,7 @@ class CFL(Grouped[CFLParams]):
     async def aggregate(self) -> None:
         cuts = await self._find_cuts()
         for entry in self.state.received:
-            self.state.last_change[entry["device"]] = Change.of(entry)
+            self.state.last_change[entry["device"]] = ModelChange.of(entry)
         if not self.params.as_published:
             await super().aggregate()
         for cut in cuts:
@@ -354,7 +354,7 @@ class CFL(Grouped[CFLParams]):
         """
         received = self.state.received
         self.server.compute("distances", len(received), self.setting.parameters)
-        differences = await self._differences([Change.of(entry) for entry in received])
+        differences = await self._differences([ModelChange.of(entry) for entry in received])
         updates = {}
         for entry, difference in zip(received, differences, strict=True):
             updates[entry["task"]] = difference
@@ -427,7 +427,7 @@ class CFL(Grouped[CFLParams]):
         for child, positions in zip(children, cut.sides, strict=True):
             for position in positions:
                 child_of[cut.entries[position]["device"]] = child
-        absent = dict[int, Change]()
+        absent = dict[int, ModelChange]()
         for device in self.members(cut.group):
             if device not in child_of and device in last_change:
                 absent[device] = last_change[device]
@@ -487,7 +487,7 @@ class CFL(Grouped[CFLParams]):
         state.children[cut.group] = children
         for positions in cut.sides:
             state.changes_at_split.append(
-                [Change.of(cut.entries[position]) for position in positions]
+                [ModelChange.of(cut.entries[position]) for position in positions]
             )
             state.models.append(state.models[cut.group])
             state.children.append(None)
@@ -511,7 +511,7 @@ class CFL(Grouped[CFLParams]):
         self.server.emit("assign", device=device, group=None, before=parent, why="split")
 
     async def _find_most_similar(
-        self, updates: Mapping[int, Change], children: Sequence[int]
+        self, updates: Mapping[int, ModelChange], children: Sequence[int]
     ) -> dict[int, int]:
         """Assign each device to the part of a split cluster with the most similar update.
 
@@ -533,7 +533,7 @@ class CFL(Grouped[CFLParams]):
         if not updates:
             return {}
         owners = list[int]()
-        references = list[Change]()
+        references = list[ModelChange]()
         for child in children:
             owners += [child] * len(self.state.changes_at_split[child])
             references += self.state.changes_at_split[child]
@@ -542,7 +542,7 @@ class CFL(Grouped[CFLParams]):
         nearest = most_alike(differences[count:], differences[:count])
         return {device: owners[place] for device, place in zip(updates, nearest, strict=True)}
 
-    async def _differences(self, changes: Sequence[Change]) -> list[Floats32]:
+    async def _differences(self, changes: Sequence[ModelChange]) -> list[Floats32]:
         """Compute the trained model minus the model before training, for each update.
 
         Args:
@@ -576,7 +576,7 @@ class CFL(Grouped[CFLParams]):
             children = self.state.children[reached_by.get(device, 0)]
             assert children is not None  # only devices at a split node are prepared
             reached = preparation.contents["cold-start"]
-            change = Change(reached, preparation.asked["cold-start"])
+            change = ModelChange(reached, preparation.asked["cold-start"])
             reached_by |= await self._find_most_similar({device: change}, children)
             if self.preparation(device) is None:
                 self.move(device, reached_by.pop(device), "cold-start")

@@ -196,7 +196,7 @@ class MeterSpec(Spec):
 
 class _MeterRegistry(Registry):
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
-        return _spec_of(self.find(kind, key), kind)
+        return _spec_of(self.class_of(kind, key), kind)
 
 
 @cache

@@ -10,7 +10,7 @@ from pydantic import Field, create_model
 
 from fedsim.clock.environment import ProcessGenerator
 from fedsim.common.errors import ScenarioError, show_value
-from fedsim.common.imports import named
+from fedsim.common.imports import import_object
 from fedsim.common.registry import Registry, keys_of
 from fedsim.common.returns import returns
 from fedsim.common.spec import Spec
@@ -118,7 +118,7 @@ class _ProcessRegistry(Registry):
             key: the key of the scenario, for error messages.
         """
         if ":" in kind:
-            target = named(kind, key)
+            target = import_object(kind, key)
             if isinstance(target, FunctionType):
                 return _spec_of(target, kind)
         return super().spec(kind, key)
