@@ -30,11 +30,7 @@ from fedsim.flower.rounds import AppRound, AppRounds
 from fedsim.flower.turns import RunOver, Turns
 
 # column of the rounds: outcomes of the tasks that it counts
-_COUNTED = {
-    "valid": ("done",),
-    "slow": ("late", "memory"),
-    "disconnected": ("lost", "left", "battery"),
-}
+_COUNTED = {"valid": ("done",), "slow": ("late", "memory"), "disconnected": ("lost",)}
 
 _POLL_S = 0.01  # simulated time of a second pull at the same instant that finds no reply (s)
 _MOST_IDLE = 200_000  # successive waits of a ServerApp while no message is unanswered
@@ -69,6 +65,26 @@ class Sent:
     """count of examples in the reply; None if the reply has none."""
     received: bool = False
     """whether the ServerApp has received the reply."""
+
+
+@dataclass(slots=True)
+class Wait:
+    """Wait of the ServerApp, which ends when replies have come, or at a time, whichever is first."""
+
+    until: float | None
+    """simulated time at which it ends at the latest (s); None for no limit."""
+    missing: set[str] | None
+    """IDs of the messages without a reply so far; None if only the time ends the wait."""
+
+    def is_over(self, now: float) -> bool:
+        """Return whether all replies have come, or the time has.
+
+        Args:
+            now: the simulated time (s).
+        """
+        has_replies = self.missing is not None and not self.missing
+        has_time = self.until is not None and now >= self.until
+        return has_replies or has_time
 
 
 class Session(SessionBase):
@@ -117,11 +133,9 @@ class Session(SessionBase):
         # rounds of tasks that were finished in this turn and that a new task continues
         self._continued: list[AppRound] = []
         self._finished: dict[int, AppRound] = {}  # device: round of its last task, if done
-        self._until: float | None = None  # time until which the ServerApp waits at most (s)
-        # IDs of messages whose replies the ServerApp waits for; None: it waits until a time only
-        self._missing: set[str] | None = set()
+        self._waiting: Wait | None = None  # None while the ServerApp runs
         self._polled_at = -1.0  # time of the last pull without a reply (s)
-        self._idle = 0
+        self._idle = 0  # count of successive waits while no message is unanswered
         self._half: AppHalf
         self._client_seed = int(server.rng("client-app-loading").integers(1 << 32))
 
@@ -157,10 +171,8 @@ class Session(SessionBase):
             self._server.timer("turn", self._server.now)
 
     def _is_due(self) -> bool:
-        """Return whether the ServerApp's wait is over: all replies have come, or its time has."""
-        if self._missing == set():
-            return True
-        return self._until is not None and self._server.now >= self._until
+        """Return whether the ServerApp can go on, as it does not wait or its wait is over."""
+        return self._waiting is None or self._waiting.is_over(self._server.now)
 
     def _wait(self, until: float | None, missing: Iterable[str] | None = None) -> None:
         """Block the ServerApp until a simulated time or until messages are answered.
@@ -174,8 +186,8 @@ class Session(SessionBase):
                 message was unanswered.
         """
         self._check_thread()
-        self._missing = None if missing is None else set(missing)
-        self._until = None if until is None else self._server.timer("app", until)
+        end = None if until is None else self._server.timer("app", until)
+        self._waiting = Wait(end, None if missing is None else set(missing))
         if not self._open:
             self._idle += 1
             if self._idle > _MOST_IDLE:
@@ -185,7 +197,7 @@ class Session(SessionBase):
                 )
         self.turns.wait()
         self._server.cancel_timer("app")
-        self._missing = set()
+        self._waiting = None
 
     def _check_thread(self) -> None:
         if self.turns.closing:
@@ -432,8 +444,8 @@ class Session(SessionBase):
         self._open -= 1
         self._server.cancel_timer(f"expire {sent.number}")
         self._server.cancel_timer(f"gone {sent.number}")
-        if self._missing is not None:
-            self._missing.discard(sent.message.metadata.message_id)
+        if self._waiting is not None and self._waiting.missing is not None:
+            self._waiting.missing.discard(sent.message.metadata.message_id)
 
     def _answer_for(self, sent: Sent, code: int) -> None:
         """Store Flower's own error message as the reply to a message.
@@ -447,13 +459,14 @@ class Session(SessionBase):
         reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
         self._answer(sent, reply)
 
-    # handlers of the simulation's messages; tasks that the previous handler requested have begun
+    # handlers of the simulation's messages
 
     def _settle(self) -> None:
         """Correct the rounds' counts of done tasks, so that each counts a device only once.
 
         A device that answered several messages in a round has several tasks, each of which
-        continues the one before.
+        continues the one before. Each handler calls this first: only then have the tasks begun that
+        the previous handler requested.
         """
         while self._continued:
             self._continued.pop().ends["done"] -= 1
