@@ -40,20 +40,14 @@ from fedsim.federation.client import (
 )
 from fedsim.federation.clients import Clients
 from fedsim.federation.codecs import Arithmetic, Codec, Coded
-from fedsim.federation.contents import (
-    Carried,
-    Contents,
-    Header,
-    Lazy,
-    Opaque,
-    Partial,
-    PeerMessage,
-    TaskEnd,
-)
+from fedsim.federation.contents import Contents, Header, Lazy, Opaque, Partial
 from fedsim.federation.devices import Device
-from fedsim.federation.evaluator import Measured
-from fedsim.federation.server import Peer, Server
-from fedsim.federation.server_models import ServerEdges, ServerModels
+from fedsim.federation.events import Carried, PeerMessage, TaskEnd
+from fedsim.federation.peer import EncodedModel, Peer
+from fedsim.federation.round_result import Measured
+from fedsim.federation.server import Server
+from fedsim.federation.server_edges import ServerEdges
+from fedsim.federation.server_models import ServerModels
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.data.federated import NO_GROUP, Dataset, FederatedData, Pool, Raw, Shard
 from fedsim.learning.data.partitions import Partition, federated
@@ -135,7 +129,7 @@ __all__ = [  # noqa: RUF022 - by task
     "LocalResult", "PreviousResult", "RunInfo", "BEST", "Real", "Contents", "Header", "Lazy", "Opaque", "Partial", "Ref",
     "pure", "Train", "Evaluate", "Work", "Pause", "Limit", "Training", "Batching", "Contrast", "Tensor", "Measured",
     # A strategy without a server.
-    "Peers", "PeersState", "PeerHalf", "PeerParams", "Peer", "PeerMessage",
+    "Peers", "PeersState", "PeerHalf", "PeerParams", "Peer", "EncodedModel", "PeerMessage",
     # A part of strategies, and the keys that hold one.
     "Selection", "SelectionSpec", "Deadline", "DeadlineSpec", "Aggregation", "AggregationSpec", "ServerOptimizer",
     "ServerOptimizerSpec", "Codec", "Coded", "Arithmetic", "Attack",

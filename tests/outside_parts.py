@@ -303,7 +303,7 @@ class Turns(fed.Selection):
         among: list[int] | None = None,
     ) -> list[int]:
         online = (
-            server.clients.online()
+            server.clients.idle_devices()
             if among is None
             else [device for device in among if server.clients.idle(device)]
         )

@@ -20,6 +20,7 @@ from fedsim.lab.terminal import summary_lines
 from fedsim.plugin import (
     AggregatingParams,
     Aggregation,
+    Codec,
     Deadline,
     Selection,
     Synchronous,
@@ -223,6 +224,7 @@ class TestWhatAPartOfOnesOwnMustNotDo:
             (Selection, "closed", "on_round_end"),
             (Deadline, "heard", "on_task_end"),
             (Aggregation, "told", "record_fields"),
+            (Codec, "split", "encode"),
         ],
     )
     def test_define_no_hook_by_its_former_name(self, base: type, former: str, present: str) -> None:
@@ -233,6 +235,19 @@ class TestWhatAPartOfOnesOwnMustNotDo:
         if issubclass(own, FedAvg.Client):
             with pytest.raises(ScenarioError, match=rf"Own\.{former}"):
                 refuse_wrong_hooks(halved, "kind")
+
+    @pytest.mark.parametrize(
+        ("former", "present"), [("keeps_rest", "stores_residual"), ("sends", "sent_share")]
+    )
+    @pytest.mark.parametrize("value", [True, property(lambda self: 1.0)])
+    def test_define_no_property_by_its_former_name(
+        self, former: str, present: str, value: object
+    ) -> None:
+        annotations = {former: ClassVar[Any]}
+        namespace = {former: value, "__module__": __name__, "__annotations__": annotations}
+        own = type("Own", (Codec,), namespace)
+        with pytest.raises(ScenarioError, match=rf"Own\.{former}.* now called '{present}'"):
+            refuse_wrong_hooks(own, "kind")
 
     @pytest.mark.parametrize("annotation", [int, Annotated[int, Field(ge=2)], Literal[1, 2], None])
     def test_may_narrow_an_inherited_key(self, annotation: Any) -> None:

@@ -242,11 +242,11 @@ class Failing(EveryArrival):
 def test_a_server_asks_only_idle_devices(small: dict[str, Any]) -> None:
     simulation = Simulation(fedsim.Scenario(**small | {"learning": "off"}))
     server: Server = simulation.installed.server
-    device = server.clients.online()[0]
+    device = server.clients.idle_devices()[0]
     server.ask(device, {"model": server.models.initial()})
     with pytest.raises(fedsim.SimulationError, match=f"device {device} still works"):
         server.ask(device, {"model": server.models.initial()})
-    assert device not in server.clients.online()
+    assert device not in server.clients.idle_devices()
     assert device not in server.clients.sample(20, "x")
 
 

@@ -333,7 +333,7 @@ class Own(Strategy[OwnParams]):
             contents = {"values": Opaque(self.state["sum"], self.params.bytes)}
             self.state["open"].append(self.server.ask(device, contents, round=self.state["round"]))
         assert self.server.clients.reachable() == [0, 1, 2]
-        assert self.server.clients.online() == [2]
+        assert self.server.clients.idle_devices() == [2]
 
     async def on_task_end(self, message: TaskEnd) -> None:
         self.state["open"].remove(message.task)

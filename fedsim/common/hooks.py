@@ -99,7 +99,7 @@ def _refuse_former_hooks(half: type, key: str, like: type | None) -> None:
     own_parents = [parent for parent in half.__mro__ if not _is_fedsims(parent)]
     for parent in own_parents:
         for name, present in former.items():
-            if callable(vars(parent).get(name)):
+            if name in vars(parent):
                 raise ScenarioError(
                     f"{key}: {half.__qualname__}.{name}{home_of(half)} is a hook that is now called "
                     f"{present!r}; rename it"

@@ -21,7 +21,7 @@ from fedsim.deployed.run import ServerRun
 from fedsim.deployed.step_log import read_step
 from fedsim.federation.client import Client
 from fedsim.federation.contents import Contents, received
-from fedsim.federation.envelopes import TaskContext
+from fedsim.federation.task_context import TaskContext
 from fedsim.learning.refs import Ref
 from fedsim.world.task import Task
 

@@ -26,9 +26,10 @@ from fedsim.deployed.step_log import LoggedStep, StepLog
 from fedsim.deployed.trees import TreeWriter, read_tree
 from fedsim.federation.client import Client, Instruction, LocalResult
 from fedsim.federation.client_side import ClientSide
-from fedsim.federation.codecs import Wire
 from fedsim.federation.contents import BASE, Contents, Lazy, received
-from fedsim.federation.envelopes import Envelopes, TaskContext
+from fedsim.federation.envelopes import Envelopes
+from fedsim.federation.task_context import TaskContext
+from fedsim.federation.wire import Wire
 from fedsim.learning.refs import Ref
 from fedsim.running.assembly import Run
 from fedsim.running.scenario import Scenario
@@ -108,7 +109,9 @@ class DeviceHalf:
             run.fewer_layers,
         )
         self._side.halves = run.client_halves
-        self._keeps_rest = scenario.messages.up.keeps_rest or scenario.training.state == "kept"
+        self._stores_residual = (
+            scenario.messages.up.stores_residual or scenario.training.state == "kept"
+        )
         self._down = ContentPacker(scenario.messages.down, self._learner)
         self._up = ContentPacker(scenario.messages.up, self._learner, scenario.strategy.added_up)
         self._labels = LabelHistory(self._devices.label_counts(device, None))
@@ -487,7 +490,7 @@ class DeviceHalf:
     def _keeps_state(self) -> bool:
         """Whether a delivered answer changes the device's state (``Client.on_sent``, or a codec)."""
         client = self._side.halves.of(self.device)
-        return type(client).on_sent is not Client.on_sent or self._keeps_rest
+        return type(client).on_sent is not Client.on_sent or self._stores_residual
 
     def _remember(self, memory: Packet, task: Task, answer: Packet) -> None:
         """Write what the device remembers, with its answer until the server confirms the arrival.

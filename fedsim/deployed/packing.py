@@ -73,13 +73,13 @@ class ContentPacker:
     Args:
         codec: the codec of the direction.
         learner: names and computes models.
-        added_up: names of the contents of which device and server each keep a running sum.
+        summed: names of contents that device and server each sum.
     """
 
-    def __init__(self, codec: Codec, learner: Learner, added_up: Collection[str] = ()) -> None:
+    def __init__(self, codec: Codec, learner: Learner, summed: Collection[str] = ()) -> None:
         self._codec = codec
         self._learner = learner
-        self._added_up = added_up
+        self._summed = summed
 
     def pack(
         self,
@@ -163,22 +163,22 @@ class ContentPacker:
         residuals: Mapping[str, Ref],
     ) -> Json:
         base, base_place = bases.get(model, (None, None))
-        split = self._split(name, model, base, residuals.get(name))
-        sent = value_of(self._learner, split.sent)
-        exact = value_of(self._learner, split.exact)
+        parts = self._encode(name, model, base, residuals.get(name))
+        sent = value_of(self._learner, parts.sent)
+        exact = value_of(self._learner, parts.exact)
         packet.payloads[place] = self._codec.pack(sent, exact)
         form: dict[str, Json] = {"model": len(sent)}
-        if split.start is not None and base_place is not None:
+        if parts.start is not None and base_place is not None:
             form["base"] = [base_place[0], base_place[1]]
         if model.loss is not None:
             self._learner.compute_now(model)
             form["loss"] = [model.loss.value, dict(model.loss.numbers)]
         return form
 
-    def _split(self, name: str, model: Ref, base: Ref | None, residual: Ref | None) -> CodedParts:
-        codec = self._codec.of_sums if name in self._added_up else self._codec
+    def _encode(self, name: str, model: Ref, base: Ref | None, residual: Ref | None) -> CodedParts:
+        codec = self._codec.of_sums if name in self._summed else self._codec
         size = int(self._learner.parameters)
-        return codec.split(self._learner, size, model, base, residual)
+        return codec.encode(self._learner, size, model, base, residual)
 
     def unpack(self, packet: Packet, model_at: Callable[[ModelPlace], Ref]) -> Contents:
         """Return the contents of a packet by name, with decoded models.

@@ -8,7 +8,8 @@ from fedsim.common.errors import SimulationError
 from fedsim.deployed.tasks import RemoteTasks
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.contents import Contents, received
-from fedsim.federation.envelopes import Envelopes, Request, TaskContext
+from fedsim.federation.envelopes import Envelopes, Request
+from fedsim.federation.task_context import TaskContext
 from fedsim.running.assembly import Run
 from fedsim.world.task import Task
 

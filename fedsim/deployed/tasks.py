@@ -11,7 +11,8 @@ from fedsim.common.arrays import Flags, Ints
 from fedsim.common.errors import SimulationError
 from fedsim.federation.contents import Contents
 from fedsim.federation.dispatch import Dispatch
-from fedsim.federation.envelopes import TaskContext
+from fedsim.federation.notices import NoticeKind
+from fedsim.federation.task_context import TaskContext
 from fedsim.world.network import Network
 from fedsim.world.population import Population
 from fedsim.world.task import Cause, Task, TaskStep
@@ -78,7 +79,7 @@ class RemoteTasks:
         self.population.arrival[device] = self.simulation.now
         self.simulation.emit("node", device=device)
         if is_newcomer:
-            self._dispatch.notify("newcomer", device)
+            self._dispatch.notices.tell(NoticeKind.NEWCOMER, device)
 
     def disconnect(self, device: int) -> None:
         """Note that a device's node (the program of the device) is gone; its task is lost."""

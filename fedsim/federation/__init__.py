@@ -12,19 +12,11 @@ from fedsim.federation.client import (
     Real,
     RunInfo,
 )
-from fedsim.federation.contents import (
-    Carried,
-    Contents,
-    Header,
-    Lazy,
-    Opaque,
-    Partial,
-    PeerMessage,
-    TaskEnd,
-    payloads,
-)
+from fedsim.federation.contents import Contents, Header, Lazy, Opaque, Partial, payloads
 from fedsim.federation.devices import Device
-from fedsim.federation.server import Peer, Server
+from fedsim.federation.events import Carried, PeerMessage, TaskEnd
+from fedsim.federation.peer import Peer
+from fedsim.federation.server import Server
 
 __all__ = [
     "BEST", "Carried", "Client", "Contents", "Device", "Header", "Instruction", "Lazy", "LocalResult", "Opaque", "Partial",

@@ -4,9 +4,8 @@ The client half determines the steps when the device begins to compute, and the 
 device has computed.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from fedsim.clock.simulation import Simulation
@@ -14,15 +13,22 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.training import Training
 from fedsim.federation.client import BEST, Client, LocalResult, PreviousResult
 from fedsim.federation.contents import received
-from fedsim.federation.devices import Devices
-from fedsim.federation.envelopes import Envelopes, TaskContext
+from fedsim.federation.devices import Devices, linear_combination
+from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.fewer_layers import FewerLayers
 from fedsim.federation.local import ClientHalves, LocalTrainings
+from fedsim.federation.task_context import TaskContext
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
 from fedsim.world.steps import Computation, Evaluate, TaskStep, Train
 from fedsim.world.task import Task
+
+ModelOrResult = Ref | PreviousResult | None
+"""Start or anchor of a training; None for no anchor, or without a tested model."""
+
+ChangeOfStep = Callable[[Task, Computation], Computation]
+"""Function that returns a computation of a task as the device really does it."""
 
 
 @dataclass(slots=True)
@@ -88,6 +94,20 @@ class ClientSide:
         self._fewer_layers = fewer_layers
         self.attack = attack
         self.malicious = frozenset(malicious)
+        self._step_changes = self._build_step_changes()
+
+    def _build_step_changes(self) -> list[ChangeOfStep]:
+        """Return the functions that change each computation of ``Client.work``, in order."""
+        changes: list[ChangeOfStep] = []
+        if self._local.own is not None:
+            changes.append(self._local.adapt_step)
+        if self._fewer_layers is not None:
+            changes.append(self._fewer_layers.limit_step)
+        if self._trainer.stops_early and self._learner.learns:
+            changes.append(self._train_ahead)
+        if self.envelopes.takes_time_to_encode:
+            changes.append(self._add_time_to_encode)
+        return changes
 
     def begin_real(self, device: int, context: TaskContext) -> None:
         """Start the function that ``Client.real`` returns for a device's task, if it has not been started.
@@ -128,18 +148,9 @@ class ClientSide:
             context.instruction.value = context.real.result()
             context.real = None
         client = self.halves.of(task.device)
-        computations = client.work(self.devices.of(task.device), context.instruction)
-        steps = tuple(computations)
-        if self._local.own is not None:
-            adapt = partial(self._local.adapt_step, task.device, task.round or 0)
-            steps = tuple(map(adapt, steps))
-        if self._fewer_layers is not None:
-            limit = partial(self._fewer_layers.limit_step, task.device)
-            steps = tuple(map(limit, steps))
-        if self._trainer.stops_early and self._learner.learns:
-            steps = tuple(self._train_ahead(task, step) for step in steps)
-        if self.envelopes.takes_time_to_encode:
-            return tuple(map(self._with_time_to_encode, steps))
+        steps = tuple(client.work(self.devices.of(task.device), context.instruction))
+        for change in self._step_changes:
+            steps = tuple([change(task, step) for step in steps])
         return steps
 
     def _answer(self, task: Task, context: TaskContext) -> tuple[TaskStep, ...]:
@@ -155,7 +166,7 @@ class ClientSide:
             )
         return self.envelopes.answer(task.device, contents, result, context)
 
-    def _with_time_to_encode(self, step: Computation) -> Computation:
+    def _add_time_to_encode(self, _: Task, step: Computation) -> Computation:
         """Return a step with the time to encode its result.
 
         A training that reserves time for its upload also reserves the time to encode (s). Any other
@@ -219,7 +230,7 @@ class ClientSide:
             results: the results so far, which are changed.
         """
         earlier = results.updates
-        start = results.tested if training.start == BEST else training.start
+        start: ModelOrResult = results.tested if training.start == BEST else training.start
         start = self._resolve(start, earlier)
         anchor = self._resolve(training.anchor, earlier)
         is_changed = start is not training.start or anchor is not training.anchor
@@ -290,7 +301,7 @@ class ClientSide:
         share = update.numbers.get("share", 1.0)
         return replace(step, training=replace(training, share=share))
 
-    def _resolve(self, model: Any, earlier: tuple[Ref, ...]) -> Any:
+    def _resolve(self, model: ModelOrResult, earlier: tuple[Ref, ...]) -> Ref | None:
         """Return the start or anchor of a training as a model.
 
         Args:
@@ -298,7 +309,7 @@ class ClientSide:
                 other value is returned unchanged.
             earlier: results of the task's earlier trainings, in order.
         """
-        if type(model) is not PreviousResult:
+        if not isinstance(model, PreviousResult):
             return model
         parts = []
         for part, factor in model.parts:
@@ -306,7 +317,7 @@ class ClientSide:
             parts.append((source, factor))
         if len(parts) == 1 and parts[0][1] == 1.0:
             return parts[0][0]
-        return self.devices.of(0).mix(parts)
+        return linear_combination(self._learner, parts)
 
     def arrived(self, task: Task) -> Mapping[str, Any]:
         """Commit the answer of a task that is done, and return what the server receives.

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from fedsim.clock.simulation import on_grid
 from fedsim.common.errors import SimulationError, home_of, show_value
+from fedsim.common.former import warn_renamed
 from fedsim.common.machine import usable_memory
 from fedsim.common.streams import Shuffle
+from fedsim.federation.notices import NoticeKind
 
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
@@ -26,9 +28,16 @@ _LEAST_ASKED = 16  # checking one device for availability takes about as long as
 class Clients:
     """The devices as a strategy's code on the server sees them: which exist, and which can be asked.
 
-    A strategy reads it as ``Server.clients``. ``idle``, ``arrived``, ``await_return``,
-    ``look_for_shift`` and ``exists`` take the ID of one device; ``online``, ``reachable`` and
-    ``sample`` return lists of IDs.
+    A strategy reads it as ``Server.clients``. Each of these states includes all states before it:
+
+    - A device *exists* if its ID is in the population (``exists``).
+    - It has *joined* if the time of its arrival is over, even if it has left since (``joined``).
+    - It is *reachable* if it is available now, with or without a task (``reachable``).
+    - It is *idle* if it is reachable and has no task whose end the server does not know yet
+      (``idle``, ``idle_devices``). ``Server.ask`` accepts idle devices alone.
+
+    ``exists``, ``joined``, ``idle``, ``await_return`` and ``look_for_shift`` take the ID of one
+    device; ``reachable``, ``idle_devices`` and ``sample`` return lists of IDs.
 
     Attributes:
         count: count of all devices, including devices that have not joined yet. Their IDs are 0 to
@@ -39,8 +48,8 @@ class Clients:
         self._dispatch = dispatch
         self.count = count
 
-    def online(self) -> list[int]:
-        """Return the devices that can be reached and do no task, so that ``Server.ask`` accepts them.
+    def idle_devices(self) -> list[int]:
+        """Return the idle devices, which ``Server.ask`` accepts.
 
         The call looks at every device: O(population).
 
@@ -51,10 +60,10 @@ class Clients:
             SimulationError: the machine lacks the memory to look at all devices; ``sample`` does
                 not look at all of them.
         """
-        return self._dispatch.idle(self._all_devices()).nonzero()[0].tolist()
+        return self._are_idle(self._all_devices()).nonzero()[0].tolist()
 
     def reachable(self) -> list[int]:
-        """Return the devices that can be reached, both idle and busy.
+        """Return the devices that are reachable, idle or with a task.
 
         The call looks at every device: O(population).
 
@@ -87,9 +96,9 @@ class Clients:
     def sample(
         self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None
     ) -> list[int]:
-        """Draw devices uniformly, without replacement, from the available and idle ones.
+        """Draw idle devices uniformly, without replacement.
 
-        The call takes the first available devices along a random permutation, at a cost independent
+        The call takes the first idle devices along a random permutation, at a cost independent
         of the population. Absent devices do not change the order of the present ones.
 
         Args:
@@ -100,7 +109,7 @@ class Clients:
             among: the devices to draw from, each once; None: all.
 
         Returns:
-            IDs of devices in the order drawn, fewer than ``count`` if fewer are available.
+            IDs of devices in the order drawn, fewer than ``count`` if fewer are idle.
 
         Example:
             A cohort that is drawn anew each minute, in ``mine.py``:
@@ -135,7 +144,7 @@ class Clients:
             places = shuffle.draw(max(count - len(drawn), _LEAST_ASKED))
             candidates = places if among is None else [among[place] for place in places]
             devices = np.array(candidates, dtype=np.int64)
-            drawn += devices[self._dispatch.idle(devices)].tolist()
+            drawn += devices[self._are_idle(devices)].tolist()
         return drawn[:count]
 
     def anyone_ever(self, at_least: int = 1) -> bool:
@@ -161,14 +170,23 @@ class Clients:
         return any(self._can_return(device) for device in newcomers)
 
     def idle(self, device: int) -> bool:
-        """Return whether a device is available and idle, so that ``Server.ask`` accepts it now.
+        """Return whether a device is idle, so that ``Server.ask`` accepts it now.
 
         Args:
             device: ID of a device.
         """
-        return self._dispatch.is_idle(device)
+        dispatch = self._dispatch
+        return dispatch.tasks.is_idle(device) and device not in dispatch.lost_tasks.devices()
 
-    def arrived(self, device: int) -> bool:
+    def _are_idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether each of different devices is idle; bool [len(devices)]."""
+        dispatch = self._dispatch
+        idle = dispatch.tasks.idle(devices)
+        if not dispatch.lost_tasks.unnoticed:
+            return idle
+        return idle & ~np.isin(devices, dispatch.lost_tasks.devices())
+
+    def joined(self, device: int) -> bool:
         """Return whether a device has joined the population, including one that has left since.
 
         Args:
@@ -188,7 +206,7 @@ class Clients:
         """
         when = self._dispatch.tasks.next_on(device, on_grid(self._dispatch.simulation.now + delay))
         if when < math.inf:
-            self._dispatch.notify_at("return", device, when)
+            self._dispatch.notices.tell_at(NoticeKind.RETURN, device, when)
         return when < math.inf
 
     async def look_for_shift(self, device: int) -> None:
@@ -203,7 +221,7 @@ class Clients:
         """
         devices = self._dispatch.devices
         if devices.population.version.item(device) != devices.used_versions.get(device, 0):
-            await self._dispatch.notify_shift(device)
+            await self._dispatch.notices.pass_on_shift(device)
 
     def exists(self, device: object) -> bool:
         """Return whether a value is the ID of a device.
@@ -221,14 +239,14 @@ class Clients:
         Args:
             devices: IDs of devices; a list, tuple, range or array.
             by: the function that has chosen the devices, which the error names.
-            idle: whether the devices must be available and idle now.
+            idle: whether the devices must be idle now.
 
         Returns:
             The same devices as a list.
 
         Raises:
             SimulationError: ``devices`` is no sequence, has an ID of no device, has a device twice
-                or, with ``idle``, has a device that is away or busy.
+                or, with ``idle``, has a device that is not idle.
         """
         if not isinstance(devices, list | tuple | range | np.ndarray):
             raise SimulationError(
@@ -238,7 +256,7 @@ class Clients:
         existing = {int(device) for device in devices if self.exists(device)}
         numbers = np.array(sorted(existing), dtype=np.int64)
         if idle:
-            numbers = numbers[self._dispatch.idle(numbers)]
+            numbers = numbers[self._are_idle(numbers)]
         free = set(numbers.tolist())
         earlier: set[int] = set()
         for device in devices:
@@ -251,10 +269,24 @@ class Clients:
             else:
                 earlier.add(device)
                 continue
-            condition = " that are there and idle (Clients.sample, Clients.online)" if idle else ""
+            condition = (
+                " that are there and idle (Clients.sample, Clients.idle_devices)" if idle else ""
+            )
             raise SimulationError(
                 f"{by.__qualname__}{home_of(by)} has chosen device {device!r}{fault}; "
                 "allowed are devices of 0 to "
                 f"{self.count - 1}{condition}, each once"
             )
         return list(devices)
+
+    # former names
+
+    def online(self) -> list[int]:
+        """Former name of ``idle_devices``."""
+        warn_renamed("Clients.online", "idle_devices")
+        return self.idle_devices()
+
+    def arrived(self, device: int) -> bool:
+        """Former name of ``joined``."""
+        warn_renamed("Clients.arrived", "joined")
+        return self.joined(device)

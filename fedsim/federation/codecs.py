@@ -3,7 +3,7 @@
 A codec determines the bytes of a message and the values that the receiver decodes.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from fedsim.common.errors import show_value
+from fedsim.common.former import warn_renamed
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
 from fedsim.common.units import Bytes, LinkRate
-from fedsim.federation.contents import Contents, Partial
-from fedsim.learning import Learner, Ref
-from fedsim.learning.functions import Function, spliced, taken
-from fedsim.world.steps import Code
+from fedsim.learning import Ref
+from fedsim.learning.functions import Function
 
 Packed = bytes
 """Bytes of a packed model; ``Codec.bytes`` is a method, which hides the type in its class."""
@@ -105,12 +104,18 @@ class Coded(NamedTuple):
 
     Attributes:
         received: the model as the receiver decodes it.
-        kept: the residual: a model, such as the values left out, that the sender stores and adds to
-            what it sends next under the same name (error feedback); None for no residual.
+        residual: a model, such as the values left out, that the sender stores and adds to what it
+            sends next under the same name (error feedback); None for no residual.
     """
 
     received: Ref
-    kept: Ref | None = None
+    residual: Ref | None = None
+
+    @property
+    def kept(self) -> Ref | None:
+        """Former name of ``residual``."""
+        warn_renamed("Coded.kept", "residual")
+        return self.residual
 
 
 class CodedParts(NamedTuple):
@@ -128,7 +133,7 @@ class CodedParts(NamedTuple):
 
 
 def _find_wrong_code(value: Coded, *_: object, **__: object) -> str:
-    is_right = isinstance(value.received, Ref) and isinstance(value.kept, Ref | None)
+    is_right = isinstance(value.received, Ref) and isinstance(value.residual, Ref | None)
     return "" if is_right else show_value(value)
 
 
@@ -149,7 +154,7 @@ class Codec(Spec):
         ...     ways = ("up",)
         ...     def bytes(self, parameters):
         ...         return 2 * parameters
-        ...     def code(self, arithmetic, parameters, value, base, kept):
+        ...     def code(self, arithmetic, parameters, value, base, residual):
         ...         return Coded(arithmetic.apply(halved, [value]))
 
         >>> import fedsim
@@ -166,6 +171,13 @@ class Codec(Spec):
         (2600.0, 1300.0)
     """
 
+    former_hooks: ClassVar[Mapping[str, str]] = {
+        "keeps_rest": "stores_residual",
+        "sends": "sent_share",
+        "split": "encode",
+    }
+    """Former names of hooks, which are refused: former name -> present name."""
+
     ways: ClassVar[tuple[str, ...]] = ("down", "up")
     """Allowed directions: ``down`` to the devices, ``up`` to the server."""
 
@@ -177,7 +189,7 @@ class Codec(Spec):
 
     @property
     @returns("a number above 0, 1 at most", find_outside(above=0.0, most=1.0))
-    def sends(self) -> float:
+    def sent_share(self) -> float:
         """Share of a model's parameters that are sent, above 0 and at most 1.
 
         The receiver has 0, or no change, for the parameters that are not sent.
@@ -185,12 +197,17 @@ class Codec(Spec):
         return 1.0
 
     @property
-    def keeps_rest(self) -> bool:
+    def stores_residual(self) -> bool:
         """Whether a device stores what was lost in encoding, and adds it to its next message.
 
         By default the value of the key ``error_feedback``. Allowed only for the direction ``up``.
         """
         return bool(getattr(self, "error_feedback", False))
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether each model arrives as it was sent, so that nothing is computed for its transfer."""
+        return False
 
     @property
     def lengthens(self) -> bool:
@@ -244,7 +261,7 @@ class Codec(Spec):
         parameters: int,
         value: Ref,
         base: Ref | None,
-        kept: Ref | None,
+        residual: Ref | None,
     ) -> Coded:
         """Encode and decode a model, as one deferred computation.
 
@@ -256,8 +273,8 @@ class Codec(Spec):
             value: the model that is sent.
             base: the model from which ``value`` was trained, known to both sides; None if there is
                 no such model.
-            kept: the residual, ``Coded.kept`` of the sender's last content of this name that
-                arrived; None before the first.
+            residual: ``Coded.residual`` of the sender's last content of this name that arrived;
+                None before the first.
 
         Returns:
             The decoded model, and the new residual.
@@ -271,13 +288,13 @@ class Codec(Spec):
         """Whether the codec can write real payloads, of ``bytes`` bytes each, as a deployment needs."""
         return type(self).pack is not Codec.pack
 
-    def split(
+    def encode(
         self,
         arithmetic: Arithmetic,
         parameters: int,
         value: Ref,
         base: Ref | None,
-        kept: Ref | None,
+        residual: Ref | None,
     ) -> CodedParts:
         """Return the models that ``pack`` writes.
 
@@ -288,9 +305,10 @@ class Codec(Spec):
             parameters: count of parameters of the model.
             value: the model to encode.
             base: the model that sender and receiver both have; None if there is none.
-            kept: the residual that the sender has stored; None if there is none.
+            residual: the residual that the sender has stored; None if there is none.
         """
-        return CodedParts(value, self.code(arithmetic, parameters, value, base, kept).received)
+        coded = self.code(arithmetic, parameters, value, base, residual)
+        return CodedParts(value, coded.received)
 
     def pack(self, sent: NDArray[np.float32], exact: NDArray[np.float32]) -> Packed:
         """Write a decoded array as the payload of a message, of ``bytes(d)`` bytes.
@@ -330,6 +348,10 @@ class Plain(Codec):
     size: Bytes | None = None
     """size of a whole model, for compressed messages; None: the size in the format ``dtype``."""
 
+    @property
+    def is_lossless(self) -> bool:
+        return True
+
     def bytes(self, parameters: int) -> float:
         return parameters * _BYTES_OF[self.dtype] if self.size is None else self.size
 
@@ -342,7 +364,7 @@ class Plain(Codec):
         parameters: int,
         value: Ref,
         base: Ref | None,
-        kept: Ref | None,
+        residual: Ref | None,
     ) -> Coded:
         return Coded(value)
 
@@ -371,147 +393,9 @@ class MessagesSpec(Spec):
                     f"'{direction}' is {codec.kind!r}, which is a codec for "
                     f"{' and '.join(codec.ways)} only"
                 )
-        if self.down.keeps_rest:
+        if self.down.stores_residual:
             raise ValueError(
                 "'down' has error_feedback = true; only devices remember what they have not "
                 "sent, so 'up' alone may"
             )
         return self
-
-
-class Wire:
-    """Encodes and decodes all models of messages in one direction, by the codec of that direction.
-
-    Args:
-        codec: the codec of the direction.
-        learner: names and computes the decoded models.
-
-    Attributes:
-        model_bytes: size of an encoded model (bytes).
-        model_s: time in which a device encodes or decodes a model (s).
-    """
-
-    def __init__(self, codec: Codec, learner: Learner) -> None:
-        self._codec = codec
-        self._learner = learner
-        self._parameters = int(learner.parameters)
-        self._changes_nothing = isinstance(codec, Plain)
-        self.model_bytes = codec.bytes(learner.parameters)
-        self.model_s = codec.seconds(self._parameters)
-
-    def part_bytes(self, count: int) -> float:
-        """Return the size of ``count`` parameters of a model on the wire (bytes)."""
-        return self._codec.part_bytes(count, self._parameters)
-
-    def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
-        """Return the step of a device's task in which it encodes or decodes the models of a message.
-
-        Args:
-            contents: the contents of the message by name.
-            name: ``encode`` or ``decode``.
-
-        Returns:
-            A tuple with a single step; an empty tuple if encoding or decoding takes no time.
-        """
-        models = 0
-        parts_s = 0.0
-        for value in contents.values():
-            items = value if isinstance(value, Sequence) else [value]
-            for item in items:
-                if isinstance(item, Ref):
-                    models += 1
-                elif isinstance(item, Partial):
-                    parts_s += self._codec.seconds(item.count)
-        seconds = models * self.model_s + parts_s
-        return (Code(name, seconds),) if seconds else ()
-
-    def encode_and_decode(
-        self,
-        contents: Contents,
-        bases: dict[Ref, Ref],
-        residuals: dict[str, Ref],
-        added_up: Collection[str] = (),
-    ) -> tuple[Contents, dict[str, Ref]]:
-        """Encode and decode the models of contents by the codec.
-
-        Args:
-            contents: the contents by name.
-            bases: update -> the model from which it was trained.
-            residuals: name of a content -> the sender's residual (``Coded.kept``). The dict is not
-                changed.
-            added_up: names of contents that device and server each sum. They are encoded by
-                ``Codec.of_sums``, and their residuals are not stored.
-
-        Returns:
-            The decoded contents by name, and the residuals that the sender stores if the message
-            arrives. A content of several models has no residual.
-        """
-        if self._changes_nothing and Partial not in map(type, contents.values()):
-            return contents, {}
-        arriving = dict(contents)
-        new_residuals = dict(residuals)
-        for name, value in contents.items():
-            if isinstance(value, Partial):
-                base = bases.get(value.model)
-                coded = self._code_part(value, base, residuals.get(name))
-            elif self._changes_nothing:
-                continue
-            elif isinstance(value, Ref) and name in added_up:
-                coded = self._code_sum(value, bases.get(value), residuals.get(name))
-            elif isinstance(value, Ref):
-                coded = self._code_model(value, bases.get(value), residuals.get(name))
-            elif isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
-                arriving[name] = [self._code_item(item) for item in value]
-                continue
-            else:
-                continue
-            arriving[name] = coded.received
-            if coded.kept is not None:
-                new_residuals[name] = coded.kept
-        return arriving, new_residuals
-
-    def _code_model(self, model: Ref, base: Ref | None, residual: Ref | None) -> Coded:
-        """Encode and decode a model.
-
-        Args:
-            model: the model.
-            base: the model from which ``model`` was trained; None if there is none.
-            residual: the sender's residual; None before the first message.
-        """
-        return self._codec.code(self._learner, self._parameters, model, base, residual)
-
-    def _code_sum(self, model: Ref, base: Ref | None, residual: Ref | None) -> Coded:
-        """Encode and decode a model like ``_code_model``, by ``Codec.of_sums``, without residual."""
-        codec = self._codec.of_sums
-        coded = codec.code(self._learner, self._parameters, model, base, residual)
-        return Coded(coded.received)
-
-    def _code_item(self, item: object) -> object:
-        """Encode and decode an item of a list in a message; an item that is no model is unchanged."""
-        if not isinstance(item, Ref):
-            return item
-        return self._code_model(item, base=None, residual=None).received
-
-    def _code_part(self, value: Partial, base: Ref | None, residual: Ref | None) -> Coded:
-        """Encode and decode some tensors of a model.
-
-        Args:
-            value: the tensors.
-            base: the model from which ``value.model`` was trained; None if there is none.
-            residual: the sender's residual of the tensors; None before the first message.
-
-        Returns:
-            The whole model that the receiver completes from the decoded tensors, and the residual
-            of the tensors.
-        """
-        places = value.places
-        size = value.count
-        apply = self._learner.apply
-        if self._changes_nothing:
-            if value.rest is value.model:
-                return Coded(value.model)
-            return Coded(apply(spliced, [value.rest, value.model], places=places))
-        model = apply(taken, [value.model], size=size, places=places)
-        start = None if base is None else apply(taken, [base], size=size, places=places)
-        received, new_residual = self._codec.code(self._learner, size, model, start, residual)
-        return Coded(apply(spliced, [value.rest, received], places=places), new_residual)

@@ -23,6 +23,21 @@ if TYPE_CHECKING:
     from fedsim.world.population import Population
 
 
+def linear_combination(
+    learner: "Learner", parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None
+) -> Ref:
+    """Return the linear combination sum of coefficient x model, which leaves out no model.
+
+    Args:
+        learner: names and computes models.
+        parts: pairs of a model and its coefficient.
+        otherwise: the result if a model is not finite; by default one that is not finite.
+    """
+    models = [model for model, _ in parts]
+    coefficients = [coefficient for _, coefficient in parts]
+    return learner.apply(weighted_sum, models, otherwise=otherwise, coefficients=coefficients)
+
+
 class Device:
     """A device as a strategy's code on it sees it: its ID, its data, its state, and arithmetic.
 
@@ -152,9 +167,7 @@ class Device:
             parts: pairs of a model and its coefficient.
             otherwise: the result if a model is not finite; by default one that is not finite.
         """
-        models = [model for model, _ in parts]
-        coefficients = [coefficient for _, coefficient in parts]
-        return self.apply(weighted_sum, models, otherwise=otherwise, coefficients=coefficients)
+        return linear_combination(self._devices.learner, parts, otherwise)
 
     def splice(self, rest: Ref, other: Ref, places: Places) -> Ref:
         """Return a model with the parameters of ``other`` at ``places``, and else of ``rest``.

@@ -5,63 +5,17 @@ an upload. The contents pass through the codecs of ``[messages]``.
 """
 
 from collections.abc import Collection
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from fedsim.federation.client import Instruction, LocalResult
-from fedsim.federation.codecs import Wire
-from fedsim.federation.contents import (
-    BASE,
-    STATE,
-    Contents,
-    Partial,
-    has_model,
-    payloads,
-    received,
-)
+from fedsim.federation.contents import BASE, STATE, Contents, Partial, has_model, payloads, received
 from fedsim.federation.devices import Devices
+from fedsim.federation.task_context import TaskContext
+from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.steps import Download, Payload, TaskStep, Upload
-from fedsim.world.task import Task
-
-
-@dataclass(slots=True)
-class TaskContext:
-    """State of a running task, between the server's request and the device's answer.
-
-    Attributes:
-        instruction: the request as the strategy's code on the device receives it.
-        begun: whether ``Client.work`` was called.
-        computed: whether ``Client.work`` returned any computation.
-        reply: decoded contents of the answer by name; None before the answer, or if the device
-            sends none.
-        replied: whether ``Client.reply`` was called.
-        residuals: residuals of the codec by content name, which the device stores if its answer
-            arrives; None before the answer.
-        real: future of the function of ``Client.real``; None before it begins and after its end.
-        brings_base: whether the request contains the model's frozen tensors.
-        ahead: results of trainings that may stop early, computed in advance because the simulated
-            duration follows from them.
-    """
-
-    instruction: Instruction
-    begun: bool = False
-    computed: bool = False
-    reply: Contents | None = None
-    replied: bool = False
-    residuals: dict[str, Ref] | None = None
-    real: "Future[object] | None" = None
-    brings_base: bool = False
-    ahead: list[Ref] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, task: Task) -> Self:
-        """Return the context of a task that a strategy has asked for."""
-        assert isinstance(task.context, cls)
-        return task.context
 
 
 class Request(NamedTuple):
@@ -84,7 +38,7 @@ class Envelopes:
         down: codec of the messages to devices.
         up: codec of the messages from devices.
         devices: holds the residuals of codecs, and which devices have the frozen tensors.
-        added_up: names of contents that device and server each sum.
+        summed: names of contents that device and server each sum.
     """
 
     def __init__(
@@ -93,17 +47,17 @@ class Envelopes:
         down: Wire,
         up: Wire,
         devices: Devices,
-        added_up: Collection[str] = (),
+        summed: Collection[str] = (),
     ) -> None:
         self._learner = learner
-        self._down = down
-        self._up = up
+        self.down = down
+        self.up = up
         self._devices = devices
-        self._added_up = added_up
+        self._summed = summed
 
     def wire(self, direction: Direction) -> Wire:
-        """Return what encodes and decodes the models of messages to devices (``down``), or from them."""
-        return self._down if direction == "down" else self._up
+        """Return ``down`` or ``up``."""
+        return self.down if direction == "down" else self.up
 
     def parts(
         self, contents: Contents, direction: Direction, *, has_base: bool
@@ -151,10 +105,10 @@ class Envelopes:
         steps: tuple[TaskStep, ...] = ()
         if parts:
             steps = (Download(parts),)
-            if self._down.model_s:
-                steps += self._down.work_on(contents, "decode")
-        arriving, _ = self._down.encode_and_decode(contents, {}, {})
-        instruction = Instruction(job, received(arriving), round_number)
+            if self.down.model_s:
+                steps += self.down.work_on(contents, "decode")
+        coded = self.down.encode_and_decode(contents, {}, {})
+        instruction = Instruction(job, received(coded.arriving), round_number)
         return Request(steps, TaskContext(instruction, brings_base=brings_base))
 
     # from a device to the server
@@ -173,8 +127,8 @@ class Envelopes:
         Raises:
             SimulationError: contents that cannot be sent.
         """
-        parts = payloads(contents, self._up)
-        encoding = self._up.work_on(contents, "encode") if self._up.model_s else ()
+        parts = payloads(contents, self.up)
+        encoding = self.up.work_on(contents, "encode") if self.up.model_s else ()
         update = result.update
         is_training = update is not None and context.instruction.job == "train"
         if self._learner.state_bytes and is_training:
@@ -183,20 +137,20 @@ class Envelopes:
         if update is not None and result.start is not None:
             bases[update] = result.start
         residuals = self._devices.residuals.get(device, {})
-        context.reply, context.residuals = self._up.encode_and_decode(
-            contents, bases, residuals, self._added_up
-        )
-        _copy_loss(contents, context.reply, result)
+        coded = self.up.encode_and_decode(contents, bases, residuals, self._summed)
+        context.reply = coded.arriving
+        context.residuals = coded.residuals
+        _copy_loss(contents, coded.arriving, result)
         return (*encoding, Upload(parts)) if parts else ()
 
     def encoding_s(self, size: float) -> float:
         """Return the time (s) to encode models whose total size on the wire is ``size`` bytes."""
-        return size / self._up.model_bytes * self._up.model_s
+        return size / self.up.model_bytes * self.up.model_s
 
     @property
     def takes_time_to_encode(self) -> bool:
         """Whether devices take time to encode models."""
-        return bool(self._up.model_s)
+        return bool(self.up.model_s)
 
 
 def _copy_loss(contents: Contents, arriving: Contents, result: LocalResult) -> None:

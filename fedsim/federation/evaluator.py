@@ -4,30 +4,29 @@ Measuring takes no simulated time and moves no bytes.
 """
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from fedsim.common.imports import import_trusted
-from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
 from fedsim.common.training import Training
+from fedsim.federation.cosines import kinds_of_pairs, spread_by_kind
 from fedsim.federation.ending import StopRules
+from fedsim.federation.evaluation_spec import EvaluationSpec
+from fedsim.federation.group_agreement import measures
+from fedsim.federation.round_result import Measured, ModelAssignment
 from fedsim.federation.unseen import UnseenTests
+from fedsim.learning.evaluation import AccuracyOver
 from fedsim.learning.objectives import EvaluationMetric
 from fedsim.learning.refs import Ref
 
 if TYPE_CHECKING:
-    from fedsim.federation.contents import Handlers
+    from fedsim.federation.events import Handlers
     from fedsim.federation.local import LocalTrainings
     from fedsim.learning import Evaluation, Learner
-
-ModelAssignment = Mapping[str, tuple[Ref, Sequence[int] | None]]
-"""A strategy's models by name, each with the devices that it serves (None: all)."""
 
 Figures = dict[str, float | None]
 
@@ -38,68 +37,6 @@ NOT_MEASURED: Figures = dict.fromkeys(
 # key of the streams of fine-tuning in place of a task ID; greater than any ID, so that fine-tuning
 # draws shuffles that no task draws
 _FINE_TUNING = 1 << 62
-
-
-class EvaluationSpec(Spec):
-    """``[evaluation]``: when and how models are tested, which takes no simulated time."""
-
-    every: int = Field(default=1, ge=1)
-    """count of rounds from one test to the next; the last round is always tested."""
-    from_round: int = Field(default=0, ge=0)
-    """first round (from 0) that is tested; FlexCFL tests from the round in which each device has
-    been selected, and so has a group.
-    """
-    score: Literal["pooled", "device-mean", "historical"] | None = None
-    """definition of accuracy. ``pooled``: right answers over all devices' test samples;
-    ``device-mean``: mean of the devices' accuracies; ``historical``: pooled, with each model tested
-    on all devices that it has ever served (FlexCFL's words, not its code). None: the strategy's
-    definition.
-    """
-    train_loss: Literal["last", "first"] = "last"
-    """local epoch whose loss is a client's training loss: the ``last``, or the ``first`` (published
-    code of FlexCFL; its figures are higher), which is computed again. The last epoch is used in any
-    case for updates without epochs, and for updates whose weights the strategy has read.
-    """
-    keep_best: bool = False
-    """whether the run folder also has the models of the best test, by ``stop.monitor``, in
-    ``best/``.
-    """
-    cosines: bool = False
-    """whether the cosines between the updates of a round are recorded (``Evaluator.cosines``), as
-    in Fig. 3 of the CFL paper.
-    """
-    fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
-    """epochs that each device trains its model after the run, for an additional test
-    (``accuracy.fine_tuned``); 0: no such test.
-    """
-
-    def tests(self, rounds: int) -> int:
-        """Return the count of tests in a run of ``rounds`` rounds."""
-        regular = max(0, rounds // self.every - self.from_round // self.every)
-        # the last round is always tested
-        return regular + bool(rounds and (rounds % self.every or rounds <= self.from_round))
-
-
-class Measured(NamedTuple):
-    """Aggregated update, an item of the argument ``updates`` of ``Server.finish_round``.
-
-    Attributes:
-        update: the received model (``message["update"]``), by which the task is found.
-        weight: weight of the update in the mean of the training losses, such as its count of
-            samples. In the record that ``finish_round`` writes, the share of this weight in the sum
-            is the weight in the aggregation.
-        start: the model from which the update was trained; None if unknown.
-        center: the model into which the update was aggregated; None if unknown. The distance of
-            ``update`` from ``center`` is the discrepancy (FlexCFL, Eq. 3; the published figures are
-            measured after the aggregation, the equation has the model before).
-        device: ID of the device; None for an update of several devices.
-    """
-
-    update: Ref
-    weight: float
-    start: Ref | None = None
-    center: Ref | None = None
-    device: int | None = None
 
 
 class WorldView(NamedTuple):
@@ -214,8 +151,8 @@ class Evaluator:
         if self._spec.score == "historical":
             self._note_served(models)
         if self._is_due(number):
-            row |= await self._figures(models, updates, self._score(strategy.score))
-        return row | self._agreement(strategy)
+            row |= await self._figures(models, updates, self._accuracy_over(strategy.score))
+        return row | self._group_agreement(strategy)
 
     def _note_served(self, models: ModelAssignment) -> None:
         for name, (_, served) in models.items():
@@ -231,14 +168,14 @@ class Evaluator:
         return number >= self._spec.from_round and (number + 1) % self._spec.every == 0
 
     async def _figures(
-        self, models: ModelAssignment, updates: Sequence[Measured], score: str
+        self, models: ModelAssignment, updates: Sequence[Measured], over: AccuracyOver
     ) -> Figures:
         """Return the measures of models and updates when a test is due; empty without learning.
 
         Args:
             models: the strategy's models.
             updates: the updates of the round's aggregation.
-            score: definition of accuracy, ``pooled`` or ``device-mean``.
+            over: definition of accuracy.
         """
         learner = self._learner
         row = Figures()
@@ -252,9 +189,9 @@ class Evaluator:
         if self._spec.score == "historical":
             ever = {name: (ref, self.ever[name]) for name, (ref, _) in models.items()}
             evaluation = await learner.evaluate(self._with_present_devices(ever)) or evaluation
-        row["accuracy"], row["loss"] = evaluation.score(score)
-        row |= await self.unseen.measure(models, score)
-        row |= {metric.name: evaluation.figure(metric, score) for metric in self._metrics}
+        row["accuracy"], row["loss"] = evaluation.accuracy_and_loss(over)
+        row |= await self.unseen.measure(models, over)
+        row |= {metric.name: evaluation.figure(metric, over) for metric in self._metrics}
         if not updates:
             return row
         row["train_loss"] = await learner.train_loss(trained)
@@ -313,15 +250,15 @@ class Evaluator:
             ]
         return sum(lengths) / len(lengths) if lengths else None
 
-    def _score(self, usual_score: str) -> str:
-        """Return how accuracy is defined: as the scenario says, or else as the strategy usually has it.
+    def _accuracy_over(self, strategy_default: AccuracyOver) -> AccuracyOver:
+        """Return the definition of accuracy, which the scenario may give in place of the strategy.
 
         Args:
-            usual_score: ``pooled`` (over all samples) or ``device-mean`` (mean over devices).
+            strategy_default: definition by the strategy (``Strategy.score``).
         """
         if self._spec.score == "historical":
             return "pooled"
-        return self._spec.score or usual_score
+        return self._spec.score or strategy_default
 
     def _with_present_devices(self, models: ModelAssignment) -> ModelAssignment:
         """Return the models, each with the devices that it serves and that are present."""
@@ -340,15 +277,10 @@ class Evaluator:
     async def cosines(
         self, number: int, updates: Sequence[Measured], strategy: "Handlers"
     ) -> dict[str, list[float]]:
-        """Return least, mean and largest cosine of pairs of updates, rounded to six digits.
+        """Return the spread of the cosines between the updates of a round, by kind of pair.
 
-        A pair is two updates of the round. If the true groups of devices are unknown, the kinds of
-        pairs are ``within`` (one group of the strategy) and ``across`` (two groups of the
-        strategy). If the true groups are known, pairs ``within`` a group of the strategy are
-        ``unlike`` (two true groups), ``settled`` (one true group, and the strategy's group has no
-        device of another true group) or ``alike`` (one true group, and the strategy's group has
-        devices of several true groups). The groups of the strategy are taken after the round. If
-        the strategy has no groups, all devices are in one group.
+        The kinds are those of ``kinds_of_pairs``. The groups of the strategy are taken after the
+        round. If the strategy has no groups, all devices are in one group.
 
         Args:
             number: the round, from 0.
@@ -369,38 +301,12 @@ class Evaluator:
         if not is_due or len(pairs) < 2:
             return {}
         with np.errstate(all="ignore"):
-            units = np.array(
-                [change / np.linalg.norm(change) async for change in self._changes(pairs)]
-            )
-            cosines = units @ units.T
-        groups = self._groups(strategy)
-        truth = self._world.truth()
-        together = groups[devices][:, None] == groups[devices]
-        is_pair = np.triu(np.isfinite(cosines), 1)
-        kinds = {"within": together}
-        if truth is not None:
-            true_groups = truth[devices]
-            mixed = np.array(
-                [len({*truth[groups == group]} - {-1}) > 1 for group in groups[devices]], dtype=bool
-            )
-            same = true_groups[:, None] == true_groups
-            kinds = {
-                "alike": together & same & mixed,
-                "unlike": together & ~same,
-                "settled": together & same & ~mixed,
-            }
-            is_pair &= (true_groups >= 0) & (true_groups[:, None] >= 0)
-        kinds["across"] = ~together
-        figures: dict[str, list[float]] = {}
-        for kind, is_kind in kinds.items():
-            values = cosines[is_pair & is_kind]
-            if len(values):
-                extremes = [values.min(), values.mean(), values.max()]
-                figures[kind] = np.round(extremes, 6).tolist()
-        return figures
+            units = [change / np.linalg.norm(change) async for change in self._changes(pairs)]
+        kinds = kinds_of_pairs(devices, self._groups(strategy), self._world.truth())
+        return spread_by_kind(np.array(units), kinds)
 
-    async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
-        """Return the agreement of the devices' models in a strategy without a server.
+    async def consensus(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
+        """Return how far the devices' models agree in a strategy without a server.
 
         Args:
             number: the round, from 0.
@@ -437,7 +343,7 @@ class Evaluator:
                 groups[device] = group
         return groups
 
-    def _agreement(self, strategy: "Handlers") -> Figures:
+    def _group_agreement(self, strategy: "Handlers") -> Figures:
         """Return measures of agreement of the strategy's groups with the true groups.
 
         Only present devices with a true group count. Empty if true groups are unknown, or if no
@@ -453,20 +359,17 @@ class Evaluator:
             groups[~present] = -1
         if not (groups >= 0).any():
             return {}
-        measures = import_trusted("fedsim.toolbox.clustering.agreement:measures", "agreement")
-        agreement: Figures = measures(groups, truth)
-        return agreement
+        return Figures(measures(groups, truth))
 
     async def fine_tuned(
-        self, models: ModelAssignment, number: int, usual_score: str
+        self, models: ModelAssignment, number: int, strategy_default: AccuracyOver
     ) -> float | None:
         """Return the accuracy after each device has trained the model that serves it a little further.
 
         Args:
             models: the strategy's models.
             number: the round, on which the orders of the samples depend.
-            usual_score: how the devices' accuracies are combined if the scenario does not say it:
-                ``pooled`` over all samples, or ``device-mean``.
+            strategy_default: definition of accuracy by the strategy (``Strategy.score``).
 
         Returns:
             The accuracy, 0 to 1; None if ``evaluation.fine_tune_epochs`` is 0.
@@ -486,7 +389,10 @@ class Evaluator:
                 model = train(training, device, version=int(version[device]))
                 tuned[f"{name}/{device}"] = model, [device]
         evaluation = await self._learner.evaluate(tuned)
-        return None if evaluation is None else evaluation.score(self._score(usual_score))[0]
+        if evaluation is None:
+            return None
+        over = self._accuracy_over(strategy_default)
+        return evaluation.accuracy_and_loss(over).accuracy
 
     async def test(self, model: Ref, devices: Sequence[int] | None) -> float | None:
         """Return a model's accuracy on the pooled test samples of devices.
@@ -501,4 +407,4 @@ class Evaluator:
         evaluation = await self._learner.evaluate(
             self._with_present_devices({"test": (model, devices)})
         )
-        return None if evaluation is None else evaluation.score("pooled")[0]
+        return None if evaluation is None else evaluation.accuracy_and_loss("pooled").accuracy

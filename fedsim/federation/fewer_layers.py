@@ -8,6 +8,7 @@ from fedsim.common.training import Places, Training, union
 from fedsim.learning.architecture import Tensor, layers_of
 from fedsim.world.population import Population
 from fedsim.world.steps import Computation, Train
+from fedsim.world.task import Task
 
 
 class FewerLayers:
@@ -25,16 +26,16 @@ class FewerLayers:
         self._tensors = tensors
         self._frozen = cache(self._find_frozen)
 
-    def limit_step(self, device: int, step: Computation) -> Computation:
+    def limit_step(self, task: Task, step: Computation) -> Computation:
         """Return a step of a task, limited to the layers for which its device has memory.
 
         Args:
-            device: ID of the device.
+            task: the task.
             step: the step. A step that is no training is unchanged.
         """
         if not isinstance(step, Train):
             return step
-        return replace(step, training=self.limit(device, step.training))
+        return replace(step, training=self.limit(task.device, step.training))
 
     def limit(self, device: int, training: Training) -> Training:
         """Return a training of the last layers for which its device has memory.

@@ -11,6 +11,7 @@ from fedsim.federation.client import Client, RunInfo
 from fedsim.learning.spec import Trainer
 from fedsim.world.local import OwnTraining
 from fedsim.world.steps import Computation, Train
+from fedsim.world.task import Task
 
 AnyClient = Client[Any]
 
@@ -53,21 +54,21 @@ class LocalTrainings:
             return training
         return replace(training, lr=lr_in(round_number))
 
-    def adapt_step(self, device: int, round_number: int, step: Computation) -> Computation:
+    def adapt_step(self, task: Task, step: Computation) -> Computation:
         """Return a training as a device does it, with the device's own learning rate and batch size.
 
-        If the device has a count of SGD steps, a training in epochs becomes a training of that many
-        steps.
+        If the device has a count of SGD steps, a training of one epoch becomes a training of that
+        many steps. Other trainings of the strategy keep their epochs; the code of such a device is
+        built with one local epoch (``ClientHalves.of``).
 
         Args:
-            device: ID of the device.
-            round_number: the round, from 0.
+            task: the task of the device.
             step: the step of the task; a step that is no training is returned unchanged.
         """
         if self.own is None or not isinstance(step, Train):
             return step
-        training = self.adapt(device, step.training, round_number)
-        steps = self.own.steps.item(device)
+        training = self.adapt(task.device, step.training, task.round or 0)
+        steps = self.own.steps.item(task.device)
         if steps and training.steps is None and training.epochs == 1 and not training.full_batch:
             training = replace(training, steps=steps)
         return replace(step, training=training)
@@ -104,7 +105,7 @@ class ClientHalves:
             return self.usual
         epochs = settings.epochs.item(device)
         if settings.steps.item(device):
-            epochs = 1
+            epochs = 1  # ``LocalTrainings.adapt_step`` turns one epoch into the device's steps
         return self._half(epochs, self._local.lr_in(device))
 
     def _build(self, epochs: int, lr_in: Callable[[int], float] | None) -> AnyClient:

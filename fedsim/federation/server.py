@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from fedsim.clock.simulation import on_grid
 from fedsim.common.errors import SimulationError, show_value
 from fedsim.federation.client import RunInfo
 from fedsim.federation.clients import Clients
-from fedsim.federation.contents import Contents, Header, Partial, payloads
-from fedsim.federation.devices import Device
-from fedsim.federation.evaluator import NOT_MEASURED, Measured, ModelAssignment
-from fedsim.federation.server_models import ServerEdges, ServerModels
+from fedsim.federation.contents import Contents, payloads
+from fedsim.federation.evaluator import NOT_MEASURED, Evaluator
+from fedsim.federation.peer import Peer
+from fedsim.federation.round_result import Measured, ModelAssignment
+from fedsim.federation.server_edges import ServerEdges
+from fedsim.federation.server_models import ServerModels
 from fedsim.learning.refs import Ref
 from fedsim.world.steps import Cause
 
@@ -26,91 +27,6 @@ if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
 
 T = TypeVar("T")
-
-
-class Peer(Device):
-    """A device as its own code sees it in a strategy without a server.
-
-    It can train, and send to other devices.
-    """
-
-    __slots__ = ("_dispatch", "_server")
-
-    def __init__(self, number: int, server: "Server", dispatch: "Dispatch") -> None:
-        super().__init__(number, dispatch.devices)
-        self._server = server
-        self._dispatch = dispatch
-
-    @property
-    def now(self) -> float:
-        """The simulated time (s)."""
-        return self._server.now
-
-    @property
-    def online(self) -> bool:
-        """Whether the device can be reached now; its code is called only while it can be reached."""
-        return self._dispatch.tasks.reachable_until(self.number) > self.now
-
-    def train(self, model: Ref, number: int, steps: int | None = None) -> None:
-        """Start a training from a model, as a task that moves no bytes; ``on_trained`` follows.
-
-        Args:
-            model: the model from which the training starts.
-            number: the round.
-            steps: count of SGD steps, which the client half reads as ``instruction["steps"]``; None
-                for the client half's own count.
-        """
-        contents: dict[str, object] = {"model": Header(model)}
-        if steps is not None:
-            contents["steps"] = Header(steps)
-        self._server.ask(self.number, contents, round=number)
-
-    def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
-        """Send contents, encoded by ``messages.up``, to several devices at once.
-
-        ``on_message`` follows at each receiver, or ``on_lost`` at the sender and the receiver.
-
-        Args:
-            devices: IDs of the receivers.
-            contents: the contents by name.
-            number: the round.
-        """
-        self._dispatch.send_to_peers(self.number, devices, contents, number)
-
-    def written(self, value: Ref | Partial) -> tuple[Ref, float]:
-        """Return a model as receivers decode it by ``messages.up``, and its size.
-
-        Args:
-            value: a model, or a part of one.
-
-        Returns:
-            The decoded model, and the bytes of the payload.
-        """
-        up = self._dispatch.up
-        contents = {"part": value}
-        arriving, _ = up.encode_and_decode(contents, {}, {})
-        return arriving["part"], sum(part.bytes for part in payloads(contents, up))
-
-    def timer(self, seconds: float) -> None:
-        """Have ``on_timer`` of the device's code called later; replaces the device's earlier timer.
-
-        Args:
-            seconds: the time from now (s).
-        """
-        self._server.timer(f"device/{self.number}", self.now + seconds)
-
-    def cancel_timer(self) -> None:
-        """Cancel the device's timer; no effect if no timer is set."""
-        self._server.cancel_timer(f"device/{self.number}")
-
-    def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """Return a random generator; every device gets the same numbers for the same arguments.
-
-        Args:
-            purpose: what the numbers are for; a word that names the generator.
-            ids: further numbers that name it, such as the round.
-        """
-        return self._server.rng(purpose, *ids)
 
 
 class Server:
@@ -124,15 +40,19 @@ class Server:
         edges: the edge servers of the network, ``ServerEdges``.
     """
 
-    def __init__(self, dispatch: "Dispatch", setting: RunInfo) -> None:
+    def __init__(self, dispatch: "Dispatch", evaluator: Evaluator, setting: RunInfo) -> None:
         self._dispatch = dispatch
         self._simulation = dispatch.simulation
-        self._streams = dispatch.streams
-        self._evaluator = dispatch.evaluator
+        self._timers = dispatch.timers
+        self._computations = dispatch.computations
+        self._updates = dispatch.updates
+        self._evaluator = evaluator
         self.setting = setting
         self.devices = setting.devices
         self.clients = Clients(dispatch, setting.devices)
-        self.models = ServerModels(dispatch, setting.parameters)
+        self.models = ServerModels(
+            dispatch.learner, dispatch.computations, evaluator, setting.parameters
+        )
         self.edges = ServerEdges(dispatch)
 
     # time
@@ -156,12 +76,12 @@ class Server:
         Returns:
             The time of the call (s), on the clock's grid.
         """
-        return self._dispatch.set_timer(name, max(self.now, on_grid(when)))
+        return self._timers.set(name, when)
 
     @property
     def computing(self) -> bool:
         """Whether the server still computes; always False without ``[server] speed``."""
-        return self._dispatch.busy_until > self.now
+        return self._computations.busy_until > self.now
 
     def compute(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
         """Charge the simulated time of an operation to the server, if ``[server] speed`` is given.
@@ -179,7 +99,7 @@ class Server:
         Raises:
             KeyError: ``what`` is no operation.
         """
-        self._dispatch.compute(what, n, d, m)
+        self._computations.add(what, n, d, m)
 
     def cancel_timer(self, name: str) -> None:
         """Cancel a timer; no effect if there is none.
@@ -187,7 +107,7 @@ class Server:
         Args:
             name: name of the timer.
         """
-        self._dispatch.cancel_timer(name)
+        self._timers.cancel(name)
 
     def look_again(self, name: str, delay: float, at_least: int = 1) -> None:
         """Wait for more devices: set a timer, or end the run if too few can ever be reached.
@@ -287,7 +207,9 @@ class Server:
             raise SimulationError(
                 f"device {device!r} was asked; allowed are 0 to {self.devices - 1}"
             )
-        return self._dispatch.ask(device, contents, job, round, group, continues, at_edge)
+        return self._dispatch.ask(
+            device, contents, job, round, group, continues=continues, at_edge=at_edge
+        )
 
     def end(self, task: int, cause: Cause = "late") -> None:
         """End a task that still runs; no effect on a task that has ended.
@@ -306,7 +228,7 @@ class Server:
         Args:
             device: ID of a device.
         """
-        return Peer(device, self, self._dispatch)
+        return Peer(device, self._dispatch)
 
     async def result(self, work: Future[T]) -> T:
         """Await a future of the strategy's own thread or process; simulated time stands still.
@@ -328,7 +250,7 @@ class Server:
             purpose: what the numbers are for; a word that names the generator.
             ids: further numbers that name it, such as the round and the device.
         """
-        return self._streams.generator(f"strategy/{purpose}", *ids)
+        return self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Record a decision of the strategy, as a row of ``events.parquet``.
@@ -344,7 +266,7 @@ class Server:
                 have their own columns.
         """
         if kind in ("aggregate", "updates-lost"):
-            self._dispatch.record_tasks(data.get("tasks", ()))
+            self._updates.remove(data.get("tasks", ()))
         self._simulation.emit(kind, **data)
 
     def exchange(self, contents: Contents, sender: str, receiver: str) -> None:
@@ -355,7 +277,7 @@ class Server:
             sender: name of the sending part.
             receiver: name of the receiving part.
         """
-        for part in payloads(contents, self._dispatch.up):
+        for part in payloads(contents, self._dispatch.envelopes.up):
             self.emit(
                 "server-transfer",
                 purpose=part.purpose,
@@ -432,16 +354,16 @@ class Server:
             number: the round, from 0.
             updates: all aggregated updates of the round.
         """
-        unrecorded = self._dispatch.tasks_of(updates)
+        unrecorded = self._updates.find(updates)
         if not unrecorded:
             return
-        total = sum(weight for _, _, weight in unrecorded)
-        fields: dict[str, object] = {"tasks": [task for task, _, _ in unrecorded]}
+        total = sum(entry.weight for entry in unrecorded)
+        fields: dict[str, object] = {"tasks": [entry.task for entry in unrecorded]}
         if total:
-            fields["weights"] = [weight / total for _, _, weight in unrecorded]
+            fields["weights"] = [entry.weight / total for entry in unrecorded]
         else:
             fields["weights"] = [1 / len(unrecorded)] * len(unrecorded)
-        staleness = [number - task_round for _, task_round, _ in unrecorded]
+        staleness = [number - entry.round for entry in unrecorded]
         if any(staleness):
             fields["staleness"] = staleness
         self.emit("aggregate", round=number, **fields)

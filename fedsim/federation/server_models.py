@@ -1,5 +1,4 @@
-"""Models and edge servers as the server half of a strategy uses them."""
-# ruff: noqa: A002 - a round is called ``round``
+"""Models as the server half of a strategy uses them."""
 
 import math
 from collections.abc import Sequence
@@ -9,27 +8,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.errors import SimulationError, show_value
-from fedsim.federation.contents import Contents, Lazy
+from fedsim.common.former import warn_renamed
+from fedsim.federation.compute_queue import ComputeQueue
+from fedsim.federation.contents import Lazy
 from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
-from fedsim.world.network.endpoints import Direction
 
 if TYPE_CHECKING:
-    from fedsim.federation.dispatch import Dispatch
+    from fedsim.federation.evaluator import Evaluator
+    from fedsim.learning import Learner
 
 
 class ServerModels:
     """Deferred arithmetic with models, and their values (``Server.models``).
 
     ``initial``, ``zero``, ``given``, ``mix`` and ``apply`` return the name of a model (``Ref``) at
-    once, and compute nothing. ``value`` and ``test`` take one model; ``values``, ``agreement``,
+    once, and compute nothing. ``value`` and ``test`` take one model; ``values``, ``consensus``,
     ``mix`` and ``apply`` take a list of models; ``numbers`` and ``choices`` take a list of ``Lazy``
     contents that devices have sent.
     """
 
-    def __init__(self, dispatch: "Dispatch", parameters: int) -> None:
-        self._dispatch = dispatch
-        self._learner = dispatch.learner
+    def __init__(
+        self,
+        learner: "Learner",
+        computations: ComputeQueue,
+        evaluator: "Evaluator",
+        parameters: int,
+    ) -> None:
+        self._learner = learner
+        self._computations = computations
+        self._evaluator = evaluator
         self._parameters = parameters
 
     def initial(self, count: int = 0) -> Ref:
@@ -70,7 +78,7 @@ class ServerModels:
                 raise SimulationError(
                     f"mix is given {show_value(model)}; a model (Ref) is needed; {hint}"
                 )
-        self._dispatch.compute("mix", len(parts), self._parameters, 1)
+        self._computations.add("mix", len(parts), self._parameters)
         return self._learner.mix(parts, otherwise, rescale=rescale)
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
@@ -120,7 +128,7 @@ class ServerModels:
         Returns:
             A model, or with ``size`` a ref of an array [size], which ``value`` computes.
         """
-        self._dispatch.compute("mix", len(models), self._parameters, 1)
+        self._computations.add("mix", len(models), self._parameters)
         named = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
         how: dict[str, Any] = {
             "stream": named,
@@ -236,10 +244,10 @@ class ServerModels:
             The share of right answers, 0 to 1; None if nothing was tested, as with ``learning =
             "off"``.
         """
-        return await self._dispatch.evaluator.test(model, devices)
+        return await self._evaluator.test(model, devices)
 
-    async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
-        """Return the agreement of the devices' models, if a test is due after the round.
+    async def consensus(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
+        """Return how far the devices' models agree, if a test is due after the round.
 
         The method is for a strategy without a server.
 
@@ -251,67 +259,9 @@ class ServerModels:
             ``consensus``, the root mean square distance of the models from their mean, and
             ``mean_accuracy``, the accuracy of that mean; empty if no test is due.
         """
-        return await self._dispatch.evaluator.agreement(number, models)
+        return await self._evaluator.consensus(number, models)
 
-
-class ServerEdges:
-    """The edge servers of a network, as a strategy's code on the server sees them (``Server.edges``).
-
-    They have IDs from 0. ``of`` returns the edge server of a device, ``has`` whether an edge server
-    is present, and ``carry`` sends a message to or from it. A strategy that uses edge servers sets
-    ``at_edges`` in its ``StrategyParams``, and asks devices by ``Server.ask(..., at_edge=True)``.
-    """
-
-    def __init__(self, dispatch: "Dispatch") -> None:
-        self._dispatch = dispatch
-
-    @property
-    def count(self) -> int:
-        """Count of edge servers; 0 if the network has none."""
-        return self._dispatch.messages.edges
-
-    def of(self, device: int) -> int:
-        """Return the edge server of a device.
-
-        Args:
-            device: ID of a device, in a network that has edge servers.
-
-        Returns:
-            The ID of the edge server.
-        """
-        return self._dispatch.messages.edge_of(device)
-
-    def has(self, edge: int) -> bool:
-        """Return whether an edge server is present; a lost one (``Strategy.on_edge_lost``) is not.
-
-        Args:
-            edge: ID of an edge server.
-        """
-        return edge not in self._dispatch.messages.lost
-
-    def carry(
-        self,
-        edge: int,
-        contents: Contents,
-        direction: Direction,
-        *,
-        round: int | None = None,
-        start: Ref | None = None,
-    ) -> None:
-        """Send a message between the server and an edge server.
-
-        ``Strategy.on_carried`` is called once when the message has ended.
-
-        Args:
-            edge: ID of an edge server.
-            contents: the contents by name.
-            direction: ``"down"`` to the edge server, ``"up"`` from the edge server.
-            round: the round for which the message is sent; None if it is sent for no round.
-            start: the model, known to both sides, from which the models in ``contents`` were
-                trained.
-
-        Raises:
-            SimulationError: the edge server does not exist, or still has a message in this
-                direction under way.
-        """
-        self._dispatch.carry(edge, contents, direction, round, start)
+    async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
+        """Former name of ``consensus``."""
+        warn_renamed("ServerModels.agreement", "consensus")
+        return await self.consensus(number, models)

@@ -1,15 +1,14 @@
 """Tests on devices that never train (``population.tested_only``)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fedsim.federation.round_result import ModelAssignment
+from fedsim.learning.evaluation import AccuracyOver
 from fedsim.learning.refs import Ref
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
-
-Assigned = Mapping[str, tuple[Ref, Sequence[int] | None]]
-"""A strategy's models by name, each with the devices that it serves (None: all)."""
 
 ACCURACY = "accuracy_unseen"
 LOSS = "loss_unseen"
@@ -40,7 +39,7 @@ class UnseenTests:
         """Return the columns of a round without a test, all None; empty if all devices may train."""
         return dict.fromkeys(COLUMNS) if self._devices else {}
 
-    async def measure(self, models: Assigned, score: str) -> dict[str, float | None]:
+    async def measure(self, models: ModelAssignment, over: AccuracyOver) -> dict[str, float | None]:
         """Test the strategy's models on those devices that never train, each on its own test samples.
 
         With several models, a measure is the mean over the models, weighted by the counts of the
@@ -49,23 +48,24 @@ class UnseenTests:
 
         Args:
             models: the strategy's models.
-            score: definition of accuracy, ``pooled`` or ``device-mean``.
+            over: definition of accuracy.
 
         Returns:
-            Accuracy and loss, by column of ``rounds.parquet``.
+            Accuracy and loss, by column of ``rounds.parquet``. The attribute ``accuracy`` is set to
+            the accuracy of each device.
         """
         if not self._devices:
             return {}
-        accuracy: _FigureOverModels = _FigureOverModels()
-        loss: _FigureOverModels = _FigureOverModels()
+        accuracy = _FigureOverModels()
+        loss = _FigureOverModels()
         of_devices = {device: _FigureOverModels() for device in self._devices}
         for model, weight in weighted(models):
             evaluation = await self._learner.evaluate({"unseen": (model, self._devices)})
             if evaluation is None:
                 return {}
-            figures = evaluation.score(score)
-            accuracy.add(figures[0], weight)
-            loss.add(figures[1], weight)
+            tested = evaluation.accuracy_and_loss(over)
+            accuracy.add(tested.accuracy, weight)
+            loss.add(tested.loss, weight)
             for device, value in evaluation.device_accuracy().items():
                 of_devices[device].add(value, weight)
         self.accuracy = {device: mean.value for device, mean in of_devices.items()}
@@ -97,7 +97,7 @@ class _FigureOverModels:
         return self._sum / self._weight
 
 
-def weighted(models: Assigned) -> list[tuple[Ref, float]]:
+def weighted(models: ModelAssignment) -> list[tuple[Ref, float]]:
     """Return the models that a device without a model of its own may receive, and their weights.
 
     Args:

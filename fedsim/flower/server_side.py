@@ -19,7 +19,8 @@ from typing_extensions import override
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import SimulationError
-from fedsim.federation.contents import Header, Opaque, TaskEnd
+from fedsim.federation.contents import Header, Opaque
+from fedsim.federation.events import VERDICTS, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import read_app
 from fedsim.flower.app_errors import error_of_app, place_of_thread
@@ -28,9 +29,6 @@ from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, AppHalf, SessionBase, replace_all, where
 from fedsim.flower.rounds import AppRound, AppRounds
 from fedsim.flower.turns import RunOver, Turns
-
-# column of the rounds: outcomes of the tasks that it counts
-_COUNTED = {"valid": ("done",), "slow": ("late", "memory"), "disconnected": ("lost",)}
 
 _POLL_S = 0.01  # simulated time of a second pull at the same instant that finds no reply (s)
 _MOST_IDLE = 200_000  # successive waits of a ServerApp while no message is unanswered
@@ -258,9 +256,9 @@ class Session(SessionBase):
             if weight:
                 figures[name] = ended.sums[name] / weight
         figures.update(ended.figures)
-        counts = {}
-        for name, outcomes in _COUNTED.items():
-            counts[name] = sum(ended.ends[outcome] for outcome in outcomes)
+        counts = dict.fromkeys(VERDICTS.values(), 0)
+        for outcome, verdict in VERDICTS.items():
+            counts[verdict] += ended.ends[outcome]
         selected = sum(counts.values())
         if not self._server.note_round(ended.number, figures, selected=selected, **counts):
             raise RunOver

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError
 from fedsim.federation.client import Client, Instruction, LocalResult, Real, RunInfo
-from fedsim.federation.contents import Contents, Opaque, TaskEnd
+from fedsim.federation.contents import Contents, Opaque
 from fedsim.federation.devices import Device
-from fedsim.federation.evaluator import ModelAssignment
+from fedsim.federation.events import TaskEnd
+from fedsim.federation.round_result import ModelAssignment
 from fedsim.federation.server import Server
 from fedsim.flower.app import read_app
 from fedsim.flower.params import FlowerParams

@@ -46,7 +46,7 @@ def load_learning() -> None:
 
 def nominal_lines(run: Run) -> list[str]:
     """Return text lines on a run that has not begun: its sizes, and estimates of its times."""
-    dispatch = run.dispatch
+    envelopes = run.dispatch.envelopes
     learner = run.learner
     scenario = run.scenario
     params = scenario.strategy
@@ -55,8 +55,8 @@ def nominal_lines(run: Run) -> list[str]:
     sampled = range(0, devices, step)
     samples = run.samples[::step]
     epoch_s = run.population.epochs_s(slice(0, devices, step))
-    down_bytes = dispatch.down.model_bytes + learner.state_bytes
-    up_bytes = dispatch.up.model_bytes + learner.state_bytes
+    down_bytes = envelopes.down.model_bytes + learner.state_bytes
+    up_bytes = envelopes.up.model_bytes + learner.state_bytes
     down = _transfers_s(run, sampled, "down", down_bytes)
     up = _transfers_s(run, sampled, "up", up_bytes)
     lines = [
@@ -136,7 +136,7 @@ def _tasks_s(run: Run, params: RoundParams, down: Floats, training_s: Floats, up
     task_s = down + training_s + up
     if limit is not None and not params.bounds_training:
         task_s = np.minimum(task_s, limit)
-    return task_s + run.dispatch.down.model_s + run.dispatch.up.model_s
+    return task_s + run.dispatch.envelopes.down.model_s + run.dispatch.envelopes.up.model_s
 
 
 def data_lines(run: Run) -> list[str]:
@@ -184,7 +184,7 @@ def _round_lines(
     """
     scenario = run.scenario
     learner = run.learner
-    dispatch = run.dispatch
+    envelopes = run.dispatch.envelopes
     devices = scenario.population.trainable
     cohort = params.cohort_size(devices)
     tasks = cohort * params.turns
@@ -195,7 +195,7 @@ def _round_lines(
     messages = tasks
     if params.at_edges:
         messages += min(cohort, scenario.network.edge_servers)
-    model_bytes = dispatch.down.model_bytes + dispatch.up.model_bytes + 2 * learner.state_bytes
+    model_bytes = envelopes.down.model_bytes + envelopes.up.model_bytes + 2 * learner.state_bytes
     traffic = messages * model_bytes
     base_bytes = learner.base_bytes * min(devices, rounds * messages)
     samples = run.samples[::step]

@@ -184,7 +184,7 @@ def shared_link_lines(run: Run) -> list[str]:
     fills_link = run.at_once * float(np.median(rates)) > server_rate
     if not fills_link or round_trip_s < _LONG_ROUND_TRIP_S:
         return []
-    upload_s = run.at_once * run.dispatch.up.model_bytes / server_rate
+    upload_s = run.at_once * run.dispatch.envelopes.up.model_bytes / server_rate
     if upload_s > _MANY_ROUND_TRIPS * round_trip_s:
         return []
     return [

@@ -2,11 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.learning.objectives import EvaluationMetric, SampleNumbers
+
+AccuracyOver = Literal["pooled", "device-mean"]
+"""Definition of accuracy, and of the other measures of a test.
+
+``pooled``: over all answers; ``device-mean``: the mean of the devices' values.
+"""
+
+
+class AccuracyAndLoss(NamedTuple):
+    """Accuracy (0 to 1) and loss of a test; None if a value is not finite or nothing was tested."""
+
+    accuracy: float | None
+    loss: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,28 +100,27 @@ class Evaluation:
         """Return device -> accuracy on its own test samples, None if it has no test samples."""
         return dict(zip(self.devices, self._ratios(self.correct), strict=True))
 
-    def score(self, mode: str) -> tuple[float | None, float | None]:
+    def accuracy_and_loss(self, over: AccuracyOver) -> AccuracyAndLoss:
         """Return accuracy and loss; None for a value that is not finite or has no test samples.
 
         Args:
-            mode: ``pooled`` over all answers, or ``device-mean`` for the mean of devices' values.
-
-        Returns:
-            The accuracy (0 to 1), and the loss.
+            over: definition of both.
         """
-        if mode == "pooled":
-            return _finite(self.accuracy), _finite(self.loss)
-        return _mean(self._ratios(self.correct)), _mean(self._ratios(self.loss_sum))
+        if over == "pooled":
+            return AccuracyAndLoss(_finite(self.accuracy), _finite(self.loss))
+        return AccuracyAndLoss(
+            _mean(self._ratios(self.correct)), _mean(self._ratios(self.loss_sum))
+        )
 
-    def figure(self, metric: EvaluationMetric, mode: str) -> float | None:
+    def figure(self, metric: EvaluationMetric, over: AccuracyOver) -> float | None:
         """Return the value of a metric; None if it is not finite, or if nothing was tested.
 
         Args:
             metric: the metric.
-            mode: ``pooled`` over all samples, or ``device-mean`` for the mean of devices' values.
+            over: definition of the value.
         """
         facts = [entry for entry in self.facts.get(metric.name, ()) if len(entry)]
-        if mode != "pooled":
+        if over != "pooled":
             return _mean([_finite(metric.value(entry)) for entry in facts])
         if not facts:
             return None

@@ -15,7 +15,6 @@ from fedsim.common.streams import Streams
 from fedsim.common.training import CutBy
 from fedsim.federation.client import RunInfo
 from fedsim.federation.client_side import ClientSide
-from fedsim.federation.codecs import Wire
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.ending import StopRules
@@ -23,8 +22,10 @@ from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, WorldView
 from fedsim.federation.fewer_layers import FewerLayers
 from fedsim.federation.local import ClientHalves, LocalTrainings
+from fedsim.federation.notices import NoticeKind
 from fedsim.federation.server import Server
 from fedsim.federation.unseen import COLUMNS
+from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.architecture import LoRA, layers_of
 from fedsim.records.schema import DEVICES, OWN_TRAINING, ROUNDS, with_columns
@@ -221,7 +222,6 @@ class Run:
             self.population,
             self.learner,
             self._streams,
-            self.evaluator,
             scenario.server,
             envelopes,
             self._client_side,
@@ -237,7 +237,7 @@ class Run:
     def _build_tasks(self) -> None:
         dispatch = self.dispatch
         self._world.build_tasks(
-            dispatch.on_edge_lost, self._client_side.next_steps, dispatch.on_task_end
+            dispatch.edge_links.on_lost, self._client_side.next_steps, dispatch.on_task_end
         )
         self.messages = self._world.messages
         self.tasks = self._world.tasks
@@ -246,7 +246,7 @@ class Run:
         params = self.scenario.strategy
         setting = self._setting(self.capacity)
         strategy = strategy_class(params.kind)
-        self.server = Server(self.dispatch, setting)
+        self.server = Server(self.dispatch, self.evaluator, setting)
         self.strategy = strategy(params, self.server)
         check_epochs(params, self.population.own)
         self.client_halves = ClientHalves(strategy.client_half, params, setting, self.local)
@@ -255,7 +255,9 @@ class Run:
         """Build what changes during the run: arrivals and departures, data, and processes of the world."""
         scenario = self.scenario
         dispatch = self.dispatch
-        self.lifetimes = self._world.build_lifetimes(partial(dispatch.notify, "newcomer"))
+        self.lifetimes = self._world.build_lifetimes(
+            partial(dispatch.notices.tell, NoticeKind.NEWCOMER)
+        )
         self.drift: Drift | None = None
         if scenario.drift is not None and self.data is not None:
             scenario.drift.check(self.data)
@@ -508,7 +510,7 @@ class Run:
     def _fastest_download_s(self) -> float:
         """Return the shortest time (s) of a model download by a device with the network to itself."""
         near = self.scenario.strategy.at_edges
-        size = self.dispatch.down.model_bytes + self.learner.base_bytes
+        size = self.dispatch.envelopes.down.model_bytes + self.learner.base_bytes
         fastest_s = math.inf
         for devices in columns.pieces(self.population.trainable):
             times_s = self.network.all_alone_s("down", size, near=near, devices=devices)

@@ -115,7 +115,7 @@ def _check_serverless(scenario: Sections) -> Iterator[str]:
     """Yield a message for each section that needs a server, for a strategy without a server."""
     up = scenario.messages.up
     problems = []
-    if "down" not in up.ways or up.keeps_rest:
+    if "down" not in up.ways or up.stores_residual:
         reason = (
             f"writes changes of a model ({up.kind!r}), or keeps what it leaves out; not "
             "between devices"
@@ -187,7 +187,7 @@ def _check_messages(scenario: Sections) -> Iterator[str]:
         obstacle = aggregation.why_not(up)
         if obstacle:
             yield f"{codec} and strategy.{key} is {aggregation.kind!r}: the codec {obstacle}"
-    if strategy.resizes and up.keeps_rest:
+    if strategy.resizes and up.stores_residual:
         yield (
             f"{codec} with error_feedback, and by strategy.redraw the next update has another "
             "size; allowed is error_feedback = false"

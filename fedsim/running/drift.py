@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.clock.simulation import on_grid
+from fedsim.federation.notices import NoticeKind
 from fedsim.learning.data.shifts import ShiftSpec
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Drift:
                 fields["partner"] = change.partner
             dispatch.simulation.emit("shift", device=change.device, **fields)
         for change in changes:
-            dispatch.on_shift(change.device)
+            dispatch.notices.tell(NoticeKind.SHIFT, change.device)
 
     def _candidates(self) -> NDArray[np.int64]:
         """Return the devices from which a data shift may choose; int64, ascending IDs.

@@ -9,7 +9,7 @@ from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
 from fedsim.federation.codecs import MessagesSpec
 from fedsim.federation.costs import ServerSpec
-from fedsim.federation.evaluator import EvaluationSpec
+from fedsim.federation.evaluation_spec import EvaluationSpec
 from fedsim.federation.malicious import MaliciousSpec
 from fedsim.learning.data.shifts import ShiftSpec
 from fedsim.learning.data.spec import DataSpec

@@ -11,7 +11,7 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Epochs
 from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Server, TaskEnd
-from fedsim.federation.evaluator import Measured, ModelAssignment
+from fedsim.federation.round_result import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.parts.aggregation import Entry

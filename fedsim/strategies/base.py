@@ -12,7 +12,7 @@ from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
 from fedsim.common.training import Training
 from fedsim.federation import Carried, Client, Contents, PeerMessage, RunInfo, Server, TaskEnd
-from fedsim.federation.evaluator import ModelAssignment
+from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.architecture import Tensor
 from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protection
 from fedsim.strategies.parts.keeping import KeepingClient, Split
@@ -365,7 +365,7 @@ class Strategy(Generic[P]):
         >>> class Once(Strategy):
         ...     async def on_start(self):
         ...         self.state |= {"model": self.server.models.initial(), "answers": 0}
-        ...         for device in self.server.clients.online():
+        ...         for device in self.server.clients.idle_devices():
         ...             self.server.ask(device, {"model": self.state["model"]}, "train")
         ...     async def on_task_end(self, message):
         ...         self.state["answers"] += message.outcome == "done"

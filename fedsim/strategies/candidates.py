@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from fedsim.federation import Contents, Server, TaskEnd
-from fedsim.federation.evaluator import ModelAssignment
+from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import QUESTION, Selection
 from fedsim.strategies.state import PartState

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from fedsim.federation import Contents, Partial, Server
-from fedsim.federation.evaluator import ModelAssignment
+from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.keeping import ServerKeeping
 from fedsim.strategies.round_params import AggregatingParams, RoundParams

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fedsim.common.errors import SimulationError
 from fedsim.common.training import NO_LIMIT, Limit
@@ -16,7 +16,8 @@ from fedsim.federation import (
     Server,
     TaskEnd,
 )
-from fedsim.federation.evaluator import Measured, ModelAssignment
+from fedsim.federation.events import VERDICTS, Verdict
+from fedsim.federation.round_result import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy
 from fedsim.strategies.candidates import Candidates
@@ -32,13 +33,6 @@ from fedsim.strategies.updates import Update
 # tolerance (s): a round that closes this shortly after a time of the schedule counts as closed at
 # that time, as roundings of the clock accumulate
 _TIE_S = 1e-3
-
-Verdict = Literal["valid", "slow", "disconnected"]
-"""Category of an ended task in a round.
-
-``valid``: done, with an update. ``slow``: late, or too large for the device's memory.
-``disconnected``: lost.
-"""
 
 S = TypeVar("S", bound=RoundParams)
 
@@ -169,7 +163,7 @@ class Synchronous(Strategy[S]):
         devices = self.server.clients.chosen(devices, type(selection).select)
         is_uniform = selection.uniform and among is None and not self.params.late_goes_on
         if self._accounts and is_uniform:
-            state.drawn = (len(devices), len(self.server.clients.online()))
+            state.drawn = (len(devices), len(self.server.clients.idle_devices()))
         if selection.asks:
             self._candidates.propose(devices, count - len(devices))
         return devices
@@ -362,14 +356,8 @@ class Synchronous(Strategy[S]):
         return int(message["samples"])
 
     def _verdict(self, message: TaskEnd) -> Verdict:
-        """Return the class in which the open round counts an ended task.
-
-        ``valid``: it is done; ``slow``: it was late or lacked memory; ``disconnected``: all other
-        ends.
-        """
-        if message.outcome == "done":
-            return "valid"
-        return "slow" if message.outcome in ("late", "memory") else "disconnected"
+        """Return the column in which the open round counts an ended task."""
+        return VERDICTS[message.outcome]
 
     def _counts(self) -> dict[str, int]:
         state = self.state

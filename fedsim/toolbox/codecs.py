@@ -71,35 +71,35 @@ class Lossy(Codec):
         parameters: int,
         value: Ref,
         base: Ref | None,
-        kept: Ref | None,
+        residual: Ref | None,
     ) -> Coded:
-        exact, sent, start = self.split(arithmetic, parameters, value, base, kept)
-        residual = None
+        exact, sent, start = self.encode(arithmetic, parameters, value, base, residual)
+        new_residual = None
         if self.error_feedback:
             # If the training diverged the residual is replaced; otherwise every later change would
             # contain values that are not finite.
             zero = arithmetic.mix([(value if start is None else start, 0.0)])
-            otherwise = zero if kept is None else kept
-            residual = arithmetic.mix([(exact, 1.0), (sent, -1.0)], otherwise=otherwise)
+            otherwise = zero if residual is None else residual
+            new_residual = arithmetic.mix([(exact, 1.0), (sent, -1.0)], otherwise=otherwise)
         received = sent
         if start is not None:
             received = arithmetic.apply(added, [start, sent])
-        return Coded(received, residual)
+        return Coded(received, new_residual)
 
-    def split(
+    def encode(
         self,
         arithmetic: Arithmetic,
         parameters: int,
         value: Ref,
         base: Ref | None,
-        kept: Ref | None,
+        residual: Ref | None,
     ) -> CodedParts:
         start = base if self.encodes == "change" else None
         exact = value
         if start is not None:
             exact = arithmetic.mix([(value, 1.0), (start, -1.0)])
-        if kept is not None:
-            exact = arithmetic.apply(added, [exact, kept])
+        if residual is not None:
+            exact = arithmetic.apply(added, [exact, residual])
         # The stream has the model's serial, so that all receivers of a model get the same result.
         stream = ("messages/codec", value.serial) if self.draws else None
         constants = self.constants(parameters)
@@ -400,7 +400,7 @@ class Sparse(Lossy):
     """k / d; at least one entry is sent. With 1 nothing is lost."""
 
     @property
-    def sends(self) -> float:
+    def sent_share(self) -> float:
         return self.share
 
     def k(self, parameters: int) -> int:
@@ -448,17 +448,17 @@ class Sparse(Lossy):
             array[bits.astype(np.bool_)] = values
         return array
 
-    def split(
+    def encode(
         self,
         arithmetic: Arithmetic,
         parameters: int,
         value: Ref,
         base: Ref | None,
-        kept: Ref | None,
+        residual: Ref | None,
     ) -> CodedParts:
         if self.k(parameters) == parameters:
             return CodedParts(value, value)
-        return super().split(arithmetic, parameters, value, base, kept)
+        return super().encode(arithmetic, parameters, value, base, residual)
 
     def code(
         self,
@@ -466,11 +466,11 @@ class Sparse(Lossy):
         parameters: int,
         value: Ref,
         base: Ref | None,
-        kept: Ref | None,
+        residual: Ref | None,
     ) -> Coded:
         if self.k(parameters) == parameters:
             return Coded(value)
-        return super().code(arithmetic, parameters, value, base, kept)
+        return super().code(arithmetic, parameters, value, base, residual)
 
 
 def _keep_positions(array: Floats32, positions: Ints) -> Floats32:

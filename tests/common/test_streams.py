@@ -174,7 +174,7 @@ def test_it_is_a_walk_along_a_random_permutation(
         run.server.ask(device, {"model": run.server.models.initial()})
     expected = drawn_one_by_one(run, count, "x", number, among)
     assert run.server.clients.sample(count, "x", number, among=among) == expected
-    assert run.server.clients.online() == [
+    assert run.server.clients.idle_devices() == [
         device for device in range(60) if run.tasks.is_idle(device)
     ]
 

@@ -185,7 +185,7 @@ def fed_back(codec: Lossy, rounds: int) -> Iterator[tuple[Any, Any, Any]]:
     for number in range(rounds):
         change = core.apply(noisy, [zero], scale=0.1, stream=("test", number))
         coded = codec.code(core, size, change, None, kept)
-        values = asyncio.run(core.values([change, coded.received, coded.kept]))  # type: ignore[list-item]
+        values = asyncio.run(core.values([change, coded.received, coded.residual]))  # type: ignore[list-item]
         meant = (values[0].astype(np.float64) + before).astype(np.float32)
         yield meant, values[1], values[2]
         # the same change of a model that both sides have
@@ -195,7 +195,7 @@ def fed_back(codec: Lossy, rounds: int) -> Iterator[tuple[Any, Any, Any]]:
         if not codec.draws:
             assert received - start == pytest.approx(values[1], abs=1e-5)
             assert left == pytest.approx(values[2], abs=1e-5)
-        kept, before = coded.kept, values[2]
+        kept, before = coded.residual, values[2]
 
 
 def sections(up: Any, **others: Any) -> dict[str, Any]:

@@ -21,7 +21,9 @@ from torch.nn import functional
 import fedsim
 from fedsim.clock.executors import Threads
 from fedsim.common.stop import StopSpec
-from fedsim.federation.evaluator import EvaluationSpec, Evaluator, WorldView
+from fedsim.federation.evaluation_spec import EvaluationSpec
+from fedsim.federation.evaluator import Evaluator, WorldView
+from fedsim.federation.group_agreement import measures
 from fedsim.lab.terminal import summary_lines
 from fedsim.learning import Learner, testsets
 from fedsim.learning.data.federated import FederatedData, Shard
@@ -31,7 +33,6 @@ from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron
 from fedsim.learning.refs import Ref
 from fedsim.learning.solvers.reference import load_weights, module_of
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.toolbox.clustering.agreement import measures
 from tests.learning.small import federation, learning, run
 from tests.strategies.runs import played
 from tests.strategies.worlds import PAIRED, ROTATED, world
@@ -379,7 +380,11 @@ def test_nobody_to_test_and_nothing_to_be_tested_on(model: ModelSpec) -> None:
     core, _ = learning(_data(), model)
     refs = [core.initial(at) for at in range(2)]
     nothing = run(core.evaluate({"a": (refs[0], []), "b": (refs[1], [])}))
-    assert (nothing.devices, nothing.count.sum(), nothing.score("pooled")) == ([], 0, (None, None))
+    assert (nothing.devices, nothing.count.sum(), nothing.accuracy_and_loss("pooled")) == (
+        [],
+        0,
+        (None, None),
+    )
     assert run(core.evaluate({})).devices == []
     untested = run(core.evaluate({"a": (refs[0], [4]), "b": (refs[0], [4, 4])}))
     assert (untested.devices, untested.count.tolist()) == ([4, 4, 4], [0, 0, 0])
@@ -389,10 +394,14 @@ def test_scores() -> None:
     evaluation = Evaluation(
         [3, 5, 8], np.array([1, 6, 0]), np.array([2, 8, 0]), np.array([1.0, 2.0, 0.0])
     )
-    assert evaluation.score("pooled") == (0.7, 0.3)
-    assert evaluation.score("device-mean") == (0.625, 0.375)
+    assert evaluation.accuracy_and_loss("pooled") == (0.7, 0.3)
+    assert evaluation.accuracy_and_loss("device-mean") == (0.625, 0.375)
     assert evaluation.device_accuracy() == {3: 0.5, 5: 0.75, 8: None}
     nothing = Evaluation([], np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
-    assert nothing.score("pooled") == nothing.score("device-mean") == (None, None)
+    assert (
+        nothing.accuracy_and_loss("pooled")
+        == nothing.accuracy_and_loss("device-mean")
+        == (None, None)
+    )
     diverged = Evaluation([1], np.array([1]), np.array([2]), np.array([np.inf]))
-    assert diverged.score("pooled") == (0.5, None)
+    assert diverged.accuracy_and_loss("pooled") == (0.5, None)

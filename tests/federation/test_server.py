@@ -3,15 +3,18 @@ of parts with a default.
 """
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import pytest
 
+import fedsim
 from fedsim.common.errors import ScenarioError
 from fedsim.federation.codecs import MessagesSpec
-from fedsim.plugin import Availability, Codec, Measured, Selection, Span
+from fedsim.federation.events import VERDICTS, VISIBLE, Verdict, VisibleOutcome
+from fedsim.plugin import Availability, Codec, Coded, FedAvg, Measured, Selection, Span
 from fedsim.testing import assert_sound, run
+from fedsim.world.steps import Cause
 from tests.outside_parts import Trickle
 
 WORLD: dict[str, Any] = {
@@ -104,10 +107,51 @@ class Keeping(Codec):
     """Keeps what it leaves out, and has no key that says so."""
 
     kind: str = "keeping"
-    keeps_rest: ClassVar[bool] = True  # type: ignore[misc]
+    stores_residual: ClassVar[bool] = True  # type: ignore[misc]
 
     def bytes(self, parameters: int) -> float:
         return parameters
+
+
+def test_every_outcome_of_a_task_is_one_that_the_server_sees_and_counts() -> None:
+    of_tasks = set(get_args(Cause)) | {"done"}
+    assert VISIBLE.keys() == of_tasks
+    assert set(VISIBLE.values()) == VERDICTS.keys() == set(get_args(VisibleOutcome))
+    assert set(VERDICTS.values()) == set(get_args(Verdict))
+
+
+class Former(FedAvg):
+    """Reads the server by former names before the first round."""
+
+    async def on_start(self) -> None:
+        clients = self.server.clients
+        with pytest.warns(DeprecationWarning, match=r"Clients.online is called idle_devices now"):
+            assert clients.online() == clients.idle_devices() == [0, 1, 2]
+        with pytest.warns(DeprecationWarning, match=r"Clients.arrived is called joined now"):
+            assert clients.arrived(0)
+        peer = self.server.peer(0)
+        with pytest.warns(DeprecationWarning, match=r"Peer.online is called reachable now"):
+            assert peer.online
+        model = self.server.models.initial()
+        with pytest.warns(DeprecationWarning, match=r"Peer.written is called encode now"):
+            assert peer.written(model) == peer.encode(model) == (model, 2600.0)
+        models = self.server.models
+        with pytest.warns(DeprecationWarning, match=r"agreement is called consensus now"):
+            assert await models.agreement(0, [model]) == await models.consensus(0, [model]) == {}
+        with pytest.warns(DeprecationWarning, match=r"Coded.kept is called residual now"):
+            assert Coded(model, model).kept is model
+        await super().on_start()
+        self.server.stop("all read")
+
+
+def test_former_names_work_and_warn(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "learning": "off",
+        "population": {"devices": 3},
+        "strategy": {"kind": "tests.federation.test_server:Former", "clients_per_round": 1},
+    }
+    result = fedsim.run(fedsim.Scenario(**sections), tmp_path / "former")
+    assert result.summary["stopped"] == "all read"
 
 
 class Waiting(Selection):
@@ -120,5 +164,5 @@ class Waiting(Selection):
 def test_hooks_of_parts_need_no_key_of_a_certain_name() -> None:
     with pytest.raises((ScenarioError, ValueError), match="only devices remember"):
         MessagesSpec(down=Keeping())
-    assert MessagesSpec(up=Keeping()).up.keeps_rest
+    assert MessagesSpec(up=Keeping()).up.stores_residual
     assert Waiting().patience_s == 7.0

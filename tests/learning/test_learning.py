@@ -15,7 +15,8 @@ from fedsim.clock.executors import Inline, Threads
 from fedsim.common.errors import ScenarioError
 from fedsim.common.stop import StopSpec
 from fedsim.common.training import Part, Training
-from fedsim.federation.evaluator import EvaluationSpec, Evaluator, WorldView
+from fedsim.federation.evaluation_spec import EvaluationSpec
+from fedsim.federation.evaluator import Evaluator, WorldView
 from fedsim.learning.data.federated import Shard, stratified_part
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron

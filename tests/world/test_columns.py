@@ -110,13 +110,13 @@ def test_who_looks_at_all_of_too_many_is_told_what_that_would_take(
         **sections() | {"strategy": {"kind": "refl", "clients_per_round": 3}}
     )
     built = Simulation(scenario).installed
-    assert len(built.server.clients.online()) > 1
+    assert len(built.server.clients.idle_devices()) > 1
     monkeypatch.setattr(clients, "usable_memory", lambda: DEVICES * 200 - 1)
     with pytest.raises(
         SimulationError,
         match=r"all 60 devices at once, .* allowed are 59 devices, or a strategy that draws",
     ):
-        built.server.clients.online()
+        built.server.clients.idle_devices()
     assert len(built.server.clients.sample(3, "sample")) == 3
 
 

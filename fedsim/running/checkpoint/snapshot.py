@@ -19,9 +19,11 @@ from fedsim.common.files import find_file, read_bytes
 from fedsim.common.spec import Spec
 from fedsim.common.training import Contrast, Limit, Part, Training
 from fedsim.federation.client import Instruction, PreviousResult
-from fedsim.federation.contents import Header, Lazy, Opaque, Partial, TaskEnd
+from fedsim.federation.contents import Header, Lazy, Opaque, Partial
 from fedsim.federation.ending import Progress
-from fedsim.federation.envelopes import TaskContext
+from fedsim.federation.events import TaskEnd
+from fedsim.federation.task_context import TaskContext
+from fedsim.federation.wire import CodedContents
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.learning.scratch import Written
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 _CLASSES = (
     *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
     *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
+    CodedContents,
     *(Task, Payload, Training, Contrast, Limit, Part),
     *(Flow, Message, Load, Place, Tier),
     *(BbrSenders, Connections, Deliveries, Growth, Level, LinkComponent, QueuedLinks),

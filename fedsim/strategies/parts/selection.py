@@ -9,7 +9,7 @@ from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
 from fedsim.federation import Contents, Device, Instruction, LocalResult, Server, TaskEnd
-from fedsim.federation.evaluator import ModelAssignment
+from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts import PartClient
 from fedsim.strategies.state import PartState, State
@@ -433,7 +433,7 @@ class Random(Selection):
     ) -> list[int]:
         if not self.replacement:
             return server.clients.sample(count, "select", *ids, among=among)
-        available = server.clients.online()
+        available = server.clients.idle_devices()
         if among is not None:
             available = [device for device in among if server.clients.idle(device)]
         state.draws = {}

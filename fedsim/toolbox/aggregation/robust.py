@@ -40,7 +40,7 @@ class Robust(Aggregation):
     """Whether each coordinate of the result depends only on this coordinate of the updates."""
 
     def why_not(self, codec: Codec) -> str | None:
-        if self.by_coordinate and codec.sends < 0.5:
+        if self.by_coordinate and codec.sent_share < 0.5:
             return (
                 "leaves out so much that most updates say nothing of a coordinate; allowed is "
                 "share = 0.5 or more"

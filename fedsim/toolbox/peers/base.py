@@ -21,7 +21,7 @@ from fedsim.federation import (
     TaskEnd,
 )
 from fedsim.federation.client import RunInfo
-from fedsim.federation.evaluator import Measured, ModelAssignment
+from fedsim.federation.round_result import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.state import State
@@ -252,7 +252,7 @@ class Peers(Strategy[P]):
         number = self.state.round
         rounds = self.state.rounds
         unfinished = [device for device, finished in rounds.items() if finished == number]
-        if any(self.server.peer(device).online for device in unfinished):
+        if any(self.server.peer(device).reachable for device in unfinished):
             return False
         return max(rounds.values(), default=0) > number
 
@@ -306,7 +306,7 @@ class Peers(Strategy[P]):
             return
         device = self.server.peer(number)
         self._act(device, handler, *arguments)
-        changed = self._store_progress(device) or not device.online
+        changed = self._store_progress(device) or not device.reachable
         while changed and not self.state.over and self.is_over():
             await self._finish_round()
 
@@ -325,7 +325,7 @@ class Peers(Strategy[P]):
         state = self.state
         number = device.number
         clients = self.server.clients
-        if not device.online:
+        if not device.reachable:
             if number not in state.away and clients.await_return(number):
                 state.away.append(number)
             elif not clients.anyone_ever():
@@ -371,7 +371,7 @@ class Peers(Strategy[P]):
         server = self.server
         number = state.round
         models = self.models()
-        figures = await server.models.agreement(number, [model for model, _ in models.values()])
+        figures = await server.models.consensus(number, [model for model, _ in models.values()])
         updates = []
         for update, samples, start, device in state.updates:
             updates.append(Measured(update, float(samples), start, None, device))

@@ -217,7 +217,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         change = device.mix([(state["model"], 1.0), (state["outer"], -1.0)], otherwise=zero)
         places = self._fragment_ranges(number)
         part = Partial(change, device.zero(), places) if places else change
-        encoded, size = device.written(part)
+        encoded, size = device.encode(part)
         state |= {"reducing": number, "step": 0, "known": {device.number: encoded}, "bytes": size}
         self._reduce(device)
         if self._trains_during(number):

@@ -15,7 +15,7 @@ def available_devices(server: Server, among: Among) -> list[int]:
         among: IDs to which the result is restricted; None: all devices.
     """
     if among is None:
-        return server.clients.online()
+        return server.clients.idle_devices()
     return [device for device in among if server.clients.idle(device)]
 
 

@@ -13,7 +13,7 @@ from fedsim.common.spec import Spec
 from fedsim.common.training import Training
 from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server
-from fedsim.federation.evaluator import ModelAssignment
+from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates

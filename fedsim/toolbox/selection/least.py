@@ -79,7 +79,7 @@ class LeastAvailable(Selection):
         availability = state.availability
         if state.counted != number:
             state.counted = number
-            for device in (*server.clients.online(), *state.at_work):
+            for device in (*server.clients.idle_devices(), *state.at_work):
                 first, rounds = availability.get(device, (number, 0))
                 availability[device] = (first, rounds + 1)
 

@@ -12,10 +12,11 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Epochs
 from fedsim.common.training import Limit, Part, Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
+from fedsim.federation.events import Verdict
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.round_params import CombiningParams, DeadlineKey, RoundParams
-from fedsim.strategies.synchronous import SynchronousClient, Verdict
+from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.deadlines import Relative
 from fedsim.world.steps import Computation
 
@@ -408,7 +409,7 @@ class CataFed(FedAvg[CataFedParams]):
         self.state.sizes = [0] * devices
         self.state.cluster = [-1] * devices
         self.state.zeroed = [0] * devices
-        online = set(clients.online())
+        online = set(clients.idle_devices())
         for device in filter(clients.arrived, range(devices)):
             if device in online:
                 await self.on_arrival(device)

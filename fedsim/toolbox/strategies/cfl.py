@@ -194,7 +194,7 @@ class CFL(Grouped[CFLParams]):
         if self.params.order == "recursive":
             candidates = self._next_leaf()
         if candidates is None:
-            return self.server.clients.online() if asks_all else super().select()
+            return self.server.clients.idle_devices() if asks_all else super().select()
         if asks_all:
             return candidates
         return self.pick(self.params.asked_per_round, among=candidates)
@@ -207,7 +207,7 @@ class CFL(Grouped[CFLParams]):
         returned too, as they may join it. None if no cluster is left.
         """
         groups = self.state.group
-        online = self.server.clients.online()
+        online = self.server.clients.idle_devices()
         devices = None
         for leaf in reversed(self.state.unconverged):
             allowed = (leaf, -1) if leaf == 0 else (leaf,)

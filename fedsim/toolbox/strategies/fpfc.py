@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from fedsim.common.arrays import Floats, Floats32
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, Server, TaskEnd
-from fedsim.federation.evaluator import ModelAssignment
+from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref

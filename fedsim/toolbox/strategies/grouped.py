@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from fedsim.common.arrays import Ints
 from fedsim.common.registry import Registry
 from fedsim.federation import Contents, Device, Header, Instruction, Server, TaskEnd
-from fedsim.federation.evaluator import ModelAssignment
+from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
@@ -270,7 +270,7 @@ class Grouped(Synchronous[G]):
         if self.state.round * count >= self.server.devices:
             return []
         was_asked = self.state.asked
-        online = self.server.clients.online()
+        online = self.server.clients.idle_devices()
         return [device for device in online if not was_asked[device]][:count]
 
     def _ask(self, device: int, continues: bool = False) -> None:

@@ -10,7 +10,7 @@ from fedsim.common.arrays import Floats32
 from fedsim.common.errors import SimulationError
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
-from fedsim.federation.evaluator import ModelAssignment
+from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.synchronous import SynchronousClient
@@ -258,7 +258,7 @@ class LCFL(Grouped[LCFLParams]):
         If too few devices are available, the server tries again later.
         """
         models = self.state.local_models
-        without = [device for device in self.server.clients.online() if device not in models]
+        without = [device for device in self.server.clients.idle_devices() if device not in models]
         lacks_clients = self.server.lacks_clients(self.params.min_available)
         if lacks_clients or len(without) + len(models) < self.params.groups:
             least = self.params.min_available or 1

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from fedsim.common.errors import ScenarioError
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, TaskEnd
-from fedsim.federation.evaluator import ModelAssignment
+from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.round_params import SelectingParams
@@ -82,7 +82,7 @@ class Local(Synchronous[LocalParams]):
     def select(self) -> list[int]:
         if self.params.asked_per_round:
             return super().select()
-        return self.server.clients.online()
+        return self.server.clients.idle_devices()
 
     def contents(self, device: int) -> Contents:
         return {}

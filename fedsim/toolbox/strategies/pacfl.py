@@ -202,7 +202,7 @@ class PACFL(Grouped[PACFLParams]):
         """
         server = self.server
         least = self.params.min_available
-        devices = server.clients.online()
+        devices = server.clients.idle_devices()
         if not devices or server.lacks_clients(least):
             server.look_again("gather", self.params.retry, at_least=least or 1)
             return

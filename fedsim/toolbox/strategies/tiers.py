@@ -60,11 +60,11 @@ class Tiered(Strategy[P]):
         self.state.figures = [None] * devices
         self.state.tier = [None] * devices
         self.state.members = [[] for _ in range(tiers)]
-        online = set(clients.online())
+        online = set(clients.idle_devices())
         for device in range(devices):
             if device in online:
                 self._meet(device)
-            elif clients.arrived(device):
+            elif clients.joined(device):
                 self._await(device)
         self._begin_if_met()
 

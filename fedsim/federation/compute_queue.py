@@ -1,0 +1,34 @@
+"""The server's computations, which follow one another in simulated time."""
+
+from fedsim.clock.simulation import Simulation, on_grid_after
+from fedsim.federation.costs import cost_s
+
+
+class ComputeQueue:
+    """Operations that the server computes one after the other.
+
+    Args:
+        simulation: the clock.
+        speed: speed of the server (``[server] speed``); None: operations take no time.
+
+    Attributes:
+        busy_until: time at which the operations so far end (s).
+    """
+
+    def __init__(self, simulation: Simulation, speed: float | None) -> None:
+        self._simulation = simulation
+        self._speed = speed
+        self.busy_until = 0.0
+
+    def add(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
+        """Add an operation, which begins when the operations before it have ended.
+
+        Args:
+            what: name of the operation, such as ``mix`` (``cost_s``).
+            n: count of models, or other rows.
+            d: count of numbers in each.
+            m: count of groups that the operation forms.
+        """
+        if self._speed is not None:
+            begin = max(self.busy_until, self._simulation.now)
+            self.busy_until = on_grid_after(begin + cost_s(what, n, d, m) / self._speed)

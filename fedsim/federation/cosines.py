@@ -1,0 +1,73 @@
+"""Cosines between the updates of a round, by the kind of pair."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.common.arrays import Flags, Floats, Ints
+
+
+def kinds_of_pairs(
+    devices: Sequence[int], groups: Ints, truth: Ints | None
+) -> dict[str, NDArray[np.bool_]]:
+    """Return the pairs of updates of each kind.
+
+    If the true groups of devices are unknown, the kinds are ``within`` (one group of the strategy)
+    and ``across`` (two groups of the strategy). If the true groups are known, pairs ``within`` a
+    group of the strategy are ``unlike`` (two true groups), ``settled`` (one true group, and the
+    strategy's group has no device of another true group) or ``alike`` (one true group, and the
+    strategy's group has devices of several true groups). A pair with a device without a true group
+    is then of no kind.
+
+    Args:
+        devices: the device of each update.
+        groups: group of each device in the strategy, int64 [all devices]; -1 for no group.
+        truth: true group of each device, int64 [all devices]; -1 for no true group; None if the
+            true groups are unknown.
+
+    Returns:
+        Kind -> whether each pair of updates is of this kind, bool [updates, updates].
+    """
+    own_groups = groups[list(devices)]
+    together: Flags = own_groups[:, None] == own_groups
+    if truth is None:
+        return {"within": together, "across": ~together}
+    true_groups = truth[list(devices)]
+    alike: Flags = true_groups[:, None] == true_groups
+    has_truth = true_groups >= 0
+    known: Flags = has_truth[:, None] & has_truth
+    mixed = np.array([_is_mixed(truth[groups == group]) for group in own_groups], dtype=np.bool_)
+    return {
+        "alike": together & alike & mixed & known,
+        "unlike": together & ~alike & known,
+        "settled": together & alike & ~mixed & known,
+        "across": ~together & known,
+    }
+
+
+def _is_mixed(true_groups: Ints) -> bool:
+    """Whether the devices of a group have several true groups; -1 is no true group."""
+    return len(set(true_groups.tolist()) - {-1}) > 1
+
+
+def spread_by_kind(units: Floats, kinds: Mapping[str, NDArray[np.bool_]]) -> dict[str, list[float]]:
+    """Return least, mean and largest cosine of the pairs of each kind, rounded to six digits.
+
+    Args:
+        units: change of each update, divided by its Euclidean norm; float64 [updates, d].
+        kinds: kind -> whether each pair is of this kind, bool [updates, updates].
+
+    Returns:
+        Kind -> least, mean and largest cosine; a kind without a finite cosine is left out.
+    """
+    with np.errstate(all="ignore"):
+        cosines = units @ units.T
+    is_pair = np.triu(np.isfinite(cosines), 1)
+    spreads: dict[str, list[float]] = {}
+    for kind, is_kind in kinds.items():
+        values = cosines[is_pair & is_kind]
+        if len(values):
+            extremes = [values.min(), values.mean(), values.max()]
+            spreads[kind] = np.round(extremes, 6).tolist()
+    return spreads

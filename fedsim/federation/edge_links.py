@@ -1,0 +1,115 @@
+"""Messages between the server and edge servers."""
+
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict
+
+from fedsim.clock.simulation import Simulation
+from fedsim.federation.contents import Contents, has_model, received
+from fedsim.federation.envelopes import Envelopes
+from fedsim.federation.events import Carried, Handlers
+from fedsim.federation.wire import CodedContents
+from fedsim.learning.refs import Ref
+from fedsim.world.network.endpoints import SERVER, Direction
+from fedsim.world.task import Outcome
+
+if TYPE_CHECKING:
+    from fedsim.world.messages import Message, Messages
+
+
+class EdgeLinksState(TypedDict):
+    """State of ``EdgeLinks`` in a checkpoint; its attributes of the same names describe the entries."""
+
+    residuals: dict[int, dict[str, Ref]]
+    bases: dict[int, bool]
+    in_transit: dict[int, CodedContents]
+
+
+class EdgeLinks:
+    """Sends messages to and from edge servers, and notifies the strategy of their ends.
+
+    Args:
+        simulation: the clock.
+        envelopes: determines the payloads and encodes the models.
+
+    Attributes:
+        residuals: edge server -> name of a content -> residual of the codec.
+        bases: edge server -> True if it has the model's frozen tensors.
+        in_transit: message that has not ended -> its decoded contents, and new residuals of the
+            sender.
+        strategy: the strategy's code on the server.
+        messages: the messages outside of tasks.
+    """
+
+    strategy: Handlers
+    messages: "Messages"
+
+    def __init__(self, simulation: Simulation, envelopes: Envelopes) -> None:
+        self._simulation = simulation
+        self._envelopes = envelopes
+        self.residuals: dict[int, dict[str, Ref]] = {}
+        self.bases: dict[int, bool] = {}
+        self.in_transit: dict[int, CodedContents] = {}
+
+    def carry(
+        self,
+        edge: int,
+        contents: Contents,
+        direction: Direction,
+        round_number: int | None,
+        start: Ref | None,
+    ) -> None:
+        """Send a message between the server and an edge server, as ``ServerEdges.carry`` does."""
+        has_base = direction == "up" or edge in self.bases
+        parts = self._envelopes.parts(contents, direction, has_base=has_base)
+        message = self.messages.carry(edge, direction, parts, round_number, self._on_end)
+        starts: dict[Ref, Ref] = {}
+        if start is not None:
+            models = [value for value in contents.values() if isinstance(value, Ref)]
+            starts = dict.fromkeys(models, start)
+        residuals = self.residuals.get(edge, {}) if direction == "up" else {}
+        wire = self._envelopes.wire(direction)
+        self.in_transit[message.id] = wire.encode_and_decode(contents, starts, residuals)
+
+    def _on_end(self, message: "Message", outcome: Outcome) -> None:
+        """Store what an arrived message leaves at the edge server, and notify the strategy.
+
+        From the edge server these are the new residuals, to the edge server the model's frozen
+        tensors. If the message was lost, the residuals remain as they were.
+        """
+        coded = self.in_transit.pop(message.id)
+        direction: Direction = "up" if message.destination == SERVER else "down"
+        endpoint = message.source if direction == "up" else message.destination
+        edge = endpoint - self.messages.network.devices
+        arrived: Contents = {}
+        if outcome == "done":
+            arrived = received(coded.arriving)
+            if direction == "up" and coded.residuals:
+                self.residuals[edge] = dict(coded.residuals)
+            if direction == "down" and has_model(coded.arriving):
+                self.bases[edge] = True
+        carried = Carried(edge, direction, message.round, outcome, arrived)
+        self._simulation.post(partial(self.strategy.on_carried, carried))
+
+    def on_lost(self, edge: int) -> None:
+        """Discard the state of a lost edge server, and notify the strategy of the loss."""
+        self.residuals.pop(edge, None)
+        self.bases.pop(edge, None)
+        self._simulation.post(partial(self.strategy.on_edge_lost, edge))
+
+    # checkpoints
+
+    def snapshot(self) -> EdgeLinksState:
+        """Return the state for ``restore``."""
+        return {
+            "residuals": self.residuals,
+            "bases": self.bases,
+            "in_transit": self.in_transit,
+        }
+
+    def restore(self, state: EdgeLinksState) -> None:
+        """Restore the state from ``snapshot``."""
+        self.residuals = state["residuals"]
+        self.bases = state["bases"]
+        self.in_transit = state["in_transit"]
+        for number in self.in_transit:
+            self.messages.under_way[number].on_end = self._on_end

@@ -1,0 +1,71 @@
+"""Lost tasks that the server has not noticed yet."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fedsim.clock.simulation import Simulation, on_grid_after
+from fedsim.federation.events import Handlers, TaskEnd
+
+if TYPE_CHECKING:
+    from fedsim.world.life import TaskRunner
+
+
+class LostTasks:
+    """Holds back the ends of lost tasks for ``server.patience``.
+
+    Args:
+        simulation: the clock.
+        patience: time after which the server notices a lost task (s).
+
+    Attributes:
+        unnoticed: task -> ``TaskEnd`` of each lost task whose loss the server has not noticed yet.
+        strategy: the strategy's code on the server.
+        tasks: the tasks on the devices.
+    """
+
+    strategy: Handlers
+    tasks: "TaskRunner"
+
+    def __init__(self, simulation: Simulation, patience: float) -> None:
+        self._simulation = simulation
+        self.patience = patience
+        self.unnoticed: dict[int, TaskEnd] = {}
+        simulation.env.declare_alarm("notice", self._set_alarm)
+
+    def add(self, end: TaskEnd) -> None:
+        """Set the time at which the server notices a lost task.
+
+        The server notices it when its patience ends, or earlier if the device is back earlier.
+
+        Args:
+            end: the end of the task.
+        """
+        self.unnoticed[end.task] = end
+        now = self._simulation.now
+        notice = on_grid_after(now + self.patience)
+        if end.device not in self.tasks.switched_off:
+            notice = min(notice, self.tasks.next_on(end.device, now))
+        self._set_alarm(end.task, notice)
+
+    def _set_alarm(self, task: int, when: float) -> None:
+        self._simulation.wake(("notice", task), when, partial(self.notice, task))
+
+    def notice(self, task: int) -> None:
+        """Notify the strategy of a lost task; no effect if the server has noticed its loss before.
+
+        Args:
+            task: ID of the task.
+        """
+        end = self.unnoticed.pop(task, None)
+        if end is not None:
+            self._simulation.post(partial(self.strategy.on_task_end, end))
+
+    def on_switched_on(self, device: int) -> None:
+        """Notify the strategy of the lost tasks of a device that is switched on again."""
+        lost_tasks = [task for task, end in self.unnoticed.items() if end.device == device]
+        for task in lost_tasks:
+            self.notice(task)
+
+    def devices(self) -> list[int]:
+        """Return the devices with a lost task that the server has not noticed yet."""
+        return [end.device for end in self.unnoticed.values()]

@@ -1,0 +1,116 @@
+"""Notices to a strategy about single devices: a return, a newcomer, or changed data."""
+
+import math
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fedsim.clock.simulation import Handler, Simulation
+from fedsim.federation.contents import received
+from fedsim.federation.devices import Devices
+from fedsim.federation.events import Handlers
+from fedsim.federation.local import ClientHalves
+
+if TYPE_CHECKING:
+    from fedsim.world.life import TaskRunner
+
+
+class NoticeKind(Enum):
+    """Kind of a notice; its value names the notice's alarm in checkpoints."""
+
+    RETURN = "return"
+    NEWCOMER = "newcomer"
+    SHIFT = "shift"
+
+
+class Notices:
+    """Delivers notices about a device as soon as the device can be reached.
+
+    Args:
+        simulation: the clock.
+        devices: the devices as their own code sees them.
+
+    Attributes:
+        postponed: kind and device of each notice that waits until the device is switched on.
+        strategy: the strategy's code on the server.
+        halves: the strategy's code on each device.
+        tasks: the tasks on the devices.
+    """
+
+    strategy: Handlers
+    halves: ClientHalves
+    tasks: "TaskRunner"
+
+    def __init__(self, simulation: Simulation, devices: Devices) -> None:
+        self._simulation = simulation
+        self._devices = devices
+        self.postponed: list[tuple[NoticeKind, int]] = []
+        for kind in NoticeKind:
+            simulation.env.declare_alarm(kind.value, partial(self.tell_at, kind))
+
+    def tell(self, kind: NoticeKind, device: int) -> None:
+        """Notify the strategy now, or as soon as the device is switched on and can be reached.
+
+        There is no notice if the device can never be reached again.
+
+        Args:
+            kind: kind of the notice.
+            device: ID of the device.
+        """
+        now = self._simulation.now
+        if device in self.tasks.switched_off:
+            self.postponed.append((kind, device))
+            return
+        when = self.tasks.next_on(device, now)
+        if when <= now:
+            self._simulation.post(self._handler(kind, device))
+        elif when < math.inf:
+            self.tell_at(kind, device, when)
+
+    def tell_at(self, kind: NoticeKind, device: int, when: float) -> None:
+        """Notify the strategy as ``tell`` does, at a later time.
+
+        Args:
+            kind: kind of the notice.
+            device: ID of the device.
+            when: the absolute time (s), on the clock's grid.
+        """
+        self._simulation.wake((kind.value, device), when, partial(self.tell, kind, device))
+
+    def _handler(self, kind: NoticeKind, device: int) -> Handler:
+        match kind:
+            case NoticeKind.RETURN:
+                return partial(self.strategy.on_return, device)
+            case NoticeKind.NEWCOMER:
+                return partial(self.strategy.on_arrival, device)
+            case NoticeKind.SHIFT:
+                return partial(self.pass_on_shift, device)
+
+    async def pass_on_shift(self, device: int) -> None:
+        """Pass a device's message about its changed data to the strategy's code on the server.
+
+        The message is the result of ``Client.on_shift``; there is none if the result is None.
+
+        Args:
+            device: ID of the device.
+        """
+        contents = self.halves.of(device).on_shift(self._devices.of(device))
+        if contents is not None:
+            await self.strategy.on_shift(device, received(contents))
+
+    def on_switched_on(self, device: int) -> None:
+        """Set alarms for the notices that waited until a device was switched on."""
+        kinds = [kind for kind, number in self.postponed if number == device]
+        self.postponed = [(kind, number) for kind, number in self.postponed if number != device]
+        for kind in kinds:
+            self.tell_at(kind, device, self.tasks.next_on(device, self._simulation.now))
+
+    # checkpoints
+
+    def snapshot(self) -> list[tuple[str, int]]:
+        """Return the postponed notices for ``restore``; the clock saves the alarms."""
+        return [(kind.value, device) for kind, device in self.postponed]
+
+    def restore(self, state: list[tuple[str, int]]) -> None:
+        """Restore the postponed notices from ``snapshot``."""
+        self.postponed = [(NoticeKind(kind), device) for kind, device in state]

@@ -1,0 +1,113 @@
+"""A device as its own code sees it in a strategy without a server."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedsim.common.former import warn_renamed
+from fedsim.federation.contents import Contents, Header, Partial, payloads
+from fedsim.federation.devices import Device
+from fedsim.learning.refs import Ref
+
+if TYPE_CHECKING:
+    from fedsim.federation.dispatch import Dispatch
+
+
+class EncodedModel(NamedTuple):
+    """Model as receivers decode it, and the size of its payload (bytes)."""
+
+    decoded: Ref
+    bytes: float
+
+
+class Peer(Device):
+    """A device as its own code sees it in a strategy without a server.
+
+    It can train, and send to other devices.
+    """
+
+    __slots__ = ("_dispatch",)
+
+    def __init__(self, number: int, dispatch: "Dispatch") -> None:
+        super().__init__(number, dispatch.devices)
+        self._dispatch = dispatch
+
+    @property
+    def now(self) -> float:
+        """The simulated time (s)."""
+        return self._dispatch.simulation.now
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the device can be reached now; its code is called only while it can be reached."""
+        return self._dispatch.tasks.reachable_until(self.number) > self.now
+
+    @property
+    def online(self) -> bool:
+        """Former name of ``reachable``."""
+        warn_renamed("Peer.online", "reachable")
+        return self.reachable
+
+    def train(self, model: Ref, number: int, steps: int | None = None) -> None:
+        """Start a training from a model, as a task that moves no bytes; ``on_trained`` follows.
+
+        Args:
+            model: the model from which the training starts.
+            number: the round.
+            steps: count of SGD steps, which the client half reads as ``instruction["steps"]``; None
+                for the client half's own count.
+        """
+        contents: dict[str, object] = {"model": Header(model)}
+        if steps is not None:
+            contents["steps"] = Header(steps)
+        self._dispatch.ask(self.number, contents, round_number=number)
+
+    def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
+        """Send contents, encoded by ``messages.up``, to several devices at once.
+
+        ``on_message`` follows at each receiver, or ``on_lost`` at the sender and the receiver.
+
+        Args:
+            devices: IDs of the receivers.
+            contents: the contents by name.
+            number: the round.
+        """
+        self._dispatch.peer_links.send(self.number, devices, contents, number)
+
+    def encode(self, value: Ref | Partial) -> EncodedModel:
+        """Return a model as receivers decode it by ``messages.up``, and its size.
+
+        Args:
+            value: a model, or a part of one.
+        """
+        wire = self._dispatch.peer_links.wire
+        contents = {"part": value}
+        decoded: Ref = wire.encode_and_decode(contents, {}, {}).arriving["part"]
+        return EncodedModel(decoded, sum(part.bytes for part in payloads(contents, wire)))
+
+    def written(self, value: Ref | Partial) -> EncodedModel:
+        """Former name of ``encode``."""
+        warn_renamed("Peer.written", "encode")
+        return self.encode(value)
+
+    def timer(self, seconds: float) -> None:
+        """Have ``on_timer`` of the device's code called later; replaces the device's earlier timer.
+
+        Args:
+            seconds: the time from now (s).
+        """
+        self._dispatch.timers.set(f"device/{self.number}", self.now + seconds)
+
+    def cancel_timer(self) -> None:
+        """Cancel the device's timer; no effect if no timer is set."""
+        self._dispatch.timers.cancel(f"device/{self.number}")
+
+    def rng(self, purpose: str, *ids: int) -> np.random.Generator:
+        """Return a random generator; every device gets the same numbers for the same arguments.
+
+        Args:
+            purpose: what the numbers are for; a word that names the generator.
+            ids: further numbers that name it, such as the round.
+        """
+        return self._dispatch.streams.generator(f"strategy/{purpose}", *ids)

@@ -1,0 +1,71 @@
+"""Messages from device to device, in strategies without a server."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fedsim.clock.simulation import Simulation
+from fedsim.federation.contents import Contents, payloads, received
+from fedsim.federation.events import Handlers, PeerMessage
+from fedsim.federation.wire import Wire
+from fedsim.world.task import Outcome
+
+if TYPE_CHECKING:
+    from fedsim.world.messages import Message, Messages
+
+
+class PeerLinks:
+    """Sends messages from device to device, and notifies the strategy of their ends.
+
+    Args:
+        simulation: the clock.
+        wire: encodes and decodes the models (``messages.up``).
+
+    Attributes:
+        in_transit: message that has not ended -> its decoded contents.
+        strategy: the strategy's code.
+        messages: the messages outside of tasks.
+    """
+
+    strategy: Handlers
+    messages: "Messages"
+
+    def __init__(self, simulation: Simulation, wire: Wire) -> None:
+        self._simulation = simulation
+        self.wire = wire
+        self.in_transit: dict[int, Contents] = {}
+
+    def send(
+        self, sender: int, receivers: Sequence[int], contents: Contents, round_number: int
+    ) -> None:
+        """Send the same contents from one device to several other devices at once.
+
+        Args:
+            sender: ID of the sender.
+            receivers: IDs of the receivers.
+            contents: the contents by name.
+            round_number: the round.
+        """
+        parts = payloads(contents, self.wire)
+        arriving = self.wire.encode_and_decode(contents, {}, {}).arriving
+        for device in receivers:
+            message = self.messages.send(sender, device, parts, round_number, self._on_end)
+            self.in_transit[message.id] = arriving
+
+    def _on_end(self, message: "Message", outcome: Outcome) -> None:
+        contents = self.in_transit.pop(message.id)
+        arrived = received(contents) if outcome == "done" else {}
+        ended = PeerMessage(message.source, message.destination, outcome, arrived)
+        self._simulation.post(partial(self.strategy.on_peer_message, ended))
+
+    # checkpoints
+
+    def snapshot(self) -> dict[int, Contents]:
+        """Return the messages that have not ended for ``restore``."""
+        return self.in_transit
+
+    def restore(self, state: dict[int, Contents]) -> None:
+        """Restore the messages that have not ended from ``snapshot``."""
+        self.in_transit = state
+        for number in state:
+            self.messages.under_way[number].on_end = self._on_end

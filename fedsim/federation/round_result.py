@@ -1,0 +1,31 @@
+"""Result of a round, as a strategy gives it to ``Server.finish_round``: models and updates."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fedsim.learning.refs import Ref
+
+ModelAssignment = Mapping[str, tuple[Ref, Sequence[int] | None]]
+"""A strategy's models by name, each with the devices that it serves (None: all)."""
+
+
+class Measured(NamedTuple):
+    """Aggregated update, an item of the argument ``updates`` of ``Server.finish_round``.
+
+    Attributes:
+        update: the received model (``message["update"]``), by which the task is found.
+        weight: weight of the update in the mean of the training losses, such as its count of
+            samples. In the record that ``finish_round`` writes, the share of this weight in the sum
+            is the weight in the aggregation.
+        start: the model from which the update was trained; None if unknown.
+        center: the model into which the update was aggregated; None if unknown. The distance of
+            ``update`` from ``center`` is the discrepancy (FlexCFL, Eq. 3; the published figures are
+            measured after the aggregation, the equation has the model before).
+        device: ID of the device; None for an update of several devices.
+    """
+
+    update: Ref
+    weight: float
+    start: Ref | None = None
+    center: Ref | None = None
+    device: int | None = None

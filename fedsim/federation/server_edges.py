@@ -1,0 +1,74 @@
+"""Edge servers as the server half of a strategy uses them."""
+# ruff: noqa: A002 - a round is called ``round``
+
+from typing import TYPE_CHECKING
+
+from fedsim.federation.contents import Contents
+from fedsim.learning.refs import Ref
+from fedsim.world.network.endpoints import Direction
+
+if TYPE_CHECKING:
+    from fedsim.federation.dispatch import Dispatch
+
+
+class ServerEdges:
+    """The edge servers of a network, as a strategy's code on the server sees them (``Server.edges``).
+
+    They have IDs from 0. ``of`` returns the edge server of a device, ``has`` whether an edge server
+    is present, and ``carry`` sends a message to or from it. A strategy that uses edge servers sets
+    ``at_edges`` in its ``StrategyParams``, and asks devices by ``Server.ask(..., at_edge=True)``.
+    """
+
+    def __init__(self, dispatch: "Dispatch") -> None:
+        self._dispatch = dispatch
+
+    @property
+    def count(self) -> int:
+        """Count of edge servers; 0 if the network has none."""
+        return self._dispatch.messages.edges
+
+    def of(self, device: int) -> int:
+        """Return the edge server of a device.
+
+        Args:
+            device: ID of a device, in a network that has edge servers.
+
+        Returns:
+            The ID of the edge server.
+        """
+        return self._dispatch.messages.edge_of(device)
+
+    def has(self, edge: int) -> bool:
+        """Return whether an edge server is present; a lost one (``Strategy.on_edge_lost``) is not.
+
+        Args:
+            edge: ID of an edge server.
+        """
+        return edge not in self._dispatch.messages.lost
+
+    def carry(
+        self,
+        edge: int,
+        contents: Contents,
+        direction: Direction,
+        *,
+        round: int | None = None,
+        start: Ref | None = None,
+    ) -> None:
+        """Send a message between the server and an edge server.
+
+        ``Strategy.on_carried`` is called once when the message has ended.
+
+        Args:
+            edge: ID of an edge server.
+            contents: the contents by name.
+            direction: ``"down"`` to the edge server, ``"up"`` from the edge server.
+            round: the round for which the message is sent; None if it is sent for no round.
+            start: the model, known to both sides, from which the models in ``contents`` were
+                trained.
+
+        Raises:
+            SimulationError: the edge server does not exist, or still has a message in this
+                direction under way.
+        """
+        self._dispatch.edge_links.carry(edge, contents, direction, round, start)

@@ -1,0 +1,91 @@
+"""Timers of a strategy's code on the server, or of its code on devices without a server."""
+
+from functools import partial
+from typing import TypedDict
+
+from fedsim.clock.simulation import Alarm, Simulation, on_grid
+from fedsim.federation.compute_queue import ComputeQueue
+from fedsim.federation.events import Handlers
+
+
+class TimersState(TypedDict):
+    """State of ``Timers`` in a checkpoint: name by number of the timer, and the count of timers."""
+
+    names: dict[int, str]
+    count: int
+
+
+class Timers:
+    """Timers by name, which call ``Strategy.on_timer``.
+
+    Args:
+        simulation: the clock.
+        computations: the server's computations, whose end the timers wait for.
+
+    Attributes:
+        strategy: the strategy's code on the server.
+    """
+
+    strategy: Handlers
+
+    def __init__(self, simulation: Simulation, computations: ComputeQueue) -> None:
+        self._simulation = simulation
+        self._computations = computations
+        self._alarms: dict[str, Alarm] = {}
+        self._count = 0
+        self._restored_names: dict[int, str] = {}  # number of a timer -> name
+        simulation.env.declare_alarm("timer", self._rearm)
+
+    def set(self, name: str, when: float) -> float:
+        """Set a timer, in place of an earlier one of the same name.
+
+        Args:
+            name: name of the timer.
+            when: the absolute time (s). If it is not after the present time, the timer rings in
+                this instant.
+
+        Returns:
+            The time of the timer (s), on the clock's grid.
+        """
+        self.cancel(name)
+        self._count += 1
+        time = max(self._simulation.now, on_grid(when))
+        self._set_alarm(name, self._count, time)
+        return time
+
+    def cancel(self, name: str) -> None:
+        """Cancel the timer of a name; no effect if the name has no timer."""
+        alarm = self._alarms.pop(name, None)
+        if alarm is not None:
+            alarm.cancel()
+
+    def _set_alarm(self, name: str, number: int, when: float) -> None:
+        self._alarms[name] = self._simulation.wake(
+            ("timer", number), when, partial(self._ring, name)
+        )
+
+    def _ring(self, name: str) -> None:
+        del self._alarms[name]
+        self._simulation.post(partial(self._on_timer, name))
+
+    async def _on_timer(self, name: str) -> None:
+        if self._computations.busy_until > self._simulation.now:
+            self.set(name, self._computations.busy_until)
+        else:
+            await self.strategy.on_timer(name)
+
+    # checkpoints
+
+    def snapshot(self) -> TimersState:
+        """Return the state for ``restore``, without the alarms, which the clock saves."""
+        names = {alarm.name[1]: name for name, alarm in self._alarms.items()}
+        return {"names": names, "count": self._count}
+
+    def restore(self, state: TimersState) -> None:
+        """Restore the state from ``snapshot``; the clock then sets the alarms again."""
+        self._alarms = {}
+        self._restored_names = state["names"]
+        self._count = state["count"]
+
+    def _rearm(self, number: int, when: float) -> None:
+        self._set_alarm(self._restored_names[number], number, when)

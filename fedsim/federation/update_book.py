@@ -1,0 +1,120 @@
+"""The updates that the server has received and that no record of an aggregation has named."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypedDict
+
+from fedsim.common.errors import SimulationError
+from fedsim.federation.contents import Contents
+from fedsim.federation.round_result import Measured
+from fedsim.learning.refs import Ref
+
+
+class UpdateBookState(TypedDict):
+    """State of ``UpdateBook`` in a checkpoint; its attributes have the same names."""
+
+    unrecorded: dict[int, tuple[int, list[int]]]
+    finished: dict[int, tuple[int, int]]
+
+
+class UnrecordedTask(NamedTuple):
+    """Task whose update was aggregated, and that no record ``aggregate`` has named.
+
+    Attributes:
+        task: ID of the task.
+        round: the round for which the device worked.
+        weight: weight of the update.
+    """
+
+    task: int
+    round: int
+    weight: float
+
+
+class UpdateBook:
+    """Updates that devices have sent, until a record names their tasks.
+
+    Attributes:
+        unrecorded: task -> round of the task and serials of the models in its answer, for each
+            answer that no record ``aggregate`` has named.
+        finished: device -> ID and round of the device's last task, if that task is done and was
+            asked for a round.
+    """
+
+    def __init__(self) -> None:
+        self.unrecorded: dict[int, tuple[int, list[int]]] = {}
+        self.finished: dict[int, tuple[int, int]] = {}
+
+    def add(self, task: int, device: int, round_number: int, contents: Contents) -> None:
+        """Enter the answer of a task that is done and was asked for a round.
+
+        Args:
+            task: ID of the task.
+            device: ID of its device.
+            round_number: round of the task.
+            contents: the contents of the answer by name.
+        """
+        self.finished[device] = task, round_number
+        serials = [value.serial for value in contents.values() if type(value) is Ref]
+        if serials:
+            self.unrecorded[task] = round_number, serials
+
+    def continue_task(self, device: int, round_number: int | None) -> None:
+        """Remove the answer of a device's last task, because the device's next task continues it.
+
+        The answer then need not be aggregated; both tasks count as one.
+
+        Args:
+            device: the device.
+            round_number: round of the next task.
+
+        Raises:
+            SimulationError: the device's last task was not asked for this round, or is not done.
+        """
+        task, last_round = self.finished.get(device, (None, None))
+        if task is not None and last_round == round_number:
+            self.unrecorded.pop(task, None)
+            return
+        before = "has done nothing" if task is None else f"was last asked in round {last_round}"
+        raise SimulationError(
+            f"device {device} is asked in round {round_number} with continues=True, but {before}; "
+            "a task continues the device's last one, which was asked in the same round and is "
+            "done; "
+            "leave 'continues' out after any other task"
+        )
+
+    def remove(self, tasks: Iterable[int]) -> None:
+        """Remove the answers of tasks, which a record has named as aggregated or lost at an edge."""
+        for task in tasks:
+            self.unrecorded.pop(task, None)
+
+    def find(self, updates: Sequence[Measured]) -> list[UnrecordedTask]:
+        """Return the tasks of the updates that no record ``aggregate`` has named.
+
+        Args:
+            updates: aggregated updates; a task is found by the serial of its update.
+        """
+        tasks: dict[int, list[int]] = {}
+        for task, (_, serials) in self.unrecorded.items():
+            for serial in serials:
+                tasks.setdefault(serial, []).append(task)
+        weights: dict[int, float] = {}
+        for update in updates:
+            candidates = tasks.get(update.update.serial, ())
+            unnamed = [task for task in candidates if task not in weights]
+            if unnamed:
+                weights[unnamed[0]] = update.weight
+        return [
+            UnrecordedTask(task, self.unrecorded[task][0], weight)
+            for task, weight in weights.items()
+        ]
+
+    # checkpoints
+
+    def snapshot(self) -> UpdateBookState:
+        """Return the state for ``restore``."""
+        return {"unrecorded": self.unrecorded, "finished": self.finished}
+
+    def restore(self, state: UpdateBookState) -> None:
+        """Restore the state from ``snapshot``."""
+        self.unrecorded = state["unrecorded"]
+        self.finished = state["finished"]

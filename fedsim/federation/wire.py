@@ -1,0 +1,161 @@
+"""Encoding and decoding of the models of messages in one direction."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from fedsim.federation.codecs import Codec
+from fedsim.federation.contents import Contents, Partial
+from fedsim.learning import Learner, Ref
+from fedsim.learning.functions import spliced, taken
+from fedsim.world.steps import Code
+
+
+class CodedContents(NamedTuple):
+    """Contents of a message that were encoded and decoded.
+
+    Attributes:
+        arriving: the decoded contents by name.
+        residuals: name of a content -> residual of the codec, which the sender stores if the
+            message arrives. A content of several models has no residual.
+    """
+
+    arriving: Contents
+    residuals: Mapping[str, Ref]
+
+
+class _CodedContent(NamedTuple):
+    """A content as the receiver decodes it, and its residual; None if the sender stores none."""
+
+    received: object
+    residual: Ref | None = None
+
+
+class Wire:
+    """Encodes and decodes all models of messages in one direction, by the codec of that direction.
+
+    Args:
+        codec: the codec of the direction.
+        learner: names and computes the decoded models.
+
+    Attributes:
+        model_bytes: size of an encoded model (bytes).
+        model_s: time in which a device encodes or decodes a model (s).
+    """
+
+    def __init__(self, codec: Codec, learner: Learner) -> None:
+        self._codec = codec
+        self._learner = learner
+        self._parameters = int(learner.parameters)
+        self._is_lossless = codec.is_lossless
+        self.model_bytes = codec.bytes(learner.parameters)
+        self.model_s = codec.seconds(self._parameters)
+
+    def part_bytes(self, count: int) -> float:
+        """Return the size of ``count`` parameters of a model on the wire (bytes)."""
+        return self._codec.part_bytes(count, self._parameters)
+
+    def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
+        """Return the step of a device's task in which it encodes or decodes the models of a message.
+
+        Args:
+            contents: the contents of the message by name.
+            name: ``encode`` or ``decode``.
+
+        Returns:
+            A tuple with a single step; an empty tuple if encoding or decoding takes no time.
+        """
+        models = 0
+        parts_s = 0.0
+        for value in contents.values():
+            items = value if isinstance(value, Sequence) else [value]
+            for item in items:
+                if isinstance(item, Ref):
+                    models += 1
+                elif isinstance(item, Partial):
+                    parts_s += self._codec.seconds(item.count)
+        seconds = models * self.model_s + parts_s
+        return (Code(name, seconds),) if seconds else ()
+
+    def encode_and_decode(
+        self,
+        contents: Contents,
+        bases: Mapping[Ref, Ref],
+        residuals: Mapping[str, Ref],
+        summed: Collection[str] = (),
+    ) -> CodedContents:
+        """Encode and decode the models of contents by the codec.
+
+        Args:
+            contents: the contents by name.
+            bases: update -> the model from which it was trained.
+            residuals: name of a content -> the sender's residual (``Coded.residual``). The mapping
+                is not changed.
+            summed: names of contents that device and server each sum. They are encoded by
+                ``Codec.of_sums``, and their residuals are not stored.
+        """
+        if self._is_lossless and Partial not in map(type, contents.values()):
+            return CodedContents(contents, {})
+        arriving: dict[str, object] = {}
+        new_residuals = dict(residuals)
+        for name, value in contents.items():
+            is_sum = name in summed
+            coded = self._code_content(value, bases, residuals.get(name), is_sum=is_sum)
+            arriving[name] = coded.received
+            if coded.residual is not None:
+                new_residuals[name] = coded.residual
+        return CodedContents(arriving, new_residuals)
+
+    def _code_content(
+        self, value: object, bases: Mapping[Ref, Ref], residual: Ref | None, *, is_sum: bool
+    ) -> _CodedContent:
+        """Encode and decode a content; one without a model is unchanged.
+
+        Args:
+            value: the content.
+            bases: update -> the model from which it was trained.
+            residual: the sender's residual of the content; None before the first message.
+            is_sum: whether device and server each sum the contents of this name.
+        """
+        if isinstance(value, Partial):
+            return self._code_part(value, bases.get(value.model), residual)
+        if self._is_lossless:
+            return _CodedContent(value)
+        if isinstance(value, Ref):
+            codec = self._codec.of_sums if is_sum else self._codec
+            base = bases.get(value)
+            coded = codec.code(self._learner, self._parameters, value, base, residual)
+            return _CodedContent(coded.received, None if is_sum else coded.residual)
+        if isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
+            return _CodedContent([self._code_item(item) for item in value])
+        return _CodedContent(value)
+
+    def _code_item(self, item: object) -> object:
+        """Encode and decode an item of a list in a message; an item that is no model is unchanged."""
+        if not isinstance(item, Ref):
+            return item
+        return self._codec.code(self._learner, self._parameters, item, None, None).received
+
+    def _code_part(self, value: Partial, base: Ref | None, residual: Ref | None) -> _CodedContent:
+        """Encode and decode some tensors of a model.
+
+        Args:
+            value: the tensors.
+            base: the model from which ``value.model`` was trained; None if there is none.
+            residual: the sender's residual of the tensors; None before the first message.
+
+        Returns:
+            The whole model that the receiver completes from the decoded tensors, and the residual
+            of the tensors.
+        """
+        places = value.places
+        size = value.count
+        apply = self._learner.apply
+        if self._is_lossless:
+            if value.rest is value.model:
+                return _CodedContent(value.model)
+            return _CodedContent(apply(spliced, [value.rest, value.model], places=places))
+        model = apply(taken, [value.model], size=size, places=places)
+        start = None if base is None else apply(taken, [base], size=size, places=places)
+        coded = self._codec.code(self._learner, size, model, start, residual)
+        whole = apply(spliced, [value.rest, coded.received], places=places)
+        return _CodedContent(whole, coded.residual)
