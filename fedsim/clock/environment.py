@@ -62,20 +62,20 @@ class Signal(Event):
 class DirectProcess(Signal, simpy.Process):
     """SimPy process whose start and end are not events of the schedule, which saves time.
 
-    ``begin`` starts its generator. An exception in the generator is raised to the caller that
-    continued it.
+    ``begin`` starts its generator; before it, the process cannot be interrupted. An exception in
+    the generator is raised to the caller that continued it.
     """
+
+    env: "Environment"
 
     def __init__(self, env: "Environment", generator: ProcessGenerator) -> None:
         Event.__init__(self, env)  # ``Process.__init__`` would schedule the start
         self._generator = generator
-        self._beginning = Signal(env)
-        self._beginning.callbacks.append(self._resume)
-        self._target = self._beginning
+        self._target: Event | None = None  # the event for which it waits; none before its begin
 
     def begin(self) -> None:
         """Run the generator up to its first wait."""
-        self._beginning.fire()
+        self._resume(self.env.past)
 
     def _resume(self, event: Event) -> None:
         """Continue the generator with the outcome of an event, until it waits for a future event.
@@ -83,22 +83,23 @@ class DirectProcess(Signal, simpy.Process):
         Args:
             event: the event that has happened.
         """
-        active = self.env.active_process
-        self.env._active_proc = self
+        env = self.env
+        active = env._active_proc
+        env._active_proc = self
         try:
             while event.callbacks is None:
-                if event.ok:
-                    event = self._generator.send(event.value)
+                if event._ok:
+                    event = self._generator.send(event._value)
                 else:
-                    event.defused = True
-                    event = self._generator.throw(event.value)
+                    event._defused = True
+                    event = self._generator.throw(event._value)
         except StopIteration as end:
             self.fire(end.value)
         else:
             self._target = event
             event.callbacks.append(self._resume)
         finally:
-            self.env._active_proc = active
+            env._active_proc = active
 
 
 class Alarm(Signal):
@@ -189,6 +190,7 @@ class Environment(simpy.Environment):
         pending: future of the real computation (such as a training) for which the present event
             waits, and the function that continues the event; None if none is awaited.
         handling: whether a handler of the server is running.
+        past: an event that has happened, with the value None.
         moved: function that is called with the time (s) of the next event before the clock moves
             to it; the time is infinity if there is no event.
     """
@@ -197,6 +199,8 @@ class Environment(simpy.Environment):
         super().__init__(initial_time=0.0)
         self.pending: tuple[Future[Any], Callable[[], None]] | None = None
         self.handling = False
+        self.past = Signal(self)
+        self.past.fire()
         self.moved: Callable[[float], None] | None = None
         self._schedule: list[Any] = self._queue
         self._room = _ROOM
