@@ -323,21 +323,6 @@ class Endpoints(ABC):
             links.append((f"device {destination} down", self.access["down"].item(destination)))
         return links
 
-    def own_rate(self, source: int, destination: int) -> float:
-        """Return the lowest of the devices' own links' rates on the route of two endpoints (bytes/s).
-
-        Rates are as built, without traces or limits.
-
-        Args:
-            source, destination: IDs of the endpoints.
-        """
-        rate = math.inf
-        if 0 <= source < self.devices:
-            rate = self.access["up"].item(source)
-        if 0 <= destination < self.devices:
-            rate = min(rate, self.access["down"].item(destination))
-        return rate
-
     def built_rate(self, link: str) -> float:
         """Return the capacity of a link (bytes/s) as the scenario has it, without traces or limits.
 

@@ -76,7 +76,7 @@ class Network(RunningFlows):
         self._receiving: set[int] = set()
         self._started = 0
         self._flows: dict[int, Flow] = {}  # flow ID -> flow, for flows that have not ended
-        # destination -> count of these flows, except flows from the server
+        # destination -> count of these flows, except flows from the server, if flows have weights
         self._uploads: Counter[int] = Counter()
         self._in_latency: dict[int, Alarm] = {}
         # flow ID -> flow that has entered since the last ``solve``
@@ -138,12 +138,14 @@ class Network(RunningFlows):
             )
         now = self._simulation.now
         wire = size * self.overhead
-        weight = self._weight(source, destination) if self._weighs else 1.0
+        weight = 1.0
+        if self._weighs:
+            weight = self._weight(source, destination)
+            self._uploads[destination] += source >= 0
         flow = self._flows[self._started] = Flow(
             self._started, source, destination, size, now, done, wire, weight
         )
         self._started += 1
-        self._uploads[destination] += source >= 0
         if not self._general:
             self._occupy_links(source, destination)
         latency = self.present_latency_s(source, destination)
@@ -274,7 +276,8 @@ class Network(RunningFlows):
             self._rules = [self._sharing()]
             for flow in self._running.values():
                 self._enter(flow, self._cap(flow), now, min(max(sent[flow.id], 0.0), flow.wire))
-        self._start_entering(now)
+        if self._entering:
+            self._start_entering(now)
         for rule in self._rules:
             if rule.changed:
                 rule.share(now)
@@ -385,9 +388,10 @@ class Network(RunningFlows):
 
     def _advance(self, now: float) -> None:
         for rule in self._rules:
-            if rule.next_end <= now:
-                for end, flow_id in rule.advance(now):
-                    self._arrive(self._running.pop(flow_id), end)
+            if rule.next_end > now:
+                continue
+            for end, flow_id in rule.advance(now):
+                self._arrive(self._running.pop(flow_id), end)
             if not rule.next_end > now:  # true for NaN too
                 raise SimulationError(
                     f"the sharing rule {type(rule).__name__} was advanced to {now!r} s, and says "
@@ -406,7 +410,8 @@ class Network(RunningFlows):
         if self.traces is not None:
             self.traces.end(flow.id)
         del self._flows[flow.id]
-        self._uploads[flow.destination] -= flow.source >= 0
+        if self._weighs:
+            self._uploads[flow.destination] -= flow.source >= 0
         self._sending.discard(flow.source)
         self._receiving.discard(flow.destination)
 

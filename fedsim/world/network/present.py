@@ -122,7 +122,14 @@ class PresentRates(Endpoints):
 
     def _own_rate(self, flow: Flow) -> float:
         """Return the least present rate of the devices' own links on a flow's route (bytes/s)."""
-        if not self.limits and self.traces is None:
-            return self.own_rate(flow.source, flow.destination)
-        links = self._apply_limits(self.own_links(flow.source, flow.destination))
-        return min([rate for _, rate in links], default=math.inf)
+        source = flow.source
+        destination = flow.destination
+        if self.limits or self.traces is not None:
+            links = self._apply_limits(self.own_links(source, destination))
+            return min([rate for _, rate in links], default=math.inf)
+        rate = math.inf
+        if 0 <= source < self.devices:
+            rate = self.access["up"].item(source)
+        if 0 <= destination < self.devices:
+            rate = min(rate, self.access["down"].item(destination))
+        return rate

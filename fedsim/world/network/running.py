@@ -79,8 +79,10 @@ class RunningFlows(PresentRates):
         It follows from the flow's window in slow start and from the devices' own links, except own
         links that are shared by several flows.
         """
-        window = self._windows.rate(flow.id) if self._slow_start else math.inf
-        return window if self._general else min(window, self._own_rate(flow))
+        cap = math.inf if self._general else self._own_rate(flow)
+        if self._slow_start:
+            cap = min(cap, self._windows.rate(flow.id))
+        return cap
 
     def _is_unlimited(self, flow: Flow) -> bool:
         if self._cap(flow) < math.inf:

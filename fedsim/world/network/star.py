@@ -126,7 +126,8 @@ class StarDirection:
         sent: float = 0.0,
         route: Route = (),
     ) -> None:
-        self._change(now)
+        self._move(now)
+        self.changed = True
         units = max(1, round(weight * _WEIGHTS))
         weight = units / _WEIGHTS
         rate /= weight
@@ -157,7 +158,8 @@ class StarDirection:
             self._schedule(tier)
 
     def leave(self, flow_id: int, now: float) -> None:
-        self._change(now)
+        self._move(now)
+        self.changed = True
         tier = self._drop(flow_id)
         if tier.count:
             flows = tier.flows
@@ -174,7 +176,8 @@ class StarDirection:
 
     def set_capacity(self, link: str, capacity: float, now: float) -> None:
         if link == self._link:
-            self._change(now)
+            self._move(now)
+            self.changed = True
             taken = sum(tier.cap * tier.weight for tier in self._tiers.values() if not tier.free)
             self._room = _in_units(capacity) * _WEIGHTS - taken
 
@@ -229,10 +232,6 @@ class StarDirection:
                 self._clock += self._level * (now - self._since)
             self._since = now
 
-    def _change(self, now: float) -> None:
-        self._move(now)
-        self.changed = True
-
     def _schedule_first(self, tier: Tier) -> None:
         flows = tier.flows
         while not self._is_there(tier, *flows[0]):
@@ -264,7 +263,8 @@ class StarDirection:
         tiers = self._tiers
         if self._pushes > 2 * len(tiers) + _SLACK:
             self._drop_dead()
-        while True:
+        # if all flows are capped, and the link carries all of them, no tier changes sides
+        while self._free or self._room < 0:
             cap = self._next_cap(free=True)
             if cap is None or cap * self._free > self._room:
                 cap = self._next_cap(free=False)
@@ -280,12 +280,13 @@ class StarDirection:
         if self._clock > self._level * _SET_BACK_S and self._changes > len(self._flows):
             self._set_back()
         capped = self._first_end(free=False)
-        free = self._first_end(free=True)
-        if free < math.inf:
-            free = self._since + (free - self._clock) / self._level if self._level else math.inf
-        self._next_free = bool(free < capped)
+        free = math.inf
+        if self._free and self._level:
+            free = self._since + (self._first_end(free=True) - self._clock) / self._level
+        self._next_free = free < capped
+        next_end = free if self._next_free else capped
         # by rounding, an end may be the last bit before now
-        self.next_end = max(self._since, min(free, capped))
+        self.next_end = max(self._since, next_end)
 
     def _next_cap(self, *, free: bool) -> Units | None:
         tiers = self._tiers
