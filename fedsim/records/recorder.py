@@ -15,7 +15,7 @@ from fedsim.records.schema import (
     ROUNDS,
     TRANSFERS,
     EventRow,
-    encode,
+    encode_payloads,
     event_row,
     with_columns,
 )
@@ -123,7 +123,7 @@ class Recorder:
         if ended.task is not None and (ended.sender or ended.receiver):
             self.ledger.note_edge(ended.task)
         if self._tables:
-            self._transfers.append((*ended[:11], encode(ended.payloads), *ended[12:]))
+            self._transfers.append((*ended[:11], encode_payloads(ended.payloads), *ended[12:]))
 
     def _take_round(self, time: float, fields: Mapping[str, object]) -> None:
         """Append a row to the table of rounds, with the bytes that moved since the previous round.

@@ -12,6 +12,7 @@ direction ``peer``, ``sender`` and ``receiver``.
 
 import hashlib
 import json
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from fedsim.clock.simulation import Record
     from fedsim.common.arrays import AnyArray
     from fedsim.common.tensor_files import AnyTensor
+    from fedsim.world.meters.ended import Payloads
 
 EVENT_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
-_FIELDS_WITH_COLUMN = frozenset(EVENT_COLUMNS[1:])
 
 _ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on")
 
@@ -277,22 +278,26 @@ EventRow = tuple[
 def event_row(record: "Record") -> EventRow:
     """Return a record as a row of ``EVENTS``: a tuple in the order of its columns."""
     time, kind, fields = record
-    get = fields.get
-    data = None
-    if not fields.keys() <= _FIELDS_WITH_COLUMN:
-        rest = [item for item in fields.items() if item[0] not in _FIELDS_WITH_COLUMN]
-        data = encode(dict(rest))
-    return (
-        time,
-        kind,
-        get("device"),
-        get("round"),
-        get("group"),
-        get("task"),
-        get("step"),
-        get("outcome"),
-        data,
-    )
+    rest = dict(fields)
+    take = rest.pop
+    device = take("device", None)
+    number = take("round", None)
+    group = take("group", None)
+    task = take("task", None)
+    step = take("step", None)
+    outcome = take("outcome", None)
+    data = encode(rest) if rest else None
+    return (time, kind, device, number, group, task, step, outcome, data)
+
+
+@lru_cache(maxsize=4096, typed=True)  # typed, because 8 and 8.0 are different texts
+def _encode_payload(purpose: str, size: float) -> str:
+    return encode((purpose, size))
+
+
+def encode_payloads(payloads: "Payloads") -> str:
+    """Return the payloads of a message as JSON; most messages have payloads of earlier ones."""
+    return f"[{','.join([_encode_payload(*payload) for payload in payloads])}]"
 
 
 def models_digest(models: "Mapping[str, Mapping[str, AnyTensor]]") -> str:
