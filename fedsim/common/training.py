@@ -196,9 +196,10 @@ class Contrast:
     temperature: float
 
 
-@dataclass(frozen=True, slots=True)
+# not frozen, because the construction would take several times as long
+@dataclass(slots=True, unsafe_hash=True)
 class Training:
-    """Local SGD on a device's own data.
+    """Local SGD on a device's own data; a training is not changed after its construction.
 
     A step is w <- w - lr (gradient + mu (w - anchor) + linear); w is ``start`` before the first.
     The gradient is of a batch, with weight decay and L2 by ``[training]``. With momentum, the
@@ -333,9 +334,12 @@ class Training:
         return self.epochs * self.batching(usual).count(samples)
 
 
-@dataclass(frozen=True, slots=True)
+# not frozen, because the construction would take several times as long
+@dataclass(slots=True, unsafe_hash=True)
 class Limit:
     """Limit of a device's training time, and the device's behaviour at the limit.
+
+    A limit is not changed after its construction.
 
     Attributes:
         stop_at: the absolute time (s) at which the device stops; finished epochs count.

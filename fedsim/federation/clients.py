@@ -4,7 +4,7 @@ The server sees neither data, labels nor speed of a client.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
 
 _BYTES_TO_LOOK_AT = 200  # memory for phase and ID of one device
+_INTEGERS = (int, np.integer)
 _LEAST_ASKED = 16  # checking one device for availability takes about as long as checking 16
 
 
@@ -229,7 +230,7 @@ class Clients:
         Args:
             device: any value.
         """
-        return isinstance(device, int | np.integer) and 0 <= int(device) < self.count
+        return isinstance(device, _INTEGERS) and 0 <= int(device) < self.count
 
     def chosen(
         self, devices: Sequence[int], by: Callable[..., object], *, idle: bool = True
@@ -258,26 +259,35 @@ class Clients:
         if idle:
             numbers = numbers[self._are_idle(numbers)]
         free = set(numbers.tolist())
+        if len(free) == len(devices):
+            return list(devices)
+        device, fault = self._find_fault(devices, free)
+        condition = (
+            " that are there and idle (Clients.sample, Clients.idle_devices)" if idle else ""
+        )
+        raise SimulationError(
+            f"{by.__qualname__}{home_of(by)} has chosen device {device!r}{fault}; "
+            "allowed are devices of 0 to "
+            f"{self.count - 1}{condition}, each once"
+        )
+
+    def _find_fault(self, devices: Sequence[int], free: Collection[int]) -> tuple[int, str]:
+        """Return the first wrong device of a choice, and what is wrong with it; empty if it does not exist.
+
+        Args:
+            devices: the choice, which has a wrong device.
+            free: the devices of the choice that can be chosen.
+        """
         earlier: set[int] = set()
         for device in devices:
             if not self.exists(device):
-                fault = ""
-            elif device in earlier:
-                fault = " twice"
-            elif device not in free:
-                fault = ", which is not there or is busy"
-            else:
-                earlier.add(device)
-                continue
-            condition = (
-                " that are there and idle (Clients.sample, Clients.idle_devices)" if idle else ""
-            )
-            raise SimulationError(
-                f"{by.__qualname__}{home_of(by)} has chosen device {device!r}{fault}; "
-                "allowed are devices of 0 to "
-                f"{self.count - 1}{condition}, each once"
-            )
-        return list(devices)
+                return device, ""
+            if device not in free:
+                return device, ", which is not there or is busy"
+            if device in earlier:
+                break
+            earlier.add(device)
+        return device, " twice"
 
     # former names
 

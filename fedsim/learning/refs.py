@@ -28,7 +28,8 @@ class Initial:
     count: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+# not frozen, because the construction would take several times as long
+@dataclass(slots=True, eq=False)
 class Trained:
     """Recipe of an update, i.e. how it is computed: by local training of a device on its data.
 

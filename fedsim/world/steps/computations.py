@@ -69,7 +69,8 @@ class EpochStep(TaskStep):
         return True
 
 
-@dataclass(frozen=True, slots=True)
+# not frozen, because the construction would take several times as long
+@dataclass(slots=True, unsafe_hash=True)
 class Train(EpochStep):
     """Step of a task in which the device trains on its own data, perhaps within a time limit.
 

@@ -28,7 +28,9 @@ class TransferStep(TaskStep):
     direction: ClassVar[Direction]
 
     def begin(self, task: Task, services: StepServices) -> None:
-        size = float(sum([part.bytes for part in self.payloads]))
+        size = 0.0
+        for part in self.payloads:
+            size += part.bytes
         peer = SERVER if task.edge is None else services.network.devices + task.edge
         route = ends(task.device, self.direction, peer)
         task.flow = services.network.send(*route, size, task.carried_out)
