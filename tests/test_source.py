@@ -277,13 +277,19 @@ def test_only_the_environment_reaches_into_simpy() -> None:
         "Signal uses _value",
         "DirectProcess uses _active_proc",
         "DirectProcess uses _generator",
+        "DirectProcess uses _ok",
         "DirectProcess uses _resume",
         "DirectProcess uses _target",
+        "DirectProcess uses _value",
         "Environment uses _eid",
         "Environment uses _now",
         "Environment uses _queue",
-        "self.env._active_proc",
-        "self.env._active_proc",
+        "env._active_proc",
+        "env._active_proc",
+        "env._active_proc",
+        "event._ok",
+        "event._value",
+        "event._value",
     ]
     assert found == {"fedsim/clock/environment.py": own}
 

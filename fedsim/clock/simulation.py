@@ -378,11 +378,11 @@ class Simulation:
             SimulationError: the schedule has an event that is not an alarm.
         """
         alarms = []
+        if self.env.peek() <= self.now:
+            raise self._no_snapshot("the instant is not over")
         for event in self.env.alarms():
             if not isinstance(event, Alarm):
                 raise self._no_snapshot(f"{event!r} has no name")
-            if event.when <= self.now:
-                raise self._no_snapshot("the instant is not over")
             alarms.append((*event.name, event.when))
         return alarms
 
