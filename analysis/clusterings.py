@@ -14,6 +14,7 @@ from fedsim.analysis import palette, style
 from fedsim.analysis.style import group_name
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import RunFolderError
+from fedsim.common.round_words import counted
 from fedsim.common.units import show_seconds
 from fedsim.lab.reading.history import History
 from fedsim.lab.reading.record_data import RecordData
@@ -99,7 +100,7 @@ def _read_clustering(row: RecordData) -> Clustering:
     features = data.get("features")
     number = row["round"]
     time = f"after {show_seconds(row['time'])}" if number is None else f"round {int(number)}"
-    count = style.counted(len(np.unique(groups)), "group")
+    count = counted(len(np.unique(groups)), "group")
     return Clustering(
         title=f"{time}: {len(devices)} devices in {count}",
         measure=style.short(str(data.get("measure", "measure not named")), 30),

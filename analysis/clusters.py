@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from fedsim.analysis import palette, style
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.files import parse_json
+from fedsim.common.round_words import counted
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_list
@@ -144,9 +145,9 @@ def draw_clusters(run: RunFolder) -> Figure:
 
 def _describe(grouping: ReportedGrouping) -> str:
     """Return a text with the counts of devices, groups and outliers."""
-    devices = style.counted(len(grouping.sizes), "device")
-    groups = style.counted(len(grouping.members), grouping.word)
-    outliers = style.counted(int(grouping.outliers.sum()), "outlier")
+    devices = counted(len(grouping.sizes), "device")
+    groups = counted(len(grouping.members), grouping.word)
+    outliers = counted(int(grouping.outliers.sum()), "outlier")
     return f"{devices} in {groups}, {outliers}"
 
 

@@ -22,7 +22,7 @@ from fedsim.analysis.series import (
     whisker_entry,
 )
 from fedsim.common.arrays import Floats
-from fedsim.common.units import show_joules
+from fedsim.common.units import show_joules, show_share
 from fedsim.lab.reading.history import History
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.reading import RunFolder
@@ -157,7 +157,7 @@ def _wasted_in_words(books: Sequence[RecordData]) -> str:
             shares.append(book["wasted"] / total)
     if not any(shares):
         return ""
-    return f", {np.mean(shares):.0%} wasted"
+    return f", {show_share(float(np.mean(shares)))} wasted"
 
 
 def _carbon_in_words(books: Sequence[RecordData]) -> str:

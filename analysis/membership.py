@@ -18,6 +18,7 @@ from fedsim.analysis.style import group_name
 from fedsim.analysis.view import MOST_LANES
 from fedsim.common.arrays import Ints
 from fedsim.common.errors import RunFolderError
+from fedsim.common.round_words import counted
 from fedsim.common.units import show_seconds
 from fedsim.lab.reading.activities import Activities
 from fedsim.lab.reading.attempts import Attempt, Attempts
@@ -103,8 +104,8 @@ def _describe(history: History, count: int, total: int) -> str:
     if count < total:
         text = f"{count:,} of {text}"
     moves = int((history.migrations["why"] != "split").sum())
-    groups = style.counted(len(history.groups), "group")
-    return f"{text}, {groups}, {style.counted(moves, 'move')} between them"
+    groups = counted(len(history.groups), "group")
+    return f"{text}, {groups}, {counted(moves, 'move')} between them"
 
 
 def _draw_agreement(panel: Axes, agreement: pd.DataFrame, unit: float) -> list[Artist]:
@@ -362,9 +363,7 @@ def draw_split_tree(run: RunFolder) -> Figure:
     tree.set_xlabel(f"{run.round_word}s that have ended")
     style.whole_ticks(tree.xaxis, 12)
     tree.set_xlim(0, rounds)
-    counts = (
-        f"{style.counted(len(splits), 'split')}, {style.counted(len(leaves), 'cluster')} in the end"
-    )
+    counts = f"{counted(len(splits), 'split')}, {counted(len(leaves), 'cluster')} in the end"
     return style.finished(figure, [run], handles, counts)
 
 
@@ -410,7 +409,7 @@ def _draw_tree(
             zorder=2,
             solid_capstyle="butt",
         )
-        text = f"{cluster.members:,}" if crowded else style.counted(cluster.members, "device")
+        text = f"{cluster.members:,}" if crowded else counted(cluster.members, "device")
         panel.annotate(
             text,
             (cluster.born, y),
@@ -468,6 +467,6 @@ def _name_leaves(
         accuracy = "not tested"
         if accuracies.notna().any():
             accuracy = f"accuracy {accuracies.mean():.3f}"
-        name = f"group {leaf.group}: {style.counted(len(accuracies), 'device')}"
+        name = f"group {leaf.group}: {counted(len(accuracies), 'device')}"
         text = f"{name}{separator}{accuracy}"
         style.write_beside(panel, row, text, 10, fontsize=size, gid="leaf")

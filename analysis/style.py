@@ -23,6 +23,7 @@ from fedsim.analysis import palette
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import FedsimError
 from fedsim.common.harmless import clean
+from fedsim.common.round_words import counted
 from fedsim.lab.reading.study_folder import names_apart
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
@@ -322,19 +323,6 @@ def with_strategy(name: str, run: RunFolder) -> str:
     if strategy.lower() in label.lower():
         return label
     return f"{label}: {strategy}"
-
-
-def counted(count: int, word: str) -> str:
-    """Format a count with its noun: ``"1 group"``, ``"2 groups"``, ``"no groups"``.
-
-    Args:
-        count: the count.
-        word: noun in the singular.
-    """
-    if count == 1:
-        return f"1 {word}"
-    number = f"{count:,}" if count else "no"
-    return f"{number} {word}s"
 
 
 def step_for(count: int, most: int) -> int:

@@ -27,7 +27,7 @@ from fedsim.analysis.series import (
     whisker_entry,
 )
 from fedsim.common.files import parse_json
-from fedsim.common.units import show_bytes
+from fedsim.common.units import show_bytes, show_share
 from fedsim.lab.reading.history import History
 from fedsim.lab.reading.record_data import parse_data
 from fedsim.records.folder import TRANSFERS
@@ -215,7 +215,7 @@ def _amount(total: float, wasted: float) -> str:
     """Format bytes and their wasted share: ``"1.14 MB, 2.0% wasted"``."""
     text = show_bytes(total)
     if wasted:
-        text += f", {wasted / total:.1%} wasted"
+        text += f", {show_share(wasted / total, 1)} wasted"
     return text
 
 

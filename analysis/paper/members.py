@@ -16,6 +16,7 @@ from fedsim.analysis.paper.lines import attempts_of, strategy_of
 from fedsim.analysis.paper.sheet import NumberRow, PaperFigure, add_legend, styled
 from fedsim.analysis.series import Series
 from fedsim.common.arrays import Floats, Ints
+from fedsim.common.round_words import counted
 from fedsim.lab.reading.activities import Mark, TimeSpan
 from fedsim.lab.reading.attempts import Attempts
 from fedsim.lab.reading.history import MARKS, NO_GROUP
@@ -155,7 +156,7 @@ def _name_groups(members: Members) -> list[Artist]:
         handles.append(Patch(label=style.group_name(group), **_group_look(group)))
     others = len(groups) - len(largest)
     if others:
-        label = style.counted(others, "smaller group")
+        label = counted(others, "smaller group")
         handles.append(Patch(facecolor="white", edgecolor=palette.GREY, linewidth=0.5, label=label))
     return handles
 

@@ -36,6 +36,7 @@ from fedsim.analysis.paper.sheet import (
     title_of,
 )
 from fedsim.analysis.series import Series
+from fedsim.common.round_words import counted
 from fedsim.lab.reading.attempts import COUNTED, Attempts
 
 MOST_LINES = 8
@@ -257,7 +258,7 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
     for line in lines:
         numbers += line.numbers()
         if line.stopped:
-            clients = style.counted(line.stopped, "client")
+            clients = counted(line.stopped, "client")
             notes.append(f"{clients} of {line.name} cut off by the end of a run: not counted")
     return PaperFigure(figure, numbers, tuple(notes))
 

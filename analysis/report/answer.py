@@ -7,10 +7,10 @@ cells. A Pareto front is a numbered drawing with names below. Screen readers can
 import math
 from collections.abc import Iterator, Sequence
 
-from fedsim.analysis import style
 from fedsim.analysis.report.axis import Axis
 from fedsim.analysis.report.front import draw_front
 from fedsim.analysis.report.markup import Markup, el, plain
+from fedsim.common.round_words import counted
 from fedsim.lab.compare import explore
 from fedsim.lab.compare.answer import WorldAnswer
 from fedsim.lab.compare.explore import HeatMap
@@ -137,7 +137,7 @@ def _folds(
         prefix = answer.target_prefix(goal)
         if not is_over:
             prefix = _so_far(prefix)
-        parts = [el("p", prefix + " ".join(goal.sentences))]
+        parts = [el("p", sentence(prefix + " ".join(goal.sentences)))]
         parts += [el("p", text) for text in explore.shares(answer)]
         parts.append(el("p", hint, class_="soft"))
         yield el("details", el("summary", "How sure is that, and what decides?"), *parts)
@@ -179,13 +179,15 @@ def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Marku
     best = goal.whole[0]
     title = f"best by {goal.measure.name}"
     remark = ""
+    if best.of > 1:
+        remark = f"figures are means of {best.of} seeds"
+    if not goal.is_named:
+        title = f"first by {goal.measure.name}"
+        if goal.measure.is_cost:
+            title = f"least mean {goal.measure.name}"
     if goal.alike:
-        title = (
-            f"least mean {goal.measure.name}"
-            if goal.measure.is_cost
-            else f"first by {goal.measure.name}"
-        )
-        remark = f"ties with {style.counted(len(goal.alike), 'other')}"
+        ties = f"ties with {counted(len(goal.alike), 'other')}"
+        remark = f"{ties}; {remark}" if remark else ties
     if not is_over:
         title = f"so far, {title}"
     figures = [(title, plain(best.name, 60), remark)]
@@ -274,7 +276,8 @@ def _choose_axis(lines: Sequence[RankedLine], ranking: Ranking) -> Axis:
     most = max(values)
     if not ranking.measure.is_cost:
         room = max(0.005, (most - least) * 0.08)
-        return Axis(max(0.0, least - room), min(1.0, most + room), is_log=False)
+        end = min(ranking.measure.most, most + room)
+        return Axis(max(0.0, least - room), end, is_log=False)
     if least > 0 and most > _MOST_APART * least:
         return Axis(least / 1.3, most * 1.3, is_log=True)
     if most == 0:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from fedsim.analysis.series import Series
-from fedsim.common.round_words import count_rounds
-from fedsim.common.units import show_bytes, show_joules, show_seconds
+from fedsim.common.round_words import count_rounds, counted
+from fedsim.common.units import show_bytes, show_joules, show_seconds, show_share
 from fedsim.records.ledger import total
 from fedsim.records.reading import RunFolder
 from fedsim.world.meters.energy import PHASES
@@ -33,7 +33,12 @@ def find_in_series(all_series: Sequence[Series], *, is_over: bool) -> str | None
     most, worst = max(shares)
     least, best = min(shares)
     moment = "" if is_over else " so far"
-    return f"{least:.0%} ({best}) to {most:.0%} ({worst}) of the bytes were wasted{moment}."
+    if not most:
+        return f"Nothing that moved was wasted{moment}."
+    low, high = show_share(least), show_share(most)
+    if low == high:
+        return f"In every run {high} of the bytes were wasted{moment}."
+    return f"{low} ({best}) to {high} ({worst}) of the bytes of a run were wasted{moment}."
 
 
 def find_in_run(run: RunFolder) -> list[Finding]:
@@ -78,7 +83,7 @@ def _wasted_bytes(run: RunFolder) -> str | None:
     if share is None:
         return None
     size = show_bytes(total(run.summary["bytes"]))
-    amount = f"{share:.0%}" if share else "Nothing"
+    amount = show_share(share) if share else "Nothing"
     return f"{amount} of {size} that moved was wasted{_so_far(run)}."
 
 
@@ -104,7 +109,8 @@ def _lost_updates(run: RunFolder) -> str | None:
     valid = sum(row["valid"] or 0 for row in run.rounds)
     if not selected or valid >= selected:
         return None
-    return f"{selected - valid:,} of {selected:,} selected clients gave no update that counts{_so_far(run)}."
+    clients = counted(selected, "selected client")
+    return f"{selected - valid:,} of {clients} gave no update that counts{_so_far(run)}."
 
 
 def _energy(run: RunFolder) -> str | None:
@@ -120,6 +126,6 @@ def _energy(run: RunFolder) -> str | None:
         return None
     phase = max(PHASES, key=joules.__getitem__)
     return (
-        f"Devices drew {show_joules(in_all)}{_so_far(run)}, {joules[phase] / in_all:.0%} of it for "
-        f"the phase {phase!r}."
+        f"Devices drew {show_joules(in_all)}{_so_far(run)}, {show_share(joules[phase] / in_all)} of it "
+        f"for the phase {phase!r}."
     )

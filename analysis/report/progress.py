@@ -5,10 +5,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from fedsim.analysis import style
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.common.errors import RunFolderError
+from fedsim.common.round_words import counted
 from fedsim.common.units import show_seconds
 from fedsim.lab.reading.record_data import RecordData
 from fedsim.lab.reading.study_folder import IndexedRun, is_study, read_index
@@ -141,6 +141,6 @@ def _lines(runs: Sequence[StudiedRun]) -> Markup:
     for line in dict.fromkeys(run.line for run in runs):
         of_line = [run for run in runs if run.line == line]
         done = sum(run.state == "done" for run in of_line)
-        planned = style.counted(len(of_line), "run")
+        planned = counted(len(of_line), "run")
         rows.append([line, tables.TableCell(f"{done:,}", done), planned])
     return tables.grid(["line", "done", "of"], rows, [True, False, False])

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping
 from statistics import median
 
-from fedsim.analysis import style
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.answer import tiles
 from fedsim.analysis.report.drawings import draw_run, fold
@@ -12,8 +11,8 @@ from fedsim.analysis.report.gather import MOST_DRAWN, DetailedRun
 from fedsim.analysis.report.legend import key, step_colours
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain
 from fedsim.analysis.report.timeline import TimelineData, read_timeline, stage
-from fedsim.common.round_words import stopped_in_words
-from fedsim.common.units import show_bytes, show_joules, show_seconds
+from fedsim.common.round_words import counted, stopped_in_words
+from fedsim.common.units import show_bytes, show_joules, show_seconds, show_share
 from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.compare.critical_words import (
     category_in_words,
@@ -65,7 +64,11 @@ def headline_figures(run: RunFolder) -> Markup:
     if computed:
         wasted = measured["wasted compute"] or 0
         figures.append(
-            ("devices computed", show_seconds(computed), f"{wasted / computed:.1%} wasted")
+            (
+                "devices computed",
+                show_seconds(computed),
+                f"{show_share(wasted / computed, 1)} wasted",
+            )
         )
     figures += _energy_figures(run, measured)
     purity = measured["last purity of groups"]
@@ -103,7 +106,9 @@ def _byte_figures(run: RunFolder) -> list[tuple[str, str, str]]:
     if not has_no_server(sizes):
         directions += [f"{show_bytes(sizes['down'])} down", f"{show_bytes(sizes['up'])} up"]
     directions += show_peer(sizes)
-    share = f"{sizes['wasted'] / size:.1%} of what moved" if size else "nothing moved"
+    share = "nothing moved"
+    if size:
+        share = f"{show_share(sizes['wasted'] / size, 1)} of what moved"
     return [
         ("moved", show_bytes(size), ", ".join(directions)),
         ("wasted", show_bytes(sizes["wasted"]), share),
@@ -116,7 +121,7 @@ def _energy_figures(run: RunFolder, measured: Values) -> Iterator[tuple[str, str
     if joules:
         wasted = measured["wasted energy"] or 0.0
         drawn = math.fsum(run.summary["energy"]["by_phase"].get(phase, 0.0) for phase in PHASES)
-        remark = f"{wasted / drawn:.1%} of it wasted" if drawn else ""
+        remark = f"{show_share(wasted / drawn, 1)} of it wasted" if drawn else ""
         yield "devices drew", show_joules(drawn), remark
         if joules > drawn:
             yield "energy in all", show_joules(joules), "with the server's side"
@@ -124,7 +129,7 @@ def _energy_figures(run: RunFolder, measured: Values) -> Iterator[tuple[str, str
     if flat is not None:
         outcomes = [outcome for (outcome,) in run.events_of(("task-end",), ("outcome",))]
         tasks = outcomes.count("battery")
-        remark = f"{style.counted(tasks, 'task')} ended by a flat battery"
+        remark = f"{counted(tasks, 'task')} ended by a flat battery"
         yield "flat devices", f"{flat:,}", remark
         yield "of a battery", f"{measured['battery']:.3g} %", "drawn by a device, in the mean"
 
@@ -182,6 +187,8 @@ def _timeline(
     )
     if lanes == population:
         text = f"All {population:,} devices; {worked:,} of them worked."
+    if population == 1:
+        text = "Its one device."
     if lanes > _THIN_LANES:
         text += (
             " Lanes thinner than two pixels are drawn as a density, four pixels for the devices that "
@@ -212,8 +219,8 @@ def _chooser(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
     if total != len(entries):
         rest = f" of {total}; fedsim report, called with its folder, shows any other"
     text = (
-        f"{len(entries)} runs can be chosen, the best first{rest}. What follows here is of those "
-        "that are."
+        f"{len(entries)} runs can be chosen, the best first{rest}. What follows is of the chosen "
+        "runs."
     )
     yield el("p", text, class_="soft")
 

@@ -1,10 +1,12 @@
 """The sections of a report: one run in short, or several compared."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import tomli_w
 
 from fedsim.analysis import palette
+from fedsim.analysis.accuracy import figures_of
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.answer import HINT, answers
 from fedsim.analysis.report.chart import chart
@@ -15,6 +17,7 @@ from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.analysis.report.runs import headline_figures
 from fedsim.common.files import flatten
 from fedsim.common.harmless import visible
+from fedsim.lab.compare.lines import ComparedLine
 from fedsim.records.reading import RunFolder
 from fedsim.running.overrides import Tables
 
@@ -79,7 +82,8 @@ def answer(subject: Subject) -> Markup:
     planned = sum(line.planned for line in lines)
     parts: list[Markup | None] = [el("h2", "In short", id="summary")]
     if done < planned:
-        text = f"{done:,} of {planned:,} runs are done so far. What follows is of these alone."
+        text = f"{done:,} of {planned:,} runs are done so far{_ended_early(lines)}."
+        text += " What follows is of the done runs alone."
         parts.append(el("p", text, class_="soft"))
     parts += _unfinished(subject)
     hint = "Each is one run, so nothing says how sure that is."
@@ -94,6 +98,14 @@ def answer(subject: Subject) -> Markup:
     if wasted is not None:
         parts.append(el("p", el("a", wasted, href="#tables")))
     return el("section", *parts)
+
+
+def _ended_early(lines: Sequence[ComparedLine]) -> str:
+    """Return a text such as ", 1 failed, 2 interrupted" on the runs that ended too early."""
+    statuses: Counter[str] = Counter()
+    for line in lines:
+        statuses.update(status for _, status in line.undone if status in ("failed", "interrupted"))
+    return "".join(f", {count:,} {status}" for status, count in statuses.items())
 
 
 def _unfinished(subject: Subject) -> Iterator[Markup]:
@@ -123,7 +135,7 @@ def comparison(subject: Subject) -> Iterator[Markup]:
     curves = chart(subject.series)
     if curves:
         title = "How the lines get there"
-        about = "accuracy against time, bytes and rounds"
+        about = f"{figures_of(subject.runs)[0]} against time, bytes and rounds"
         yield fold(title, *curves, anchor="accuracy", about=about)
     pictures = _draw_compared_runs(subject)
     if pictures:

@@ -8,8 +8,8 @@ import pandas as pd
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.common.files import flatten
-from fedsim.common.round_words import count_rounds
-from fedsim.common.units import show_bytes, show_joules, show_seconds
+from fedsim.common.round_words import count_rounds, counted
+from fedsim.common.units import show_bytes, show_joules, show_seconds, show_share
 from fedsim.lab.compare.columns import ComparedColumn, ComparedTable
 from fedsim.lab.compare.show import by_topic, format_cell
 from fedsim.lab.reading.history import History
@@ -159,7 +159,7 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
     columns += [
         ("worked", "worked_s", show_seconds),
         ("of it wasted", "wasted_s", show_seconds),
-        ("share wasted", "share", "{:.0%}".format),
+        ("share wasted", "share", show_share),
         ("moved", "bytes", show_bytes),
     ]
     columns += [column for column in _OF_DEVICES if rows[column[1]].notna().any()]
@@ -168,7 +168,7 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
     )
     if len(rows) > _MOST_DEVICES:
         caption += f" The {_MOST_DEVICES} of {len(rows):,} that wasted most are shown."
-    summary = f"Table of {len(rows):,} devices"
+    summary = f"Table of {counted(len(rows), 'device')}"
     wasted = [name for name in endings if name in wasted_outcomes(run)]
     if wasted:
         wasteful = int((rows[wasted].sum(axis=1) > 0).sum())
@@ -371,7 +371,7 @@ def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
     rest = None
     if len(keys) > len(rows):
         rest = el("p", f"{len(keys) - len(rows)} more keys differ.", class_="soft")
-    head = f"What their scenarios say differently: {style.counted(len(keys), 'key')}"
+    head = f"What their scenarios say differently: {counted(len(keys), 'key')}"
     is_open = len(keys) <= _FEW_DIFFERENCES
     return el("details", el("summary", head), table, rest, open=is_open)
 

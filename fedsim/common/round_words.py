@@ -19,6 +19,19 @@ def round_word(summary: Mapping[str, object]) -> str:
     return clean(str(summary.get("round_word", ROUND)), _LONGEST)
 
 
+def counted(count: int, word: str) -> str:
+    """Format a count with its noun: ``"1 group"``, ``"2 groups"``, ``"no groups"``.
+
+    Args:
+        count: the count.
+        word: noun in the singular.
+    """
+    if count == 1:
+        return f"1 {word}"
+    number = f"{count:,}" if count else "no"
+    return f"{number} {word}s"
+
+
 def count_rounds(count: int, word: str) -> str:
     """Format a count of rounds with the run's noun: ``"1 version"``, ``"2 versions"``."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

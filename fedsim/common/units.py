@@ -320,3 +320,43 @@ def show_joules(value: float) -> str:
         if abs(value) >= factor:
             return f"{float(f'{value / factor:.3g}'):,g} {unit}"
     return f"{value:.3g} J"
+
+
+_LEAST_RATIO = 1e-3
+_MOST_RATIO = 1e6
+
+
+def show_ratio(ratio: float, digits: int = 3) -> str:
+    """Format a ratio for people, for texts such as "1.41 times as long": ``"1.41"``, ``"2,500"``.
+
+    Ratios below 0.001 or above a million are ``"less than 0.001"`` and ``"over 1,000,000"``.
+
+    Args:
+        ratio: the ratio, at least 0.
+        digits: count of significant digits of ratios below 100.
+    """
+    if ratio < _LEAST_RATIO:
+        return f"less than {_LEAST_RATIO:g}" if ratio > 0 else "0"
+    if ratio > _MOST_RATIO:
+        return f"over {_MOST_RATIO:,.0f}"
+    return f"{ratio:.{digits}g}" if ratio < 100 else f"{ratio:,.0f}"
+
+
+def show_share(share: float, decimals: int = 0) -> str:
+    """Format a share (0..1) for people as a percentage: ``"12%"``.
+
+    A share above 0 is never ``"0%"`` but ``"under 1%"``, and one below 1 never ``"100%"`` but
+    ``"over 99%"``.
+
+    Args:
+        share: the share.
+        decimals: count of decimals.
+    """
+    text = f"{share:.{decimals}%}"
+    step = 10.0**-decimals
+    if 0 < share < 1:
+        if text == f"{0:.{decimals}%}":
+            return f"under {step:.{decimals}f}%"
+        if text == f"{1:.{decimals}%}":
+            return f"over {100 - step:.{decimals}f}%"
+    return text

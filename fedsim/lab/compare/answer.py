@@ -114,13 +114,9 @@ class WorldAnswer:
     def missing(self) -> str:
         """Sentence that names the lines which did not reach the target in all their runs."""
         names = []
-        worlds = ""
         for name, reached, runs in self.missed:
-            if runs > 1:
-                name += f" ({reached} of {runs})"
-                worlds = " in every world"
-            names.append(name)
-        return f"Not there{worlds}: {some_names(names)}."
+            names.append(f"{name} (reached in {reached} of {runs} runs)" if runs > 1 else name)
+        return f"The target was missed by {some_names(names)}."
 
     @property
     def order(self) -> list[int]:

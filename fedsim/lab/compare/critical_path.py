@@ -125,6 +125,7 @@ class RoundPath:
         deadline: whether the deadline ended the round.
         sooner: time (s) by which the round's tasks would have ended sooner without the tasks that
             ended last; 0 for strategies without rounds.
+        last: count of the tasks that ended last together; 0 for strategies without rounds.
         half: simulated time (s) at which half of the tasks of the round had ended; ``end`` for
             strategies without rounds.
     """
@@ -137,6 +138,7 @@ class RoundPath:
     late: tuple[int, ...] = ()
     deadline: bool = False
     sooner: float = 0.0
+    last: int = 0
     half: float = 0.0
 
     @property
@@ -281,17 +283,19 @@ class CriticalPaths:
                 late.append(task.device)
         facts = self._begun.get(number, {})
         sooner = 0.0
+        together = 0
         half = end
         if facts and tasks:
             ends = sorted(min(task.end, end) for task in tasks)
             half = ends[(len(ends) - 1) // 2]
             last = ends[-1]
+            together = ends.count(last)
             begun = max(task.start for task in tasks if task.end >= last)
             sooner = last - max([begun, start, *(time for time in ends if time < last)])
         by_deadline = bool(late) and (facts.get("deadline") or math.inf) <= end
         selected = facts.get("selected", 0)
         return RoundPath(
-            number, start, end, steps, selected, tuple(late), by_deadline, sooner, half
+            number, start, end, steps, selected, tuple(late), by_deadline, sooner, together, half
         )
 
     def _trace(self, start: float, number: int, end: float, used: set[int]) -> Iterator[PathStep]:

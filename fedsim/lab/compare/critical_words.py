@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from statistics import median
 
 from fedsim.common import step_names
-from fedsim.common.round_words import count_rounds
-from fedsim.common.units import show_seconds
+from fedsim.common.round_words import count_rounds, counted
+from fedsim.common.units import show_ratio, show_seconds, show_share
 from fedsim.lab.compare.columns import Cell, ComparedTable
 from fedsim.lab.compare.critical_path import (
     AFTER,
@@ -38,13 +38,14 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
         seconds = sum(path.seconds for path in selecting)
         half = sum(path.half - path.start for path in selecting) / (seconds or 1.0)
         words.append(
-            f"Half of a round's clients were done after {half:.0%} of it; the slowest alone "
-            "held the rounds up for "
+            f"Half of a round's clients were done after {show_share(half)} of it; the clients that "
+            "ended last held the rounds up for "
             f"{show_seconds(sum(path.sooner for path in rounds))} in all."
         )
     by_deadline = sum(path.deadline for path in rounds)
     if by_deadline:
-        words.append(f"The deadline ended {by_deadline} of {len(rounds)} rounds.")
+        rounds_in_all = count_rounds(len(rounds), paths.word)
+        words.append(f"The deadline ended {by_deadline:,} of {rounds_in_all}.")
     counts = Counter(path.device for path in rounds if path.device is not None)
     devices = []
     for device, count in counts.most_common(_MOST_DEVICES):
@@ -70,15 +71,17 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
     ]
     late = len(path.late)
     if path.deadline:
-        plural = "s" if late > 1 else ""
-        devices = f"device{plural} {', '.join(map(str, path.late[:_MOST_DEVICES]))}"
+        noun = "devices" if late > 1 else "device"
+        devices = f"{noun} {', '.join(map(str, path.late[:_MOST_DEVICES]))}"
         if late > _MOST_DEVICES:
             devices += " and others"
-        words.append(
-            f"Its deadline ended it: {late} of {path.selected} clients were late ({devices})."
-        )
+        verb = "was" if late == 1 else "were"
+        count = f"{late} of {counted(path.selected, 'client')}"
+        words.append(f"Its deadline ended it: {count} {verb} late ({devices}).")
     elif late:
-        words.append(f"Enough others had answered: {late} of {path.selected} clients were cut off.")
+        verb = "was" if late == 1 else "were"
+        count = f"{late} of {counted(path.selected, 'client')}"
+        words.append(f"Enough others had answered: {count} {verb} cut off.")
     if path.steps:
         words += _longest_in_words(path)
     shared = path.totals.get(SHARED, 0.0) + path.totals.get(QUEUE, 0.0)
@@ -112,7 +115,7 @@ def category_in_words(paths: CriticalPaths, category: str) -> str:
 def _compare_length(seconds: float, usual: float) -> str:
     if not usual:
         return ""
-    ratio = f"{seconds / usual:.2g}"
+    ratio = show_ratio(seconds / usual, 2)
     return ", as long as the median" if ratio == "1" else f", {ratio} times the median"
 
 
@@ -128,13 +131,17 @@ def _longest_in_words(path: RoundPath) -> list[str]:
         cause = f"device {step.device} ({step.step})"
     words = [
         f"It waited longest for {cause}: {show_seconds(step.seconds)}, "
-        f"{step.seconds / path.seconds:.0%}."
+        f"{show_share(step.seconds / path.seconds)}."
     ]
     if path.sooner > 0:
-        clients = "the late clients" if path.deadline else f"device {path.device}"
+        clients = f"device {path.device}"
+        if path.last > 1:
+            clients = f"the {path.last:,} clients that ended last together"
+        if path.deadline:
+            clients = "the late client" if len(path.late) == 1 else "the late clients"
         words.append(f"Without {clients} it would have ended {show_seconds(path.sooner)} sooner.")
     is_idle = step.step in (WAIT, step_names.QUEUE)
-    if path.sooner > 0 and not is_idle and step.outcome == "done":
+    if path.sooner > 0 and path.last == 1 and not is_idle and step.outcome == "done":
         gain = min(step.seconds / 2, path.sooner)
         limit = "; then another client is the last" if gain == path.sooner else ""
         words.append(f"With twice the rate there, {show_seconds(gain)} sooner{limit}.")

@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.common.harmless import clean
+from fedsim.common.units import show_share
 from fedsim.lab.compare.answer import WorldAnswer
 from fedsim.lab.compare.cells import ANY, PLACES, VARIANT
 from fedsim.lab.compare.columns import ComparedTable
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _RUNNERS_UP = 3  # most cells close to a front that are named
+_LEAST_PERCENT = 0.05  # difference (%) below which no figure is given
 _NEAR = 1.5  # greatest ``CostPoint.factor`` of a runner-up
 _FIGURE = "figure"
 
@@ -45,7 +47,7 @@ class HeatMap:
         if math.isnan(value):
             return "-"
         if math.isinf(value):
-            return "not there"
+            return "not reached" if self.goal.measure.topic == "to target" else "not measured"
         figure = self.goal.show(value)
         return f"{figure} *" if self.share(value) == 1 else figure
 
@@ -81,14 +83,16 @@ class CostPoint(NamedTuple):
     Attributes:
         line: the ranked line of the variant.
         first, second: its two costs, means over its runs.
-        factor: it costs at most this many times as much, in either cost, as a point of the Pareto
-            front; 1 if it is on the front itself.
+        factor: it costs at most this many times as much, in either cost, as the point of the Pareto
+            front to which it is closest; 1 if it is on the front itself.
+        near: name of that point's line; empty if the point is on the front, or compares with none.
     """
 
     line: RankedLine
     first: float
     second: float
     factor: float
+    near: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,8 +128,10 @@ class ParetoFront:
     def format_point(self, point: CostPoint) -> str:
         """Return a point as text: name of its variant and grid values, then its two costs."""
         costs = f"{self.first.show(point.first)}, {self.second.show(point.second)}"
-        if point.factor > 1:
-            costs += f", at most {point.factor:.2f} times either"
+        if point.near:
+            percent = 100 * (point.factor - 1)
+            amount = f"at most {percent:.2g} %" if percent >= _LEAST_PERCENT else "hardly"
+            costs += f"; {amount} more than {clean(point.near)} in both"
         return f"{clean(point.line.name)} ({costs})"
 
     @property
@@ -180,12 +186,17 @@ def _front(first: Ranking, second: Ranking) -> ParetoFront:
         second_cost = second_costs[line.place]
         front = [point for point in points if point.factor == 1]
         factor = 1.0
+        near = ""
         if front and second_cost >= front[-1].second:
             factor = math.inf
             for point in front:
-                if point.first and point.second:
-                    factor = min(factor, max(cost / point.first, second_cost / point.second))
-        points.append(CostPoint(line, cost, second_cost, factor))
+                if not (point.first and point.second):
+                    continue
+                times = max(cost / point.first, second_cost / point.second)
+                if times < factor:
+                    factor = times
+                    near = point.line.name
+        points.append(CostPoint(line, cost, second_cost, factor, near))
     return ParetoFront(first, second, tuple(points))
 
 
@@ -232,8 +243,8 @@ def shares(answer: WorldAnswer) -> Iterator[str]:
     for key in keys:
         by_key[key] = float(figures.groupby(rows[key]).mean().var(ddof=0)) / total
     order = sorted(by_key, key=lambda key: -by_key[key])
-    explained = ", ".join(f"{key} {by_key[key]:.0%}" for key in order)
-    rest = 1 - sum(by_key.values())
+    explained = ", ".join(f"{key} {show_share(by_key[key])}" for key in order)
+    rest = max(0.0, 1 - sum(by_key.values()))
     name = goal.measure.name.partition(" to target")[0]
     yield (
         f"Of how {name} varies over the {len(rows)} cells of all combinations, each key alone "

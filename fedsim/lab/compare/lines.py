@@ -16,10 +16,12 @@ from fedsim.lab.reading.study_folder import (
     names_apart,
     read_index,
 )
+from fedsim.records.folder import summarised_status
 from fedsim.records.notebook import strategy_of
 from fedsim.records.reading import RunFolder
 
 _MOST_NAMES = 12
+_MOST_SEEDS = 3  # most seeds of a status that are listed
 
 _RunFigures = TypeVar("_RunFigures")
 _Setting = TypeVar("_Setting")  # value that a study may declare
@@ -41,6 +43,7 @@ class ComparedLine:
         is_begun: whether any run of the line has a folder. It has none before the first run begins,
             or if ``--only`` excludes the line.
         seeds_in_order: seeds of the finished runs before the first unfinished one.
+        undone: seed and status of each run that is not done, such as ``failed`` or ``not begun``.
     """
 
     name: str
@@ -51,6 +54,7 @@ class ComparedLine:
     reference: bool = False
     is_begun: bool = True
     seeds_in_order: tuple[int, ...] = ()
+    undone: tuple[tuple[int, str], ...] = ()
 
     @property
     def strategy(self) -> str:
@@ -59,6 +63,21 @@ class ComparedLine:
     @property
     def statuses(self) -> str:
         return ", ".join(dict.fromkeys(str(run.summary.get("status")) for run in self.runs))
+
+    @property
+    def undone_in_words(self) -> str:
+        """Text such as "seed 2 failed, 7 not begun" on the runs that are not done; may be empty."""
+        by_status: dict[str, list[int]] = {}
+        for seed, status in self.undone:
+            by_status.setdefault(status, []).append(seed)
+        parts = []
+        for status, seeds in by_status.items():
+            text = str(len(seeds))
+            if len(seeds) <= _MOST_SEEDS:
+                noun = "seed" if len(seeds) == 1 else "seeds"
+                text = f"{noun} {', '.join(map(str, seeds))}"
+            parts.append(f"{text} {status}")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -285,10 +304,12 @@ def _variants(path: Path, study: StudyIndex) -> list[ComparedLine]:
     for variant in study.variants:
         folders = [path / run.folder for run in variant.runs]
         seeds = []
-        for run in variant.runs:
-            if not is_done(path / run.folder):
-                break
-            seeds.append(run.seed)
+        undone = []
+        for run, folder in zip(variant.runs, folders, strict=True):
+            if not is_done(folder):
+                undone.append((run.seed, _status_of(folder)))
+            elif not undone:
+                seeds.append(run.seed)
         lines.append(
             ComparedLine(
                 variant.name,
@@ -299,9 +320,18 @@ def _variants(path: Path, study: StudyIndex) -> list[ComparedLine]:
                 reference=variant.reference,
                 is_begun=any(folder.exists() for folder in folders),
                 seeds_in_order=tuple(seeds),
+                undone=tuple(undone),
             )
         )
     return lines
+
+
+def _status_of(run: Path) -> str:
+    """Return the status of a run that is not done, such as ``failed``, or ``not begun``."""
+    status = summarised_status(run)
+    if status is None:
+        status = "begun" if run.exists() else "not begun"
+    return clean(str(status), 30)
 
 
 def title_of(path: Path) -> str:

@@ -21,6 +21,7 @@ from fedsim.common.units import (
     PositiveSeconds,
     show_bytes,
     show_joules,
+    show_ratio,
     show_seconds,
 )
 from fedsim.common.wording import explain
@@ -36,6 +37,9 @@ from fedsim.world.meters.energy import TABLE as ENERGY
 Preferred = Literal["least", "most"] | None
 Values = dict[str, float | int | None]
 
+_LEAST_PERCENT = 0.05  # difference (%) below which two costs are as great
+_LEAST_SHARE = 0.0005  # share that needs more than three decimals
+
 
 class CostWords(NamedTuple):
     """Words for sentences on a cost, such as "takes the least time" or "takes 1.5 times as long".
@@ -48,6 +52,23 @@ class CostWords(NamedTuple):
     noun: str
     as_much: str
     show: Callable[[float], str]
+
+    def compare(self, ratio: float) -> str:
+        """Return how a cost compares with another one, such as "takes 1.5 times as long".
+
+        A ratio near 1 is a percentage, such as "takes 0.3 % more time".
+
+        Args:
+            ratio: the cost over the other one.
+        """
+        text = show_ratio(ratio)
+        if text != "1":
+            return f"{self.verb} {text} times {self.as_much}"
+        percent = 100 * (ratio - 1)
+        if abs(percent) < _LEAST_PERCENT:
+            return f"{self.verb} {self.as_much}"
+        more = "more" if percent > 0 else "less"
+        return f"{self.verb} {abs(percent):.1f} % {more} {self.noun}"
 
 
 _WORDS = {
@@ -101,7 +122,11 @@ class Measure:
         return _WORDS["rounds" if is_rounds else self.unit]
 
     def show(self, value: float) -> str:
-        return self.words.show(value) if self.is_cost else f"{value:.3f}"
+        if self.is_cost:
+            return self.words.show(value)
+        if self.unit != "0-1":
+            return f"{value:,.4g}"
+        return f"{value:.1g}" if 0 < abs(value) < _LEAST_SHARE else f"{value:.3f}"
 
 
 _MEASURES = {
@@ -321,11 +346,16 @@ def measure(
         ) from None
     is_pooled = run.scenario.get("data", {}).get("pooled_from") is not None
     for name, value in values.items():
-        is_of_federation = not name.startswith(("rounds", "final ", "best "))
+        is_of_federation = not is_of_pooled_data(name)
         is_nan = value is not None and math.isnan(value)
         if is_nan or (is_pooled and is_of_federation):
             values[name] = None
     return values
+
+
+def is_of_pooled_data(name: str) -> bool:
+    """Whether runs on pooled data have a figure too: its name is of rounds, or of tests."""
+    return name.startswith(("rounds", "final ", "best "))
 
 
 def _compute_figures(run: RunFolder, ledger: LedgerPreset) -> Values:

@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedsim.common.harmless import clean
+from fedsim.common.units import show_ratio
 from fedsim.lab.compare.decided import Decided
 from fedsim.lab.compare.lines import some_names
 from fedsim.lab.compare.measures import Measure
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pairs_to_tell, ratio_of
+
+_MOST_DIGITS = 7  # most digits of the ends of a ratio's interval
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,22 @@ class Ranking:
         return lines
 
     @property
+    def unpaired(self) -> list[RankedLine]:
+        """Lines that cannot be compared with the best line, as their runs have other seeds.
+
+        In a study with unfinished or failed runs, lines may have different seeds.
+        """
+        first, *rest = self.whole
+        if not self.is_even:
+            return [line for line in rest if not line.seeds & first.seeds]
+        return [line for line in rest if line.seeds != first.seeds]
+
+    def _other_seeds(self, first: RankedLine) -> str:
+        names = some_names([line.name for line in self.unpaired])
+        verb = "has" if len(self.unpaired) == 1 else "have"
+        return f"{names} {verb} runs of other seeds than {clean(first.name)}"
+
+    @property
     def is_sure(self) -> bool:
         """Whether the best line's lead over the second line is significant.
 
@@ -143,30 +162,39 @@ class Ranking:
         if not whole or len(contenders) < 2:
             return []
         first, *rest = whole
-        figure = self.show(first.mean.mean)
-        decided = self.decided
-        if decided is not None and decided.status == "tie":
-            lead = f"{self._lead}, or at most {decided.zone}"
-            words = [f"{clean(first.name)} {lead}: {figure} ({decided.error})."]
-        elif decided is not None and decided.status == "best":
-            words = [f"{clean(first.name)} {self._lead}, {figure} ({decided.error})."]
-        elif self.alike and first.of == 1:
-            words = [f"no line {self._lead} alone: {self._tie}."]
-        elif self.alike:
-            words = [f"no line surely {self._lead}: {self._tie}."]
-            words.append(f"{clean(first.name)} has the {self._extreme} mean, {figure}.")
-        else:
-            words = [f"{clean(first.name)} {self._lead}, {figure}."]
+        words = self._headline(first)
         if rest:
             words.append(f"{clean(rest[0].name)}, the next, {self._compare(rest[0], first)}.")
         for line in rest[1:]:
             if line.place == self.baseline:
                 words.append(f"{clean(line.name)}, the baseline, {self._compare(line, first)}.")
-        if decided is not None:
-            words += decided.sentences
+        if self.decided is not None:
+            words += self.decided.sentences
         elif self.alike and first.of > 1:
             words.append(self._doubt(first))
         return words
+
+    def _headline(self, first: RankedLine) -> list[str]:
+        """Return one or two sentences on the best line, or on the reason why no line is named.
+
+        Args:
+            first: the line with the best mean.
+        """
+        name = clean(first.name)
+        figure = self.show(first.mean.mean)
+        if self.decided is not None and self.decided.status == "tie":
+            lead = f"{self._lead}, or at most {self.decided.zone}"
+            return [f"{name} {lead}: {figure} ({self.decided.error})."]
+        if self.decided is not None and self.decided.status == "best":
+            return [f"{name} {self._lead}, {figure} ({self.decided.error})."]
+        mean = f"{name} has the {self._extreme} mean, {figure}."
+        if self.alike and first.of == 1:
+            return [f"no line {self._lead} alone: {self._tie}."]
+        if self.alike:
+            return [f"no line surely {self._lead}: {self._tie}.", mean]
+        if self.unpaired:
+            return [f"no line surely {self._lead}: {self._other_seeds(first)}.", mean]
+        return [f"{name} {self._lead}, {figure}."]
 
     @property
     def _extreme(self) -> str:
@@ -187,10 +215,10 @@ class Ranking:
 
     @property
     def _tie(self) -> str:
-        """Text such as "3 of 5 tie at 10 s to 12 s; A and B are worse".
+        """Text such as "3 of 5 tie at 10 s to 12 s; A, B are worse".
 
         It states how many lines are not significantly worse than the best, the range of these
-        lines' means, and the names of the worse lines.
+        lines' means, the names of the worse lines, and of the lines that cannot be compared.
         """
         whole = self.whole
         tied = [whole[0], *self.alike]
@@ -198,11 +226,17 @@ class Ranking:
         least = self.show(means[0])
         most = self.show(means[-1])
         figures = least if least == most else f"{least} to {most}"
-        text = f"{len(tied)} of {len(whole)} tie at {figures}"
-        rest = [line.name for line in whole if line not in tied]
-        if not rest:
-            return text
-        return f"{text}; {some_names(rest)} {'is' if len(rest) == 1 else 'are'} worse"
+        unpaired = [] if self.decided is not None else self.unpaired
+        count = f"{len(tied)} of {len(whole)}"
+        if len(tied) == len(whole):
+            count = "both" if len(tied) == 2 else f"all {len(tied)}"
+        text = f"{count} tie at {figures}"
+        rest = [line.name for line in whole if line not in tied and line not in unpaired]
+        if rest:
+            text += f"; {some_names(rest)} {'is' if len(rest) == 1 else 'are'} worse"
+        if unpaired:
+            text += f"; {self._other_seeds(whole[0])}"
+        return text
 
     def _doubt(self, first: RankedLine) -> str:
         """Return a sentence that names the lines which are not significantly worse than the best.
@@ -221,17 +255,18 @@ class Ranking:
                 near.append(line.name)
                 counts.append(count)
         names = some_names([line.name for line in alike])
-        doubt = f"These {first.of} seeds do not tell it apart from {names}."
+        doubt = f"These {first.of} seeds cannot distinguish it from {names}."
         if not counts:
             return doubt
         if len(near) < len(alike):
             doubt = f"{doubt} For {some_names(near)},"
-            some = "some"
+            about = "about"
         else:
-            some = "Some"
+            about = "About"
         up_to = f" to {max(counts)}" if max(counts) > min(counts) else ""
         noun = "seed" if max(counts) == 1 else "seeds"
-        return f"{doubt} {some} {min(counts)}{up_to} {noun} more would, if they differ as these do."
+        number = f"{about} {min(counts)}{up_to}"
+        return f"{doubt} {number} more {noun} would, if they differ as these do."
 
     def _seeds_more(self, line: RankedLine, first: RankedLine) -> int | None:
         """Estimate how many more seeds would show that a line is worse than the best line.
@@ -259,13 +294,24 @@ class Ranking:
             return ""
         first = self.whole[0]
         most = (self.measure.best or "").capitalize()
-        best = f"{clean(first.name)}, {self.show(first.mean.mean)}"
-        return f"{most} {self.measure.name}: {best if self.is_named else self._tie}."
+        text = f"{clean(first.name)}, {self.show(first.mean.mean)}"
+        if not self.is_named:
+            text = self._tie
+            if not self.alike:
+                figure = self.show(first.mean.mean)
+                text = f"mean of {clean(first.name)}, {figure}; {self._other_seeds(first)}"
+        return f"{most} {self.measure.name}: {text}."
 
     @property
     def is_named(self) -> bool:
-        """Whether a sentence names one line as the best: none ties with it, or it is decided."""
-        return not self.alike or (self.decided is not None and self.is_sure)
+        """Whether a sentence names one line as the best: none ties with it, or it is decided.
+
+        No line is named either if some lines have other seeds than the best, so that the two cannot
+        be compared.
+        """
+        if self.decided is not None:
+            return not self.alike or self.is_sure
+        return not self.alike and not self.unpaired
 
     def show(self, value: float) -> str:
         return self.measure.show(value)
@@ -283,21 +329,35 @@ class Ranking:
         if is_equal and (estimate.pairs < 2 or estimate.low == estimate.high):
             return "does exactly as well"
         if measure.is_cost:
-            text = f"{measure.words.verb} {estimate.mean:.3g} times {measure.words.as_much}"
-            interval = f"{estimate.low:.3g} to {estimate.high:.3g}"
+            text = measure.words.compare(estimate.mean)
+            low, high = _ratio_ends(estimate)
         elif estimate.mean > 0:
-            text = f"ends {estimate.mean:.3f} higher"
-            interval = f"{estimate.low:.3f} to {estimate.high:.3f}"
+            text = f"ends {measure.show(estimate.mean)} higher"
+            low, high = measure.show(estimate.low), measure.show(estimate.high)
         else:
-            text = f"ends {abs(estimate.mean):.3f} lower"
-            interval = f"{-estimate.high:.3f} to {-estimate.low:.3f}"
+            text = f"ends {measure.show(abs(estimate.mean))} lower"
+            low, high = measure.show(-estimate.high), measure.show(-estimate.low)
+        if is_equal:
+            text = "does as well on average"
         if estimate.pairs < 2:
             return text
         sign = 1 if measure.best == "least" else -1
         worse = 0
         for seed in line.values.keys() & first.values.keys():
             worse += sign * line.values[seed] > sign * first.values[seed]
-        return f"{text} (95 % interval {interval}; worse in {worse} of {estimate.pairs} worlds)"
+        interval = f"95 % interval {low} to {high}"
+        return f"{text} ({interval}; worse in {worse} of {estimate.pairs} seeds)"
+
+
+def _ratio_ends(estimate: Estimate) -> tuple[str, str]:
+    """Format the ends of a ratio's interval, with the digits by which they differ from 1."""
+    ends = (estimate.low, estimate.high)
+    for digits in range(3, _MOST_DIGITS):
+        texts = [show_ratio(end, digits) for end in ends]
+        is_hidden = any(text == "1" and end != 1 for text, end in zip(texts, ends, strict=True))
+        if not is_hidden:
+            break
+    return texts[0], texts[1]
 
 
 def _includes(estimate: Estimate, value: float) -> bool:

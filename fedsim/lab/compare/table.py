@@ -20,6 +20,7 @@ _NOISE = 1e-12  # relative difference of sums of floats that counts as equal
 _KEYS = ("variant", "baseline")
 _PAIRED = ("measure", "unit", "pairs", "mean difference", "low", "high", "ratio")
 _RESERVED = (*_KEYS, *_PAIRED, "study", "strategy", "runs", "rounds", "seed")
+_OTHER_SEEDS = "other seeds than the baseline"
 _MOST_ROWS = 24
 _MOST_NOTES = 6
 
@@ -79,6 +80,11 @@ class Comparison:
                 values: measures.Values = dict.fromkeys(metric.name for metric in metrics)
                 figures.append(values | computed[run.path])
             self._figures.append(figures)
+        self._has_accuracy = any(
+            values[measures.BEST.name] is not None
+            for figures in self._figures
+            for values in figures
+        )
         self._aims = self._requested or accuracies or metric_aims
         if not self._aims:
             self._aim_at_usual_target()
@@ -140,8 +146,8 @@ class Comparison:
             notes.append(f"The baseline is {clean(self.lines.baseline)}.")
         if max(len(line.runs) for line in self.lines.lines) > 1:
             notes.append(
-                "Means over seeds with 95 % intervals (Student's t); empty unless all seeds "
-                "have the figure."
+                "Means over seeds with 95 % intervals (Student's t). A line has a mean if all its "
+                "seeds have the figure; otherwise the cell says why not."
             )
         return ComparedTable(tuple(columns), (*notes, *_undone(self.lines)))
 
@@ -296,14 +302,16 @@ class Comparison:
                 ComparedColumn(
                     measure.head,
                     tuple(cells),
-                    f"{measure.topic}, difference to the baseline",
+                    f"{self._topic(measure)}, difference to the baseline",
                     over_seeds=True,
                     unit=measure.unit,
                     signed=True,
                 )
             )
-        notes = ("Variant minus baseline, seed by seed in the same worlds.",)
-        return ComparedTable(tuple(columns), notes if compared else ())
+        note = "Variant minus baseline, seed by seed in the same worlds."
+        if all(column.is_empty for column in columns if column.topic):
+            note = "No variant can be compared with its baseline: their runs have other seeds."
+        return ComparedTable(tuple(columns), (note,) if compared else ())
 
     @cached_property
     def _heads(self) -> dict[str, str]:
@@ -360,11 +368,17 @@ class Comparison:
         return ComparedColumn(
             measure.head,
             tuple(cells),
-            measure.topic,
+            self._topic(measure),
             over_seeds=not self.lines.are_runs,
             unit=measure.unit,
             best=measure.best,
         )
+
+    def _topic(self, measure: measures.Measure) -> str:
+        """Return the title of the table that shows a figure."""
+        if measure.topic == "accuracy" and not self._has_accuracy:
+            return "tests"
+        return measure.topic
 
     def _absence(
         self, measure: measures.Measure, place: int, base: int | None = None
@@ -384,6 +398,8 @@ class Comparison:
             figures = [values[measure.name] for values in self._figures[base]]
             reason = absence(measure, self.lines.lines[base], figures)
             reason = reason and f"baseline: {reason}"
+            if not reason and self.lines.seeds_of(place) != self.lines.seeds_of(base):
+                reason = _OTHER_SEEDS
         return Absent(reason) if reason else None
 
     def _compared(self) -> Iterator[tuple[int, int]]:
@@ -502,8 +518,8 @@ def absence(
     count = sum(figure is not None for figure in figures)
     if count == len(figures):
         return ""
-    is_accuracy_or_rounds = measure.topic == "accuracy" or measure.name.startswith("rounds")
-    if line.runs[0].scenario.get("data", {}).get("pooled_from") and not is_accuracy_or_rounds:
+    is_pooled = bool(line.runs[0].scenario.get("data", {}).get("pooled_from"))
+    if is_pooled and not measures.is_of_pooled_data(measure.name):
         return "pooled data"
     if count:
         return f"in {count} of {len(figures)} runs"
@@ -516,7 +532,9 @@ def _undone(lines: Lines) -> Iterator[str]:
     """Yield a sentence on each line of which runs are missing or were not run to their end."""
     for line in lines.lines:
         if len(line.runs) < line.planned:
-            yield f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done."
+            text = f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done"
+            rest = line.undone_in_words
+            yield f"{text} ({rest})." if rest else f"{text}."
         elif line.statuses != "done":
             yield f"{clean(line.name)} was not run to its end: {clean(line.statuses)}."
     if lines.not_begun:

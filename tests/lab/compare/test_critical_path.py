@@ -193,9 +193,9 @@ def test_a_round_that_its_deadline_ended_in_words(tmp_path: Path) -> None:
     found = paths(tmp_path / "run", [20, 40], 2, strategy=FEDAVG | {"deadline": "6 s"})
     assert round_in_words(found, 1) == [
         "Round 1 took 6 s, as long as the median: from 6 s to 12 s of simulated time.",
-        "Its deadline ended it: 1 of 2 clients were late (device 1).",
+        "Its deadline ended it: 1 of 2 clients was late (device 1).",
         "It waited longest for device 1 (train): 4 s, 67%.",
-        "Without the late clients it would have ended 0.8 s sooner.",
+        "Without the late client it would have ended 0.8 s sooner.",
         "With twice the rate there, 0.8 s sooner; then another client is the last.",
     ]
     assert run_in_words(found)[2:] == [
