@@ -309,11 +309,11 @@ class _ColumnsOfLanes:
 
         Messages of which nothing was sent, as to a device that is away, are left out.
         """
-        messages = [entry for entry in self.activities.messages if entry.ends()]
+        messages = [entry for entry in self.activities.messages if entry.device_ends()]
         some = style.evenly(len(messages), min(len(messages), _MOST_MESSAGES))
         ends: list[MessageEnd] = []
         for index in some.tolist():
-            ends += self._in_lanes(messages[index].ends())
+            ends += self._in_lanes(messages[index].device_ends())
         ends.sort(key=lambda end: (*self._lane_and_start(end), end.end, end.is_sent, end.other))
         self.endpoints = tuple(sorted({end.other for end in ends}))
         places = {name: place for place, name in enumerate(self.endpoints)}

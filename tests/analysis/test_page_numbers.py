@@ -133,7 +133,7 @@ def test_a_window_with_messages_alone_has_a_timeline(tmp_path: Path) -> None:
         works = any(
             step.end > message.start and step.start < message.end for step in activities.steps
         )
-        if message.ends() and not works:
+        if message.device_ends() and not works:
             windows.append((message.start, message.end))
     figure = draw_timeline(run, window=windows[0])
     bars = drawn(figure.axes[0])

@@ -4,18 +4,23 @@ import json
 import math
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import networkx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import fedsim
 from fedsim.common.errors import RunFolderError
+from fedsim.lab.reading.activities import Activities
 from fedsim.lab.reading.history import History
 from fedsim.lab.trackers.link_load import Curve, link_load, means, summed, thinned
 from fedsim.lab.trackers.trace import write_trace
+from fedsim.plugin import World
 from fedsim.records.reading import RunFolder
 from fedsim.testing import eventful_world
 from fedsim.testing import run as finish
@@ -254,3 +259,81 @@ def test_sums_of_changes_in_any_order_and_their_means() -> None:
     assert means(curve, np.array([0.0, 2.0, 2.5, 7.0])) == pytest.approx([2.0, 5.0, 2.5 / 4.5])
     nothing = summed(np.zeros(0), np.zeros(0))
     assert (len(nothing.times), means(nothing, np.arange(3.0)).tolist()) == (0, [0.0, 0.0])
+
+
+STAR = {"kind": "star", "device": {"down": "2 Mbit/s", "up": "1 Mbit/s", "latency": "20 ms"}}
+WITH_MESSAGES: dict[str, dict[str, Any]] = {
+    "gossip": {"strategy": {"kind": "gossip"}},
+    "gossip with absences": {
+        "strategy": {"kind": "gossip", "deadline": "10 s"},
+        "population": {"availability": {"kind": "renewal", "mean_on": "4 s", "mean_off": "4 s"}},
+    },
+    "collectives": {"strategy": {"kind": "diloco", "local_steps": 2}},
+    "hosts": {
+        "strategy": {"kind": "fedavg", "clients_per_round": 3},
+        "population": {"host": {"number": 2, "cores": 2, "workers": 1}},
+        "world": {"processes": [{"kind": f"{__name__}:backup"}]},
+    },
+    "hosts of the network": {
+        "strategy": {"kind": "fedavg", "clients_per_round": 3},
+        "network": {"kind": "graph", "server": "hub", "attach": ["cell"], "hosts": ["cache a"]},
+        "world": {"processes": [{"kind": f"{__name__}:fetch"}]},
+    },
+}
+
+
+def backup(world: World) -> Iterator[object]:
+    """A device saves its data on the server, and then on another device."""
+    yield world.send("device 1", "server", "2 kB")
+    yield world.send("device 1", "device 2", "1 kB")
+
+
+def fetch(world: World) -> Iterator[object]:
+    """A device gets data from a host of the network, which tells the server."""
+    yield world.send("cache a", "device 1", "2 kB")
+    yield world.send("cache a", "server", "1 kB")
+
+
+@pytest.mark.parametrize("family", WITH_MESSAGES)
+def test_messages_are_in_the_lanes_of_both_ends(family: str, tmp_path: Path) -> None:
+    """As in the table of transfers; what did not arrive is in the sender's lane alone."""
+    sections = WITH_MESSAGES[family]
+    population = {"devices": 6, "speed": "20 samples/s"} | sections.get("population", {})
+    sections = {"learning": "off", "network": STAR, "stop": {"rounds": 3}} | sections
+    if sections["network"]["kind"] == "graph":
+        link = {"capacity": "8 Mbit/s", "latency": "10 ms"}
+        graph = networkx.Graph([("hub", "cell", link), ("hub", "cache a", link)])
+        file = tmp_path / "graph.json"
+        file.write_text(json.dumps(networkx.node_link_data(graph, edges="edges")))
+        sections["network"] = sections["network"] | {"file": str(file)}
+    fedsim.run(fedsim.Scenario(**sections | {"population": population}), tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    entries = written(run, tmp_path / "t.json")
+    lanes = {
+        (entry["pid"], entry["tid"]): entry["args"]["name"]
+        for entry in of(entries, "M", "thread_name")
+    }
+    begins = {entry["id"]: entry for entry in of(entries, "b")}
+    ends = {entry["id"]: entry for entry in of(entries, "e")}
+    assert begins.keys() == ends.keys()
+    assert len(begins) == len(of(entries, "b")) > 0
+    shown = []
+    for number, begin in begins.items():
+        end = ends[number]
+        assert (begin["pid"], begin["tid"]) == (end["pid"], end["tid"])
+        lane = lanes.get((begin["pid"], begin["tid"]), "server")
+        shown.append((lane, begin["name"].partition(" (")[0], begin["ts"], end["ts"]))
+    due = []
+    for row in run.table("transfers.parquet").to_pylist():
+        if row["task"] is not None:
+            continue
+        span = (round(row["start"] * 1e6, 3), round(row["end"] * 1e6, 3))
+        due.append((row["sender"], f"to {row['receiver']}", *span))
+        if row["delivered"]:
+            due.append((row["receiver"], f"from {row['sender']}", *span))
+    assert Counter(shown) == Counter(due)
+    arrived = Activities(History(run)).message_ends
+    is_of_device = [lane.startswith("device ") for lane, name, *_ in shown]
+    failed = sum(row["delivered"] == 0 for row in run.table("transfers.parquet").to_pylist())
+    assert sum(is_of_device) == len(arrived) + failed
+    assert bool(failed) == (family == "gossip with absences")

@@ -5,6 +5,7 @@ times are simulated seconds.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +17,7 @@ from fedsim.lab.reading.history import NO_GROUP, History
 from fedsim.lab.reading.record_data import RecordData, parse_data
 from fedsim.records.schema import is_act
 
+_NUMBERED = re.compile(r"(device|edge) (\d+)")
 _DECISIONS = ("cluster-split", "cluster", "clustering", "tiers")
 _OF_DEVICES = ("task-end", "arrival", "departure", "shift", "shift-test", "assign")
 
@@ -78,19 +80,26 @@ class StepSpan(TimeSpan):
 
 @dataclass(frozen=True, slots=True)
 class MessageEnd(TimeSpan):
-    """Message as the timeline of its sender or receiver shows it.
+    """Message as the lane of its sender or receiver shows it.
 
     Attributes:
-        is_sent: whether the device is the sender.
+        name: name of the endpoint, such as ``device 3``, ``edge 1``, ``server``, or that of a host.
+            Only a device or an edge server has ``device``, which is -1 otherwise.
+        is_sent: whether the endpoint is the sender.
         other: name of the message's second endpoint, such as ``device 3``.
         delivered: bytes that arrived.
         outcome: ``done``, or the reason why the message was cut short.
     """
 
+    name: str
     is_sent: bool
     other: str
     delivered: float
     outcome: str
+
+    @property
+    def is_of_device(self) -> bool:
+        return self.device >= 0 and self.name.startswith("device ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +125,28 @@ class MessageSpan:
     data: RecordData
 
     def ends(self) -> list[MessageEnd]:
-        """Return the message once for each of its two endpoints that is a device.
+        """Return the message once for its sender, and once for its receiver.
 
-        The list is empty if nothing arrived, for example because the receiver could not be reached.
+        If nothing arrived, for example because the receiver could not be reached, the receiver has
+        no part in it.
         """
         delivered = float(self.data["delivered"])
-        if delivered <= 0:
-            return []
+        names = [(self.source, self.destination, True)]
+        if delivered > 0:
+            names.append((self.destination, self.source, False))
         ends = []
-        for name, other, is_sent in (
-            (self.source, self.destination, True),
-            (self.destination, self.source, False),
-        ):
-            kind, _, number = name.partition(" ")
-            if kind == "device":
-                span = (int(number), self.start, self.end)
-                ends.append(MessageEnd(*span, is_sent, other, delivered, self.outcome))
+        for name, other, is_sent in names:
+            number = _NUMBERED.fullmatch(name)
+            span = (int(number[2]) if number else -1, self.start, self.end)
+            ends.append(MessageEnd(*span, name, is_sent, other, delivered, self.outcome))
         return ends
+
+    def device_ends(self) -> list[MessageEnd]:
+        """Return the message once for each of its endpoints that is a device.
+
+        The list is empty if nothing arrived.
+        """
+        return [end for end in self.ends() if end.is_of_device and end.delivered > 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +311,7 @@ class Activities:
         """Messages of no task of which something arrived, once for each endpoint device."""
         ends: list[MessageEnd] = []
         for message in self.messages:
-            ends += message.ends()
+            ends += message.device_ends()
         return ends
 
     # lanes of edge servers

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.common.harmless import harmless
-from fedsim.lab.reading.activities import Activities, Mark, RoundPeriod
+from fedsim.lab.reading.activities import Activities, Mark, MessageEnd, RoundPeriod
 from fedsim.lab.reading.attempts import Attempts
 from fedsim.lab.reading.history import History
 from fedsim.lab.reading.record_data import RecordData
@@ -20,6 +20,7 @@ from fedsim.records.reading import RunFolder, making_sense
 _SERVER = 1
 _DEVICES = 2
 _EDGES = 3
+_HOSTS = 4
 # most changes of a link's load: enough for any screen, and at most a tenth of a long run's file
 _MOST_LOADS = 20_000
 
@@ -58,12 +59,14 @@ def write_trace(run: RunFolder, path: Path) -> int:
 def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
     """Yield all events of a run's trace, lane by lane.
 
-    Lanes of devices show steps and phases of absence as slices, messages as asynchronous events,
-    and losses, arrivals, departures, data shifts, splits of data, ends of T (the time for training),
-    groups and acts of processes as instants. Trainings of preparations are ``pre-training``. The
+    Lanes of devices show steps and phases of absence as slices, and losses, arrivals, departures,
+    data shifts, splits of data, ends of T (the time for training), groups and acts of processes as
+    instants. Trainings of preparations are ``pre-training``. A message outside of tasks, such as
+    one between devices, is an asynchronous event in the lanes of its sender and its receiver. The
     server's lane shows rounds as slices (versions as instants), deadlines and decisions about
-    groups. Lanes of edge servers show their transfers with the server, and outages. Counters are
-    the devices at work, the accuracy, and the load of the server's link each way (bytes/s).
+    groups. Lanes of edge servers show their transfers with the server, and outages; hosts of the
+    network have lanes for their messages. Counters are the devices at work, the accuracy, and the
+    load of the server's link each way (bytes/s).
 
     Args:
         run: the run folder.
@@ -85,6 +88,11 @@ def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
     yield _label("process_name", _SERVER, 0, f"server ({run.summary['strategy']})")
     yield from _lane_names(_DEVICES, "device", devices)
     yield from _lane_names(_EDGES, "edge server", edges)
+    hosts = _find_hosts(activities)
+    if hosts:
+        yield _label("process_name", _HOSTS, 0, "hosts")
+    for lane, host in enumerate(hosts):
+        yield _label("thread_name", _HOSTS, lane, host)
     yield from entries
     yield from _absences(activities, devices)
     yield from _server_events(activities)
@@ -160,17 +168,40 @@ def _mark_name(mark: Mark) -> str | None:
 
 
 def _messages(activities: Activities) -> Iterator[TraceEvent]:
-    """Yield messages as asynchronous events.
+    """Yield messages as asynchronous events, in the lanes of their senders and receivers.
 
     Slices of a lane would have to nest, but messages may overlap.
     """
-    for count, message in enumerate(activities.messages, start=1):
-        kind, _, number = message.source.partition(" ")
-        lane = (_DEVICES, int(number)) if kind == "device" else (_SERVER, 0)
-        name = _with_outcome(f"{message.source} to {message.destination}", message.outcome)
+    number = 0
+    hosts = _find_hosts(activities)
+    for message in activities.messages:
         facts = _event_arguments(message.round, message.data)
-        yield _entry(name, "b", *lane, message.start, facts, cat="message", id=count)
-        yield _entry(name, "e", *lane, message.end, {}, cat="message", id=count)
+        for end in message.ends():
+            number += 1
+            route = f"to {end.other}" if end.is_sent else f"from {end.other}"
+            name = _with_outcome(route, end.outcome)
+            lane = _lane_of(end, hosts)
+            yield _entry(name, "b", *lane, end.start, facts, cat="message", id=number)
+            yield _entry(name, "e", *lane, end.end, {}, cat="message", id=number)
+
+
+def _find_hosts(activities: Activities) -> list[str]:
+    """Return the names of the network's hosts that have messages, in the order of the records."""
+    names: dict[str, None] = {}
+    for message in activities.messages:
+        for end in message.ends():
+            if end.device < 0 and end.name != "server":
+                names[end.name] = None
+    return list(names)
+
+
+def _lane_of(end: MessageEnd, hosts: list[str]) -> tuple[int, int]:
+    """Return process and lane of the sender or receiver of a message."""
+    if end.is_of_device:
+        return _DEVICES, end.device
+    if end.device >= 0:
+        return _EDGES, end.device
+    return (_HOSTS, hosts.index(end.name)) if end.name in hosts else (_SERVER, 0)
 
 
 def _edge_servers(activities: Activities) -> Iterator[TraceEvent]:
