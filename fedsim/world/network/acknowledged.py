@@ -161,9 +161,13 @@ class AcknowledgedFlows(QueuedFlows):
         waits = ((room < self._rules.packet) & (unsent > NO_BYTES)).nonzero()[0]
         if not len(waits):
             return length_s
-        onsets = self._history.rises(waits, acked[waits] + NO_BYTES)
-        times_left = onsets + senders.round_trip[waits] - self._since
-        within = times_left[(times_left >= _LEAST_PART * length_s) & (times_left < length_s)]
+        least_s = _LEAST_PART * length_s
+        round_trips = senders.round_trip[waits]
+        begins = self._since + least_s - round_trips
+        above = acked[waits] + NO_BYTES
+        onsets = self._history.rises(waits, above, begins, length_s - least_s)
+        times_left = onsets + round_trips - self._since
+        within = times_left[(times_left >= least_s) & (times_left < length_s)]
         return float(within.min(initial=length_s))
 
     def _is_stuck(self) -> bool:

@@ -119,18 +119,28 @@ class Deliveries:
         acked: Floats = low + (high - low) * share
         return acked
 
-    def rises(self, flows: Ints, above: Floats) -> Floats:
+    def rises(self, flows: Ints, above: Floats, begins: Floats, length_s: float) -> Floats:
         """Return the last stored time before each of some flows had delivered more than ``above``.
 
         Args:
             flows: indices of the flows, int64 [n].
             above: bytes for each of these flows, float64 [n].
+            begins: begin of the time in which the result is looked for, of each flow (s), float64 [n].
+            length_s: length of this time (s).
 
         Returns:
-            Times (s), float64 [n]; infinity for flows that have not delivered more.
+            Times (s), float64 [n]; another time, or infinity, for flows whose time lies outside of
+            the time that is looked at.
         """
-        curves = self._curves[: self._rows, flows]
-        more = curves > above
-        after = more.argmax(axis=0)
-        times = self._times[np.maximum(after - 1, 0)]
-        return np.where(more.any(axis=0), times, math.inf)
+        past = self._times[: self._rows]
+        # curves never fall, so that only these rows matter; one more on both sides, against rounding
+        first = np.maximum(past.searchsorted(begins) - 1, 0)
+        last = np.minimum(past.searchsorted(begins + length_s) + 1, self._rows - 1)
+        rows = first + np.arange((last - first).max() + 1)[:, None]
+        rows = np.minimum(rows, self._rows - 1)
+        more = self._curves.take(rows * self._curves.shape[1] + flows) > above
+        place = more.argmax(axis=0)
+        after = first + place
+        times = past.take(np.maximum(after - 1, 0))
+        has_more = more[place, np.arange(len(flows))]
+        return np.where(has_more, times, math.inf)
