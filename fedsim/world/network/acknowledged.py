@@ -47,16 +47,16 @@ class AcknowledgedFlows(QueuedFlows):
         if acked is None:
             acked = self._history.at(now - senders.round_trip)
         self._acked = acked
-        if np.isfinite(self._mark).any():
+        if np.count_nonzero(np.isfinite(self._mark)):
             self._learn_losses(acked)
         segments = acked / self._rules.packet
         turns = segments >= senders.round_end
         if self._has_bbr:
             self._estimate(segments, turns, now)
-        if self._rules.hystart and np.isinf(senders.threshold).any():
+        if self._rules.hystart and np.count_nonzero(np.isinf(senders.threshold)):
             senders.least_wait = np.minimum(senders.least_wait, self._acked_waits(now))
             leave_slow_start(senders, segments)
-        if turns.any():
+        if np.count_nonzero(turns):
             in_network = self._sent - self._lost - self._dropped
             senders.round_begin[turns] = segments[turns]
             senders.round_end[turns] = (in_network / self._rules.packet)[turns] + 1e-9
@@ -70,10 +70,9 @@ class AcknowledgedFlows(QueuedFlows):
         Args:
             acked: bytes of each flow that are acknowledged by now, float64 [flows].
         """
-        under_way = self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
-        is_silent = (under_way <= NO_BYTES) & (acked >= self._delivered - NO_BYTES)
+        is_silent = (self._under_way() <= NO_BYTES) & (acked >= self._delivered - NO_BYTES)
         learns = (acked >= self._mark - NO_BYTES) | (np.isfinite(self._mark) & is_silent)
-        if not learns.any():
+        if not np.count_nonzero(learns):
             return
         counts = learns & (self._dropped > NO_BYTES) & ~self.bbr.is_used
         if counts.any():

@@ -193,7 +193,7 @@ class LinkComponent(SteadyFlows):
         is_new = (plan.ends <= until) & (plan.ends > self._told)
         self._told = until
         self._find_next_end(plan)
-        if not is_new.any():
+        if not np.count_nonzero(is_new):
             return []
         return list(zip(plan.ends[is_new].tolist(), self._id[is_new].tolist(), strict=True))
 
@@ -238,7 +238,7 @@ class LinkComponent(SteadyFlows):
         if plan.parts is None:
             return []
         over = plan.ends <= now
-        return self._end(over, plan.ends) if over.any() else []
+        return self._end(over, plan.ends) if np.count_nonzero(over) else []
 
     def give_up_plan(self, now: float) -> None:
         """Forget the planned step, which was carried out up to ``now`` (s), before a change."""
@@ -303,8 +303,8 @@ class LinkComponent(SteadyFlows):
                 not learned, bool [flows].
         """
         is_new = lost_nothing & (self._dropped > 0) & np.isinf(self._mark)
-        if is_new.any():
-            ahead = self._delivered + self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
+        if np.count_nonzero(is_new):
+            ahead = self._delivered + self._under_way()
             self._mark[is_new] = ahead[is_new]
 
     def _end(self, rows: Flags, ends: Floats) -> Memories:
@@ -319,7 +319,7 @@ class LinkComponent(SteadyFlows):
             the next flow between the two begins.
         """
         memories = []
-        for row in np.flatnonzero(rows).tolist():
+        for row in rows.nonzero()[0].tolist():
             connection = self._ends[self._id.item(row)]
             memories.append((connection, self._remember(row, ends.item(row))))
         self._select(~rows)
@@ -413,7 +413,7 @@ class LinkComponent(SteadyFlows):
         room = (senders.window + growth.windows) * packet + acked + self._lost - self._sent
         # within a step that is longer than its round trip, a held sender sends several windows
         repeats = self._held & (length_s > senders.round_trip)
-        if repeats.any():
+        if np.count_nonzero(repeats):
             repeated = senders.window * packet * length_s / senders.round_trip
             room = np.where(repeats, np.maximum(room, repeated), room)
         paced = self._paced(growth.windows, delays) * packet * length_s
@@ -482,9 +482,13 @@ class LinkComponent(SteadyFlows):
             sending: bytes that senders send in it.
             amounts: bytes in queues and on links at its end.
         """
-        if sending.sent.any() or amounts.delivered.any() or amounts.arriving.any():
-            return True
-        return bool(sending.growth.windows.any())
+        amounts_that_move = (
+            sending.sent,
+            amounts.delivered,
+            amounts.arriving,
+            sending.growth.windows,
+        )
+        return any(np.count_nonzero(amount) for amount in amounts_that_move)
 
     def _find_ends(self, amounts: MovedBytes, length_s: float) -> tuple[Floats, Floats | None]:
         """Find the flows whose last bytes are delivered in a step.
@@ -502,7 +506,7 @@ class LinkComponent(SteadyFlows):
         ends = np.full(len(self), math.inf)
         missing = self._size - self._delivered
         over = amounts.delivered >= missing - NO_BYTES
-        if not over.any():
+        if not np.count_nonzero(over):
             return ends, None
         parts = np.ones(len(self))
         parts[over] = np.maximum(amounts.busy[over], _LEAST_BUSY)

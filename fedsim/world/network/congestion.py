@@ -166,7 +166,7 @@ class Senders(FlowColumns):
         """
         if growth.friendly is not None and growth.starts is not None:
             starts = growth.starts
-            if starts.any():
+            if np.count_nonzero(starts):
                 self.epoch[starts] = now
                 self.epoch_window[starts] = self.window[starts]
                 self.friendly[starts] = self.window[starts]
@@ -215,7 +215,7 @@ def grow(
     window = senders.window
     slow = window < senders.threshold
     in_slow_start = np.minimum(acked, np.maximum(senders.threshold - window, 0.0))
-    if slow.all():
+    if np.count_nonzero(slow) == len(slow):
         return Growth(np.where(limited, in_slow_start, 0.0))
     if control == "reno":
         growth = np.where(slow, in_slow_start, acked / window)

@@ -166,9 +166,9 @@ def share_first_links(wants: Floats, first: Ints, room: Floats) -> Floats:
     """
     total = np.bincount(first, weights=wants, minlength=len(room))
     is_crowded = (total > room)[first]
-    if not is_crowded.any():
+    rows = is_crowded.nonzero()[0]
+    if not len(rows):
         return wants
-    rows = np.flatnonzero(is_crowded)
     sent = wants.copy()
     if np.bincount(first[rows]).max() == 1:
         sent[rows] = room[first[rows]]

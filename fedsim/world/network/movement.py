@@ -114,8 +114,8 @@ class Movement:
         is_full = (load > self._room).take(numbers)
         leaves = present
         rest = np.zeros(len(cells))
-        if is_full.any():
-            rows = np.flatnonzero(is_full)
+        rows = is_full.nonzero()[0]
+        if len(rows):
             leaves, rest = self._serve_full(level, rows, present, new, load, credit)
         else:
             amounts.batches.reshape(-1, amounts.batches.shape[2])[cells] = 0.0
@@ -161,7 +161,7 @@ class Movement:
         rest = queue - out
         excess = np.maximum(load - self._room - self._links.length, 0.0)
         excess[self._links.never_full] = 0.0
-        if excess.any():
+        if np.count_nonzero(excess):
             self._drop(level, rows, rest, new[rows], excess, credit)
         queues[level.cells] = 0.0
         queues[level.cells[rows]] = rest

@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from fedsim.common.arrays import AnyArray, Flags, Floats
+from fedsim.world.network.batches import sum_over_hops
 from fedsim.world.network.bbr import BbrSenders
 from fedsim.world.network.congestion import Senders, append_row
 from fedsim.world.network.connections import SenderMemory
@@ -113,9 +114,14 @@ class QueuedFlows:
 
         They are the sent bytes less the bytes that are delivered, in queues or on links, or lost.
         """
-        under_way = self._waiting.sum(axis=1) + self._arriving.sum(axis=1)
-        balance: Floats = self._sent - self._delivered - under_way - self._lost - self._dropped
+        balance: Floats = (
+            self._sent - self._delivered - self._under_way() - self._lost - self._dropped
+        )
         return balance
+
+    def _under_way(self) -> Floats:
+        """Return the bytes of each flow in queues and between links, float64 [flows]."""
+        return sum_over_hops(self._waiting) + sum_over_hops(self._arriving)
 
     def _backlog(self) -> Floats:
         """Return the bytes in the queue of each link, float64 [links]."""
@@ -129,7 +135,7 @@ class QueuedFlows:
         if self._known_delays is None:
             capacity = self.links.capacity
             rate = np.where(capacity > 0, capacity, math.inf)
-            self._known_delays = (self._backlog() / rate).take(self._route).sum(axis=1)
+            self._known_delays = sum_over_hops((self._backlog() / rate).take(self._route))
         return self._known_delays
 
     # flows that come, go, and change their component

@@ -150,8 +150,8 @@ def choose_drops(
     """
     falls = np.zeros(len(numbers))
     change = np.zeros(len(numbers))
-    for link in np.flatnonzero(excess > 0).tolist():
-        rows = np.flatnonzero((numbers == link) & (refused > 0))
+    for link in (excess > 0).nonzero()[0].tolist():
+        rows = ((numbers == link) & (refused > 0)).nonzero()[0]
         offered = refused[rows]
         total = float(offered.sum())
         lost = min(math.ceil(excess.item(link) / packet) * packet, total)

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.world.network.acknowledged import AcknowledgedFlows
-from fedsim.world.network.batches import open_batch
+from fedsim.world.network.batches import open_batch, sum_over_hops
 from fedsim.world.network.congestion import CUBIC_BETA, RENO_BETA, Growth
 from fedsim.world.network.movement import NO_BYTES
 from fedsim.world.network.queues import StepPlan
@@ -48,7 +48,7 @@ class SteadyFlows(AcknowledgedFlows):
         """Plan one step until the next end of a flow; None if not all flows are steady."""
         if self._has_bbr or self._losses.may_lose:
             return None
-        if self._arriving.any() or np.isfinite(self._mark).any():
+        if np.count_nonzero(self._arriving) or np.count_nonzero(np.isfinite(self._mark)):
             return None
         bottlenecks = self._find_bottlenecks()
         if bottlenecks is None:
@@ -78,10 +78,10 @@ class SteadyFlows(AcknowledgedFlows):
         loads = np.repeat(rates, self._route.shape[1])
         load = np.bincount(self._route.ravel(), weights=loads, minlength=len(capacity))
         load[0] = 0.0
-        if (load > capacity).any() or not rates.all():
+        if np.count_nonzero(load > capacity) or np.count_nonzero(rates) < len(rates):
             return None
         waiting = self._waiting[flows, places]
-        elsewhere = self._waiting.sum(axis=1) - waiting
+        elsewhere = sum_over_hops(self._waiting) - waiting
         lengths = self.links.length[self._route[flows, places]]
         return Bottlenecks(places, rates, waiting, elsewhere, lengths)
 
