@@ -317,11 +317,7 @@ class Closed(FedAvg[AggregatingParams]):  # asks those who are there from the st
     def select(self) -> list[int]:
         first = self.state.setdefault(
             "first",
-            [
-                device
-                for device in range(self.server.devices)
-                if self.server.clients.arrived(device)
-            ],
+            [device for device in range(self.server.devices) if self.server.clients.joined(device)],
         )
         return self.server.clients.sample(
             self.params.clients_per_round, "select", self.state["round"], among=first

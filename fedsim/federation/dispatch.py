@@ -15,16 +15,16 @@ from fedsim.federation.compute_queue import ComputeQueue
 from fedsim.federation.contents import Contents
 from fedsim.federation.costs import ServerSpec
 from fedsim.federation.devices import DevicesState
-from fedsim.federation.edge_links import EdgeLinks, EdgeLinksState
+from fedsim.federation.edge_channel import EdgeChannel, EdgeChannelState
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.events import VISIBLE, Handlers, TaskEnd
 from fedsim.federation.local import ClientHalves
 from fedsim.federation.lost_tasks import LostTasks
 from fedsim.federation.notices import Notices
-from fedsim.federation.peer_links import PeerLinks
+from fedsim.federation.peer_channel import PeerChannel
 from fedsim.federation.task_context import TaskContext
 from fedsim.federation.timers import Timers, TimersState
-from fedsim.federation.update_book import UpdateBook, UpdateBookState
+from fedsim.federation.unrecorded_updates import UnrecordedUpdates, UnrecordedUpdatesState
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.task import Cause, Task
 
@@ -40,10 +40,10 @@ class DispatchState(TypedDict):
 
     busy_until: float
     timers: TimersState
-    updates: UpdateBookState
+    updates: UnrecordedUpdatesState
     unnoticed: dict[int, TaskEnd]
     postponed: list[tuple[str, int]]
-    edge_links: EdgeLinksState
+    edge_channel: EdgeChannelState
     peer_messages: dict[int, Contents]
     devices: DevicesState
 
@@ -69,8 +69,8 @@ class Dispatch:
         updates: the received updates that no record of an aggregation has named.
         lost_tasks: the lost tasks that the server has not noticed yet.
         notices: notices about single devices.
-        edge_links: messages to and from edge servers.
-        peer_links: messages from device to device.
+        edge_channel: messages to and from edge servers.
+        peer_channel: messages from device to device.
         devices: the devices as their own code sees them.
         tasks: the tasks on the devices.
         messages: the messages outside of tasks.
@@ -102,11 +102,11 @@ class Dispatch:
         self.devices = client_side.devices
         self.computations = ComputeQueue(simulation, server.speed)
         self.timers = Timers(simulation, self.computations)
-        self.updates = UpdateBook()
+        self.updates = UnrecordedUpdates()
         self.lost_tasks = LostTasks(simulation, server.patience)
         self.notices = Notices(simulation, self.devices)
-        self.edge_links = EdgeLinks(simulation, envelopes)
-        self.peer_links = PeerLinks(simulation, envelopes.up)
+        self.edge_channel = EdgeChannel(simulation, envelopes)
+        self.peer_channel = PeerChannel(simulation, envelopes.up)
 
     def connect(
         self,
@@ -126,9 +126,9 @@ class Dispatch:
             begin_round: called with the index of each round; None if data do not change by round.
         """
         self.tasks = self.lost_tasks.tasks = self.notices.tasks = tasks
-        self.messages = self.edge_links.messages = self.peer_links.messages = messages
+        self.messages = self.edge_channel.messages = self.peer_channel.messages = messages
         self.strategy = self.timers.strategy = self.lost_tasks.strategy = strategy
-        self.notices.strategy = self.edge_links.strategy = self.peer_links.strategy = strategy
+        self.notices.strategy = self.edge_channel.strategy = self.peer_channel.strategy = strategy
         self.begin_round = begin_round
         self.client_side.halves = self.notices.halves = halves
         self.devices.model_s = self._model_s
@@ -233,8 +233,8 @@ class Dispatch:
             "updates": self.updates.snapshot(),
             "unnoticed": self.lost_tasks.unnoticed,
             "postponed": self.notices.snapshot(),
-            "edge_links": self.edge_links.snapshot(),
-            "peer_messages": self.peer_links.snapshot(),
+            "edge_channel": self.edge_channel.snapshot(),
+            "peer_messages": self.peer_channel.snapshot(),
             "devices": self.devices.snapshot(),
         }
 
@@ -245,6 +245,6 @@ class Dispatch:
         self.updates.restore(state["updates"])
         self.lost_tasks.unnoticed = state["unnoticed"]
         self.notices.restore(state["postponed"])
-        self.edge_links.restore(state["edge_links"])
-        self.peer_links.restore(state["peer_messages"])
+        self.edge_channel.restore(state["edge_channel"])
+        self.peer_channel.restore(state["peer_messages"])
         self.devices.restore(state["devices"])

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.common.stop import StopSpec
 from fedsim.common.training import Training
 from fedsim.federation.cosines import kinds_of_pairs, spread_by_kind
 from fedsim.federation.ending import StopRules
@@ -56,20 +55,18 @@ class WorldView(NamedTuple):
 
 
 class Evaluator:
-    """Measures the models after rounds, and decides when the run ends.
+    """Measures the models after rounds.
 
     Args:
         learner: computes and tests models.
-        stop: ``[stop]`` of the scenario.
+        ending: determines the last round, after which models are always tested.
         spec: ``[evaluation]`` of the scenario.
         world: the present devices and their data.
         metrics: metrics of tests, in addition to accuracy and loss.
         local: local trainings of the devices, for fine-tuning; None if all devices train alike.
-        ending: decides when the run ends; None for ``stop`` alone.
         unseen: IDs of the devices that never train. They have the last IDs.
 
     Attributes:
-        ending: decides when the run ends, and stores the best models.
         unseen: tests on the devices that never train.
         last: the last evaluation; None before the first.
         ever: name of a model -> devices that the model has ever served, ascending; None for all.
@@ -79,16 +76,15 @@ class Evaluator:
     def __init__(
         self,
         learner: "Learner",
-        stop: StopSpec,
+        ending: StopRules,
         spec: EvaluationSpec,
         world: WorldView,
         metrics: Sequence[EvaluationMetric] = (),
         local: "LocalTrainings | None" = None,
-        ending: StopRules | None = None,
         unseen: Sequence[int] = (),
     ) -> None:
         self._learner = learner
-        self.ending = StopRules(stop, metrics) if ending is None else ending
+        self._ending = ending
         self._spec = spec
         self._world = world
         self._local = local
@@ -163,9 +159,7 @@ class Evaluator:
                 self.ever[name] = sorted({*ever, *served})
 
     def _is_due(self, number: int) -> bool:
-        if self.ending.is_last(number):
-            return True
-        return number >= self._spec.from_round and (number + 1) % self._spec.every == 0
+        return self._spec.is_due(number, is_last=self._ending.is_last(number))
 
     async def _figures(
         self, models: ModelAssignment, updates: Sequence[Measured], over: AccuracyOver

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 class EncodedModel(NamedTuple):
-    """Model as receivers decode it, and the size of its payload (bytes)."""
+    """Model as a message carries it.
+
+    Attributes:
+        decoded: the model as receivers decode it.
+        bytes: size of the payload (bytes).
+    """
 
     decoded: Ref
     bytes: float
@@ -73,7 +78,7 @@ class Peer(Device):
             contents: the contents by name.
             number: the round.
         """
-        self._dispatch.peer_links.send(self.number, devices, contents, number)
+        self._dispatch.peer_channel.send(self.number, devices, contents, number)
 
     def encode(self, value: Ref | Partial) -> EncodedModel:
         """Return a model as receivers decode it by ``messages.up``, and its size.
@@ -81,7 +86,7 @@ class Peer(Device):
         Args:
             value: a model, or a part of one.
         """
-        wire = self._dispatch.peer_links.wire
+        wire = self._dispatch.peer_channel.wire
         contents = {"part": value}
         decoded: Ref = wire.encode_and_decode(contents, {}, {}).arriving["part"]
         return EncodedModel(decoded, sum(part.bytes for part in payloads(contents, wire)))

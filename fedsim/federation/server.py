@@ -15,6 +15,7 @@ from fedsim.common.errors import SimulationError, show_value
 from fedsim.federation.client import RunInfo
 from fedsim.federation.clients import Clients
 from fedsim.federation.contents import Contents, payloads
+from fedsim.federation.ending import StopRules
 from fedsim.federation.evaluator import NOT_MEASURED, Evaluator
 from fedsim.federation.peer import Peer
 from fedsim.federation.round_result import Measured, ModelAssignment
@@ -40,13 +41,16 @@ class Server:
         edges: the edge servers of the network, ``ServerEdges``.
     """
 
-    def __init__(self, dispatch: "Dispatch", evaluator: Evaluator, setting: RunInfo) -> None:
+    def __init__(
+        self, dispatch: "Dispatch", evaluator: Evaluator, ending: StopRules, setting: RunInfo
+    ) -> None:
         self._dispatch = dispatch
         self._simulation = dispatch.simulation
         self._timers = dispatch.timers
         self._computations = dispatch.computations
         self._updates = dispatch.updates
         self._evaluator = evaluator
+        self._ending = ending
         self.setting = setting
         self.devices = setting.devices
         self.clients = Clients(dispatch, setting.devices)
@@ -390,9 +394,8 @@ class Server:
         counts: Mapping[str, float],
     ) -> bool:
         self.emit("round", round=number, **{**NOT_MEASURED, **figures}, **counts)
-        ending = self._evaluator.ending
-        ending.note(number, figures, models)
-        reason = ending.reason(number, figures)
+        self._ending.note(number, figures, models)
+        reason = self._ending.reason(number, figures)
         if reason is not None:
             self.stop(reason)
         return self._simulation.stopped is None

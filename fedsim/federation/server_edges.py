@@ -71,4 +71,4 @@ class ServerEdges:
             SimulationError: the edge server does not exist, or still has a message in this
                 direction under way.
         """
-        self._dispatch.edge_links.carry(edge, contents, direction, round, start)
+        self._dispatch.edge_channel.carry(edge, contents, direction, round, start)

@@ -175,7 +175,7 @@ class Run:
         scenario = self.scenario
         view = WorldView(self.present, self.truth, lambda: self.population.version)
         self.local = LocalTrainings(self.population.own, scenario.training)
-        ending = StopRules(
+        self.ending = StopRules(
             scenario.stop,
             self.metrics,
             has_accuracy=scenario.objective.has_accuracy,
@@ -183,12 +183,11 @@ class Run:
         )
         self.evaluator = Evaluator(
             self.learner,
-            scenario.stop,
+            self.ending,
             scenario.evaluation,
             view,
             self.metrics,
             self.local,
-            ending,
             range(scenario.population.trainable, scenario.population.devices),
         )
 
@@ -237,7 +236,7 @@ class Run:
     def _build_tasks(self) -> None:
         dispatch = self.dispatch
         self._world.build_tasks(
-            dispatch.edge_links.on_lost, self._client_side.next_steps, dispatch.on_task_end
+            dispatch.edge_channel.on_lost, self._client_side.next_steps, dispatch.on_task_end
         )
         self.messages = self._world.messages
         self.tasks = self._world.tasks
@@ -246,7 +245,7 @@ class Run:
         params = self.scenario.strategy
         setting = self._setting(self.capacity)
         strategy = strategy_class(params.kind)
-        self.server = Server(self.dispatch, self.evaluator, setting)
+        self.server = Server(self.dispatch, self.evaluator, self.ending, setting)
         self.strategy = strategy(params, self.server)
         check_epochs(params, self.population.own)
         self.client_halves = ClientHalves(strategy.client_half, params, setting, self.local)

@@ -92,7 +92,7 @@ async def best_models(run: "Run") -> Models:
         run: the run.
     """
     files: Models = {}
-    await _add(files, run, run.evaluator.ending.progress.models)
+    await _add(files, run, run.ending.progress.models)
     return files
 
 

@@ -59,7 +59,7 @@ def summarise(
     metrics = _metrics(run, recorder)
     if metrics:
         summary["metrics"] = metrics
-    summary.update(run.evaluator.ending.summary)
+    summary.update(run.ending.summary)
     summary["bytes"] = recorder.ledger.summary()
     summary.update(recorder.meters.summary())
     acts = run.processes.acts

@@ -21,6 +21,7 @@ from torch.nn import functional
 import fedsim
 from fedsim.clock.executors import Threads
 from fedsim.common.stop import StopSpec
+from fedsim.federation.ending import StopRules
 from fedsim.federation.evaluation_spec import EvaluationSpec
 from fedsim.federation.evaluator import Evaluator, WorldView
 from fedsim.federation.group_agreement import measures
@@ -58,7 +59,10 @@ def test_the_number_of_tests_is_that_of_the_rounds_that_are_due(
     spec = EvaluationSpec(every=every, from_round=from_round)
     for rounds in range(1, 16):
         evaluator = Evaluator(
-            cast("Learner", None), StopSpec(rounds=rounds), spec, cast("WorldView", None)
+            cast("Learner", None),
+            StopRules(StopSpec(rounds=rounds)),
+            spec,
+            cast("WorldView", None),
         )
         assert spec.tests(rounds) == sum(map(evaluator._is_due, range(rounds)))
 

@@ -15,6 +15,7 @@ from fedsim.clock.executors import Inline, Threads
 from fedsim.common.errors import ScenarioError
 from fedsim.common.stop import StopSpec
 from fedsim.common.training import Part, Training
+from fedsim.federation.ending import StopRules
 from fedsim.federation.evaluation_spec import EvaluationSpec
 from fedsim.federation.evaluator import Evaluator, WorldView
 from fedsim.learning.data.federated import Shard, stratified_part
@@ -290,7 +291,8 @@ def test_training_loss_and_discrepancy() -> None:
         / 2
     )
     pairs, bad = [(update, model) for update in updates], _poisoned(core, 2)
-    of = Evaluator(core, StopSpec(rounds=1), EvaluationSpec(), cast("WorldView", None)).discrepancy
+    ending = StopRules(StopSpec(rounds=1))
+    of = Evaluator(core, ending, EvaluationSpec(), cast("WorldView", None)).discrepancy
     assert (
         run(of(pairs))
         == run(of([*pairs, (bad, model), (model, bad)]))

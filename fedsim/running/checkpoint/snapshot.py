@@ -286,7 +286,7 @@ def _snapshot(
         "last": run.evaluator.last,
         "ever": run.evaluator.ever,
         "unseen": run.evaluator.unseen.accuracy,
-        "progress": run.evaluator.ending.progress,
+        "progress": run.ending.progress,
     }
     tree = encoder.encode(state)
     return encoder, store.Checkpoint(recorder.chain.count, tree, encoder.arrays)
@@ -300,7 +300,7 @@ def saved_models(run: "Run") -> list[Ref]:
     """
     encoder = Encoder(_saved_classes(), _unsaved_fields())
     parts = _snapshot_parts(run)
-    encoder.encode([*parts.values(), run.strategy.state, run.evaluator.ending.progress])
+    encoder.encode([*parts.values(), run.strategy.state, run.ending.progress])
     return [value for value in encoder.objects if isinstance(value, Ref)]
 
 
@@ -397,7 +397,7 @@ def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
     run.evaluator.last = state["last"]
     run.evaluator.ever = state["ever"]
     run.evaluator.unseen.accuracy = state["unseen"]
-    run.evaluator.ending.progress = state["progress"]
+    run.ending.progress = state["progress"]
     run.processes.restore(state["processes"], state["alarms"])
     env = run.simulation.env
     for kind, number, when in _with_present_end(run, state["alarms"]):

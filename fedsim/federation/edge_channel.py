@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from fedsim.world.messages import Message, Messages
 
 
-class EdgeLinksState(TypedDict):
-    """State of ``EdgeLinks`` in a checkpoint; its attributes of the same names describe the entries."""
+class EdgeChannelState(TypedDict):
+    """State of ``EdgeChannel`` in a checkpoint; its attributes of the same names describe the entries."""
 
     residuals: dict[int, dict[str, Ref]]
     bases: dict[int, bool]
     in_transit: dict[int, CodedContents]
 
 
-class EdgeLinks:
+class EdgeChannel:
     """Sends messages to and from edge servers, and notifies the strategy of their ends.
 
     Args:
@@ -98,7 +98,7 @@ class EdgeLinks:
 
     # checkpoints
 
-    def snapshot(self) -> EdgeLinksState:
+    def snapshot(self) -> EdgeChannelState:
         """Return the state for ``restore``."""
         return {
             "residuals": self.residuals,
@@ -106,7 +106,7 @@ class EdgeLinks:
             "in_transit": self.in_transit,
         }
 
-    def restore(self, state: EdgeLinksState) -> None:
+    def restore(self, state: EdgeChannelState) -> None:
         """Restore the state from ``snapshot``."""
         self.residuals = state["residuals"]
         self.bases = state["bases"]

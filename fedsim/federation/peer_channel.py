@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedsim.world.messages import Message, Messages
 
 
-class PeerLinks:
+class PeerChannel:
     """Sends messages from device to device, and notifies the strategy of their ends.
 
     Args:

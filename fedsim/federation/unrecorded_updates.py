@@ -9,8 +9,8 @@ from fedsim.federation.round_result import Measured
 from fedsim.learning.refs import Ref
 
 
-class UpdateBookState(TypedDict):
-    """State of ``UpdateBook`` in a checkpoint; its attributes have the same names."""
+class UnrecordedUpdatesState(TypedDict):
+    """State of ``UnrecordedUpdates`` in a checkpoint; its attributes have the same names."""
 
     unrecorded: dict[int, tuple[int, list[int]]]
     finished: dict[int, tuple[int, int]]
@@ -30,7 +30,7 @@ class UnrecordedTask(NamedTuple):
     weight: float
 
 
-class UpdateBook:
+class UnrecordedUpdates:
     """Updates that devices have sent, until a record names their tasks.
 
     Attributes:
@@ -110,11 +110,11 @@ class UpdateBook:
 
     # checkpoints
 
-    def snapshot(self) -> UpdateBookState:
+    def snapshot(self) -> UnrecordedUpdatesState:
         """Return the state for ``restore``."""
         return {"unrecorded": self.unrecorded, "finished": self.finished}
 
-    def restore(self, state: UpdateBookState) -> None:
+    def restore(self, state: UnrecordedUpdatesState) -> None:
         """Restore the state from ``snapshot``."""
         self.unrecorded = state["unrecorded"]
         self.finished = state["finished"]
