@@ -327,7 +327,7 @@ class Closed(FedAvg[AggregatingParams]):  # asks those who are there from the st
 class Pushy(FedAvg[AggregatingParams]):  # asks without looking who is there
     def select(self) -> list[int]:
         return [
-            device for device in range(self.server.devices) if self.server.clients.arrived(device)
+            device for device in range(self.server.devices) if self.server.clients.joined(device)
         ]
 
 

@@ -143,11 +143,12 @@ class ClientSide:
     def _work(self, task: Task, context: TaskContext) -> tuple[TaskStep, ...]:
         if context.brings_base:
             self.devices.bases[task.device] = True
-        self.begin_real(task.device, context)
+        client = self.halves.of(task.device)
+        if type(client).real is not Client.real:
+            self.begin_real(task.device, context)
         if context.real is not None:  # the simulated time stands still until the work is done
             context.instruction.value = context.real.result()
             context.real = None
-        client = self.halves.of(task.device)
         steps = tuple(client.work(self.devices.of(task.device), context.instruction))
         for change in self._step_changes:
             steps = tuple([change(task, step) for step in steps])

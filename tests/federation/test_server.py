@@ -154,6 +154,27 @@ def test_former_names_work_and_warn(tmp_path: Path) -> None:
     assert result.summary["stopped"] == "all read"
 
 
+class Exact(Codec):
+    """Sends three bytes a parameter, loses nothing, and so has no ``code``."""
+
+    kind: str = "exact"
+    is_lossless: ClassVar[bool] = True  # type: ignore[misc]
+
+    def bytes(self, parameters: int) -> float:
+        return 3 * parameters
+
+
+def test_nothing_is_computed_for_a_lossless_codec(tmp_path: Path) -> None:
+    strategy = {"kind": "fedavg", "clients_per_round": 2}
+    sections = {
+        "strategy": strategy,
+        "stop": {"rounds": 1},
+        "messages": {"up": f"{__name__}:Exact"},
+    }
+    sent = fedsim.run(fedsim.Scenario(**WORLD | sections), tmp_path / "exact").summary["bytes"]
+    assert (sent["down"], sent["up"]) == (2000.0, 1500.0)
+
+
 class Waiting(Selection):
     """Waits 7 s for answers, and has no key that says so."""
 

@@ -258,7 +258,7 @@ class Peers(Strategy[P]):
 
     async def on_start(self) -> None:
         self.server.begin_round(0)
-        for device in filter(self.server.clients.arrived, range(self.server.devices)):
+        for device in filter(self.server.clients.joined, range(self.server.devices)):
             await self._call(device, "on_return")
 
     async def on_arrival(self, device: int) -> None:

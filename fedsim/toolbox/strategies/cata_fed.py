@@ -410,7 +410,7 @@ class CataFed(FedAvg[CataFedParams]):
         self.state.cluster = [-1] * devices
         self.state.zeroed = [0] * devices
         online = set(clients.idle_devices())
-        for device in filter(clients.arrived, range(devices)):
+        for device in filter(clients.joined, range(devices)):
             if device in online:
                 await self.on_arrival(device)
             elif clients.await_return(device):
