@@ -42,8 +42,7 @@ class RemoteClientSide(ClientSide):
     It passes the contents of a device's answer to the strategy when the answer has arrived.
     """
 
-    def arrived(self, task: Task) -> Mapping[str, object]:
-        context = TaskContext.of(task)
+    def arrived(self, task: Task, context: TaskContext) -> Mapping[str, object]:
         if context.brings_base:
             self.devices.bases[task.device] = True
         return _Received(task, received(context.reply or {}))

@@ -157,7 +157,7 @@ class ClientSide:
     def _answer(self, task: Task, context: TaskContext) -> tuple[TaskStep, ...]:
         device = self.devices.of(task.device)
         client = self.halves.of(task.device)
-        result = client.computed(device, context.instruction, self._result(task))
+        result = client.computed(device, context.instruction, self._result(task, context))
         contents = client.reply(device, context.instruction, result)
         if contents is None:
             return ()
@@ -180,14 +180,14 @@ class ClientSide:
 
     # results of a task's steps
 
-    def _result(self, task: Task) -> LocalResult:
+    def _result(self, task: Task, context: TaskContext) -> LocalResult:
         """Return what a device has computed in a task whose computations are done.
 
         Its models are names (``Ref``) of models that are computed when their weights are needed.
         """
         results = _Results()
         epochs = iter(task.trained)
-        ahead = iter(TaskContext.of(task).ahead)
+        ahead = iter(context.ahead)
         for step in task.steps:
             if isinstance(step, Evaluate):
                 batch = None if step.samples is None else (step.samples, task.count)
@@ -320,7 +320,7 @@ class ClientSide:
             return parts[0][0]
         return linear_combination(self._learner, parts)
 
-    def arrived(self, task: Task) -> Mapping[str, Any]:
+    def arrived(self, task: Task, context: TaskContext) -> Mapping[str, Any]:
         """Commit the answer of a task that is done, and return what the server receives.
 
         The device stores the residuals of its codec, and ``Client.on_sent`` is called. If an answer is
@@ -328,11 +328,11 @@ class ClientSide:
 
         Args:
             task: the task, with outcome ``done``.
+            context: its context.
 
         Returns:
             The contents of the answer by name; empty if the device sends no answer.
         """
-        context = TaskContext.of(task)
         if context.computed and task.version:
             self.devices.used_versions[task.device] = task.version
         if context.reply is None:

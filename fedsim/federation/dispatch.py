@@ -195,12 +195,13 @@ class Dispatch:
 
         If the device was lost, the notification follows after ``server.patience``.
         """
-        instruction = TaskContext.of(task).instruction
+        context = TaskContext.of(task)
+        instruction = context.instruction
         outcome = task.outcome or "done"
         visible_outcome = VISIBLE[outcome]
         contents: Contents = {}
         if outcome == "done":
-            contents = self.client_side.arrived(task)
+            contents = self.client_side.arrived(task, context)
             if task.round is not None:
                 self.updates.add(task.id, task.device, task.round, contents)
         end = TaskEnd(

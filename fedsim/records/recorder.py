@@ -20,7 +20,7 @@ from fedsim.records.schema import (
     with_columns,
 )
 from fedsim.world.meters.base import Column, Meters, MetersState
-from fedsim.world.meters.ended import DIRECTIONS, Transfer, transfer_of
+from fedsim.world.meters.ended import DIRECTIONS, MESSAGES, Transfer, transfer_of
 
 _ROWS_AT_ONCE = 4_096
 
@@ -106,7 +106,7 @@ class Recorder:
             self.ledger.count_as_wasted(fields["tasks"])
         elif kind == "round":
             self._take_round(time, fields)
-        else:
+        elif kind in MESSAGES:
             self._add_transfer(transfer_of(time, kind, fields, time))
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._settle()

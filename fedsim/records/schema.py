@@ -223,7 +223,7 @@ def column(values: "Sequence[object] | AnyArray", kind: pa.DataType) -> pa.Array
         values: the cells, in order.
         kind: type of the column.
     """
-    if isinstance(values, tuple) and values.count(None) == len(values):
+    if isinstance(values, tuple) and values[:1] == (None,) and values.count(None) == len(values):
         return pa.nulls(len(values), kind)
     if pa.types.is_string(kind):
         strings = pa.lib.StringBuilder()

@@ -145,7 +145,7 @@ class TaskRunner:
         return bool(following)
 
     def _begin_step(self, task: Task) -> None:
-        step = task.step
+        step = task.steps[task.position]
         if self.slots.queues and self.slots.must_wait(task, step):
             step = Queue()
             task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
@@ -167,7 +167,7 @@ class TaskRunner:
         Returns:
             The cause if the task ends too; None if it continues with its next step.
         """
-        step = task.step
+        step = task.steps[task.position]
         flow = task.flow
         was_cut = cause is not None
         if task.alarm is not None:
@@ -386,7 +386,7 @@ class TaskRunner:
         if task.vanish is not None:
             task.cancel("vanish")
         if task.disconnects_at < math.inf:
-            self._set_vanish(task.id, max(task.disconnects_at, self._env.now))
+            self._set_vanish(task.id, max(task.disconnects_at, self.simulation.now))
 
     def switch_off(self, device: int) -> None:
         self.switched_off.add(device)

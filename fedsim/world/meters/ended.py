@@ -11,6 +11,9 @@ Payloads = tuple[tuple[str, float], ...]
 DIRECTIONS = {DOWNLOAD: "down", UPLOAD: "up"}
 """Name of a step -> direction of its message."""
 
+MESSAGES = ("edge-transfer", "message", "server-transfer")
+"""Kinds of the records of messages that end outside of tasks."""
+
 
 class Step(NamedTuple):
     """Step of a task on a device, such as a download or training, that has ended.

@@ -126,12 +126,13 @@ class Network(RunningFlows):
             raise SimulationError(
                 f"endpoint {source} sends to itself; a message goes to another endpoint"
             )
-        for endpoint in (source, destination):
-            if not SERVER <= endpoint < self.endpoints:
-                raise SimulationError(
-                    f"there is no endpoint {endpoint}; allowed are {SERVER} (the server) to "
-                    f"{self.endpoints - 1}"
-                )
+        endpoints = self.endpoints
+        if not (SERVER <= source < endpoints and SERVER <= destination < endpoints):
+            unknown = destination if SERVER <= source < endpoints else source
+            raise SimulationError(
+                f"there is no endpoint {unknown}; allowed are {SERVER} (the server) to "
+                f"{endpoints - 1}"
+            )
         if not 0 <= size < math.inf:
             raise SimulationError(
                 f"a transfer of {size!r} bytes: the size must be finite and not negative"
