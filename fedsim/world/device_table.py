@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedsim.common.device_names import device_name, natural_key, number_devices, rule
 from fedsim.common.errors import DataError, nearest, show_value
 from fedsim.common.files import SOUGHT, open_file, regular
 from fedsim.common.notes import note
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 _BARE = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf")
 _REFUSED = object()  # value of ``empty`` by which empty cells are an error
-_DIGITS = re.compile("([0-9]+)")
 _STEMS = ("device", "client", "node", "user", "phone", "worker", "participant")
 _SHORT_IDS = ("id", "Id", "ID", "cid", "uid", "index", "Index")
 _PANDAS_INDEXES = ("", "Unnamed: 0", "__index_level_0__")
@@ -170,20 +170,40 @@ class DeviceTable:
         value_of_row = dict(zip(full_rows, full_values, strict=True))
         return [value_of_row.get(row, empty) for row in range(len(cells))]
 
+    @property
+    def id_column(self) -> str:
+        """Name of the column that names the device of each row, such as ``device`` or ``phone``.
+
+        Raises:
+            DataError: the table has none.
+        """
+        name = min((name for name in self.cells if name in IDS), key=IDS.index, default=None)
+        if name is None:
+            raise DataError(
+                f"{self._key}: {str(self._path)!r} has no column 'device'; it has "
+                f"{', '.join(self._names)}{nearest('device', self._names)}"
+            )
+        return name
+
     def devices(self, devices: int) -> list[int]:
-        """Parse the device index of each row from the column ``device``, [rows].
+        """Parse the device index of each row from the column that names devices, [rows].
 
         Args:
             devices: count of devices.
 
         Raises:
-            DataError: a cell is not the index of a device.
+            DataError: the names in the column break the rule of ``device_names``.
         """
-        numbers = self.values("device", int)
-        for row, number in enumerate(numbers):
-            if not 0 <= number < devices:
-                raise self.wrong(row, "device", f"allowed are 0 to {devices - 1}")
-        return numbers
+        column = self.id_column
+        names = []
+        for row, cell in enumerate(self.cells[column]):
+            if cell is None:
+                raise self.wrong(row, column, "every row needs a value")
+            names.append(device_name(cell))
+        numbers = number_devices(names, devices)
+        if isinstance(numbers, str):
+            raise self.wrong(names.index(numbers), column, rule(devices))
+        return [numbers[name] for name in names]
 
     def by_device(
         self,
@@ -268,9 +288,7 @@ class DeviceTable:
         for row, cell in enumerate(self.cells[name]):
             if cell is None:
                 raise self.wrong(row, name, "every row needs a value, or the column is left out")
-            text = str(cell)
-            if isinstance(cell, float) and cell.is_integer():
-                text = str(int(cell))
+            text = device_name(cell)
             first_row = row_of.setdefault(text, row)
             if first_row != row:
                 raise self.wrong(
@@ -289,18 +307,6 @@ class DeviceTable:
                     "a column 'device'",
                 )
         return None
-
-
-def natural_key(text: str) -> list[tuple[int, str]]:
-    """Make a sort key by which "c2" comes before "c10"."""
-    key = []
-    for part in _DIGITS.split(text):
-        if part.isdecimal():
-            digits = part.lstrip("0")
-            key.append((len(digits), digits))
-        else:
-            key.append((-1, part))
-    return key
 
 
 def _read(path: Path, columns: Iterable[str]) -> tuple[list[str], "pyarrow.Table"]:

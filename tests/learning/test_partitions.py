@@ -275,18 +275,18 @@ def test_entries_go_by_the_numbers_of_their_devices_in_any_order(
     ("content", "says"),
     [
         *[
-            ({key: [1]}, f"has the key '{key}'; allowed are the numbers")
+            ({key: [1], "0": [2]}, f"has the key '{key}'; allowed are 0 to 1, or names of")
             for key in ("anna", "01", "-1", "1.0", " 0", "", "²")
         ],
-        ({"1": [1]}, "has no entry for device 0, but one for 1; with 1 entries, '0' to '0'"),
-        ({"0": [1], "2": [2]}, "has no entry for device 1, but one for 2"),
+        ({"": [1]}, "has the key ''; allowed are 0 to 0, or names of exactly 1 devices"),
+        ({"0": [1], "2": [2]}, "has the key '2'; allowed are 0 to 1, or names of exactly 2"),
         (b'{"0": [1], "0": [2]}', "an object has the key '0' twice"),
         (
             {"0": {"train": [1], "tset": [1]}},
             "has 'tset', which nothing uses; known are 'train' and 'test' (did you",
         ),
         ({"0": {"train": [1], "val": [1]}}, "device 0 has 'val', which nothing uses"),
-        ({"train": {"0": [1]}}, "has the key 'train'"),
+        ({"train": {"0": [1]}}, "device train is neither a list nor an object"),
         *[([[1, 2]], "is not an object of devices")],
         *[
             ({"0": wrong}, "device 0 is neither a list nor an object")

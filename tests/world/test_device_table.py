@@ -78,7 +78,7 @@ def test_an_empty_cell_may_mean_something(tmp_path: Path) -> None:
         ),
         (
             "device,speed\n0,1\nx,1\n1,2\n",
-            r"row 2 of '.*d\.csv': device is 'x': it must be a whole number, such as 10",
+            r"row 2 of '.*d\.csv': device is 'x': allowed are 0 to 2, or names of exactly 3 devices",
         ),
         (
             "device,speed\n0,1\n1,\n2,2\n",

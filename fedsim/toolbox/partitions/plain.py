@@ -1,6 +1,5 @@
 """Partitions by label, shards, Dirichlet shares or a file, and partitions with true groups."""
 
-import re
 from pathlib import Path
 from typing import Literal, Self
 
@@ -9,6 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from fedsim.common.arrays import AnyArray
+from fedsim.common.device_names import number_devices, rule
 from fedsim.common.errors import DataError, ScenarioError, nearest, show_value
 from fedsim.common.files import find_file, read_keyed_json, reading
 from fedsim.common.notes import note
@@ -24,7 +24,6 @@ from fedsim.learning.data.partitions import (
 )
 
 _EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
-_NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # index of a device, as a key in JSON
 _TRIES = 10_000  # permutations that are drawn before the search is given up
 
 
@@ -188,7 +187,8 @@ class Dirichlet(Partition):
 class PartitionFile(Partition):
     """A partition that a JSON file describes by an object with one entry for each device.
 
-    The keys are the numbers of the devices, ``"0"``, ``"1"`` and so on. An entry is a list of
+    The keys are the numbers of the devices, ``"0"``, ``"1"`` and so on, or other names, which are
+    numbered in natural order (``"c2"`` before ``"c10"``). An entry is a list of
     training indices, or an object with ``train`` and perhaps ``test``. Indices count from 0 within
     the published training and test sets. If no device has test indices, test samples follow the
     devices' labels. A sample may be on several devices.
@@ -238,21 +238,11 @@ def _read_entries(path: Path) -> list[dict[str, object]]:
         content = read_keyed_json(path)
     if not isinstance(content, dict):
         raise DataError(f"'{path}' is not an object of devices, such as {_EXAMPLE}")
-    for name in content:
-        if _NUMBER.fullmatch(name) is None:
-            raise DataError(
-                f"'{path}' has the key {show_value(name)}; allowed are the numbers of the devices, "
-                f"from '0' to '{len(content) - 1}', as in {_EXAMPLE}"
-            )
-    names = [str(device) for device in range(len(content))]
-    for name in names:
-        if name not in content:
-            surplus = [key for key in content if int(key) >= len(content)]
-            raise DataError(
-                f"'{path}' has no entry for device {name}, but one for {surplus[0]}; "
-                f"with {len(content)} entries, '0' to '{len(content) - 1}' are allowed, each once"
-            )
-    return [_entry(path, name, content[name]) for name in names]
+    numbers = number_devices(content, len(content))
+    if isinstance(numbers, str) or "" in content:
+        wrong = numbers if isinstance(numbers, str) else ""
+        raise DataError(f"'{path}' has the key {show_value(wrong)}; {rule(len(content))}")
+    return [_entry(path, name, content[name]) for name in sorted(content, key=numbers.__getitem__)]
 
 
 def _entry(path: Path, name: str, entry: object) -> dict[str, object]:

@@ -31,7 +31,7 @@ from fedsim.toolbox.worlds.published import recorded_phones
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.calendar import DAY_S, Calendar, seconds_of_day
 from fedsim.world.columns import each
-from fedsim.world.device_table import DeviceTable
+from fedsim.world.device_table import IDS, DeviceTable
 from fedsim.world.phases import Span
 
 
@@ -387,8 +387,10 @@ class Intervals(AvailabilityModel):
     """Devices are on in the intervals of a CSV or Parquet file.
 
     The file has a row for each interval, and the columns ``device``, ``start`` and ``end``. Rows
-    have any order. Other columns are refused, as a row that means off would be taken for one that
-    means on. A device without a row is never on. All times of a file are of the same form:
+    have any order. Devices are named by their numbers, or by other names of all devices, which are
+    numbered in natural order; the column may also be called ``phone``, ``client`` or ``id``. Other
+    columns are refused, as a row that means off would be taken for one that means on. A device
+    without a row is never on. All times of a file are of the same form:
 
     - simulated times, such as ``90 s``, or bare numbers with ``unit``;
     - times of day, such as ``22:00`` to ``06:30``, every day, in the device's time zone
@@ -410,12 +412,12 @@ class Intervals(AvailabilityModel):
     def build_on(
         self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
     ) -> Traces:
-        columns = ("device", "start", "end")
         table = DeviceTable(
-            "population.availability", find_file(self.file, root), columns, others=()
+            "population.availability", find_file(self.file, root), ("start", "end"), IDS, others=()
         )
-        table.note("a row for each interval in which a device is on")
-        owners = table.values("device", Any) if self.drawn else table.devices(devices)
+        column = table.id_column
+        table.note(f"a row for each interval in which the device in {column!r} is on")
+        owners = table.values(column, Any) if self.drawn else table.devices(devices)
         start, end, form = self._times(table)
         if form is datetime and not calendar.stated:
             raise ScenarioError(

@@ -19,11 +19,12 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
+from fedsim.common.device_names import natural_key
 from fedsim.common.errors import DataError, nearest, show_value
 from fedsim.common.files import SOUGHT
 from fedsim.common.units import CLOCK_END_S
 from fedsim.toolbox.worlds.trace_members import files_of, members
-from fedsim.world.device_table import IDS, natural_key
+from fedsim.world.device_table import IDS
 
 _PACKET = 1500.0  # bytes of a delivery opportunity
 _PACKET_STEP_S = 0.1  # pieces of a packet file, whose opportunities are milliseconds apart
