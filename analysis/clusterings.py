@@ -102,7 +102,7 @@ def _read_clustering(row: RecordData) -> Clustering:
     time = f"after {show_seconds(row['time'])}" if number is None else f"round {int(number)}"
     count = counted(len(np.unique(groups)), "group")
     return Clustering(
-        title=f"{time}: {len(devices)} devices in {count}",
+        title=f"{time}: {counted(len(devices), 'device')} in {count}",
         measure=style.short(str(data.get("measure", "measure not named")), 30),
         devices=devices,
         groups=groups,

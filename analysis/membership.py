@@ -100,7 +100,7 @@ def draw_membership(run: RunFolder) -> Figure:
 
 def _describe(history: History, count: int, total: int) -> str:
     """Return a text with the counts of drawn devices, groups, and moves between groups."""
-    text = f"{total:,} devices"
+    text = counted(total, "device")
     if count < total:
         text = f"{count:,} of {text}"
     moves = int((history.migrations["why"] != "split").sum())

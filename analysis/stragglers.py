@@ -26,6 +26,7 @@ from fedsim.analysis.round_lanes import (
     some_lanes,
     trained_rounds,
 )
+from fedsim.common.round_words import counted
 from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder
 
@@ -124,7 +125,7 @@ def _choose_rounds(
                 f"nobody trained in rounds {first}:{stop}, so there are no stragglers to draw"
             )
         reasons = dict.fromkeys(inside[:MOST_PANELS], "")
-    return reasons, f"{len(reasons)} of {len(trained):,} rounds with training"
+    return reasons, f"{len(reasons)} of {counted(len(trained), 'round')} with training"
 
 
 def worst_rounds(history: History, trained: list[int], count: int) -> dict[int, str]:

@@ -18,6 +18,7 @@ from fedsim.analysis.strips import draw_load, draw_work
 from fedsim.analysis.style import evenly
 from fedsim.analysis.view import MOST_LANES, ORDERS, Interval, View, span_of_rounds
 from fedsim.common.arrays import Floats, Ints
+from fedsim.common.round_words import counted
 from fedsim.common.units import show_seconds
 from fedsim.lab.compare.critical_path import CriticalPaths, PathStep
 from fedsim.lab.reading.activities import StepSpan, TimeSpan
@@ -131,8 +132,8 @@ def _describe(view: View) -> str:
         text += f"{len(view.devices):,} of "
     population = len(view.history.population)
     if view.at_work == population:
-        return text + f"all {population:,} devices"
-    return text + f"the {view.at_work:,} devices that worked, out of {population:,}"
+        return text + ("the only device" if population == 1 else f"all {population:,} devices")
+    return text + f"{counted(view.at_work, 'device')} that worked, out of {population:,}"
 
 
 # lanes: steps, wasted steps over them, and marks

@@ -112,7 +112,7 @@ def draw_members(series: Series, width: float) -> PaperFigure:
     total = len(members.attempts.history.final)
     notes: tuple[str, ...] = ()
     if count < total:
-        notes = (f"of {total} devices, {count} have a row",)
+        notes = (f"of {counted(total, 'device')}, {count} have a row",)
     return PaperFigure(figure, _numbers(series, members), notes)
 
 

@@ -45,7 +45,8 @@ def answers(
     for place, answer in enumerate(worlds[:_MOST_WORLDS]):
         yield from _answer(answer, place, colours, hint, is_over=is_over)
     if len(worlds) > _MOST_WORLDS:
-        text = f"{len(worlds) - _MOST_WORLDS} more worlds are in the tables below."
+        more = counted(len(worlds) - _MOST_WORLDS, "more world")
+        text = f"The tables below have {more}."
         yield el("p", text, class_="soft")
 
 

@@ -18,6 +18,7 @@ from fedsim.analysis.report import tables
 from fedsim.analysis.report.markup import Markup, data_block, el, join, pack
 from fedsim.analysis.series import Series
 from fedsim.common.arrays import AnyArray
+from fedsim.common.round_words import counted
 from fedsim.records.reading import RunFolder
 
 AT_ONCE = 8  # most lines that are visible at first
@@ -139,7 +140,7 @@ def _figure(
     against = el("label", "against ", el("select", *options))
     toolbar = el("div", against, *buttons, el("label", box, " smoothed"), class_="toolbar")
     entries = [el("li", _button(place, line)) for place, line in enumerate(lines)]
-    label = f"{name.capitalize()} of {len(lines)} lines. {_HINT}"
+    label = f"{name.capitalize()} of {counted(len(lines), 'line')}. {_HINT}"
     return join(
         toolbar,
         el("ul", *entries, class_="key"),

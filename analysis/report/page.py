@@ -16,6 +16,7 @@ from fedsim.analysis.report.gather import DetailedRun, Subject, gather
 from fedsim.analysis.report.markup import Markup, asset, data_block, el, join, plain
 from fedsim.common.errors import RunFolderError
 from fedsim.common.harmless import harmless
+from fedsim.common.round_words import counted
 from fedsim.records.folder import refuse_within_run, writing
 from fedsim.strategies import strategy_name
 from fedsim.version import __version__
@@ -193,5 +194,5 @@ def _about(subject: Subject, several: bool) -> str:
     variants = sum(bool(line.runs) for line in subject.lines)
     number = f"{len(subject.runs)} runs"
     if variants < len(subject.runs):
-        number += f" of {variants} variants"
+        number += f" of {counted(variants, 'variant')}"
     return f"{number}: {strategies}"

@@ -77,6 +77,8 @@ def in_words(runs: Sequence[StudiedRun]) -> str:
     """Return a sentence on how many runs are done, and how many are at work."""
     states = [run.state for run in runs]
     text = f"{states.count('done'):,} of {len(runs):,} runs are done"
+    if len(runs) == 1:
+        text = "the run is done" if states[0] == "done" else "the run is not done"
     at_work = states.count("at work") + states.count("begun")
     if at_work:
         text += f", {at_work:,} at work"

@@ -370,7 +370,7 @@ def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
     table = grid(["key", *names], rows, [True] * (len(names) + 1))
     rest = None
     if len(keys) > len(rows):
-        rest = el("p", f"{len(keys) - len(rows)} more keys differ.", class_="soft")
+        rest = el("p", f"Keys that differ besides: {len(keys) - len(rows)}.", class_="soft")
     head = f"What their scenarios say differently: {counted(len(keys), 'key')}"
     is_open = len(keys) <= _FEW_DIFFERENCES
     return el("details", el("summary", head), table, rest, open=is_open)

@@ -292,6 +292,12 @@ def unit_factor(unit: str, kind: object) -> float:
     return quantity.units[forms[unit]]
 
 
+_ROUNDS_UP = 0.9995  # share of a unit from which three digits show a whole one
+# numbers between these are shown without decimals and exponents
+_LEAST_WHOLE = 999.5
+_MOST_WHOLE = 1e9
+
+
 def show_seconds(value: float) -> str:
     """Format a time (s) for people: ``"1 h 02 min"``, ``"12.3 s"``."""
     if value < 60:
@@ -308,17 +314,29 @@ def show_seconds(value: float) -> str:
 
 def show_bytes(value: float) -> str:
     """Format a size (bytes) for people: ``"1.26 MB"``."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g} {unit}"
+    for unit, factor in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= factor * _ROUNDS_UP:
+            return f"{show_number(value / factor, 3)} {unit}"
     return f"{value:.0f} B"
+
+
+def show_number(value: float, digits: int = 4) -> str:
+    """Format a number for people: ``"0.01234"``, ``"12.34"``, ``"12,340"``.
+
+    Args:
+        value: the number.
+        digits: count of significant digits of numbers below 1000.
+    """
+    if not _LEAST_WHOLE <= abs(value) < _MOST_WHOLE:
+        return f"{value:.{digits}g}"
+    return f"{value:,.0f}"
 
 
 def show_joules(value: float) -> str:
     """Format an energy (J) for people: ``"3.6 kJ"``, from a kilowatt-hour on ``"1.2 kWh"``."""
     for unit, factor in (("MWh", 3.6e9), ("kWh", 3.6e6), ("kJ", 1e3)):
-        if abs(value) >= factor:
-            return f"{float(f'{value / factor:.3g}'):,g} {unit}"
+        if abs(value) >= factor * _ROUNDS_UP:
+            return f"{show_number(value / factor, 3)} {unit}"
     return f"{value:.3g} J"
 
 

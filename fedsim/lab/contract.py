@@ -16,6 +16,7 @@ import numpy as np
 
 import fedsim
 from fedsim.clock.executors import Executor, Inline, Threads
+from fedsim.common.round_words import counted
 from fedsim.lab.audited import audit_run
 from fedsim.learning.data.federated import FederatedData
 from fedsim.records.reading import RunFolder
@@ -283,7 +284,7 @@ def assert_sound(folder: Path) -> RunFolder:
     lines = []
     for name, problems in audit_run(folder).findings.items():
         if problems:
-            lines += [f"{name}? {len(problems)} problems:", *problems[:5]]
+            lines += [f"{name}? {counted(len(problems), 'problem')}:", *problems[:5]]
             if name in _ADVICE:
                 lines.append(f"What to do: {_ADVICE[name]}.")
     assert not lines, "the run folder fails its audit\n" + "\n".join(lines)

@@ -20,6 +20,7 @@ from fedsim.clock.executors import Executor, Inline
 from fedsim.clock.simulation import Record, Simulation
 from fedsim.common.arrays import Floats
 from fedsim.common.machine import peak_memory, resident_memory
+from fedsim.common.round_words import counted
 from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.tally import Tally, UsedTraining
@@ -60,7 +61,7 @@ def nominal_lines(run: Run) -> list[str]:
     down = _transfers_s(run, sampled, "down", down_bytes)
     up = _transfers_s(run, sampled, "up", up_bytes)
     lines = [
-        f"{devices} devices with {int(run.samples.sum())} training samples "
+        f"{counted(devices, 'device')} with {int(run.samples.sum())} training samples "
         f"({int(run.samples.min())} to {int(run.samples.max())} a device, median "
         f"{int(np.median(samples))})"
     ]
@@ -114,7 +115,7 @@ def _fitting_lines(run: Run) -> list[str]:
     if run.at_once > fitted:
         unknown = "whether a link that they share carries so much"
     return [
-        f"links were fitted to {fitted} clients at a time, and {run.at_once} work here: the log "
+        f"links were fitted to {counted(fitted, 'client')} at a time, and {run.at_once} work here: the log "
         f"does not tell {unknown}"
     ]
 
@@ -208,7 +209,7 @@ def _round_lines(
         f"a round asks {cohort}: at most {show_bytes(traffic)}, about {show_seconds(round_s)} "
         "of simulated time, "
         f"{steps:.0f} steps of SGD ({gigaflops:.3g} GFLOP)",
-        f"{rounds} rounds: at most {show_bytes(rounds * traffic + base_bytes)}, "
+        f"{counted(rounds, 'round')}: at most {show_bytes(rounds * traffic + base_bytes)}, "
         f"about {show_seconds(rounds * interval_s)} of simulated time",
     ]
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fedsim.common.round_words import counted
 from fedsim.common.units import show_bytes
 from fedsim.lab.tally import Tally, Together
 from fedsim.learning.data.federated import FederatedData
@@ -259,8 +260,8 @@ def together_lines(run: Run, together: Together) -> list[str]:
     if run.learner.bytes * cohort <= room or not (reason or together.models >= cohort):
         return []
     models = max(cohort, together.models)
-    why = reason or f"{together.function} takes {together.models} models together"
-    return [f"a round has {models} updates in memory at once: {why}"]
+    why = reason or f"{together.function} takes {counted(together.models, 'model')} together"
+    return [f"a round has {counted(models, 'update')} in memory at once: {why}"]
 
 
 def explain_need(run: Run) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from fedsim.clock.executors import Executor
 from fedsim.clock.simulation import Simulation
 from fedsim.common.notes import collected_notes
+from fedsim.common.round_words import counted
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.device_memory import device_memory_lines
 from fedsim.lab.forecast import PATIENCE_S, Beginning, data_lines, forecast, nominal_lines
@@ -105,7 +106,7 @@ def forecast_whole(
         about = f"what they compute, send and learn is for {scenario.strategy.called} to say"
         return WholeForecast(
             [
-                f"{scenario.population.devices} devices; {about}",
+                f"{counted(scenario.population.devices, 'device')}; {about}",
                 *scenario.stop.notes,
                 *scenario.strategy.notes,
             ]
@@ -202,7 +203,7 @@ def _cost_lines(trial: Beginning, cost: CostHere) -> list[str]:
         training = show_seconds(cost.training_s)
         testing = show_seconds(cost.testing_s)
         parts.append(f"{training} for {cost.trained_steps:.0f} steps of SGD")
-        parts.append(f"{testing} for {cost.tests:.0f} tests")
+        parts.append(f"{testing} for {counted(round(cost.tests), 'test')}")
     parts.append(f"{show_seconds(cost.build_s)} to load data and build the world")
     most = "at most " if scenario.stop.accuracy is not None else ""
     memory = show_bytes(cost.memory_bytes)

@@ -10,6 +10,7 @@ import tomli_w
 
 from fedsim.common.arrays import Floats
 from fedsim.common.harmless import clean, for_csv
+from fedsim.common.round_words import counted
 from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.calibrate.fitting import Fitted
@@ -77,9 +78,14 @@ def summary(fitted: Fitted, log: Log, online: Presence | None) -> Iterator[str]:
 def _describe_world(fitted: Fitted, log: Log) -> Iterator[str]:
     """Yield lines of text about the log, the protocol, and the clients' speeds and links."""
     world = fitted.world
-    kind = "synchronous" if log.synchronous else f"asynchronous, {log.at_once} clients at work"
+    kind = (
+        "synchronous"
+        if log.synchronous
+        else f"asynchronous, {counted(log.at_once, 'client')} at work"
+    )
     yield (
-        f"log        {len(log.clients)} clients, {len(log.rounds)} rounds, {len(log.tasks)} tasks "
+        f"log        {counted(len(log.clients), 'client')}, {counted(len(log.rounds), 'round')}, "
+        f"{counted(len(log.tasks), 'task')} "
         f"({kind})"
     )
     yield f"protocol   {world.protocol.kind}"
@@ -132,7 +138,7 @@ def _list_notes(fitted: Fitted, log: Log) -> Iterator[str]:
         )
     yield from (f"note: {note}" for note in fitted.notes)
     yield (
-        f"note: fitted to {log.at_once} clients at a time; links that more of them would fill are "
+        f"note: fitted to {counted(log.at_once, 'client')} at a time; links that more of them would fill are "
         "not seen"
     )
     down, up = _message_bytes(log.tasks)

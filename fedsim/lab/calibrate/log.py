@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from fedsim.common.errors import DataError, nearest, show_value
 from fedsim.common.files import regular
+from fedsim.common.round_words import counted
 from fedsim.common.units import CLOCK_END_S
 from fedsim.lab.calibrate import foreign
 from fedsim.lab.calibrate.tasks import Rounds, Tasks, spans, whole
@@ -166,7 +167,7 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
     torn = len(tasks) - int(whole(tasks).sum())
     if torn:
         notes.append(
-            f"{torn} of {len(tasks)} tasks did not come to the end of an upload; no deadline "
+            f"{torn} of {counted(len(tasks), 'task')} did not come to the end of an upload; no deadline "
             "or loss is fitted"
         )
     online = rows[(rows["what"] == "on") & rows["client"].isin(tasks_of)]
@@ -217,7 +218,7 @@ def _tasks_by_client(
         raise DataError(f"{where} holds no client with two tasks")
     if single:
         notes.append(
-            f"left out: {len(single)} clients with one task, which tells no device from chance: "
+            f"left out: {counted(len(single), 'client')} with one task, which tells no device from chance: "
             f"{show_value(', '.join(single))}"
         )
     return tasks_of

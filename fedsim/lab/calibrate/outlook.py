@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.common.arrays import Flags
+from fedsim.common.round_words import counted
 from fedsim.lab.calibrate.files import draw
 from fedsim.lab.calibrate.log import Log
 from fedsim.lab.calibrate.replay import FittedWorld, predict, rounds
@@ -44,7 +45,7 @@ class Outlook:
     def line(self) -> str:
         """Line of text for the user: predicted time of a round, and its range if links are uncertain."""
         text = (
-            f"outlook    with {self.clients} clients at a time a round takes {self.fitted:.4g} s in "
+            f"outlook    with {counted(self.clients, 'client')} at a time a round takes {self.fitted:.4g} s in "
             "the scenario"
         )
         if self.slowest <= self.fastest * (1 + _APART):

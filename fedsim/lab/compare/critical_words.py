@@ -134,7 +134,9 @@ def _longest_in_words(path: RoundPath) -> list[str]:
         f"{show_share(step.seconds / path.seconds)}."
     ]
     if path.sooner > 0:
-        clients = f"device {path.device}"
+        clients = "the client that ended last"
+        if path.device is not None:
+            clients = f"device {path.device}"
         if path.last > 1:
             clients = f"the {path.last:,} clients that ended last together"
         if path.deadline:

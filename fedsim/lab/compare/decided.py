@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedsim.common.round_words import counted
 from fedsim.common.units import show_seconds
 from fedsim.lab.compare.lines import ComparedLine, some_names
 from fedsim.lab.compare.measures import Measure
@@ -91,14 +92,17 @@ class Decided:
             seeds = str(least) if least == most else f"{least} to {most}"
             count = len(decision.losses)
             noun = "line was" if count == 1 else "lines were"
-            words.append(f"{count} worse {noun} dropped after {seeds} seeds.")
+            seed_noun = "seed" if most == 1 else "seeds"
+            words.append(f"{count} worse {noun} dropped after {seeds} {seed_noun}.")
         words.append(self._cost())
         return words
 
     def _cost(self) -> str:
-        text = f"This took {self.runs} runs and {show_seconds(self.real_s)} of computing"
+        text = f"This took {counted(self.runs, 'run')} and {show_seconds(self.real_s)} of computing"
         if self.plan > self.runs:
-            text += f"; {self.decision.seeds} seeds for every line would be {self.plan} runs"
+            text += (
+                f"; {counted(self.decision.seeds, 'seed')} for every line would be {self.plan} runs"
+            )
         return f"{text}."
 
 

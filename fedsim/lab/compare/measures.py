@@ -21,6 +21,7 @@ from fedsim.common.units import (
     PositiveSeconds,
     show_bytes,
     show_joules,
+    show_number,
     show_ratio,
     show_seconds,
 )
@@ -71,15 +72,19 @@ class CostWords(NamedTuple):
         return f"{self.verb} {abs(percent):.1f} % {more} {self.noun}"
 
 
+def _show_short(value: float) -> str:
+    return show_number(value, 3)
+
+
 _WORDS = {
     "s": CostWords("takes", "time", "as long", show_seconds),
     "bytes": CostWords("moves", "bytes", "as much", show_bytes),
     "J": CostWords("draws", "energy", "as much", show_joules),
-    "g": CostWords("emits", "CO2", "as much", "{:,.3g} g".format),
-    "": CostWords("costs", "money", "as much", "{:,.4g}".format),
-    "rounds": CostWords("takes", "rounds", "as many", "{:,.3g}".format),
+    "g": CostWords("emits", "CO2", "as much", lambda value: f"{_show_short(value)} g"),
+    "": CostWords("costs", "money", "as much", show_number),
+    "rounds": CostWords("takes", "rounds", "as many", _show_short),
     "%": CostWords("drains", "of each battery", "as much", "{:.3g} %".format),
-    "devices": CostWords("empties", "batteries", "as many", "{:,.3g}".format),
+    "devices": CostWords("empties", "batteries", "as many", _show_short),
 }
 
 
@@ -125,7 +130,7 @@ class Measure:
         if self.is_cost:
             return self.words.show(value)
         if self.unit != "0-1":
-            return f"{value:,.4g}"
+            return show_number(value)
         return f"{value:.1g}" if 0 < abs(value) < _LEAST_SHARE else f"{value:.3f}"
 
 
@@ -347,8 +352,8 @@ def measure(
     is_pooled = run.scenario.get("data", {}).get("pooled_from") is not None
     for name, value in values.items():
         is_of_federation = not is_of_pooled_data(name)
-        is_nan = value is not None and math.isnan(value)
-        if is_nan or (is_pooled and is_of_federation):
+        has_diverged = value is not None and not math.isfinite(value)
+        if has_diverged or (is_pooled and is_of_federation):
             values[name] = None
     return values
 

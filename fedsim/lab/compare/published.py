@@ -37,6 +37,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedsim.common.errors import RunFolderError, ScenarioError, nearest
+from fedsim.common.round_words import counted
 from fedsim.common.spec import Spec
 from fedsim.common.wording import explain
 from fedsim.lab.compare.columns import Cell, ComparedColumn, ComparedTable, PublishedComparison
@@ -468,9 +469,9 @@ class _MeasuredTable:
         cells = list(zip(*rows, strict=True)) or [()] * len(heads)
         verdicts = [verdict for verdict in cells[-1] if verdict is not None]
         if verdicts:
-            notes.append(
-                f"{verdicts.count('yes')} of {len(verdicts)} figures are within the tolerance."
-            )
+            count = f"{verdicts.count('yes')} of {counted(len(verdicts), 'figure')}"
+            verb = "is" if len(verdicts) == 1 else "are"
+            notes.append(f"{count} {verb} within the tolerance.")
         columns = []
         for head, column in zip(heads, cells, strict=True):
             is_ours = head == "ours"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.harmless import clean
+from fedsim.common.round_words import counted
 from fedsim.lab.compare import measures
 from fedsim.lab.compare.answer import TARGETED, Aim, WorldAnswer, answers, usual_target
 from fedsim.lab.compare.columns import Absent, Cell, ComparedColumn, ComparedTable
@@ -188,7 +189,8 @@ class Comparison:
         undone = list(_undone(self.lines))
         notes += undone[:_MOST_NOTES]
         if len(undone) > _MOST_NOTES:
-            notes.append(f"{len(undone) - _MOST_NOTES} more lines are not done.")
+            count = len(undone) - _MOST_NOTES
+            notes.append(f"{counted(count, 'more line')} {'is' if count == 1 else 'are'} not done.")
         return ComparedTable(tuple(columns), tuple(notes))
 
     def _short_rows(self, answers: Sequence[WorldAnswer]) -> list[int]:
@@ -533,6 +535,8 @@ def _undone(lines: Lines) -> Iterator[str]:
     for line in lines.lines:
         if len(line.runs) < line.planned:
             text = f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done"
+            if line.planned == 1:
+                text = f"The run of {clean(line.name)} is not done"
             rest = line.undone_in_words
             yield f"{text} ({rest})." if rest else f"{text}."
         elif line.statuses != "done":

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from fedsim.common.files import parse_json
+from fedsim.common.round_words import counted
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.deployed.measured import DIRECTIONS
 from fedsim.deployed.wire import WireCounters
@@ -284,7 +285,7 @@ def lines(differences: Differences, title: str) -> Iterator[str]:
     """
     mean = differences.mean_round
     yield (
-        f"{title}: {len(differences.rounds)} rounds of {show_seconds(mean.measured)} on the mean, "
+        f"{title}: {counted(len(differences.rounds), 'round')} of {show_seconds(mean.measured)} on the mean, "
         f"simulated {show_seconds(mean.simulated)}: error {mean.error:+.1%}"
     )
     for name, pairs in differences.phases.items():

@@ -9,6 +9,7 @@ from statistics import fmean
 from fedsim.analysis.palette import AWAY, OUTCOMES, STEPS
 from fedsim.analysis.report.axis import Axis
 from fedsim.analysis.report.markup import Markup, asset, el, join
+from fedsim.common.round_words import counted
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.rehearsal.differences import (
     Differences,
@@ -122,7 +123,7 @@ def _not_applied(names: Sequence[str]) -> Iterator[Markup]:
 def _sentence(before: Differences, after: Differences | None) -> Iterator[str]:
     mean = before.mean_round
     yield (
-        f"{len(before.rounds)} rounds took {show_seconds(mean.measured)} on the mean in the "
+        f"{counted(len(before.rounds), 'round')} took {show_seconds(mean.measured)} on the mean in the "
         f"rehearsal, and {show_seconds(mean.simulated)} in the simulation: an error of "
         f"{mean.error:+.1%}. "
     )

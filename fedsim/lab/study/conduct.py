@@ -13,6 +13,7 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
 from fedsim.common.imports import code_from_file
 from fedsim.common.machine import usable_cores, usable_gpus
+from fedsim.common.round_words import counted
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import folder as files
 from fedsim.lab.study.costs import StudyForecast, forecast_study
@@ -96,7 +97,9 @@ def run_study(
         reason = "no trial has the metric"
         if failed:
             reason = f"{failed[0].order.label}: {failed[0].error}"
-        raise SimulationError(f"{len(failed)} runs of the study {str(out)!r} failed; {reason}")
+        raise SimulationError(
+            f"{counted(len(failed), 'run')} of the study {str(out)!r} failed; {reason}"
+        )
     return load_study(out, allow_code=allow_code)
 
 

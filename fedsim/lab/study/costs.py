@@ -15,6 +15,7 @@ from statistics import median
 from fedsim.clock.executors import Inline, start
 from fedsim.common.errors import DataError
 from fedsim.common.machine import peak_memory
+from fedsim.common.round_words import counted
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.forecast import load_learning
 from fedsim.lab.study.plan import PlannedRun
@@ -242,7 +243,7 @@ def forecast_lines(forecast: StudyForecast, shard: StudyShard | None) -> list[st
     name = "the study" if shard is None else f"shard {shard}"
     lines = [_describe(share, name, forecast.workers)]
     if 0 < share.untold < share.runs:
-        lines.append(f"that leaves out {share.untold} runs, whose cost cannot be told")
+        lines.append(f"that leaves out {counted(share.untold, 'run')}, whose cost cannot be told")
     if shard is not None:
         lines.append(_describe_range(shares))
     if forecast.tried < forecast.variants:
@@ -257,7 +258,7 @@ def _describe(share: ShareCost, name: str, workers: int) -> str:
     if not share.runs:
         return f"nothing is left to do of {name}"
     if share.untold == share.runs:
-        return f"what the {share.runs} runs of {name} cost cannot be told"
+        return f"the cost of {name}, {counted(share.runs, 'run')}, cannot be told"
     at_a_time = min(workers, share.runs)
     plural = "" if at_a_time == 1 else "s"
     return (

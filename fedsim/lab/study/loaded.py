@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.common.errors import RunFolderError, nearest
 from fedsim.common.files import regular
+from fedsim.common.round_words import counted
 from fedsim.lab.compare.columns import ComparedTable
 from fedsim.lab.compare.lines import Lines, read_lines
 from fedsim.lab.compare.show import in_full
@@ -130,8 +131,8 @@ class LoadedStudy:
 
     def __repr__(self) -> str:
         return (
-            f"<fedsim study {str(self.path)!r}: {len(self.variants)} variants, {self._planned} "
-            "runs>"
+            f"<fedsim study {str(self.path)!r}: {counted(len(self.variants), 'variant')}, "
+            f"{counted(self._planned, 'run')}>"
         )
 
     def _repr_html_(self) -> str:

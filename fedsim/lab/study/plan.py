@@ -12,6 +12,7 @@ import tomli_w
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.files import flatten
 from fedsim.common.imports import code_from_file, is_allowed
+from fedsim.common.round_words import counted
 from fedsim.common.stop import MORE_IS_BETTER
 from fedsim.lab.compare.lines import ComparedLine, format_value, short_key
 from fedsim.lab.compare.published import Published, beside_published
@@ -150,7 +151,7 @@ class Study:
                     "change it there"
                 )
             notes.append(
-                f"--set {change.text!r} does not reach {len(missed)} of {len(selection)} lines, "
+                f"--set {change.text!r} does not reach {len(missed)} of {counted(len(selection), 'line')}, "
                 f"such as {label!r}: {reason}"
             )
         return notes

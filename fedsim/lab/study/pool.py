@@ -24,6 +24,7 @@ from rich.text import Text
 from fedsim.clock.executors import start
 from fedsim.common.harmless import clean
 from fedsim.common.machine import GpuShares
+from fedsim.common.round_words import counted
 from fedsim.common.units import show_seconds
 from fedsim.lab.reading.study_progress import ProgressFile
 from fedsim.lab.terminal import Console, bar
@@ -109,7 +110,7 @@ class StudyProgress:
         self._rounds: dict[int, int] = {}  # rounds of each active run
         self._began = time.perf_counter()
         self._last_line = self._began
-        self._print(f"{len(orders)} runs to do, {finished} are there")
+        self._print(f"{counted(len(orders), 'run')} to do, {finished} done")
         if self._console.is_terminal and orders:
             self._live = Progress(*bar(), console=self._console, transient=True)
             self._all = self._live.add_task("workers start", total=len(orders))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedsim.common.errors import ScenarioError
+from fedsim.common.round_words import counted
 from fedsim.lab.compare.decided import Decided
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.measures import Values
@@ -60,8 +61,8 @@ class Seeding:
         self.worlds: list[Decided] = []
         if self.most_runs < len(study.runs):
             raise ScenarioError(
-                f"until_sure.most_runs is {self.most_runs}, but the first {len(first)} seeds of "
-                f"all lines take {len(study.runs)} runs; it must be as many or more"
+                f"until_sure.most_runs is {self.most_runs}, but the first {counted(len(first), 'seed')} of "
+                f"all lines take {counted(len(study.runs), 'run')}; it must be as many or more"
             )
 
     @property
@@ -182,7 +183,7 @@ class Seeding:
             if not world.decision.is_over:
                 yield (
                     f"{len(world.decision.contenders)} of {len(world.names)} lines may be the best "
-                    f"after {world.decision.seeds} seeds"
+                    f"after {counted(world.decision.seeds, 'seed')}"
                 )
 
 

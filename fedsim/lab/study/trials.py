@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from fedsim.common.errors import ScenarioError
-from fedsim.common.units import show_bytes, show_seconds
+from fedsim.common.round_words import counted
+from fedsim.common.units import show_bytes, show_seconds, show_share
 from fedsim.lab.compare.columns import Cell, ComparedTable
 from fedsim.lab.compare.lines import format_value, short_key
 from fedsim.lab.compare.measures import BEST, measure
@@ -387,7 +388,7 @@ class Trials:
 
     def _describe_best(self, line: SearchedVariant) -> str:
         states = [trial.state for trial in line.trials]
-        counts = f"{len(states)} trials"
+        counts = counted(len(states), "trial")
         for state in ("pruned", "failed", "refused"):
             if state in states:
                 counts += f", {states.count(state)} {state}"
@@ -404,7 +405,7 @@ class Trials:
         shares = importances(self.search.space_of(line.variant.name), self._results(line))
         if shares:
             explained = ", ".join(
-                f"{short_key(key, shares)} {share:.0%}" for key, share in shares.items()
+                f"{short_key(key, shares)} {show_share(share)}" for key, share in shares.items()
             )
             text += f"; of how its trials rank each key explains: {explained} (Optuna's fANOVA)"
         return text

@@ -94,4 +94,4 @@ def test_unknown_costs_are_told(quick: Path) -> None:
     assert lines[1] == "that leaves out 2 runs, whose cost cannot be told"
     share = ShareCost(2, 2, 0.0, 0.0, 10**9, 0)
     lines = forecast_lines(StudyForecast([share], 2, 1, 1, 1.0), None)
-    assert lines == ["what the 2 runs of the study cost cannot be told"]
+    assert lines == ["the cost of the study, 2 runs, cannot be told"]
