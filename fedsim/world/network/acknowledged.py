@@ -74,8 +74,10 @@ class AcknowledgedFlows(QueuedFlows):
         learns = (acked >= self._mark - NO_BYTES) | (np.isfinite(self._mark) & is_silent)
         if not np.count_nonzero(learns):
             return
-        counts = learns & (self._dropped > NO_BYTES) & ~self.bbr.is_used
-        if counts.any():
+        counts = learns & (self._dropped > NO_BYTES)
+        if self._has_bbr:
+            counts &= ~self.bbr.is_used
+        if np.count_nonzero(counts):
             reduce(self.senders, self._rules.control, counts)
         self._lost[learns] += self._dropped[learns]
         self._dropped[learns] = 0.0
@@ -116,26 +118,28 @@ class AcknowledgedFlows(QueuedFlows):
             delays: time that bytes wait in the queues of the flow's route (s), float64 [flows].
         """
         senders = self.senders
-        is_used = self.bbr.is_used
-        if self._has_bbr and is_used.all():
+        if self._has_bbr and self.bbr.is_used.all():
             return Growth(grow_by_bandwidth(senders, self.bbr, segments))
         round_trip = senders.round_trip + delays
         by_losses = grow(senders, self._rules.control, segments, limited, end, round_trip)
         if not self._has_bbr:
             return by_losses
         by_bandwidth = grow_by_bandwidth(senders, self.bbr, segments)
-        windows = np.where(is_used, by_bandwidth, by_losses.windows)
+        windows = np.where(self.bbr.is_used, by_bandwidth, by_losses.windows)
         return replace(by_losses, windows=windows)
 
-    def _paced(self, growth: Floats, delays: Floats) -> Floats:
+    def _paced(self, growth: Floats, delays: Floats) -> Floats | None:
         """Return the highest rate at which each sender may send (segments/s), float64 [flows].
 
-        It spreads a window over a round trip; it is infinity for senders without pacing.
+        It spreads a window over a round trip; it is infinity for senders without pacing. It is None if
+        no sender paces.
 
         Args:
             growth: growth of each window in the step (segments), float64 [flows].
             delays: time that bytes wait in the queues of the flow's route (s), float64 [flows].
         """
+        if not self._rules.pacing and not self._has_bbr:
+            return None
         rates = np.full(len(growth), math.inf)
         if self._rules.pacing:
             rates = pacing_rate(self.senders, growth, delays)

@@ -71,6 +71,18 @@ class BbrSenders(FlowColumns):
         empty["rates"] = np.empty((0, _FILTER_ROUNDS))
         return cls(**empty)
 
+    @classmethod
+    def others(cls, flows: int) -> "BbrSenders":
+        """Return an object for flows that do not use BBR.
+
+        Args:
+            flows: their count.
+        """
+        empty = {column.name: np.zeros(flows) for column in fields(cls)}
+        empty["state"] = np.full(flows, float(OTHER))
+        empty["rates"] = np.zeros((flows, _FILTER_ROUNDS))
+        return cls(**empty)
+
     @property
     def is_used(self) -> Flags:
         """Whether each flow has BBR as its congestion control, bool [flows]."""

@@ -13,7 +13,7 @@ import numpy as np
 from fedsim.clock.simulation import on_grid_after
 from fedsim.common.arrays import AnyArray, Flags, Floats
 from fedsim.world.network.batches import open_batch
-from fedsim.world.network.congestion import Growth
+from fedsim.world.network.congestion import Growth, part_of
 from fedsim.world.network.connections import SenderMemory
 from fedsim.world.network.links import share_first_links
 from fedsim.world.network.losses import LossDraws
@@ -112,7 +112,7 @@ class LinkComponent(SteadyFlows):
         """
         if not len(self):
             return []
-        if self._is_grouped or len(self) == 1:
+        if self._is_whole or len(self) == 1:
             return [self]
         return self._split()
 
@@ -248,7 +248,7 @@ class LinkComponent(SteadyFlows):
 
     def _finish(self, plan: StepPlan) -> None:
         """Move the bytes, and grow the windows, of a whole planned step."""
-        before = self._carry_out_changes(plan, 1.0)
+        before = self._carry_out_changes(plan, None)
         self._batches = plan.batches
         self._waiting = plan.waiting
         self._arriving = plan.arriving
@@ -270,23 +270,23 @@ class LinkComponent(SteadyFlows):
         self._arriving = _between(self._arriving, plan.arriving, shares)
         self._mark_losses(before)
 
-    def _carry_out_changes(self, plan: StepPlan, share: Floats | float) -> Flags:
+    def _carry_out_changes(self, plan: StepPlan, share: Floats | None) -> Flags:
         """Add the planned changes to the flows' counts of bytes and to their windows.
 
         Args:
             plan: the planned step.
-            share: part of it that is carried out, 0 to 1, of each flow, [flows], or of all.
+            share: part of it that is carried out, 0 to 1, of each flow, [flows]; None for all of it.
 
         Returns:
             Whether each flow had no lost bytes before of which its sender has not learned, bool
             [flows].
         """
         lost_nothing: Flags = self._dropped <= 0
-        self._sent += share * plan.sent
-        self._delivered += share * plan.delivered
-        self._dropped += share * plan.dropped
-        self._credit += share * plan.credit
-        self._losses.before += share * plan.before_loss
+        self._sent += part_of(plan.sent, share)
+        self._delivered += part_of(plan.delivered, share)
+        self._dropped += part_of(plan.dropped, share)
+        self._credit += part_of(plan.credit, share)
+        self._losses.before += part_of(plan.before_loss, share)
         self._known_delays = None
         self._losses.use(plan.draws_on_links, plan.draws_in_queues)
         self._held = plan.is_held
@@ -333,9 +333,7 @@ class LinkComponent(SteadyFlows):
         The step lasts until the next end of a flow if all rates stay constant so long; otherwise it is
         short against round trips and queueing times.
         """
-        if not self._is_grouped:
-            self._is_grouped = True
-            self._has_bbr = bool(self.bbr.is_used.any())
+        if self.links.grouped < len(self):
             self.links.group(self._route, self._lasts)
         is_look = self._steps_until_look <= 0
         plan = self._plan_until_end() if is_look else None
@@ -372,8 +370,9 @@ class LinkComponent(SteadyFlows):
         length_s = self._length_s(delays, acked)
         sending = self._send(length_s, delays, acked)
         draws = self._losses.draws()
-        amounts = self._move(sending, length_s, draws)
-        ends, parts = self._find_ends(amounts, length_s)
+        movement = self._move(sending, length_s, draws)
+        amounts = movement.bytes
+        ends, parts = self._find_ends(movement, length_s)
         is_known = bool((self.senders.round_trip >= length_s).all())
         if not self._moves(sending, amounts) and self._is_stuck():
             length_s = math.inf
@@ -416,9 +415,12 @@ class LinkComponent(SteadyFlows):
         if np.count_nonzero(repeats):
             repeated = senders.window * packet * length_s / senders.round_trip
             room = np.where(repeats, np.maximum(room, repeated), room)
-        paced = self._paced(growth.windows, delays) * packet * length_s
+        paced = self._paced(growth.windows, delays)
+        if paced is not None:
+            paced = paced * packet * length_s
+            room = np.minimum(room, paced)
         unsent = self._size + self._lost - self._sent
-        wants = np.minimum(np.maximum(np.minimum(room, paced), 0.0), unsent)
+        wants = np.minimum(np.maximum(room, 0.0), unsent)
         sent = wants
         if self._rules.holds_back:
             room_of_links = self.links.capacity * length_s
@@ -426,7 +428,8 @@ class LinkComponent(SteadyFlows):
         # a held sender whose window outlasts a long step may take one
         lasting = senders.window * packet * length_s
         is_held = (sent < wants) & (lasting >= sent * (senders.round_trip + MOST_STEP_S))
-        return SentBytes(sent, wants / paced, is_held, growth, acked)
+        busy = np.zeros(len(self)) if paced is None else wants / paced
+        return SentBytes(sent, busy, is_held, growth, acked)
 
     def _grow_windows(
         self, acked_before: Floats, acked: Floats, end: float, delays: Floats
@@ -448,7 +451,7 @@ class LinkComponent(SteadyFlows):
         limited = (in_flight >= full - packet) & np.isinf(self._mark)
         return self._grow((acked - acked_before) / packet, limited, end, delays)
 
-    def _move(self, sending: SentBytes, length_s: float, draws: LossDraws) -> MovedBytes:
+    def _move(self, sending: SentBytes, length_s: float, draws: LossDraws) -> Movement:
         """Compute where the bytes of all flows are after a step, without changing the flows.
 
         Args:
@@ -461,18 +464,17 @@ class LinkComponent(SteadyFlows):
             delivered=np.zeros(len(self)),
             credit=np.zeros(len(self)),
             before_loss=self._losses.before,
-            busy=sending.busy,
             batches=self._batches,
             waiting=self._waiting.copy(),
             arriving=self._arriving.copy(),
         )
         packet = self._rules.packet
         movement = Movement(self.links, length_s, packet, self._losses, draws, amounts)
-        movement.send(sending.sent)
+        movement.send(sending.sent, sending.busy)
         for level in self.links.levels:
             movement.pass_level(level, self._credit)
         movement.receive()
-        return amounts
+        return movement
 
     @staticmethod
     def _moves(sending: SentBytes, amounts: MovedBytes) -> bool:
@@ -490,13 +492,13 @@ class LinkComponent(SteadyFlows):
         )
         return any(np.count_nonzero(amount) for amount in amounts_that_move)
 
-    def _find_ends(self, amounts: MovedBytes, length_s: float) -> tuple[Floats, Floats | None]:
+    def _find_ends(self, movement: Movement, length_s: float) -> tuple[Floats, Floats | None]:
         """Find the flows whose last bytes are delivered in a step.
 
         A flow that ends within the step moves all its bytes in the part of the step until then.
 
         Args:
-            amounts: bytes at the end of the step.
+            movement: movement of all bytes in the step.
             length_s: length of the step (s).
 
         Returns:
@@ -505,12 +507,13 @@ class LinkComponent(SteadyFlows):
         """
         ends = np.full(len(self), math.inf)
         missing = self._size - self._delivered
-        over = amounts.delivered >= missing - NO_BYTES
+        delivered = movement.bytes.delivered
+        over = delivered >= missing - NO_BYTES
         if not np.count_nonzero(over):
             return ends, None
         parts = np.ones(len(self))
-        parts[over] = np.maximum(amounts.busy[over], _LEAST_BUSY)
-        reached = missing[over] / np.maximum(amounts.delivered[over], NO_BYTES)
+        parts[over] = np.maximum(movement.busy()[over], _LEAST_BUSY)
+        reached = missing[over] / np.maximum(delivered[over], NO_BYTES)
         after = length_s * parts[over] * np.clip(reached, 0.0, 1.0)
         ends[over] = np.maximum(self._since + after, math.nextafter(self._since, math.inf))
         return ends, parts

@@ -63,6 +63,16 @@ def append_row(values: AnyArray, row: float | AnyArray) -> AnyArray:
     return longer
 
 
+def part_of(amounts: Floats, share: Floats | None) -> Floats:
+    """Return the part of a step's amounts that is carried out.
+
+    Args:
+        amounts: amounts of the whole step, float64 [flows].
+        share: part of it, 0 to 1, float64 [flows]; None for all of it.
+    """
+    return amounts if share is None else share * amounts
+
+
 @dataclass(slots=True)
 class FlowColumns:
     """Base of dataclasses whose fields are arrays with one row for each flow."""
@@ -155,13 +165,12 @@ class Senders(FlowColumns):
         """Return an object for no flows: all its arrays are empty."""
         return cls(*[np.empty(0) for _ in fields(cls)])
 
-    def apply(self, growth: Growth, share: Floats | float, now: float) -> None:
+    def apply(self, growth: Growth, share: Floats | None, now: float) -> None:
         """Change the windows, and CUBIC's epochs, by the growth of a step.
 
         Args:
             growth: growth of the whole step.
-            share: part of the step that is over, 0 to 1, of each flow or of all; [flows] or a
-                float.
+            share: part of the step that is over, 0 to 1, of each flow, [flows]; None for all of it.
             now: the time at which this part is over (s), at which epochs begin.
         """
         if growth.friendly is not None and growth.starts is not None:
@@ -170,8 +179,8 @@ class Senders(FlowColumns):
                 self.epoch[starts] = now
                 self.epoch_window[starts] = self.window[starts]
                 self.friendly[starts] = self.window[starts]
-            self.friendly += share * growth.friendly
-        self.window += share * growth.windows
+            self.friendly += part_of(growth.friendly, share)
+        self.window += part_of(growth.windows, share)
 
 
 def first_state(

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.world.network.congestion import append_row
 
 _FIRST_ROWS = 64
 _FIRST_COLUMNS = 8
@@ -20,14 +21,24 @@ class Deliveries:
         self._times = np.full(_FIRST_ROWS, math.inf)
         self._curves = np.zeros((_FIRST_ROWS, _FIRST_COLUMNS))  # with columns for more flows
         self._rows = 0
-        self._flows = 0
+        self._columns = np.empty(0, dtype=np.int64)  # column of each flow
+        self._next_column = 0  # this column and later ones are 0
 
-    def add_flow(self, sent: float) -> None:
-        """Add a flow that has delivered ``sent`` bytes at all past times."""
-        if self._flows == self._curves.shape[1]:
-            self._curves = np.concatenate((self._curves, np.zeros_like(self._curves)), axis=1)
-        self._curves[: self._rows, self._flows] = sent
-        self._flows += 1
+    def add_flow(self) -> None:
+        """Add a flow that has delivered nothing so far."""
+        if self._next_column == self._curves.shape[1]:
+            self._make_room()
+        self._columns = append_row(self._columns, self._next_column)
+        self._next_column += 1
+
+    def _make_room(self) -> None:
+        """Forget the columns of flows that are gone, and make room for as many flows as there are."""
+        flows = len(self._columns)
+        curves = np.zeros((len(self._curves), max(2 * flows, _FIRST_COLUMNS)))
+        curves[: self._rows, :flows] = self._curves[: self._rows].take(self._columns, axis=1)
+        self._curves = curves
+        self._columns = np.arange(flows)
+        self._next_column = flows
 
     def select(self, flows: Flags) -> None:
         """Keep the history of some flows, and remove that of all others.
@@ -35,11 +46,8 @@ class Deliveries:
         Args:
             flows: whether each flow is kept, bool [flows].
         """
-        stay = np.flatnonzero(flows)
-        rows = self._rows
-        self._curves[:rows, : len(stay)] = self._curves[:rows].take(stay, axis=1)
-        self._flows = len(stay)
-        if not self._flows:
+        self._columns = self._columns[flows]
+        if not len(self._columns):
             self._rows = 0
 
     def join(self, others: "Deliveries") -> None:
@@ -50,21 +58,22 @@ class Deliveries:
         """
         times = np.union1d(self._times[: self._rows], others._times[: others._rows])
         rows = max(2 * len(times), _FIRST_ROWS)
-        flows = self._flows + others._flows
+        flows = len(self._columns) + len(others._columns)
         curves = np.zeros((rows, max(2 * flows, _FIRST_COLUMNS)))
         column = 0
         for deliveries in (self, others):
-            for flow in range(deliveries._flows):
+            for kept in deliveries._columns.tolist():
                 if deliveries._rows:
                     past = deliveries._times[: deliveries._rows]
-                    curve = deliveries._curves[: deliveries._rows, flow]
+                    curve = deliveries._curves[: deliveries._rows, kept]
                     curves[: len(times), column] = np.interp(times, past, curve)
                 column += 1
         self._times = np.full(rows, math.inf)
         self._times[: len(times)] = times
         self._curves = curves
         self._rows = len(times)
-        self._flows = flows
+        self._columns = np.arange(flows)
+        self._next_column = flows
 
     def add(self, now: float, delivered: Floats, memory_s: float) -> None:
         """Store the bytes that each flow has delivered by now.
@@ -79,7 +88,7 @@ class Deliveries:
         if self._rows == len(self._times):
             self._drop_old(now - memory_s)
         self._times[self._rows] = now
-        self._curves[self._rows, : self._flows] = delivered
+        self._curves[self._rows, self._columns] = delivered
         self._rows += 1
 
     def _drop_old(self, before: float) -> None:
@@ -108,10 +117,9 @@ class Deliveries:
         before = np.maximum(after - 1, 0)
         after = np.minimum(after, rows - 1)
         curves = self._curves.reshape(-1)
-        columns = self._curves.shape[1]
-        flows = np.arange(len(times))
-        low = curves.take(before * columns + flows)
-        high = curves.take(after * columns + flows)
+        width_of_row = self._curves.shape[1]
+        low = curves.take(before * width_of_row + self._columns)
+        high = curves.take(after * width_of_row + self._columns)
         begin = past.take(before)
         width = past.take(after) - begin
         width[width <= 0] = 1.0
@@ -138,7 +146,7 @@ class Deliveries:
         last = np.minimum(past.searchsorted(begins + length_s) + 1, self._rows - 1)
         rows = first + np.arange((last - first).max() + 1)[:, None]
         rows = np.minimum(rows, self._rows - 1)
-        more = self._curves.take(rows * self._curves.shape[1] + flows) > above
+        more = self._curves.take(rows * self._curves.shape[1] + self._columns[flows]) > above
         place = more.argmax(axis=0)
         after = first + place
         times = past.take(np.maximum(after - 1, 0))

@@ -24,6 +24,7 @@ class QueuedLinks:
         capacity: rates (bytes/s), float64 [links].
         length: lengths of queues (bytes), float64 [links].
         levels: the links in groups, by their furthest place on any route; set by ``group``.
+        grouped: count of the first flows that are in ``levels``; 0 if those must be made anew.
         never_full: numbers of links that make senders wait instead of dropping packets, int64 [n].
     """
 
@@ -33,6 +34,9 @@ class QueuedLinks:
         self.capacity: Floats = np.array([UNLIMITED])
         self.length: Floats = np.array([math.inf])
         self.levels: list[Level] = []
+        self.grouped = 0
+        self._furthest: Ints = np.zeros(1, dtype=np.int64)  # level of each link, [links]
+        self._hops = 1
         self.never_full = np.empty(0, dtype=np.int64)
 
     def add(self, name: str, rate: float) -> int:
@@ -74,6 +78,7 @@ class QueuedLinks:
 
     def join(self, others: "QueuedLinks") -> Ints:
         """Add other links, with their rates and lengths; return their new numbers, int64 [links]."""
+        self.grouped = 0
         numbers = np.zeros(len(others.capacity), dtype=np.int64)
         for name, number in others.names.items():
             numbers[number] = self.names.setdefault(name, len(self.names) + 1)
@@ -93,6 +98,7 @@ class QueuedLinks:
         Returns:
             The routes by new numbers, int64 [flows, hops].
         """
+        self.grouped = 0
         used = np.union1d(route, [0])
         new = np.zeros(len(self.capacity), dtype=np.int64)
         new[used] = np.arange(len(used))
@@ -107,27 +113,49 @@ class QueuedLinks:
         """Sort the links into ``levels``, groups that are served one after the other in a step.
 
         Links are grouped by their furthest place on any route, so that bytes mostly pass a whole route
-        within a step.
+        within a step. Flows that are in ``levels`` already are not grouped again, unless a new flow
+        moves one of their links to another level.
 
         Args:
             route: numbers of each flow's links, padded with 0, int64 [flows, hops].
             lasts: place of the last link of each route, int64 [flows].
         """
         hops = route.shape[1]
-        flows, places = (np.arange(hops) <= lasts[:, None]).nonzero()
+        before = self.grouped if hops == self._hops else 0
+        known = len(self._furthest) if before else 0
+        flows, places = (np.arange(hops) <= lasts[before:, None]).nonzero()
+        flows += before
         links = route[flows, places]
         furthest = np.zeros(len(self.capacity), dtype=np.int64)
+        furthest[:known] = self._furthest[:known]
         np.maximum.at(furthest, links, places)
+        if np.count_nonzero(furthest[:known] != self._furthest[:known]):
+            self.grouped = 0
+            self.group(route, lasts)
+            return
         if self._rules.holds_back:
-            self.never_full = np.flatnonzero(furthest == 0)
+            self.never_full = (furthest == 0).nonzero()[0]
         levels = furthest[links]
+        former = {level.number: level for level in self.levels} if before else {}
         self.levels = []
-        for level in range(int(levels.max(initial=-1)) + 1):
-            at_level = levels == level
-            if at_level.any():
-                is_last = places[at_level] == lasts[flows[at_level]]
-                cells = flows[at_level] * hops + places[at_level]
-                self.levels.append(Level(flows[at_level], links[at_level], cells, is_last))
+        for number in range(max([int(levels.max(initial=-1)), *former]) + 1):
+            at_level = (levels == number).nonzero()[0]
+            level_flows = flows[at_level]
+            level_places = places[at_level]
+            level = Level(
+                number,
+                level_flows,
+                links[at_level],
+                level_flows * hops + level_places,
+                level_places == lasts[level_flows],
+            )
+            if number in former:
+                level = former[number].followed_by(level)
+            if len(level.flows):
+                self.levels.append(level)
+        self._furthest = furthest
+        self._hops = hops
+        self.grouped = len(route)
 
 
 def label_components(route: Ints, links: int) -> Ints:

@@ -28,7 +28,6 @@ class MovedBytes:
         delivered: bytes that have passed the last link in it.
         credit: change of the credit by which ``choose_drops`` chooses (bytes).
         before_loss: expected loss left until the next lost packet on links (bytes).
-        busy: part of the step in which the busiest link of a route sends, 0 to 1.
         batches: bytes in queues by the step in which they came, oldest first, float64
             [flows, hops, batches].
         waiting: bytes in queues, float64 [flows, hops].
@@ -39,7 +38,6 @@ class MovedBytes:
     delivered: Floats
     credit: Floats
     before_loss: Floats
-    busy: Floats
     batches: Floats
     waiting: Floats
     arriving: Floats
@@ -72,19 +70,22 @@ class Movement:
     ) -> None:
         self._links = links
         self._room = links.capacity * length_s
-        self._divisor = np.where(self._room > 0, self._room, 1.0)
+        self._busy = np.empty(0)
+        self._loads: list[tuple[Level, Floats]] = []  # bytes at each link of the levels so far
         self._packet = packet
         self._losses = losses
         self._draws = draws
         self.bytes = bytes_before
         bytes_before.batches = open_batch(bytes_before.batches)
 
-    def send(self, sent: Floats) -> None:
+    def send(self, sent: Floats, busy: Floats) -> None:
         """Put the bytes that senders send on their routes, less the losses on senders' own links.
 
         Args:
             sent: bytes that each sender sends, float64 [flows].
+            busy: part of the step in which the sender sends at its pace, 0 to 1, float64 [flows].
         """
+        self._busy = busy
         amounts = self.bytes
         entering = sent
         if self._losses.may_lose:
@@ -125,8 +126,7 @@ class Movement:
         amounts.delivered[level.flows[is_last]] = leaves[is_last]
         goes_on = ~is_last
         arriving[cells[goes_on] + 1] += leaves[goes_on]
-        part_used = np.minimum(load / self._divisor, 1.0)
-        np.maximum.at(amounts.busy, level.flows, part_used.take(numbers))
+        self._loads.append((level, load))
 
     def _serve_full(
         self,
@@ -206,6 +206,18 @@ class Movement:
         np.add.at(amounts.dropped, flows, falls)
         np.add.at(amounts.credit, flows, change)
         rest[:, -1] = np.maximum(rest[:, -1] - falls, 0.0)
+
+    def busy(self) -> Floats:
+        """Return the part of the step in which sender and links of each route send, 0 to 1, [flows].
+
+        It is that of the busiest of them.
+        """
+        busy = self._busy.copy()
+        divisor = np.where(self._room > 0, self._room, 1.0)
+        for level, load in self._loads:
+            part_used = np.minimum(load / divisor, 1.0)
+            np.maximum.at(busy, level.flows, part_used.take(level.links))
+        return busy
 
     def receive(self) -> None:
         """Subtract the bytes that are lost on receivers' own links from the delivered bytes."""

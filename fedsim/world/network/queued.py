@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsim.common.arrays import AnyArray, Flags, Floats
 from fedsim.world.network.batches import sum_over_hops
-from fedsim.world.network.bbr import BbrSenders
+from fedsim.world.network.bbr import OTHER, BbrSenders
 from fedsim.world.network.congestion import Senders, append_row
 from fedsim.world.network.connections import SenderMemory
 from fedsim.world.network.deliveries import Deliveries
@@ -85,8 +85,8 @@ class QueuedFlows:
         self._losses = RandomLosses(rules.packet)
         self._history = Deliveries()
         self._waits = Deliveries()  # time in queues of each flow's route (s)
-        self._is_grouped = True
-        self._has_bbr = False
+        self._is_whole = True  # whether no flow has gone since ``split``
+        self._has_bbr = False  # whether any flow uses BBR; ``bbr`` has no rows if not
         self._acked: Floats | None = None  # bytes acknowledged by now, if known, [flows]
         self._known_delays: Floats | None = None  # result of ``_delays``, if nothing has changed
 
@@ -154,12 +154,25 @@ class QueuedFlows:
         self._lasts = append_row(self._lasts, len(numbers) - 1)
         self._route = append_row(self._route, np.array(padded, dtype=np.int64))
         self.senders.append(flow.sender)
-        self.bbr.append(flow.estimates)
+        self._append_estimates(flow.estimates)
         self._credit = append_row(self._credit, -self._losses.append(flow.loss_key))
-        self._history.add_flow(0.0)
-        self._waits.add_flow(0.0)
+        self._history.add_flow()
+        self._waits.add_flow()
         self._ends[flow.id] = flow.ends
         self._forget()
+
+    def _append_estimates(self, estimates: Mapping[str, float | Floats]) -> None:
+        """Append the row of the last flow to ``bbr``, if any flow uses BBR."""
+        if estimates["state"] == OTHER and not self._has_bbr:
+            return
+        self._need_estimates(len(self) - 1)
+        self.bbr.append(estimates)
+
+    def _need_estimates(self, flows: int) -> None:
+        """Give ``bbr`` rows for ``flows`` flows, none of which uses BBR, if it has none."""
+        if not self._has_bbr:
+            self.bbr = BbrSenders.others(flows)
+            self._has_bbr = True
 
     def _widen(self, hops: int) -> None:
         """Pad all routes, and the arrays by hop, to ``hops`` links per flow."""
@@ -193,11 +206,15 @@ class QueuedFlows:
             columns: list[AnyArray] = [getattr(self, name), getattr(others, name)]
             setattr(self, name, np.concatenate(columns))
         self.senders.join(others.senders)
-        self.bbr.join(others.bbr)
+        if self._has_bbr or others._has_bbr:
+            self._need_estimates(len(self) - len(others))
+            others._need_estimates(len(others))
+            self.bbr.join(others.bbr)
         self._losses.join(others._losses)
         self._history.join(others._history)
         self._waits.join(others._waits)
         self._ends |= others._ends
+        self._is_whole &= others._is_whole
         self._forget()
 
     def _select(self, rows: Flags) -> None:
@@ -206,15 +223,21 @@ class QueuedFlows:
         Args:
             rows: whether each flow is kept, bool [flows].
         """
+        for flow_id in self._id[~rows].tolist():
+            del self._ends[flow_id]
         for name in _COLUMNS:
             setattr(self, name, getattr(self, name)[rows])
         self.senders.select(rows)
-        self.bbr.select(rows)
+        if self._has_bbr:
+            self.bbr.select(rows)
+            self._has_bbr = bool(np.count_nonzero(self.bbr.is_used))
+            if not self._has_bbr:
+                self.bbr = BbrSenders.none()
         self._losses.select(rows)
         self._history.select(rows)
         self._waits.select(rows)
-        self._ends = {flow_id: self._ends[flow_id] for flow_id in self._id.tolist()}
         self._route = self.links.keep(self._route)
+        self._is_whole = False
         self._forget()
 
     def _split(self) -> list[Self]:
@@ -223,14 +246,17 @@ class QueuedFlows:
         The first is this object, which keeps only its part of the flows.
         """
         labels = label_components(self._route, len(self.links.capacity))
-        components = []
+        components: list[Self] = []
         for label in np.unique(labels)[1:].tolist():
             other = deepcopy(self)
             other._select(labels == label)
             components.append(other)
         if components:
             self._select(labels == labels[0])
-        return [self, *components]
+        parts = [self, *components]
+        for part in parts:
+            part._is_whole = True
+        return parts
 
     def _remember(self, row: int, until: float) -> SenderMemory:
         """Return a sender's state at the end of its flow, for the next flow to the same receiver.
@@ -240,7 +266,8 @@ class QueuedFlows:
             until: end of the flow (s).
         """
         senders = self.senders
-        estimates = self.bbr.row(row) if self.bbr.is_used[row] else None
+        uses_bbr = self._has_bbr and self.bbr.is_used[row]
+        estimates = self.bbr.row(row) if uses_bbr else None
         return SenderMemory(
             senders.window.item(row),
             senders.threshold.item(row),
@@ -254,7 +281,6 @@ class QueuedFlows:
 
     def _forget(self) -> None:
         """Drop cached values that hold only as long as the flows stay the same."""
-        self._is_grouped = False
         self._acked = None
         self._known_delays = None
 

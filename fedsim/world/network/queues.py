@@ -61,16 +61,30 @@ class Level:
     flow and one of its links in the group, [flows on links].
 
     Attributes:
+        number: the place.
         flows: index of the flow, int64.
         links: number of the link, int64.
         cells: index of the pair in flattened arrays of shape [flows, hops], int64.
         is_last: whether the link is the last of the flow's route, bool.
     """
 
+    number: int
     flows: Ints
     links: Ints
     cells: Ints
     is_last: Flags
+
+    def followed_by(self, others: "Level") -> "Level":
+        """Return the group with further flows, those of ``others``, whose indices are higher."""
+        if not len(others.flows):
+            return self
+        return Level(
+            self.number,
+            np.concatenate((self.flows, others.flows)),
+            np.concatenate((self.links, others.links)),
+            np.concatenate((self.cells, others.cells)),
+            np.concatenate((self.is_last, others.is_last)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
