@@ -21,7 +21,7 @@ def open_batch(batches: Floats) -> Floats:
             float64 [flows, hops, batches].
     """
     flows, hops, count = batches.shape
-    (filled,) = np.nonzero(batches.reshape(-1, count).any(axis=0))
+    filled = np.asarray(batches.reshape(-1, count).any(axis=0)).nonzero()[0]
     first = int(filled[0]) if len(filled) else count
     unserved = batches[:, :, first:]
     if unserved.shape[2] >= _MOST_BATCHES:
