@@ -9,8 +9,9 @@ import pytest
 from fedsim.world.network.bbr import OTHER, first_estimates
 from fedsim.world.network.component import LinkComponent
 from fedsim.world.network.congestion import Control, first_state
+from fedsim.world.network.deliveries import Deliveries
 from fedsim.world.network.filling import max_min
-from fedsim.world.network.links import label_components, share_first_links
+from fedsim.world.network.links import QueuedLinks, label_components, share_first_links
 from fedsim.world.network.queued import NewFlow
 from fedsim.world.network.queueing import Queueing
 from fedsim.world.network.queues import QueueingRules
@@ -193,3 +194,104 @@ def test_an_interrupted_step_keeps_its_begin() -> None:
     component.commit(plan.length_s / 4)
     assert component._sent.item() == pytest.approx(plan.sent.item() / 4)
     assert component.balance().item() == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_flows_that_begin_later_are_grouped_as_if_all_had_begun_at_once(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    rules = build("cubic", holds_back=True)._rules
+    late = QueuedLinks(rules)
+    hops = 2 + seed % 2
+    names = [f"link {number}" for number in range(8)]
+    routes = []
+    lasts = []
+    for _ in range(12):
+        chosen = generator.permutation(8)[: generator.integers(1, hops + 1)]
+        numbers = [late.add(names[number], 1e6) for number in chosen.tolist()]
+        routes.append([*numbers, *[0] * (hops - len(numbers))])
+        lasts.append(len(numbers) - 1)
+        if generator.random() < 0.6:
+            late.group(np.array(routes), np.array(lasts))
+    late.group(np.array(routes), np.array(lasts))
+    at_once = QueuedLinks(rules)
+    for name in late.names:
+        at_once.add(name, 1e6)
+    at_once.group(np.array(routes), np.array(lasts))
+    assert late.grouped == at_once.grouped == 12
+    assert late.never_full.tolist() == at_once.never_full.tolist()
+    assert len(late.levels) == len(at_once.levels)
+    for level, expected in zip(late.levels, at_once.levels, strict=True):
+        for name in ("number", "flows", "links", "cells", "is_last"):
+            assert np.array_equal(getattr(level, name), getattr(expected, name)), name
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_deliveries_of_flows_stay_theirs_when_others_come_and_go(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    deliveries = Deliveries()
+    curves: list[dict[float, float]] = []
+    now = 0.0
+    for _ in range(120):
+        now += float(generator.uniform(0.001, 0.02))
+        if not curves or generator.random() < 0.4:
+            deliveries.add_flow()
+            curves.append({})
+        if len(curves) > 1 and generator.random() < 0.3:
+            stays = generator.random(len(curves)) < 0.8
+            stays[0] = True
+            deliveries.select(stays)
+            curves = [curve for curve, stay in zip(curves, stays, strict=True) if stay]
+        for curve in curves:
+            curve[now] = max(curve.values(), default=0.0) + float(generator.integers(0, 3))
+        deliveries.add(now, np.array([curve[now] for curve in curves]), 10.0)
+        past = now - float(generator.uniform(0.0, 0.2))
+        found = deliveries.at(np.full(len(curves), past))
+        for row, curve in enumerate(curves):
+            if min(curve) <= past:
+                expected = np.interp(past, list(curve), list(curve.values()))
+                assert found[row] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_time_before_a_flow_had_more_is_found_within_the_time_that_is_looked_at(
+    seed: int,
+) -> None:
+    generator = np.random.default_rng(seed)
+    deliveries = Deliveries()
+    for _ in range(4):
+        deliveries.add_flow()
+    times = np.cumsum(generator.uniform(0.001, 0.02, 80))
+    curves = np.cumsum(generator.integers(0, 2, (80, 4)) * 100.0, axis=0)
+    for now, row in zip(times.tolist(), curves, strict=True):
+        deliveries.add(now, row, 100.0)
+    flows = np.array([0, 1, 3])
+    for _ in range(50):
+        begins = generator.uniform(0.0, times[-1], 3)
+        length_s = 0.05
+        above = np.array([np.interp(begins[k], times, curves[:, flows[k]]) for k in range(3)])
+        above += generator.integers(0, 2) * 100.0
+        found = deliveries.rises(flows, above, begins, length_s)
+        for place, flow in enumerate(flows.tolist()):
+            after = int((curves[:, flow] > above[place]).argmax())
+            expected = times[max(after - 1, 0)] if curves[-1, flow] > above[place] else np.inf
+            within = begins[place] <= expected < begins[place] + length_s
+            if within:
+                assert found[place] == expected
+            else:
+                assert not begins[place] <= found[place] < begins[place] + length_s
+
+
+def test_estimates_of_bbr_are_kept_while_a_flow_uses_it() -> None:
+    rule = build("cubic")
+    begin_uploads(rule, 0.0)
+    rule.advance(0.1)
+    assert not len(rule.components[0].bbr.state)
+    rule.begin(9, 1e5, 0.1, [("server", 1.5e6)], 0.02, (9, 99), 9, "bbr")
+    rule.share(0.1)
+    (component,) = rule.components
+    assert component.bbr.is_used.tolist() == [False] * 4 + [True]
+    rule.advance(0.3)
+    rule.leave(9, 0.3)
+    rule.share(0.3)
+    assert not len(rule.components[0].bbr.state)
+    assert len(rule.advance(60.0)) == 4
