@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedsim.clock.simulation import on_grid
 from fedsim.common.errors import SimulationError, home_of, show_value
-from fedsim.common.former import warn_renamed
+from fedsim.common.former_names import warn_renamed
 from fedsim.common.machine import usable_memory
 from fedsim.common.streams import Shuffle
 from fedsim.federation.notices import NoticeKind

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from fedsim.common.errors import show_value
-from fedsim.common.former import warn_renamed
+from fedsim.common.former_names import warn_renamed
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedsim.common.former import warn_renamed
+from fedsim.common.former_names import warn_renamed
 from fedsim.federation.contents import Contents, Header, Partial, payloads
 from fedsim.federation.devices import Device
 from fedsim.learning.refs import Ref

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.errors import SimulationError, show_value
-from fedsim.common.former import warn_renamed
+from fedsim.common.former_names import warn_renamed
 from fedsim.federation.compute_queue import ComputeQueue
 from fedsim.federation.contents import Lazy
 from fedsim.learning.functions import Function
