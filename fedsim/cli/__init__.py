@@ -179,6 +179,7 @@ def run_command(
     from fedsim.clock.executors import make_executor
     from fedsim.lab.terminal import summary_lines
     from fedsim.records.live import EVERY_S
+    from fedsim.running.checkpoint.store import refuse_former
     from fedsim.running.more import Extension
     from fedsim.running.runner import Job, end_soon
     from fedsim.running.scenario import load
@@ -188,6 +189,8 @@ def run_command(
     served_port = options.port_of(watch, port)
     if watch:
         from fedsim.analysis.watch import watching
+    if resume or more is not None:
+        refuse_former(out)
     loaded = load(scenario, changes, seed, allow_code=allow_code, tell=options.tell_dropped)
     device = loaded.training.device
     page = None

@@ -33,14 +33,16 @@ def flower_export_command(
     The strategy's own server half and client half then run in real time, by 'flwr run APP'.
     """
     from fedsim.deployed.export import export
-    from fedsim.records.folder import SCENARIO as FILE_NAME
-    from fedsim.running.scenario import load
+    from fedsim.records.reading import RunFolder
+    from fedsim.running.scenario import load, load_of_run
 
-    path = Path(scenario)
-    if path.is_dir():
-        path = path / FILE_NAME
-        scenario = str(path)
-    loaded = load(scenario, changes, seed, allow_code=allow_code, tell=tell_dropped)
+    if Path(scenario).is_dir():
+        if seed is not None:
+            changes = (*changes, f"seed={seed}")
+        run = RunFolder(scenario)
+        loaded = load_of_run(run, changes, allow_code=allow_code, tell=tell_dropped)
+    else:
+        loaded = load(scenario, changes, seed, allow_code=allow_code, tell=tell_dropped)
     files = export(loaded, app)
     nodes = f"--federation-config num-supernodes={loaded.population.devices}"
     say(*(f"written {path}" for path in files), "run it:", f"  flwr run {app} --stream {nodes}")

@@ -238,14 +238,13 @@ def whatif_command(
     from fedsim.lab.compare.table import Comparison
     from fedsim.lab.loading import run as run_scenario
     from fedsim.lab.terminal import Console
-    from fedsim.records.folder import SCENARIO
     from fedsim.records.reading import RunFolder
-    from fedsim.running.scenario import load
+    from fedsim.running.scenario import load_of_run
 
     before = RunFolder(run)
     path = run.resolve()
     after = out or path.with_name(f"{path.name}.whatif")
-    scenario = load(run / SCENARIO, changes, allow_code=allow_code, tell=tell_dropped)
+    scenario = load_of_run(before, changes, allow_code=allow_code, tell=tell_dropped)
     result = run_scenario(scenario, after, workers=workers)
     status = str(result.summary["status"])
     if status == "interrupted":

@@ -28,6 +28,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fedsim.common.errors import nearest
 from fedsim.common.field_words import hint_for_key
+from fedsim.common.former import Former, Removed
 from fedsim.common.notes import note
 
 
@@ -124,8 +125,10 @@ class Spec(BaseModel):
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, arbitrary_types_allowed=True
     )
 
-    instead: ClassVar[Mapping[str, str]] = {}
-    """Key that was removed since a base class or an earlier version -> its replacement."""
+    instead: ClassVar[Former] = {}
+    """Key that was removed since a base class or an earlier version -> its replacement, or the value
+    that is left (``common.former`` has those of earlier versions).
+    """
 
     renamed: ClassVar[Mapping[str, str]] = {}
     """Earlier name of a key -> its present name; the earlier name is read too, with a note."""
@@ -163,11 +166,7 @@ class Spec(BaseModel):
         data = cls.with_present_names(data)
         for key in data:
             if key in cls.instead and data[key] is not None:
-                raise PydanticCustomError(
-                    "unknown_key",
-                    "has the key {key}, which it does not take; allowed is {instead}",
-                    {"key": repr(key), "instead": repr(cls.instead[key])},
-                )
+                raise _refusal_of_former(str(key), cls.instead[key])
             if key not in cls.model_fields:
                 accepted = [name for name in cls.model_fields if name in cls.takes()]
                 names = ", ".join(accepted)
@@ -227,6 +226,29 @@ class Spec(BaseModel):
         if "kind" in keys:
             table["required"] = ["kind", *table.get("required", ())]
         return reference
+
+
+def _refusal_of_former(key: str, instead: str | Removed) -> PydanticCustomError:
+    """Return the error for a key that was removed, which names what stands for it."""
+    if not isinstance(instead, Removed):
+        return PydanticCustomError(
+            "unknown_key",
+            "has the key {key}, which it does not take; allowed is {instead}",
+            {"key": repr(key), "instead": repr(instead)},
+        )
+    if instead.left is None:
+        return PydanticCustomError(
+            "unknown_key",
+            "has the key {key} of an earlier version, which is removed; remove it: it is now as "
+            "without this key",
+            {"key": repr(key)},
+        )
+    return PydanticCustomError(
+        "unknown_key",
+        "has the key {key} of an earlier version, which is removed; remove it: it is now always "
+        "{left}",
+        {"key": repr(key), "left": _format_value(instead.left)},
+    )
 
 
 @cache

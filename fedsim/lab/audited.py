@@ -13,7 +13,7 @@ from fedsim.lab.audit.declared import unchecked_parts
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.running.packages import is_installed
-from fedsim.running.scenario import load
+from fedsim.running.scenario import load_of_run
 from fedsim.version import __version__
 
 VALID = "the scenario is one that fedsim takes"
@@ -35,7 +35,7 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
 
     The scenario is valid if this version of fedsim accepts it. It is listed as unchecked instead if
     another version wrote it, if its code may not be imported, or if it needs a package that is not
-    installed.
+    installed. So are values of an earlier version that this one does not have.
 
     Args:
         path: the run folder.
@@ -53,8 +53,14 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
     unchecked += missing
     if files.MEASURED in run.summary:
         unchecked += [f"{title}: {reason}" for title, reason in OF_SIMULATIONS.items()]
-    problem = _refusal(run, allow_code)
-    is_ours = run.summary.get("fedsim") == __version__
+    lost = run.understood.lost
+    unchecked += [
+        f"the scenario has {value}, which this version does not have; what depends on it is not "
+        "checked"
+        for value in lost
+    ]
+    problem = None if lost else _refusal(run, allow_code)
+    is_ours = run.summary.get("fedsim") == __version__ and not run.understood.is_former
     is_comparable = can_import_all and is_ours and not missing
     if problem is not None and (not is_comparable or is_refusal_of_code(problem)):
         unchecked.append(f"{files.SCENARIO}: it cannot be validated here ({problem})")
@@ -85,7 +91,7 @@ def _refusal(run: RunFolder, allow_code: bool) -> str | None:
         allow_code: whether code that the scenario names may be imported.
     """
     try:
-        load(run.path / files.SCENARIO, allow_code=allow_code)
+        load_of_run(run, allow_code=allow_code)
     except DataError:
         return None
     except ScenarioError as error:

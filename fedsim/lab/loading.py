@@ -13,13 +13,12 @@ from typing_extensions import override
 
 from fedsim.common.errors import FedsimError, RunFolderError, ScenarioError, nearest
 from fedsim.common.files import parse_json
-from fedsim.common.imports import code_from_file
 from fedsim.lab.reading.targets import costs_to
 from fedsim.records import folder as files
 from fedsim.records.notebook import as_html, as_line, facts_of
 from fedsim.records.reading import RunFolder, as_frame, making_sense
 from fedsim.records.schema import ROUNDS, with_columns
-from fedsim.running.scenario import Scenario, load
+from fedsim.running.scenario import Scenario, load, load_of_run
 from fedsim.world.meters.base import Column
 from fedsim.world.meters.energy import TABLE as ENERGY
 
@@ -220,7 +219,7 @@ class LoadedRun:
 
     @property
     def sections(self) -> dict[str, Any]:
-        """Scenario of the run as plain tables (dict), from ``scenario.toml``."""
+        """Scenario of the run as plain tables (dict), from ``scenario.toml``, in the present keys."""
         return self._folder.scenario
 
     @cached_property
@@ -231,8 +230,7 @@ class LoadedRun:
             RunFolderError: the scenario is invalid in this version, or names code by import path.
         """
         try:
-            with code_from_file(self._allow_code):
-                return Scenario(**self.sections)
+            return load_of_run(self._folder, allow_code=self._allow_code)
         except ScenarioError as error:
             raise RunFolderError(
                 f"{files.SCENARIO} of {str(self.path)!r} cannot be used here: {error}; "

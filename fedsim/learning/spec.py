@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import Field, field_validator, model_validator
 
+from fedsim.common import former
+from fedsim.common.former import Former
 from fedsim.common.registry import Registry, with_any_kind
 from fedsim.common.returns import find_outside, guard, returns
 from fedsim.common.spec import ForAll, Spec
@@ -248,7 +250,10 @@ class TrainingSpec(Trainer):
     Each local solve begins with zero momentum; batches are shuffled again each epoch.
     """
 
-    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(("state", "real_limit"), "kind = 'torch'")
+    instead: ClassVar[Former] = {
+        **former.TRAINING,
+        **dict.fromkeys(("state", "real_limit"), "kind = 'torch'"),
+    }
 
     kind: Literal["sgd"] = "sgd"
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)

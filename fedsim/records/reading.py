@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from fedsim.common.errors import FedsimError, RunFolderError
 from fedsim.common.files import parse_json, read_text, read_toml, regular
+from fedsim.common.former import Understood, understand
 from fedsim.common.round_words import round_word
 from fedsim.common.tensor_files import StoredTensor, open_tensors
 from fedsim.common.units import CLOCK_END_S
@@ -256,10 +257,15 @@ class RunFolder:
             return value
 
     @cached_property
-    def scenario(self) -> dict[str, Any]:
-        """Content of ``scenario.toml``."""
+    def understood(self) -> Understood:
+        """Content of ``scenario.toml`` in the present keys, with what has no equal in this version."""
         with self._reading(files.SCENARIO):
-            return read_toml(self.path / files.SCENARIO)
+            return understand(read_toml(self.path / files.SCENARIO))
+
+    @property
+    def scenario(self) -> dict[str, Any]:
+        """Content of ``scenario.toml``; former keys are replaced by the present ones."""
+        return self.understood.tables
 
     @property
     def clock(self) -> str:

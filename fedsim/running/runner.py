@@ -124,6 +124,7 @@ class Job:
             self.scenario = self._more.lengthen(self.scenario)
 
     def _refuse_other(self, out: Path) -> None:
+        store.refuse_former(out)
         if self._more is None:
             files.refuse_other_run(out, self.scenario.to_toml())
         else:

@@ -1,6 +1,7 @@
 """``Scenario``: the description of a run, read from TOML and written back with every default."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,7 +13,9 @@ from fedsim.common.errors import ScenarioError, show_value
 from fedsim.common.harmless import clean
 from fedsim.common.imports import code_from_file
 from fedsim.common.wording import explain
+from fedsim.records.folder import SCENARIO
 from fedsim.records.notebook import as_html, as_line
+from fedsim.records.reading import RunFolder
 from fedsim.running.conflicts import SECTIONS_OF_LEARNING, conflicts
 from fedsim.running.overrides import apply_changes, read_toml
 from fedsim.running.sections import Sections
@@ -143,4 +146,35 @@ def load(
         all_changes.append(f"seed={seed}")
     with code_from_file(allow_code):
         apply_changes([sections], all_changes, Scenario, tell)
+        return Scenario(**sections)
+
+
+def load_of_run(
+    folder: RunFolder,
+    changes: Sequence[str] = (),
+    *,
+    allow_code: bool = False,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Scenario:
+    """Return the scenario of a run folder, also if an earlier version wrote it.
+
+    Args:
+        folder: the run folder.
+        changes: overrides, as for ``load``.
+        allow_code: whether to import code that the scenario names by import path.
+        tell: called with a message for each dropped key, as by ``load``.
+
+    Raises:
+        ScenarioError: the scenario is not valid, or has values that this version does not have.
+        RunFolderError: ``scenario.toml`` cannot be read.
+    """
+    lost = folder.understood.lost
+    if lost:
+        raise ScenarioError(
+            f"{SCENARIO} of {str(folder.path)!r} has {', '.join(lost)}, which this version does not "
+            "have: the run cannot be repeated here, but by the version that wrote it"
+        )
+    sections = deepcopy(folder.scenario)
+    with code_from_file(allow_code):
+        apply_changes([sections], [*changes], Scenario, tell)
         return Scenario(**sections)

@@ -1,10 +1,12 @@
 """FedBuff: updates are buffered, and a full buffer makes the next version (Nguyen et al., 2022)."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fedsim.common import former
+from fedsim.common.former import Former
 from fedsim.federation import TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams, AsynchronousState
@@ -16,6 +18,7 @@ from fedsim.strategies.updates import AsynchronousUpdate
 class FedBuffParams(AsynchronousParams):
     """Parameters of FedBuff."""
 
+    instead: ClassVar[Former] = former.FEDBUFF
     kind: Literal["fedbuff"] = "fedbuff"
     buffer: int = Field(default=10, ge=1)
     """K, how many updates make a version."""

@@ -1,12 +1,13 @@
 """Parameters of strategies in rounds: bases with selection, over-selection and aggregation."""
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from fedsim.common import former
 from fedsim.common.errors import ScenarioError
+from fedsim.common.former import Former
 from fedsim.common.spec import Epochs
 from fedsim.common.units import PositiveSeconds, show_seconds
 from fedsim.strategies.base import StrategyParams
@@ -49,12 +50,7 @@ DeadlineKey = Annotated[
 class RoundParams(StrategyParams):
     """Parameters of every strategy in rounds."""
 
-    instead: ClassVar[Mapping[str, str]] = {
-        "relative_deadline": "deadline.times",
-        "reference_epochs": "deadline.epochs",
-        "deadline_base": "deadline.devices",
-        "deadline_from": "deadline.since",
-    }
+    instead: ClassVar[Former] = former.ROUNDS
     late_goes_on: ClassVar[bool] = False
     """Whether the deadline closes the round without ending the open tasks.
 

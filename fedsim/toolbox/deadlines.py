@@ -1,13 +1,14 @@
 """Deadlines that are computed from the population's speed, or from the times of earlier tasks."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fedsim.common import former
 from fedsim.common.errors import ScenarioError
+from fedsim.common.former import Former
 from fedsim.common.spec import Epochs
 from fedsim.common.units import PositiveSeconds
 from fedsim.strategies.parts.deadline import Deadline, Fixed, Since
@@ -22,7 +23,7 @@ class Relative(Deadline):
     disturbances.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {"time": "times"}
+    instead: ClassVar[Former] = {"time": "times"}
 
     kind: Literal["relative"] = "relative"
     times: float = Field(default=1.0, gt=0.0, le=1e9)
@@ -63,6 +64,8 @@ class Quantile(Deadline):
     A late task counts as longer than all tasks in time. The deadline is ``most`` (s) until ``over``
     tasks have ended, and if less than ``share`` of the last tasks were in time. It is never longer.
     """
+
+    instead: ClassVar[Former] = former.QUANTILE
 
     kind: Literal["quantile"] = "quantile"
     share: float = Field(default=0.8, gt=0.0, le=1.0)

@@ -15,6 +15,7 @@ import tomli_w
 
 from fedsim.common.errors import RunFolderError
 from fedsim.common.files import flatten, read_text, toml
+from fedsim.common.former import understand
 from fedsim.lab.reading.study_folder import (
     PUBLISHED,
     RUNS,
@@ -104,7 +105,10 @@ def state_of(folder: Path, scenario: str) -> RunState:
         return "anew"
     if existing != scenario:
         try:
-            difference = first_difference(toml(existing), toml(scenario))
+            tables = toml(existing)
+            difference = first_difference(tables, toml(scenario))
+            if understand(tables).is_former:
+                difference = "an earlier version wrote it"
         except ValueError:
             difference = f"its {files.SCENARIO} is damaged"
         hint = "give another folder, or remove that run"

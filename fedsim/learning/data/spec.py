@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from fedsim.common import former
 from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.inputs import unrecorded
 from fedsim.common.spec import Spec
@@ -30,7 +31,7 @@ _WITHOUT_LABELS = {"iid", "rotations", "file"}
 class DataSpec(Spec):
     """``[data]``: a source of samples and a partition among the devices."""
 
-    renamed: ClassVar[Mapping[str, str]] = {"normalise": "normalize"}
+    renamed: ClassVar[Mapping[str, str]] = former.DATA
 
     source: SourceSpec = Digits()
     """a name such as ``"mnist"``, or a table with ``kind`` and the source's options."""

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsim.common.errors import CheckpointError
-from fedsim.common.files import WRITING, make_folder, read_bytes, read_json, sync
+from fedsim.common.files import WRITING, make_folder, read_bytes, read_json, read_toml, sync
+from fedsim.common.former import understand
 from fedsim.common.tensor_files import open_tensors, write_tensors
+from fedsim.records.folder import SCENARIO
 from fedsim.running.checkpoint.apart import LinkedTensor, LinkedTensors, is_apart
 from fedsim.running.checkpoint.codec import Arrays
 
@@ -143,11 +145,7 @@ def read(place: Path) -> Checkpoint:
     try:
         manifest = read_json(place / _MANIFEST)
         if manifest["format"] != _FORMAT:
-            raise CheckpointError(
-                f"the checkpoint {str(place)!r} is of format {manifest['format']!r}, and this "
-                f"fedsim reads {_FORMAT}: resume with the fedsim that wrote it, or run the "
-                "scenario again, with another --out"
-            )
+            raise _other_format(place, manifest["format"])
         state = read_bytes(place / _STATE)
         arrays = open_tensors(place / _ARRAYS, hashed=True)
         fingerprints = {_STATE: hashlib.sha256(state).hexdigest(), _ARRAYS: arrays.sha256}
@@ -167,6 +165,43 @@ def read(place: Path) -> Checkpoint:
         raise
     except Exception as error:  # readers raise many kinds for damaged files
         raise damaged(f"{type(error).__name__}: {error}") from None
+
+
+def _other_format(place: Path, number: object) -> CheckpointError:
+    """Return the error for a checkpoint of another format."""
+    return CheckpointError(
+        f"the checkpoint {str(place)!r} is of format {number!r}, and this fedsim reads {_FORMAT}: "
+        "resume with the fedsim that wrote it, or run the scenario again, with another --out"
+    )
+
+
+def refuse_former(folder: Path) -> None:
+    """Check that a run that is to go on was not written by an earlier version.
+
+    Args:
+        folder: the run folder, which need not be a whole one.
+
+    Raises:
+        CheckpointError: the newest checkpoint has another format, or the scenario has former keys.
+    """
+    for place in reversed(list_checkpoints(folder)):
+        try:
+            number = read_json(place / _MANIFEST)["format"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # damaged: whoever reads it says so
+        if number != _FORMAT:
+            raise _other_format(place, number)
+        return
+    try:
+        tables = read_toml(folder / SCENARIO)
+    except (OSError, ValueError):
+        return
+    if understand(tables).is_former:
+        raise CheckpointError(
+            f"{str(folder)!r} holds a run of an earlier version, whose checkpoints have another "
+            f"format than {_FORMAT}, which this fedsim reads: resume with the fedsim that wrote it, "
+            "or run the scenario again, with another --out"
+        )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

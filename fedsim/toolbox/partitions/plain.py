@@ -1,16 +1,18 @@
 """Partitions by label, shards, Dirichlet shares or a file, and partitions with true groups."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from fedsim.common import former
 from fedsim.common.arrays import AnyArray
 from fedsim.common.device_names import number_devices, rule
 from fedsim.common.errors import DataError, ScenarioError, nearest, show_value
 from fedsim.common.files import find_file, read_keyed_json, reading
+from fedsim.common.former import Former
 from fedsim.common.notes import note
 from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import Dataset, FederatedData, Index, Shard
@@ -350,6 +352,7 @@ class Permutations(Partition):
     set.
     """
 
+    instead: ClassVar[Former] = former.PERMUTATIONS
     kind: Literal["permutations"] = "permutations"
     groups: int = Field(default=4, ge=1)
     """number of permutations."""

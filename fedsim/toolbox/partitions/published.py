@@ -6,8 +6,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from fedsim.common import former
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import ScenarioError
+from fedsim.common.former import Former
 from fedsim.common.sizes import Sizes, UniformSizes
 from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import Dataset, FederatedData, Index, Normalize
@@ -38,6 +40,7 @@ class PowerLaw(Partition):
     Source: Li et al. 2020, and the code of FedProx.
     """
 
+    instead: ClassVar[Former] = former.POWER_LAW
     kind: Literal["power-law"] = "power-law"
     usual_normalize: ClassVar[Normalize] = "standardize"
     pools_test: ClassVar[bool] = True
@@ -94,6 +97,7 @@ class Femnist(Partition):
     give the papers' FEMNIST. Devices with the same classes are a true group.
     """
 
+    instead: ClassVar[Former] = former.FEMNIST
     kind: Literal["femnist"] = "femnist"
     overlap: bool = True
     """whether images overlap as in the published code, in which an inverted test makes every device
@@ -135,6 +139,7 @@ class DittoPartition(Partition):
     named by the first class.
     """
 
+    instead: ClassVar[Former] = former.DITTO
     kind: Literal["ditto"] = "ditto"
     usual_normalize: ClassVar[Normalize] = "standardize"
 
@@ -293,6 +298,7 @@ class ClassImbalance(Partition):
     device, the devices of a class are a true group.
     """
 
+    instead: ClassVar[Former] = former.CLASS_IMBALANCE
     kind: Literal["class-imbalance"] = "class-imbalance"
     classes_per_device: int = Field(default=2, ge=1)
     """B, the number of classes that a device may hold (10, 5, 2, 1 in the paper)."""

@@ -7,8 +7,10 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from fedsim.common import former
 from fedsim.common.arrays import Ints
 from fedsim.common.errors import ScenarioError
+from fedsim.common.former import Former
 from fedsim.common.spec import Epochs
 from fedsim.common.training import Limit, Part, Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
@@ -160,6 +162,7 @@ class CataFedParams(CombiningParams):
     are added.
     """
 
+    instead: ClassVar[Former] = {**CombiningParams.instead, **former.CATA_FED}
     kind: Literal["cata-fed"] = "cata-fed"
     deadline: DeadlineKey = Relative()
     """T, for training and upload, from the end of a client's download on; by default the mean time

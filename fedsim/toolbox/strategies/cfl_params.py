@@ -1,11 +1,12 @@
 """Scenario keys of the strategy CFL."""
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.common import former
 from fedsim.common.errors import ScenarioError
+from fedsim.common.former import Former
 from fedsim.common.spec import Epochs, OnlyWith
 from fedsim.toolbox.strategies.grouped import GroupedParams
 
@@ -36,7 +37,7 @@ class CFLParams(GroupedParams):
             (``recursive``, Algorithm 2).
     """
 
-    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "split_step": "follows"}
+    instead: ClassVar[Former] = {**GroupedParams.instead, **former.CFL}
     unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"
     kind: Literal["cfl"] = "cfl"
     clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]

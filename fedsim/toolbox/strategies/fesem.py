@@ -1,12 +1,13 @@
 """FeSEM: each client belongs to the group whose model is nearest to its own (Xie et al., 2020)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
+from fedsim.common.former import Former
 from fedsim.common.spec import Epochs
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
@@ -27,7 +28,7 @@ class FeSEMParams(GroupedParams):
             groups.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "centers": "follows"}
+    instead: ClassVar[Former] = {**GroupedParams.instead, "centers": "follows"}
     sweeps: ClassVar[bool] = True
     kind: Literal["fesem", "fesem-mig"] = "fesem"
     clients_per_round: int = Field(default=20, ge=1)

@@ -7,8 +7,10 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from fedsim.common import former
 from fedsim.common.arrays import Floats, Floats32
 from fedsim.common.errors import SimulationError
+from fedsim.common.former import Former
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Epochs
 from fedsim.common.training import Limit, Training
@@ -37,15 +39,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     experiments on MNIST.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {
-        **MigratingParams.instead,
-        "alpha": "moment.devices",
-        "pretrain_iterations": "moment.steps",
-        "pretrain_epochs": "moment.epochs",
-        **dict.fromkeys(("newcomers", "on_arrival"), "moment.newcomers"),
-        "cold_start": "measure",
-        **dict.fromkeys(("epochs_after_cold_start", "inter_group"), "follows"),
-    }
+    instead: ClassVar[Former] = {**MigratingParams.instead, **former.FLEXCFL}
     sweeps: ClassVar[bool] = True
     beside: ClassVar[str | None] = "groups begin with the plain mean of pre-trained models"
 

@@ -7,7 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
+from fedsim.common import former
 from fedsim.common.arrays import Ints
+from fedsim.common.former import Former
 from fedsim.common.registry import Registry
 from fedsim.federation import Contents, Device, Header, Instruction, Server, TaskEnd
 from fedsim.federation.round_result import ModelAssignment
@@ -69,7 +71,7 @@ class GroupedParams(ClusteredParams, SynchronousParams):
     A group is a set of devices that share a model. A round asks ``clients_per_round`` clients.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {**SynchronousParams.instead, "sweep": "follows"}
+    instead: ClassVar[Former] = {**SynchronousParams.instead, **former.GROUPS}
 
     def combined_at_once(self, devices: int) -> int:
         return super().combined_at_once(devices) // self.groups
@@ -464,10 +466,7 @@ class MigratingParams(GroupedParams):
     They choose when: in each round, or when the device's data have shifted.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {
-        **GroupedParams.instead,
-        **dict.fromkeys(("dynamic", "shift_metric"), "moment.shift"),
-    }
+    instead: ClassVar[Former] = {**GroupedParams.instead, **former.MIGRATION}
     moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = (
         EachRound()
     )

@@ -6,6 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from fedsim.common import former
+from fedsim.common.former import Former
 from fedsim.common.spec import Epochs, OnlyWith
 from fedsim.common.training import Limit, Training
 from fedsim.federation import (
@@ -39,6 +41,7 @@ class IFCAParams(MigratingParams):
     groups and rounds.
     """
 
+    instead: ClassVar[Former] = {**MigratingParams.instead, **former.IFCA}
     sweeps: ClassVar[bool] = True
     kind: Literal["ifca", "ifca-mig"] = "ifca"
     clients_per_round: int = Field(default=20, ge=1)

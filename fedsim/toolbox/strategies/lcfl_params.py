@@ -5,7 +5,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from fedsim.common import former
 from fedsim.common.errors import ScenarioError
+from fedsim.common.former import Former
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Epochs
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
@@ -46,17 +48,12 @@ class LCFLParams(PlainDeadline, ClusteredParams):
             all others.
     """
 
-    instead: ClassVar[Mapping[str, str]] = {
+    instead: ClassVar[Former] = {
         **ClusteredParams.instead,
+        **former.LCFL,
         "clients_per_round": "participation",
-        **dict.fromkeys(("metric", "gradient"), "measure"),
-        "warmup": "moment",
-        "clustering": "clusterer",
-        "local_start": "moment.start",
-        "warmup_iterations": "moment.steps",
-        **{f"warmup_{key}": f"moment.{key}" for key in ("rounds", "participation", "epochs")},
-        "exchange_deadline": "moment.deadline",
-        **{key: f"clusterer.{key}" for key in ("start", "linkage", "threshold")},
+        "gradient": "measure",
+        **{key: f"clusterer.{key}" for key in ("linkage", "threshold")},
     }
 
     unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"

@@ -1,0 +1,461 @@
+"""Former keys of scenarios: keys that an earlier version had, and what stands for them now.
+
+One dict for each table of a scenario has its former keys. A spec refuses those of its own table
+(``Spec.instead``) with a message that names the replacement. ``understand`` converts the scenario of
+a run folder, which an earlier version wrote with all its keys, to the present keys.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+Table = dict[str, Any]
+"""A table of a scenario, as TOML has it: key -> value."""
+
+
+class Removed(NamedTuple):
+    """A former key without replacement; ``left`` is its only value now, mostly its former default."""
+
+    left: object
+
+
+Former = Mapping[str, str | Removed]
+"""Former keys of a table: key -> present key, or key and value, that stands for it."""
+
+TRAINING: Former = {"init": Removed("glorot")}
+DATA: Mapping[str, str] = {"normalise": "normalize"}  # the former name is read too, with a note
+POWER_LAW: Former = {"sigma": Removed(2.0), "minimum_per_class": Removed(5)}
+FEMNIST: Former = {"classes_per_device": Removed(3), "per_class": Removed(4000)}
+DITTO: Former = {"seed": Removed(233), "classes_per_device": Removed(5)}
+CLASS_IMBALANCE: Former = {"mean": Removed(5.0), "variance": Removed(10.0)}
+PERMUTATIONS: Former = {"test": Removed("whole")}
+QUANTILE: Former = {"slack": Removed(1.2)}
+ROUNDS: Former = {
+    "relative_deadline": "deadline.times",
+    "reference_epochs": "deadline.epochs",
+    "deadline_base": "deadline.devices",
+    "deadline_from": "deadline.since",
+}
+GROUPS: Former = {"sweep": "follows"}
+MIGRATION: Former = {
+    "dynamic": "moment.shift",
+    "shift_metric": "moment.shift",
+    "shift_threshold": Removed(0.2),
+}
+CFL: Former = {
+    "split_step": "follows",
+    "eps1_relative": "eps1",
+    "eps2_ratio": "eps2",
+    "min_cluster_size": Removed(2),
+    "first_split_round": Removed(0),
+}
+IFCA: Former = {"starts": Removed("different")}
+FLEXCFL: Former = {
+    "alpha": "moment.devices",
+    "pretrain_iterations": "moment.steps",
+    "pretrain_epochs": "moment.epochs",
+    "newcomers": "moment.newcomers",
+    "on_arrival": "moment.newcomers",
+    "cold_start": "measure",
+    "epochs_after_cold_start": "follows",
+    "inter_group": "follows",
+}
+LCFL: Former = {
+    "metric": "measure",
+    "warmup": "moment",
+    "warmup_rounds": "moment.rounds",
+    "warmup_participation": "moment.participation",
+    "warmup_epochs": "moment.epochs",
+    "warmup_iterations": "moment.steps",
+    "local_start": "moment.start",
+    "exchange_deadline": "moment.deadline",
+    "exchange_attempts": Removed(3),
+    "clustering": "clusterer",
+    "start": "clusterer.start",
+    "eps": Removed(None),
+    "min_samples": Removed(5),
+}
+TIFL: Former = {
+    "profiling_rounds": Removed(1),
+    "profiling_limit": Removed(None),
+    "require_no_improvement": Removed(True),
+    "accuracy_from": Removed("clients"),
+    "test_clients": Removed(5),
+}
+CATA_FED: Former = {
+    "reserve_upload": "upload_time",
+    "most_epochs": Removed(1000),
+    "margin": Removed("0 s"),
+    "whisker": Removed(1.5),
+    "rejoin_delay": Removed("1 min"),
+}
+FEDBUFF: Former = {"server_lr": "server.lr"}
+
+OF_PARTITIONS: Mapping[str, Former] = {
+    "power-law": POWER_LAW,
+    "femnist": FEMNIST,
+    "ditto": DITTO,
+    "class-imbalance": CLASS_IMBALANCE,
+    "permutations": PERMUTATIONS,
+}
+"""Kind of a partition -> former keys of its table."""
+
+OF_STRATEGIES: Mapping[str, Former] = {
+    "cfl": GROUPS | CFL,
+    "fesem": GROUPS,
+    "fesem-mig": GROUPS,
+    "ifca": GROUPS | MIGRATION | IFCA,
+    "ifca-mig": GROUPS | MIGRATION | IFCA,
+    "flexcfl": GROUPS | MIGRATION | FLEXCFL,
+    "fedgroup": GROUPS | MIGRATION | FLEXCFL,
+    "lcfl": LCFL,
+    "tifl": TIFL,
+    "cata-fed": CATA_FED,
+    "fedbuff": FEDBUFF,
+}
+"""Kind of a strategy -> former keys of its table, beside those of ``ROUNDS``."""
+
+_FLUID: Table = {
+    "kind": "fluid",
+    "segment": "1448 B",
+    "header": "0 B",
+    "slow_start": False,
+    "initial_window": 10,
+    "round_trip": "0 s",
+    "weight_spread": 1.0,
+    "turns": False,
+    "weight_by_round_trip": 0.0,
+    "late_weight": 1.0,
+}
+
+_ADDED: Mapping[str, Table] = {
+    "training": {"kind": "sgd", "last_batch": "keep"},
+    "network": {"protocol": _FLUID},
+}
+"""Table -> keys that were added since, with the value that stands for what was done before."""
+
+_ADDED_TO_STRATEGIES: Mapping[str, Table] = {
+    "fedasync": {"staleness": "polynomial", "alpha_decay_at": []},
+    "ifca": {"averaging": "models"},
+    "ifca-mig": {"averaging": "models"},
+    "cata-fed": {"cut_epoch": "kept", "size_reports": "largest"},
+}
+"""Kind of a strategy -> keys that were added since, as ``_ADDED`` has them for other tables."""
+
+_PLAIN_DEADLINE = ("flexcfl", "fedgroup", "lcfl")
+"""Strategies whose deadline now counts in seconds from the begin of a round alone."""
+
+
+class Understood(NamedTuple):
+    """A scenario in the present keys.
+
+    ``lost`` names former keys and values without an equal, such as ``training.init = 'torch'``.
+    """
+
+    tables: Table
+    is_former: bool  # whether the scenario has keys of an earlier version
+    lost: list[str]
+
+
+def understand(tables: Table) -> Understood:
+    """Convert the scenario of a run folder to the present keys.
+
+    A scenario without former keys is returned unchanged. If a former value has no equal, the
+    nearest present value stands for it, and it is named in ``lost``.
+
+    Args:
+        tables: the scenario as it was written, with the defaults of that version.
+    """
+    present = deepcopy(tables)
+    lost: list[str] = []
+    try:
+        if not _convert(present, lost):
+            return Understood(tables, is_former=False, lost=[])
+    except (AttributeError, KeyError, TypeError):  # damaged: its readers say what is wrong
+        return Understood(tables, is_former=False, lost=[])
+    return Understood(present, is_former=True, lost=lost)
+
+
+def _convert(tables: Table, lost: list[str]) -> bool:
+    """Replace the former keys of a scenario in place, and return whether it had any."""
+    training = _Section(tables.get("training", {}), "training", lost)
+    data = tables.get("data", {})
+    partition = _Section(data.get("partition", {}), "data.partition", lost)
+    strategy = _Section(tables["strategy"], "strategy", lost)
+    kind = str(strategy.table["kind"])
+    deadline = strategy.table.get("deadline")
+    rule = _Section(deadline if isinstance(deadline, dict) else {}, "strategy.deadline", lost)
+    of_kind = OF_STRATEGIES.get(kind, {})
+    has_former = [
+        training.has(TRAINING),
+        partition.has(OF_PARTITIONS.get(str(partition.table.get("kind")), {})),
+        strategy.has(ROUNDS),
+        strategy.has(of_kind),
+        rule.table.get("kind") == "quantile" and rule.has(QUANTILE),
+        not DATA.keys().isdisjoint(data),
+    ]
+    if not any(has_former):
+        return False
+    _convert_data(data)
+    _convert_population(tables.get("population", {}), lost)
+    _convert_deadline(strategy, kind)
+    if kind in _CONVERSIONS:
+        _CONVERSIONS[kind](strategy, tables)
+    if kind == "fedprox" and "deadline" not in strategy.table:
+        strategy.table.pop("partial_work", None)  # it had no effect
+    for section, former in (
+        (training, TRAINING),
+        (partition, OF_PARTITIONS.get(str(partition.table.get("kind")), {})),
+        (rule, QUANTILE if rule.table.get("kind") == "quantile" else {}),
+        (strategy, of_kind),
+    ):
+        section.remove(former)
+    for name, added in _ADDED.items():
+        if name in tables:
+            tables[name] = {**deepcopy(added), **tables[name]}
+    tables["strategy"] = {**deepcopy(_ADDED_TO_STRATEGIES.get(kind, {})), **strategy.table}
+    return True
+
+
+class _Section:
+    """A table of a scenario that is converted in place.
+
+    Args:
+        table: the table.
+        name: its dotted name.
+        lost: list to which former keys and values without an equal are appended.
+    """
+
+    def __init__(self, table: Table, name: str, lost: list[str]) -> None:
+        self.table = table
+        self._name = name
+        self._lost = lost
+
+    def has(self, former: Former) -> bool:
+        """Return whether the table has any of the former keys."""
+        return not former.keys().isdisjoint(self.table)
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """Remove a former key, and return its value."""
+        return self.table.pop(key, default)
+
+    def drop(self, *keys: str) -> None:
+        """Remove keys that had no effect."""
+        for key in keys:
+            self.table.pop(key, None)
+
+    def lose(self, key: str, value: object) -> None:
+        """Note a former key whose value has no equal."""
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)
+        self._lost.append(f"{self._name}.{key} = {shown}")
+
+    def remove(self, former: Former) -> None:
+        """Remove the former keys that are left; a value other than the one left now is lost."""
+        for key, now in former.items():
+            if key not in self.table:
+                continue
+            value = self.take(key)
+            if not isinstance(now, Removed) or value != now.left:
+                self.lose(key, value)
+
+
+def _convert_data(data: Table) -> None:
+    if "normalise" in data:
+        data["normalize"] = data.pop("normalise")
+    if data.get("normalize") == "standardise":
+        data["normalize"] = "standardize"
+
+
+def _convert_population(population: Table, lost: list[str]) -> None:
+    """Write values by device as distributions; schedules named no devices, and drew them."""
+    stragglers = population.get("stragglers", {})
+    for table, key in ((population, "jitter"), (stragglers, "factor")):
+        if isinstance(table.get(key), int | float):
+            table[key] = {"kind": "constant", "value": table[key]}
+    for key in ("arrivals", "departures"):
+        schedule = population.get(key, {})
+        if schedule.get("kind") == "schedule" and "devices" not in schedule:
+            lost.append(f"population.{key}.kind = 'schedule' without devices, which were drawn")
+
+
+def _convert_deadline(strategy: _Section, kind: str) -> None:
+    times = strategy.take("relative_deadline")
+    epochs = strategy.take("reference_epochs", 5)
+    devices = strategy.take("deadline_base", "unslowed")
+    since = strategy.take("deadline_from")
+    deadline = strategy.table.get("deadline")
+    if times is not None:
+        strategy.table["deadline"] = {
+            "kind": "relative",
+            "times": times,
+            "epochs": epochs,
+            "devices": devices,
+            "since": since or "download",
+        }
+        if kind in _PLAIN_DEADLINE:
+            strategy.lose("relative_deadline", times)
+    elif since == "download" and deadline is not None:
+        strategy.table["deadline"] = {"kind": "fixed", "time": deadline, "since": since}
+        if kind in _PLAIN_DEADLINE:
+            strategy.lose("deadline_from", since)
+
+
+def _convert_shift(strategy: _Section) -> Table:
+    """Return the key ``shift`` of ``moment`` for the former keys of migration."""
+    metric = strategy.take("shift_metric", "aligned_l1")
+    if strategy.take("dynamic", default=False):
+        return {"shift": metric}
+    strategy.drop("shift_threshold")
+    return {"shift": "never"}
+
+
+def _convert_cfl(strategy: _Section, tables: Table) -> None:
+    table = strategy.table
+    table["follows"] = (
+        "paper" if strategy.take("split_step", "children") == "parent" else "published-code"
+    )
+    if strategy.take("sweep", default=False):
+        strategy.lose("sweep", value=True)
+    if "split_rounds" in table:
+        strategy.drop("eps1", "eps2", "eps1_relative", "eps2_ratio")
+    for given, derived, left in (("eps1", "eps1_relative", 0.2), ("eps2", "eps2_ratio", 2.5)):
+        share = strategy.take(derived, left)
+        if given not in table and share != left:
+            strategy.lose(derived, share)
+
+
+def _convert_fesem(strategy: _Section, tables: Table) -> None:
+    strategy.table["follows"] = "published-code"
+    if not strategy.take("sweep", default=True):
+        strategy.lose("sweep", value=False)
+
+
+def _convert_ifca(strategy: _Section, tables: Table) -> None:
+    follows = "published-code" if strategy.take("sweep", default=True) else "paper"
+    strategy.table["follows"] = follows
+    strategy.table["moment"] = {"kind": "each-round", **_convert_shift(strategy)}
+
+
+def _convert_flexcfl(strategy: _Section, tables: Table) -> None:
+    table = strategy.table
+    moment: Table = {"kind": "pre-training", **_convert_shift(strategy)}
+    moment["devices"] = strategy.take("alpha", 20)
+    steps = strategy.take("pretrain_iterations")
+    epochs = strategy.take("pretrain_epochs", 1)
+    if steps is None:
+        moment["epochs"] = epochs
+    else:
+        moment["steps"] = steps
+    newcomers = strategy.take("newcomers", "cosine")
+    on_arrival = strategy.take("on_arrival", default=True)
+    if newcomers == "random":
+        moment["newcomers"] = "random"
+        if on_arrival and "arrivals" in tables.get("population", {}):
+            strategy.lose("on_arrival", value=True)
+    else:
+        moment["newcomers"] = "arrival" if on_arrival else "selection"
+    table["moment"] = moment
+    cold_start = strategy.take("cold_start", "edc")
+    if cold_start == "random-centers":
+        table["clusterer"] = {"kind": "random"}
+        table["measure"] = "edc"
+    else:
+        table["measure"] = cold_start
+    after = strategy.take("epochs_after_cold_start", "full")
+    is_paper = after == "less"
+    table["follows"] = "paper" if is_paper else "published-code"
+    sweep = strategy.take("sweep", default=True)
+    if sweep == is_paper:
+        strategy.lose("sweep", sweep)
+    inter_group = strategy.take("inter_group", "normalised")
+    if table.get("eta_g") and (inter_group == "literal") != is_paper:
+        strategy.lose("inter_group", inter_group)
+
+
+_LCFL_MEASURES = {"grad-cos": "update-cos"}  # it was the cosine of whole updates
+
+
+def _convert_lcfl(strategy: _Section, tables: Table) -> None:
+    table = strategy.table
+    metric = strategy.take("metric", "lcfl")
+    table["measure"] = _LCFL_MEASURES.get(metric, metric)
+    former = {
+        key: strategy.take(key)
+        for key in (
+            "warmup_rounds",
+            "warmup_participation",
+            "warmup_epochs",
+            "warmup_iterations",
+            "local_start",
+            "exchange_deadline",
+        )
+    }
+    if strategy.take("warmup", "federated") == "federated":
+        moment: Table = {
+            "kind": "rounds",
+            "rounds": former["warmup_rounds"],
+            "participation": former["warmup_participation"],
+        }
+    else:
+        moment = {"kind": "local", "start": former["local_start"]}
+        moment["epochs"] = former["warmup_epochs"]
+        moment["steps"] = former["warmup_iterations"]
+    moment["deadline"] = former["exchange_deadline"]
+    table["moment"] = {key: value for key, value in moment.items() if value is not None}
+    table["clusterer"] = {"kind": strategy.take("clustering", "k-medoids")}
+    start = strategy.take("start", "build")
+    table["follows"] = "paper"
+    match table["clusterer"]["kind"]:
+        case "k-medoids" if start == "heuristic":
+            table["follows"] = "published-code"
+        case "k-medoids":
+            table["clusterer"]["start"] = start
+        case "hierarchical":
+            table["clusterer"]["linkage"] = "average"
+    if table["clusterer"]["kind"] != "dbscan":
+        strategy.drop("eps", "min_samples")
+
+
+def _convert_tifl(strategy: _Section, tables: Table) -> None:
+    if strategy.table.get("tiers_from") != "latency":
+        strategy.drop("profiling_rounds", "profiling_limit")
+    if strategy.table.get("mode") != "credits":
+        strategy.drop(
+            "credits", "interval", "require_no_improvement", "accuracy_from", "test_clients"
+        )
+    elif strategy.table.get("accuracy_from") == "measurement":
+        strategy.drop("test_clients")
+
+
+def _convert_cata_fed(strategy: _Section, tables: Table) -> None:
+    reserved = strategy.take("reserve_upload", default=False)
+    strategy.table["upload_time"] = "reserved" if reserved else "ignored"
+    if not strategy.table.get("rejoin"):
+        strategy.drop("rejoin_delay")
+    if not strategy.table.get("adaptive", True):
+        strategy.drop("most_epochs")
+
+
+def _convert_fedbuff(strategy: _Section, tables: Table) -> None:
+    rate = strategy.take("server_lr", 1.0)
+    if rate != 1.0:
+        strategy.table["server"] = {"kind": "sgd", "lr": rate, "momentum": 0.0}
+
+
+_CONVERSIONS: Mapping[str, Callable[[_Section, Table], None]] = {
+    "cfl": _convert_cfl,
+    "fesem": _convert_fesem,
+    "fesem-mig": _convert_fesem,
+    "ifca": _convert_ifca,
+    "ifca-mig": _convert_ifca,
+    "flexcfl": _convert_flexcfl,
+    "fedgroup": _convert_flexcfl,
+    "lcfl": _convert_lcfl,
+    "tifl": _convert_tifl,
+    "cata-fed": _convert_cata_fed,
+    "fedbuff": _convert_fedbuff,
+}
+"""Kind of a strategy -> function that replaces its former keys, given the whole scenario too.
+
+Keys that it leaves are removed by the table of former keys.
+"""
