@@ -275,7 +275,7 @@ def _convert_population(population: Table, lost: list[str]) -> None:
     for key in ("arrivals", "departures"):
         schedule = population.get(key, {})
         if schedule.get("kind") == "schedule" and "devices" not in schedule:
-            lost.append(f"population.{key}.kind = 'schedule' without devices, which were drawn")
+            lost.append(f"population.{key} of kind 'schedule' without 'devices'")
 
 
 def _convert_deadline(strategy: _Section, kind: str) -> None:

@@ -196,6 +196,9 @@ def _read_columns(file: pq.ParquetFile, columns: Sequence[str]) -> pa.Table:
     for name, equivalent in equivalents.items():
         has_values = equivalent in table.column_names
         values = table[equivalent] if has_values else pa.nulls(len(table))
+        if name == "wire_bytes" and "sender" in stored:
+            within_server = pc.is_valid(file.read(["sender"])["sender"])
+            values = pc.if_else(within_server, 0.0, values)
         table = table.append_column(name, values)
     return table.select(columns)
 

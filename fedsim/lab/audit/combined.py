@@ -79,6 +79,11 @@ class _WeightRule:
         self._aggregation: TomlTable = self._strategy.get("aggregation", {"kind": "weighted"})
         # folders of earlier versions call the key ``as``
         self._source = self._strategy.get("follows", self._strategy.get("as"))
+        self._former_rate = (
+            1.0  # of FedBuff's server, by which its recorded weights were multiplied
+        )
+        if evidence.run.understood.is_former and self._kind == "fedbuff":
+            self._former_rate = self._strategy.get("server", {}).get("lr", 1.0)
         self._devices = evidence.trainable
         selection = self._strategy.get("selection")
         self._repeats = isinstance(selection, dict) and selection.get("replacement", False)
@@ -338,7 +343,7 @@ class _WeightRule:
         buffer = strategy["buffer"]
         if np.count_nonzero(discounts) != buffer:
             return f"{np.count_nonzero(discounts)} updates count, the scenario's buffer is {buffer}"
-        return _compare_weights(weights, np.array(discounts) / buffer)
+        return _compare_weights(weights, np.array(discounts) * self._former_rate / buffer)
 
 
 def _check_form(weights: Floats, updates: int) -> str | None:

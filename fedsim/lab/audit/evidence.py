@@ -265,8 +265,10 @@ class Evidence:
         """DataFrame of the end records of tasks whose update does not count.
 
         These tasks ended with an outcome other than ``done``, trained no epoch that counts, or lost
-        their update with an edge server.
+        their update with an edge server. In a run of a former version they are only the first.
         """
+        if self.run.understood.is_former:
+            return self.tasks[(self.tasks["task"] != NOTHING) & (self.tasks["outcome"] != "done")]
         lost = self.data_of("updates-lost")["tasks"].explode().dropna().astype(np.int64)
         useless = pd.concat([self.events["task"][self.is_idle_training], lost])
         tasks = self.tasks[self.tasks["task"] != NOTHING]

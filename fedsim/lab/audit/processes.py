@@ -280,7 +280,9 @@ def acts_counted(evidence: Evidence) -> Iterator[str]:
 
 
 def _may_lack_counts(evidence: Evidence) -> bool:
-    return evidence.run.summary["fedsim"] in _BEFORE_COUNTS or not processes(evidence)
+    run = evidence.run
+    is_before = run.understood.is_former or run.summary["fedsim"] in _BEFORE_COUNTS
+    return is_before or not processes(evidence)
 
 
 def _is_act(kind: str) -> bool:

@@ -171,6 +171,8 @@ def _follows_from_speed(scenario: TomlTable) -> bool:
         return False
     if strategy["kind"] in UNEVEN_EPOCHS or strategy.get("local_steps"):
         return False
+    if "steps" in strategy.get("moment", {}):  # a warm-up of so many steps
+        return False
     if strategy["kind"] in FULL_BATCHES and scenario["training"]["last_batch"] == "drop":
         return False
     # a user's own trainer may stop early
