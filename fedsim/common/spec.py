@@ -239,14 +239,12 @@ def _refusal_of_former(key: str, instead: str | Removed) -> PydanticCustomError:
     if instead.left is None:
         return PydanticCustomError(
             "unknown_key",
-            "has the key {key} of an earlier version, which is removed; remove it: it is now as "
-            "without this key",
+            "has the key {key} of an earlier version; remove it: all is now as without it",
             {"key": repr(key)},
         )
     return PydanticCustomError(
         "unknown_key",
-        "has the key {key} of an earlier version, which is removed; remove it: it is now always "
-        "{left}",
+        "has the key {key} of an earlier version; remove it: it is now always {left}",
         {"key": repr(key), "left": _format_value(instead.left)},
     )
 

@@ -260,6 +260,11 @@ class LoadedRun:
 
         Runs of older versions do not have this table.
         """
+        folder = self._folder
+        if folder.understood.is_former and not folder.has(files.AVAILABILITY):
+            raise RunFolderError(
+                f"{str(folder.path)!r} has no {files.AVAILABILITY}: an earlier version wrote the run"
+            )
         return self._frame(files.AVAILABILITY)
 
     @cached_property

@@ -13,7 +13,6 @@ from fedsim.common.errors import ScenarioError, show_value
 from fedsim.common.harmless import clean
 from fedsim.common.imports import code_from_file
 from fedsim.common.wording import explain
-from fedsim.records.folder import SCENARIO
 from fedsim.records.notebook import as_html, as_line
 from fedsim.records.reading import RunFolder
 from fedsim.running.conflicts import SECTIONS_OF_LEARNING, conflicts
@@ -171,8 +170,8 @@ def load_of_run(
     lost = folder.understood.lost
     if lost:
         raise ScenarioError(
-            f"{SCENARIO} of {str(folder.path)!r} has {', '.join(lost)}, which this version does not "
-            "have: the run cannot be repeated here, but by the version that wrote it"
+            f"the scenario has {', '.join(lost)}, which this version does not have: the run can be "
+            "repeated by the version that wrote it alone"
         )
     sections = deepcopy(folder.scenario)
     with code_from_file(allow_code):

@@ -198,9 +198,9 @@ def refuse_former(folder: Path) -> None:
         return
     if understand(tables).is_former:
         raise CheckpointError(
-            f"{str(folder)!r} holds a run of an earlier version, whose checkpoints have another "
-            f"format than {_FORMAT}, which this fedsim reads: resume with the fedsim that wrote it, "
-            "or run the scenario again, with another --out"
+            f"{str(folder)!r} holds a run of an earlier version, and this fedsim reads checkpoints of "
+            f"format {_FORMAT} alone: resume with the fedsim that wrote it, or run the scenario again, "
+            "with another --out"
         )
 
 
