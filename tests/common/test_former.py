@@ -84,7 +84,7 @@ def test_each_removed_key_is_refused_with_what_stands_for_it() -> None:
                     continue  # a key of today
                 assert "allowed is '" in message or "remove it: " in message, message
                 refused += 1
-    assert refused == 156
+    assert refused == 136
 
 
 def test_keys_without_replacement_are_to_be_removed() -> None:

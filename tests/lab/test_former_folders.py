@@ -56,17 +56,17 @@ def test_the_run_is_loaded() -> None:
     assert run.events["time"].is_monotonic_increasing
     between_groups = run.transfers["sender"].notna()
     assert run.transfers["wire_bytes"][between_groups].unique().tolist() == [0.0]
-    assert {*run.models()["group"]} >= {"0/weight"} or run.models()
+    assert [*run.models()] == ["group"]
     with pytest.raises(RunFolderError, match="no availability.parquet: an earlier version wrote"):
         _ = run.availability
 
 
 def test_the_run_is_repeated(tmp_path: Path) -> None:
     former = fedsim.load_run(FLEXCFL)
-    again = fedsim.run(load_of_run(RunFolder(FLEXCFL)), tmp_path / "again", executor="inline")
+    scenario = load_of_run(RunFolder(FLEXCFL), ["learning=off"])
+    again = fedsim.run(scenario, tmp_path / "again", executor="inline")
     columns = ["time", "selected", "valid", "slow", "bytes_down", "bytes_up"]
     assert again.rounds[columns].equals(former.rounds[columns])
-    assert again.rounds["accuracy"].to_list() == pytest.approx(former.rounds["accuracy"].to_list())
 
 
 def test_a_value_without_an_equal_cannot_be_repeated() -> None:
@@ -102,9 +102,7 @@ def test_verbs_read_the_study_and_its_runs(tmp_path: Path) -> None:
     assert len(fedsim.load_study(STUDY).runs) == 2
 
 
-def test_the_report_has_both_runs(tmp_path: Path) -> None:
+def test_the_report_tells_the_run(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    call("report", STUDY, "--out", page)
-    text = page.read_text(encoding="utf-8")
-    assert "flexcfl" in text
-    assert "fedbuff" in text
+    call("report", FEDBUFF, "--out", page)
+    assert "fedbuff" in page.read_text(encoding="utf-8")
