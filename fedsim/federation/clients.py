@@ -297,6 +297,10 @@ class Clients:
         return self.idle_devices()
 
     def arrived(self, device: int) -> bool:
-        """Former name of ``joined``."""
+        """Former name of ``joined``.
+
+        Args:
+            device: ID of a device.
+        """
         warn_renamed("Clients.arrived", "joined")
         return self.joined(device)

@@ -125,12 +125,16 @@ class Dispatch:
             halves: the strategy's code on each device.
             begin_round: called with the index of each round; None if data do not change by round.
         """
-        self.tasks = self.lost_tasks.tasks = self.notices.tasks = tasks
-        self.messages = self.edge_channel.messages = self.peer_channel.messages = messages
-        self.strategy = self.timers.strategy = self.lost_tasks.strategy = strategy
-        self.notices.strategy = self.edge_channel.strategy = self.peer_channel.strategy = strategy
+        self.tasks = tasks
+        self.messages = messages
+        self.strategy = strategy
         self.begin_round = begin_round
-        self.client_side.halves = self.notices.halves = halves
+        self.client_side.halves = halves
+        self.timers.connect(strategy)
+        self.lost_tasks.connect(tasks, strategy)
+        self.notices.connect(tasks, strategy, halves)
+        self.edge_channel.connect(messages, strategy)
+        self.peer_channel.connect(messages, strategy)
         self.devices.model_s = self._model_s
 
     def _model_s(self, device: int, direction: Direction) -> float:

@@ -36,12 +36,10 @@ class EdgeChannel:
         bases: edge server -> True if it has the model's frozen tensors.
         in_transit: message that has not ended -> its decoded contents, and new residuals of the
             sender.
-        strategy: the strategy's code on the server.
-        messages: the messages outside of tasks.
     """
 
-    strategy: Handlers
-    messages: "Messages"
+    _messages: "Messages"
+    _strategy: Handlers
 
     def __init__(self, simulation: Simulation, envelopes: Envelopes) -> None:
         self._simulation = simulation
@@ -49,6 +47,16 @@ class EdgeChannel:
         self.residuals: dict[int, dict[str, Ref]] = {}
         self.bases: dict[int, bool] = {}
         self.in_transit: dict[int, CodedContents] = {}
+
+    def connect(self, messages: "Messages", strategy: Handlers) -> None:
+        """Store the objects that are made after this object.
+
+        Args:
+            messages: the messages outside of tasks.
+            strategy: the strategy's code on the server.
+        """
+        self._messages = messages
+        self._strategy = strategy
 
     def carry(
         self,
@@ -61,7 +69,7 @@ class EdgeChannel:
         """Send a message between the server and an edge server, as ``ServerEdges.carry`` does."""
         has_base = direction == "up" or edge in self.bases
         parts = self._envelopes.parts(contents, direction, has_base=has_base)
-        message = self.messages.carry(edge, direction, parts, round_number, self._on_end)
+        message = self._messages.carry(edge, direction, parts, round_number, self._on_end)
         starts: dict[Ref, Ref] = {}
         if start is not None:
             models = [value for value in contents.values() if isinstance(value, Ref)]
@@ -79,7 +87,7 @@ class EdgeChannel:
         coded = self.in_transit.pop(message.id)
         direction: Direction = "up" if message.destination == SERVER else "down"
         endpoint = message.source if direction == "up" else message.destination
-        edge = endpoint - self.messages.network.devices
+        edge = endpoint - self._messages.network.devices
         arrived: Contents = {}
         if outcome == "done":
             arrived = received(coded.arriving)
@@ -88,13 +96,13 @@ class EdgeChannel:
             if direction == "down" and has_model(coded.arriving):
                 self.bases[edge] = True
         carried = Carried(edge, direction, message.round, outcome, arrived)
-        self._simulation.post(partial(self.strategy.on_carried, carried))
+        self._simulation.post(partial(self._strategy.on_carried, carried))
 
     def on_lost(self, edge: int) -> None:
         """Discard the state of a lost edge server, and notify the strategy of the loss."""
         self.residuals.pop(edge, None)
         self.bases.pop(edge, None)
-        self._simulation.post(partial(self.strategy.on_edge_lost, edge))
+        self._simulation.post(partial(self._strategy.on_edge_lost, edge))
 
     # checkpoints
 
@@ -112,4 +120,4 @@ class EdgeChannel:
         self.bases = state["bases"]
         self.in_transit = state["in_transit"]
         for number in self.in_transit:
-            self.messages.under_way[number].on_end = self._on_end
+            self._messages.under_way[number].on_end = self._on_end

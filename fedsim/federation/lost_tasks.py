@@ -19,18 +19,26 @@ class LostTasks:
 
     Attributes:
         unnoticed: task -> ``TaskEnd`` of each lost task whose loss the server has not noticed yet.
-        strategy: the strategy's code on the server.
-        tasks: the tasks on the devices.
     """
 
-    strategy: Handlers
-    tasks: "TaskRunner"
+    _tasks: "TaskRunner"
+    _strategy: Handlers
 
     def __init__(self, simulation: Simulation, patience: float) -> None:
         self._simulation = simulation
         self.patience = patience
         self.unnoticed: dict[int, TaskEnd] = {}
         simulation.env.declare_alarm("notice", self._set_alarm)
+
+    def connect(self, tasks: "TaskRunner", strategy: Handlers) -> None:
+        """Store the objects that are made after this object.
+
+        Args:
+            tasks: the tasks on the devices.
+            strategy: the strategy's code on the server.
+        """
+        self._tasks = tasks
+        self._strategy = strategy
 
     def add(self, end: TaskEnd) -> None:
         """Set the time at which the server notices a lost task.
@@ -43,8 +51,8 @@ class LostTasks:
         self.unnoticed[end.task] = end
         now = self._simulation.now
         notice = on_grid_after(now + self.patience)
-        if end.device not in self.tasks.switched_off:
-            notice = min(notice, self.tasks.next_on(end.device, now))
+        if end.device not in self._tasks.switched_off:
+            notice = min(notice, self._tasks.next_on(end.device, now))
         self._set_alarm(end.task, notice)
 
     def _set_alarm(self, task: int, when: float) -> None:
@@ -58,7 +66,7 @@ class LostTasks:
         """
         end = self.unnoticed.pop(task, None)
         if end is not None:
-            self._simulation.post(partial(self.strategy.on_task_end, end))
+            self._simulation.post(partial(self._strategy.on_task_end, end))
 
     def on_switched_on(self, device: int) -> None:
         """Notify the strategy of the lost tasks of a device that is switched on again."""

@@ -32,14 +32,11 @@ class Notices:
 
     Attributes:
         postponed: kind and device of each notice that waits until the device is switched on.
-        strategy: the strategy's code on the server.
-        halves: the strategy's code on each device.
-        tasks: the tasks on the devices.
     """
 
-    strategy: Handlers
-    halves: ClientHalves
-    tasks: "TaskRunner"
+    _tasks: "TaskRunner"
+    _strategy: Handlers
+    _halves: ClientHalves
 
     def __init__(self, simulation: Simulation, devices: Devices) -> None:
         self._simulation = simulation
@@ -47,6 +44,18 @@ class Notices:
         self.postponed: list[tuple[NoticeKind, int]] = []
         for kind in NoticeKind:
             simulation.env.declare_alarm(kind.value, partial(self.tell_at, kind))
+
+    def connect(self, tasks: "TaskRunner", strategy: Handlers, halves: ClientHalves) -> None:
+        """Store the objects that are made after this object.
+
+        Args:
+            tasks: the tasks on the devices.
+            strategy: the strategy's code on the server.
+            halves: the strategy's code on each device.
+        """
+        self._tasks = tasks
+        self._strategy = strategy
+        self._halves = halves
 
     def tell(self, kind: NoticeKind, device: int) -> None:
         """Notify the strategy now, or as soon as the device is switched on and can be reached.
@@ -58,10 +67,10 @@ class Notices:
             device: ID of the device.
         """
         now = self._simulation.now
-        if device in self.tasks.switched_off:
+        if device in self._tasks.switched_off:
             self.postponed.append((kind, device))
             return
-        when = self.tasks.next_on(device, now)
+        when = self._tasks.next_on(device, now)
         if when <= now:
             self._simulation.post(self._handler(kind, device))
         elif when < math.inf:
@@ -80,9 +89,9 @@ class Notices:
     def _handler(self, kind: NoticeKind, device: int) -> Handler:
         match kind:
             case NoticeKind.RETURN:
-                return partial(self.strategy.on_return, device)
+                return partial(self._strategy.on_return, device)
             case NoticeKind.NEWCOMER:
-                return partial(self.strategy.on_arrival, device)
+                return partial(self._strategy.on_arrival, device)
             case NoticeKind.SHIFT:
                 return partial(self.pass_on_shift, device)
 
@@ -94,16 +103,16 @@ class Notices:
         Args:
             device: ID of the device.
         """
-        contents = self.halves.of(device).on_shift(self._devices.of(device))
+        contents = self._halves.of(device).on_shift(self._devices.of(device))
         if contents is not None:
-            await self.strategy.on_shift(device, received(contents))
+            await self._strategy.on_shift(device, received(contents))
 
     def on_switched_on(self, device: int) -> None:
         """Set alarms for the notices that waited until a device was switched on."""
         kinds = [kind for kind, number in self.postponed if number == device]
         self.postponed = [(kind, number) for kind, number in self.postponed if number != device]
         for kind in kinds:
-            self.tell_at(kind, device, self.tasks.next_on(device, self._simulation.now))
+            self.tell_at(kind, device, self._tasks.next_on(device, self._simulation.now))
 
     # checkpoints
 

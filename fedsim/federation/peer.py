@@ -92,7 +92,11 @@ class Peer(Device):
         return EncodedModel(decoded, sum(part.bytes for part in payloads(contents, wire)))
 
     def written(self, value: Ref | Partial) -> EncodedModel:
-        """Former name of ``encode``."""
+        """Former name of ``encode``.
+
+        Args:
+            value: a model, or a part of one.
+        """
         warn_renamed("Peer.written", "encode")
         return self.encode(value)
 

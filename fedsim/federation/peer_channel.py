@@ -23,17 +23,25 @@ class PeerChannel:
 
     Attributes:
         in_transit: message that has not ended -> its decoded contents.
-        strategy: the strategy's code.
-        messages: the messages outside of tasks.
     """
 
-    strategy: Handlers
-    messages: "Messages"
+    _messages: "Messages"
+    _strategy: Handlers
 
     def __init__(self, simulation: Simulation, wire: Wire) -> None:
         self._simulation = simulation
         self.wire = wire
         self.in_transit: dict[int, Contents] = {}
+
+    def connect(self, messages: "Messages", strategy: Handlers) -> None:
+        """Store the objects that are made after this object.
+
+        Args:
+            messages: the messages outside of tasks.
+            strategy: the strategy's code on the server.
+        """
+        self._messages = messages
+        self._strategy = strategy
 
     def send(
         self, sender: int, receivers: Sequence[int], contents: Contents, round_number: int
@@ -49,14 +57,14 @@ class PeerChannel:
         parts = payloads(contents, self.wire)
         arriving = self.wire.encode_and_decode(contents, {}, {}).arriving
         for device in receivers:
-            message = self.messages.send(sender, device, parts, round_number, self._on_end)
+            message = self._messages.send(sender, device, parts, round_number, self._on_end)
             self.in_transit[message.id] = arriving
 
     def _on_end(self, message: "Message", outcome: Outcome) -> None:
         contents = self.in_transit.pop(message.id)
         arrived = received(contents) if outcome == "done" else {}
         ended = PeerMessage(message.source, message.destination, outcome, arrived)
-        self._simulation.post(partial(self.strategy.on_peer_message, ended))
+        self._simulation.post(partial(self._strategy.on_peer_message, ended))
 
     # checkpoints
 
@@ -68,4 +76,4 @@ class PeerChannel:
         """Restore the messages that have not ended from ``snapshot``."""
         self.in_transit = state
         for number in state:
-            self.messages.under_way[number].on_end = self._on_end
+            self._messages.under_way[number].on_end = self._on_end

@@ -262,6 +262,11 @@ class ServerModels:
         return await self._evaluator.consensus(number, models)
 
     async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
-        """Former name of ``consensus``."""
+        """Former name of ``consensus``.
+
+        Args:
+            number: the round, from 0.
+            models: a list of the devices' models.
+        """
         warn_renamed("ServerModels.agreement", "consensus")
         return await self.consensus(number, models)

@@ -21,12 +21,9 @@ class Timers:
     Args:
         simulation: the clock.
         computations: the server's computations, whose end the timers wait for.
-
-    Attributes:
-        strategy: the strategy's code on the server.
     """
 
-    strategy: Handlers
+    _strategy: Handlers
 
     def __init__(self, simulation: Simulation, computations: ComputeQueue) -> None:
         self._simulation = simulation
@@ -35,6 +32,10 @@ class Timers:
         self._count = 0
         self._restored_names: dict[int, str] = {}  # number of a timer -> name
         simulation.env.declare_alarm("timer", self._rearm)
+
+    def connect(self, strategy: Handlers) -> None:
+        """Store the strategy's code on the server, which is made after this object."""
+        self._strategy = strategy
 
     def set(self, name: str, when: float) -> float:
         """Set a timer, in place of an earlier one of the same name.
@@ -72,7 +73,7 @@ class Timers:
         if self._computations.busy_until > self._simulation.now:
             self.set(name, self._computations.busy_until)
         else:
-            await self.strategy.on_timer(name)
+            await self._strategy.on_timer(name)
 
     # checkpoints
 
