@@ -32,7 +32,7 @@ class EvaluationSpec(Spec):
     ``best/``.
     """
     cosines: bool = False
-    """whether the cosines between the updates of a round are recorded (``Evaluator.cosines``), as
+    """whether the cosines between the updates of a round are recorded (``kinds_of_pairs``), as
     in Fig. 3 of the CFL paper.
     """
     fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
