@@ -76,10 +76,13 @@ class Envelopes:
             SimulationError: contents that cannot be sent.
         """
         parts = payloads(contents, self.wire(direction))
-        base_bytes = self._learner.base_bytes
-        if base_bytes and not has_base and has_model(contents):
-            return (Payload(BASE, base_bytes), *parts)
+        if self._lacks_base(contents, has_base=has_base):
+            return (Payload(BASE, self._learner.base_bytes), *parts)
         return parts
+
+    def _lacks_base(self, contents: Contents, *, has_base: bool) -> bool:
+        """Whether the model's frozen tensors are sent with contents, as the receiver lacks them."""
+        return self._learner.base_bytes > 0 and not has_base and has_model(contents)
 
     # from the server to a device
 
@@ -97,9 +100,10 @@ class Envelopes:
         Raises:
             SimulationError: contents that cannot be sent.
         """
-        has_base = device in self._devices.bases
-        brings_base = not has_base and self._learner.base_bytes > 0 and has_model(contents)
-        parts = self.parts(contents, "down", has_base=has_base)
+        parts = payloads(contents, self._down)
+        brings_base = self._lacks_base(contents, has_base=device in self._devices.bases)
+        if brings_base:
+            parts = (Payload(BASE, self._learner.base_bytes), *parts)
         if self._learner.state_bytes and job == "train" and contents["model"].state is not None:
             parts = (*parts, Payload(STATE, self._learner.state_bytes))
         steps: tuple[TaskStep, ...] = ()

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from fedsim.common.errors import CheckpointError
 from fedsim.common.files import regular, replacing
 from fedsim.records import folder as files
-from fedsim.records.schema import DEVICES, OWN_TRAINING, column, typed, with_columns
+from fedsim.records.schema import DEVICES, OWN_TRAINING, column, names_column, typed, with_columns
 from fedsim.world.meters.base import Meters
 
 _ROWS_A_BATCH = 4_096
@@ -41,6 +41,7 @@ class TableWriter:
         self._path = path
         self._schema = schema
         names = [field.name for field in schema if pa.types.is_dictionary(field.type)]
+        self._names = frozenset(names)
         # Only names get a dictionary: other values rarely repeat within a row group, and take less
         # time and less space without one.
         self._options = {"compression": "zstd", "use_dictionary": names or False}
@@ -124,7 +125,7 @@ class TableWriter:
         if self._rows:
             columns = zip(*self._rows, strict=True)
             arrays = [
-                column(values, field.type)
+                names_column(values) if field.name in self._names else column(values, field.type)
                 for values, field in zip(columns, self._plain, strict=True)
             ]
             self._packed = pa.concat_tables(

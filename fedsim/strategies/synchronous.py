@@ -457,8 +457,11 @@ class Synchronous(Strategy[S]):
         state.selected = len(devices)
 
     def _ask(self, device: int) -> None:
-        shares = {} if self._secure is None else self._secure.shares(device)
-        self._start(device, {**self.contents(device), **shares})
+        contents = {**self.contents(device)}
+        secure = self._secure
+        if secure is not None:
+            contents |= secure.shares(device)
+        self._start(device, contents)
 
     def _start(
         self, device: int, contents: Contents, job: str = "train", *, continues: bool = False

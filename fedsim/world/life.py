@@ -171,7 +171,8 @@ class TaskRunner:
         flow = task.flow
         was_cut = cause is not None
         if task.alarm is not None:
-            task.cancel("alarm")
+            task.alarm.cancel()
+            task.alarm = None
         cause, facts = step.end(task, self, cause)
         self.simulation.record(
             "step-end", {**task.fields, "step": step.name, "outcome": cause or "done", **facts}
@@ -188,7 +189,9 @@ class TaskRunner:
         return cause
 
     def _end(self, task: Task, cause: Cause | None) -> None:
-        task.cancel("vanish")
+        if task.vanish is not None:
+            task.vanish.cancel()
+            task.vanish = None
         if task.worker is not None:
             task.release("worker")
         del self.running[task.id], self._working[task.device]
@@ -319,7 +322,7 @@ class TaskRunner:
         self._asked += 1
         self.times_asked[device] = count + 1
         if round is not None and not continues:  # a message outside of rounds is no selection
-            self.times_selected[device] += 1
+            self.times_selected[device] = self.times_selected.get(device, 0) + 1
         lost = edge in self.messages.lost
         # the task is cut off now if its device or its edge server is unavailable
         task.disconnects_at = self.simulation.now if lost else self.reachable_until(device)

@@ -20,7 +20,7 @@ from fedsim.common.errors import CheckpointError
 from fedsim.records import parquet
 from fedsim.records.chain import ROWS_A_BLOCK, EventChain, RowChain
 from fedsim.records.parquet import TableWriter
-from fedsim.records.schema import EventRow, column, event_row
+from fedsim.records.schema import EventRow, column, event_row, names_column
 from fedsim.world.steps import Payload
 
 
@@ -139,6 +139,11 @@ def test_the_chain_of_older_folders_is_over_rows_as_python_writes_them() -> None
 )
 def test_columns_are_those_of_pyarrow(values: Any, kind: pa.DataType) -> None:
     assert column(values, kind).equals(pa.array(values, type=kind))
+
+
+@pytest.mark.parametrize("values", [("a", None, "ü", "a"), ("b", "b"), (None, None), ()])
+def test_columns_of_names_are_those_of_pyarrow(values: Any) -> None:
+    assert names_column(values).equals(pa.array(values, type=pa.string()))
 
 
 def test_what_is_not_a_number_is_not_empty() -> None:
