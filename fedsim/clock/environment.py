@@ -357,7 +357,11 @@ class Environment(simpy.Environment):
     def trim(self) -> None:
         """Remove cancelled alarms from a long schedule when they are half of it, to free memory."""
         if len(self._schedule) > self._room:
-            self._schedule[:] = [entry for entry in self._schedule if not _is_cancelled(entry[3])]
+            self._schedule[:] = [
+                entry
+                for entry in self._schedule
+                if type(entry[3]) is not Alarm or entry[3].ring is not None
+            ]
             heapify(self._schedule)
             self._room = max(_ROOM, 2 * len(self._schedule))
 

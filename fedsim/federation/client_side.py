@@ -38,21 +38,14 @@ class _Results:
     Attributes:
         tested: the best of the tested models; None before a test.
         start: the model from which the last training started; None before a training.
-        update: the result of the last training; None before a training.
-        earlier: results of the trainings before the last training.
+        updates: the models after each training of the task so far, in order.
         steps: count of SGD steps of the last training.
     """
 
     tested: Ref | None = None
     start: Ref | None = None
-    update: Ref | None = None
-    earlier: tuple[Ref, ...] = ()
+    updates: tuple[Ref, ...] = ()
     steps: int = 0
-
-    @property
-    def updates(self) -> tuple[Ref, ...]:
-        """The models after each training of the task so far, in order."""
-        return self.earlier if self.update is None else (*self.earlier, self.update)
 
 
 class ClientSide:
@@ -201,15 +194,16 @@ class ClientSide:
                     computed = None  # the training was cut off
                 if finished:
                     self._add_training(task, step.training, finished, computed, results)
+        update = results.updates[-1] if results.updates else None
         return LocalResult(
             task.samples,
             task.epochs,
             results.steps,
-            results.update,
+            update,
             results.start,
             results.tested,
-            results.earlier,
-            trained=results.update,
+            results.updates[:-1],
+            update,
         )
 
     def _add_training(
@@ -244,8 +238,7 @@ class ClientSide:
         if self._trainer.state == "kept":
             self.devices.of(task.device).state[f"trainer/{number}"] = update
         results.start = start
-        results.earlier = earlier
-        results.update = update
+        results.updates = (*earlier, update)
         results.steps = training.sgd_steps(task.samples, self._trainer.batching)
 
     def train(self, task: Task, training: Training, number: int, version: int) -> Ref:
