@@ -69,7 +69,7 @@ class DirectProcess(Signal, simpy.Process):
     def __init__(self, env: "Environment", generator: ProcessGenerator) -> None:
         Event.__init__(self, env)  # ``Process.__init__`` would schedule the start
         self._generator = generator
-        self._target = env.past  # the event for which it waits
+        self._target = env.past
 
     def begin(self) -> None:
         """Run the generator up to its first wait."""
