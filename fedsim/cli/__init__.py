@@ -179,8 +179,7 @@ def run_command(
     from fedsim.clock.executors import make_executor
     from fedsim.lab.terminal import summary_lines
     from fedsim.records.live import EVERY_S
-    from fedsim.running.checkpoint.store import refuse_former
-    from fedsim.running.more import Extension
+    from fedsim.running.more import Extension, refuse_former
     from fedsim.running.runner import Job, end_soon
     from fedsim.running.scenario import load
 

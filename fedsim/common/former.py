@@ -101,13 +101,13 @@ OF_PARTITIONS: Mapping[str, Former] = {
 """Kind of a partition -> former keys of its table."""
 
 OF_STRATEGIES: Mapping[str, Former] = {
-    "cfl": GROUPS | CFL,
+    "cfl": {**GROUPS, **CFL},
     "fesem": GROUPS,
     "fesem-mig": GROUPS,
-    "ifca": GROUPS | MIGRATION | IFCA,
-    "ifca-mig": GROUPS | MIGRATION | IFCA,
-    "flexcfl": GROUPS | MIGRATION | FLEXCFL,
-    "fedgroup": GROUPS | MIGRATION | FLEXCFL,
+    "ifca": {**GROUPS, **MIGRATION, **IFCA},
+    "ifca-mig": {**GROUPS, **MIGRATION, **IFCA},
+    "flexcfl": {**GROUPS, **MIGRATION, **FLEXCFL},
+    "fedgroup": {**GROUPS, **MIGRATION, **FLEXCFL},
     "lcfl": LCFL,
     "tifl": TIFL,
     "cata-fed": CATA_FED,
@@ -178,13 +178,13 @@ def understand(tables: Table) -> Understood:
 
 def _convert(tables: Table, lost: list[str]) -> bool:
     """Replace the former keys of a scenario in place, and return whether it had any."""
-    training = _Section(tables.get("training", {}), "training", lost)
+    training = _FormerTable(tables.get("training", {}), "training", lost)
     data = tables.get("data", {})
-    partition = _Section(data.get("partition", {}), "data.partition", lost)
-    strategy = _Section(tables["strategy"], "strategy", lost)
+    partition = _FormerTable(data.get("partition", {}), "data.partition", lost)
+    strategy = _FormerTable(tables["strategy"], "strategy", lost)
     kind = str(strategy.table["kind"])
     deadline = strategy.table.get("deadline")
-    rule = _Section(deadline if isinstance(deadline, dict) else {}, "strategy.deadline", lost)
+    rule = _FormerTable(deadline if isinstance(deadline, dict) else {}, "strategy.deadline", lost)
     of_kind = OF_STRATEGIES.get(kind, {})
     has_former = [
         training.has(TRAINING),
@@ -217,7 +217,7 @@ def _convert(tables: Table, lost: list[str]) -> bool:
     return True
 
 
-class _Section:
+class _FormerTable:
     """A table of a scenario that is converted in place.
 
     Args:
@@ -278,7 +278,7 @@ def _convert_population(population: Table, lost: list[str]) -> None:
             lost.append(f"population.{key} of kind 'schedule' without 'devices'")
 
 
-def _convert_deadline(strategy: _Section, kind: str) -> None:
+def _convert_deadline(strategy: _FormerTable, kind: str) -> None:
     times = strategy.take("relative_deadline")
     epochs = strategy.take("reference_epochs", 5)
     devices = strategy.take("deadline_base", "unslowed")
@@ -300,16 +300,17 @@ def _convert_deadline(strategy: _Section, kind: str) -> None:
             strategy.lose("deadline_from", since)
 
 
-def _convert_shift(strategy: _Section) -> Table:
-    """Return the key ``shift`` of ``moment`` for the former keys of migration."""
-    metric = strategy.take("shift_metric", "aligned_l1")
-    if strategy.take("dynamic", default=False):
-        return {"shift": metric}
-    strategy.drop("shift_threshold")
-    return {"shift": "never"}
+def _convert_shift(strategy: _FormerTable) -> Table:
+    """Return the key ``shift`` of ``moment`` for the former keys of migration, if it is needed."""
+    shift = strategy.take("shift_metric", "aligned_l1")
+    if not strategy.take("dynamic", default=False):
+        strategy.drop("shift_threshold")
+        shift = "never"
+    usual = "aligned_l1" if strategy.table["kind"] in ("flexcfl", "ifca-mig") else "never"
+    return {} if shift == usual else {"shift": shift}
 
 
-def _convert_cfl(strategy: _Section, tables: Table) -> None:
+def _convert_cfl(strategy: _FormerTable, tables: Table) -> None:
     table = strategy.table
     table["follows"] = (
         "paper" if strategy.take("split_step", "children") == "parent" else "published-code"
@@ -324,19 +325,19 @@ def _convert_cfl(strategy: _Section, tables: Table) -> None:
             strategy.lose(derived, share)
 
 
-def _convert_fesem(strategy: _Section, tables: Table) -> None:
+def _convert_fesem(strategy: _FormerTable, tables: Table) -> None:
     strategy.table["follows"] = "published-code"
     if not strategy.take("sweep", default=True):
         strategy.lose("sweep", value=False)
 
 
-def _convert_ifca(strategy: _Section, tables: Table) -> None:
+def _convert_ifca(strategy: _FormerTable, tables: Table) -> None:
     follows = "published-code" if strategy.take("sweep", default=True) else "paper"
     strategy.table["follows"] = follows
     strategy.table["moment"] = {"kind": "each-round", **_convert_shift(strategy)}
 
 
-def _convert_flexcfl(strategy: _Section, tables: Table) -> None:
+def _convert_flexcfl(strategy: _FormerTable, tables: Table) -> None:
     table = strategy.table
     moment: Table = {"kind": "pre-training", **_convert_shift(strategy)}
     moment["devices"] = strategy.take("alpha", 20)
@@ -375,7 +376,7 @@ def _convert_flexcfl(strategy: _Section, tables: Table) -> None:
 _LCFL_MEASURES = {"grad-cos": "update-cos"}  # it was the cosine of whole updates
 
 
-def _convert_lcfl(strategy: _Section, tables: Table) -> None:
+def _convert_lcfl(strategy: _FormerTable, tables: Table) -> None:
     table = strategy.table
     metric = strategy.take("metric", "lcfl")
     table["measure"] = _LCFL_MEASURES.get(metric, metric)
@@ -416,7 +417,7 @@ def _convert_lcfl(strategy: _Section, tables: Table) -> None:
         strategy.drop("eps", "min_samples")
 
 
-def _convert_tifl(strategy: _Section, tables: Table) -> None:
+def _convert_tifl(strategy: _FormerTable, tables: Table) -> None:
     if strategy.table.get("tiers_from") != "latency":
         strategy.drop("profiling_rounds", "profiling_limit")
     if strategy.table.get("mode") != "credits":
@@ -427,7 +428,7 @@ def _convert_tifl(strategy: _Section, tables: Table) -> None:
         strategy.drop("test_clients")
 
 
-def _convert_cata_fed(strategy: _Section, tables: Table) -> None:
+def _convert_cata_fed(strategy: _FormerTable, tables: Table) -> None:
     reserved = strategy.take("reserve_upload", default=False)
     strategy.table["upload_time"] = "reserved" if reserved else "ignored"
     if not strategy.table.get("rejoin"):
@@ -436,13 +437,13 @@ def _convert_cata_fed(strategy: _Section, tables: Table) -> None:
         strategy.drop("most_epochs")
 
 
-def _convert_fedbuff(strategy: _Section, tables: Table) -> None:
+def _convert_fedbuff(strategy: _FormerTable, tables: Table) -> None:
     rate = strategy.take("server_lr", 1.0)
     if rate != 1.0:
         strategy.table["server"] = {"kind": "sgd", "lr": rate, "momentum": 0.0}
 
 
-_CONVERSIONS: Mapping[str, Callable[[_Section, Table], None]] = {
+_CONVERSIONS: Mapping[str, Callable[[_FormerTable, Table], None]] = {
     "cfl": _convert_cfl,
     "fesem": _convert_fesem,
     "fesem-mig": _convert_fesem,

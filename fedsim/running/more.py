@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.common.errors import CheckpointError, RunFolderError, ScenarioError, home_of, show_value
+from fedsim.common.files import read_toml
+from fedsim.common.former import understand
 from fedsim.common.units import Seconds, read_quantity
 from fedsim.records import folder as files
 from fedsim.running.checkpoint import store
@@ -96,6 +98,30 @@ class Extension(NamedTuple):
                 f"--out {str(folder)!r} holds a run that ended as {stopped!r}, and --more gives "
                 f"{amount}; {hint}"
             )
+
+
+def refuse_former(folder: Path) -> None:
+    """Check that a run that is to go on was not written by an earlier version.
+
+    Args:
+        folder: the run folder, which need not be a whole one.
+
+    Raises:
+        CheckpointError: the newest checkpoint has another format, or the scenario has former keys.
+    """
+    places = store.list_checkpoints(folder)
+    if places:
+        store.refuse_other_format(places[-1])
+        return
+    try:
+        tables = read_toml(folder / files.SCENARIO)
+    except (OSError, ValueError):
+        return
+    if understand(tables).is_former:
+        raise CheckpointError(
+            f"{str(folder)!r} holds a run of an earlier version, which had other checkpoints: resume "
+            "with the fedsim that wrote it, or run the scenario again, with another --out"
+        )
 
 
 def find_checkpoint(folder: Path) -> Path:

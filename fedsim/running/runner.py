@@ -24,7 +24,12 @@ from fedsim.records.recorder import Recorder
 from fedsim.records.schema import AVAILABILITY, TRACED_LINKS, TRACES, models_digest
 from fedsim.running.checkpoint import snapshot, store
 from fedsim.running.model_files import Models, best_models, last_models, not_finite
-from fedsim.running.more import Extension, find_checkpoint, refuse_dependent
+from fedsim.running.more import (
+    Extension,
+    find_checkpoint,
+    refuse_dependent,
+    refuse_former,
+)
 from fedsim.running.signals import ANNOUNCEMENTS, end_at_once
 from fedsim.running.summary import summarise
 
@@ -124,7 +129,7 @@ class Job:
             self.scenario = self._more.lengthen(self.scenario)
 
     def _refuse_other(self, out: Path) -> None:
-        store.refuse_former(out)
+        refuse_former(out)
         if self._more is None:
             files.refuse_other_run(out, self.scenario.to_toml())
         else:

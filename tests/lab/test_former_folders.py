@@ -10,6 +10,7 @@ import fedsim
 from fedsim.cli import main
 from fedsim.common.errors import CheckpointError, RunFolderError, ScenarioError
 from fedsim.lab.audited import audit_run
+from fedsim.lab.study.folder import state_of
 from fedsim.records.reading import RunFolder
 from fedsim.running.scenario import load_of_run
 
@@ -57,7 +58,7 @@ def test_the_run_is_loaded() -> None:
     between_groups = run.transfers["sender"].notna()
     assert run.transfers["wire_bytes"][between_groups].unique().tolist() == [0.0]
     assert [*run.models()] == ["group"]
-    with pytest.raises(RunFolderError, match="no availability.parquet: an earlier version wrote"):
+    with pytest.raises(RunFolderError, match=r"no availability\.parquet: an earlier version wrote"):
         _ = run.availability
 
 
@@ -70,7 +71,7 @@ def test_the_run_is_repeated(tmp_path: Path) -> None:
 
 
 def test_a_value_without_an_equal_cannot_be_repeated() -> None:
-    with pytest.raises(ScenarioError, match="the scenario has training.init = 'torch', which"):
+    with pytest.raises(ScenarioError, match=r"the scenario has training\.init = 'torch', which"):
         load_of_run(RunFolder(FEDBUFF), ["stop.rounds=1"])
     with pytest.raises(RunFolderError, match=r"training.init = 'torch'.*\.sections has"):
         _ = fedsim.load_run(FEDBUFF).scenario
@@ -91,6 +92,16 @@ def test_a_former_run_does_not_go_on(tmp_path: Path) -> None:
     (run / "checkpoint/000000000079/manifest.json").write_text('{"format": 4}')
     with pytest.raises(CheckpointError, match="is of format 4, and this fedsim reads"):
         fedsim.run(scenario, run, resume=True)
+
+
+def test_a_study_knows_its_former_runs() -> None:
+    scenario = load_of_run(RunFolder(FLEXCFL))
+    assert state_of(FLEXCFL, scenario.to_toml()) == "done"
+    other = load_of_run(RunFolder(FLEXCFL), ["seed=2"])
+    with pytest.raises(RunFolderError, match="holds a run of another scenario"):
+        state_of(FLEXCFL, other.to_toml())
+    with pytest.raises(RunFolderError, match="holds a run of another scenario"):
+        state_of(FEDBUFF, scenario.to_toml())
 
 
 def test_verbs_read_the_study_and_its_runs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import tomli_w
 
-from fedsim.common.errors import RunFolderError
+from fedsim.common.errors import FedsimError, RunFolderError
 from fedsim.common.files import flatten, read_text, toml
 from fedsim.common.former import understand
 from fedsim.lab.reading.study_folder import (
@@ -30,6 +30,7 @@ from fedsim.lab.study.plan import Study
 from fedsim.records import folder as files
 from fedsim.records import lock
 from fedsim.running.overrides import first_difference, spread_out
+from fedsim.running.scenario import Scenario
 
 RunState = Literal["done", "resume", "anew", "new"]
 """``resume`` has a checkpoint, ``anew`` has an unfinished folder, and ``new`` has no folder."""
@@ -104,11 +105,10 @@ def state_of(folder: Path, scenario: str) -> RunState:
             ) from None
         return "anew"
     if existing != scenario:
+        existing = _present_scenario(existing) or existing
+    if existing != scenario:
         try:
-            tables = toml(existing)
-            difference = first_difference(tables, toml(scenario))
-            if understand(tables).is_former:
-                difference = "an earlier version wrote it"
+            difference = first_difference(toml(existing), toml(scenario))
         except ValueError:
             difference = f"its {files.SCENARIO} is damaged"
         hint = "give another folder, or remove that run"
@@ -118,6 +118,24 @@ def state_of(folder: Path, scenario: str) -> RunState:
     if is_done(folder):
         return "done"
     return "resume" if (folder / "checkpoint").is_dir() else "anew"
+
+
+def _present_scenario(text: str) -> str | None:
+    """Return the scenario of a run of an earlier version as this version writes it.
+
+    Args:
+        text: the scenario as TOML.
+
+    Returns:
+        TOML; None if no earlier version wrote ``text``, or if it has values without an equal.
+    """
+    try:
+        tables, is_former, lost = understand(toml(text))
+        if is_former and not lost:
+            return Scenario(**tables).to_toml()
+    except (ValueError, FedsimError):  # damaged, or refused
+        pass
+    return None
 
 
 def mark(path: Path, study: Study) -> None:

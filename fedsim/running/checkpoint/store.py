@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsim.common.errors import CheckpointError
-from fedsim.common.files import WRITING, make_folder, read_bytes, read_json, read_toml, sync
-from fedsim.common.former import understand
+from fedsim.common.files import WRITING, make_folder, read_bytes, read_json, sync
 from fedsim.common.tensor_files import open_tensors, write_tensors
-from fedsim.records.folder import SCENARIO
 from fedsim.running.checkpoint.apart import LinkedTensor, LinkedTensors, is_apart
 from fedsim.running.checkpoint.codec import Arrays
 
@@ -175,33 +173,21 @@ def _other_format(place: Path, number: object) -> CheckpointError:
     )
 
 
-def refuse_former(folder: Path) -> None:
-    """Check that a run that is to go on was not written by an earlier version.
+def refuse_other_format(place: Path) -> None:
+    """Check that a checkpoint has the format of this version, if its manifest can be read.
 
     Args:
-        folder: the run folder, which need not be a whole one.
+        place: the checkpoint's folder.
 
     Raises:
-        CheckpointError: the newest checkpoint has another format, or the scenario has former keys.
+        CheckpointError: the checkpoint has another format.
     """
-    for place in reversed(list_checkpoints(folder)):
-        try:
-            number = read_json(place / _MANIFEST)["format"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return  # damaged: whoever reads it says so
-        if number != _FORMAT:
-            raise _other_format(place, number)
-        return
     try:
-        tables = read_toml(folder / SCENARIO)
-    except (OSError, ValueError):
-        return
-    if understand(tables).is_former:
-        raise CheckpointError(
-            f"{str(folder)!r} holds a run of an earlier version, and this fedsim reads checkpoints of "
-            f"format {_FORMAT} alone: resume with the fedsim that wrote it, or run the scenario again, "
-            "with another --out"
-        )
+        number = read_json(place / _MANIFEST)["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # ``read`` says what is damaged
+    if number != _FORMAT:
+        raise _other_format(place, number)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
