@@ -142,6 +142,9 @@ _ADDED_TO_STRATEGIES: Mapping[str, Table] = {
 }
 """Kind of a strategy -> keys that were added since, as ``_ADDED`` has them for other tables."""
 
+_ROUNDS_KEYS = {"reference_epochs", "deadline_base"}
+"""Keys that each strategy in rounds was written with, also a user's own."""
+
 _PLAIN_DEADLINE = ("flexcfl", "fedgroup", "lcfl")
 """Strategies whose deadline now counts in seconds from the begin of a round alone."""
 
@@ -186,10 +189,11 @@ def _convert(tables: Table, lost: list[str]) -> bool:
     deadline = strategy.table.get("deadline")
     rule = _FormerTable(deadline if isinstance(deadline, dict) else {}, "strategy.deadline", lost)
     of_kind = OF_STRATEGIES.get(kind, {})
+    of_rounds = ROUNDS if ":" not in kind or strategy.table.keys() >= _ROUNDS_KEYS else {}
     has_former = [
-        training.has(TRAINING),
+        training.has(TRAINING) and "kind" not in training.table,  # it had no kinds
         partition.has(OF_PARTITIONS.get(str(partition.table.get("kind")), {})),
-        strategy.has(ROUNDS),
+        strategy.has(of_rounds) and ":" not in kind,  # others may have keys of these names
         strategy.has(of_kind),
         rule.table.get("kind") == "quantile" and rule.has(QUANTILE),
         not DATA.keys().isdisjoint(data),
@@ -198,7 +202,8 @@ def _convert(tables: Table, lost: list[str]) -> bool:
         return False
     _convert_data(data)
     _convert_population(tables.get("population", {}), lost)
-    _convert_deadline(strategy, kind)
+    if of_rounds:
+        _convert_deadline(strategy, kind)
     if kind in _CONVERSIONS:
         _CONVERSIONS[kind](strategy, tables)
     if kind == "fedprox" and "deadline" not in strategy.table:

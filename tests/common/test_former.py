@@ -236,3 +236,17 @@ def test_a_damaged_scenario_is_left_as_it_is() -> None:
         {"strategy": {"kind": "cfl"}, "data": 1},
     ):
         assert understand(damaged) == (damaged, False, [])
+
+
+def test_own_parts_may_have_keys_of_such_names() -> None:
+    own = {"kind": "./mine.py:Mine", "relative_deadline": 2.0, "sweep": True}
+    trainer = {"kind": "./mine.py:Trainer", "init": "torch"}
+    present = sections(strategy=own, training=trainer)
+    assert understand(present) == (present, False, [])
+    former = sections(strategy=own, training=TABLES["training"])
+    assert understand(former).tables["strategy"] == own
+    rounds = {"reference_epochs": 5, "deadline_base": "unslowed"}
+    former = sections(strategy=own | rounds, training=TABLES["training"])
+    strategy = understand(former).tables["strategy"]
+    assert strategy["deadline"]["kind"] == "relative"
+    assert strategy["sweep"] is True
