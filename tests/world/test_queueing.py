@@ -189,6 +189,31 @@ def test_a_short_message_takes_what_linux_took_with_pacing_and_without(
         assert 1e3 * flow.ended == pytest.approx(expected, rel=0.02)
 
 
+def test_a_first_window_is_paced_as_the_last_one_was_and_a_new_connections_is_not() -> None:
+    network = star([5e6], 0.05, np.inf, pacing=True)
+    env = network._simulation.env
+    begin = 0.0
+    first_windows = []
+    for size in (6e4, 6e5, 6e4):
+        (flow,) = start(network, size)
+        env.run(until=begin + 0.05 + 0.0251)  # a step of a quarter of a round trip
+        first_windows.append(network.sent(flow) * WIRE / PACKET)
+        env.run(until=begin + 5.0)
+        begin += 5.0
+        assert flow.ended is not None
+    memory = rule_of(network).connections.memories[ends(0, "up")]
+    assert memory.pace * 0.025 > 15
+    assert first_windows == pytest.approx([10, 10, 10], abs=0.1)
+    slow = star([5e6], 0.05, np.inf, pacing=True)
+    (flow,) = start(slow, 1e4)  # seven segments, after which the window is seven to ten
+    slow._simulation.env.run(until=5.0)
+    pace = rule_of(slow).connections.memories[ends(0, "up")].pace
+    (flow,) = start(slow, 6e4)
+    slow._simulation.env.run(until=5.0 + 0.05 + 0.0251)
+    assert slow.sent(flow) * WIRE / PACKET == pytest.approx(pace * 0.025, rel=0.02)
+    assert pace * 0.025 < 9
+
+
 def test_a_flow_that_ends_within_a_step_gets_there_by_its_rate_and_not_by_a_jump() -> None:
     network = star([5e6], 0.05, np.inf)
     env = network._simulation.env

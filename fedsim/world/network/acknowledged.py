@@ -128,7 +128,20 @@ class AcknowledgedFlows(QueuedFlows):
         windows = np.where(self.bbr.is_used, by_bandwidth, by_losses.windows)
         return replace(by_losses, windows=windows)
 
-    def _paced(self, growth: Floats, delays: Floats) -> Floats | None:
+    def _window_paces(self, growth: Floats, delays: Floats) -> Floats:
+        """Return the rate at which each window is spread over a round trip (segments/s), [flows].
+
+        It is infinity without pacing. BBR paces otherwise.
+
+        Args:
+            growth: growth of each window in the step (segments), float64 [flows].
+            delays: time that bytes wait in the queues of the flow's route (s), float64 [flows].
+        """
+        if self._rules.pacing:
+            return pacing_rate(self.senders, growth, delays)
+        return np.full(len(growth), math.inf)
+
+    def _paced(self, growth: Floats, delays: Floats, has_acks: Flags) -> Floats | None:
         """Return the highest rate at which each sender may send (segments/s), float64 [flows].
 
         It spreads a window over a round trip; it is infinity for senders without pacing. It is None if
@@ -137,12 +150,14 @@ class AcknowledgedFlows(QueuedFlows):
         Args:
             growth: growth of each window in the step (segments), float64 [flows].
             delays: time that bytes wait in the queues of the flow's route (s), float64 [flows].
+            has_acks: whether any byte of the flow is acknowledged; the rate is that of the
+                connection's last flow if not, bool [flows].
         """
         if not self._rules.pacing and not self._has_bbr:
             return None
-        rates = np.full(len(growth), math.inf)
+        rates = self._window_paces(growth, delays)
         if self._rules.pacing:
-            rates = pacing_rate(self.senders, growth, delays)
+            rates = np.where(has_acks, rates, self.senders.pace)
         if not self._has_bbr:
             return rates
         by_bandwidth = self.bbr.pacing_gain() * self.bbr.bandwidth

@@ -319,9 +319,12 @@ class LinkComponent(SteadyFlows):
             the next flow between the two begins.
         """
         memories = []
+        delays = self._delays() if self._rules.pacing else self._size
+        paces = self._window_paces(np.zeros(len(self)), delays)
         for row in rows.nonzero()[0].tolist():
             connection = self._ends[self._id.item(row)]
-            memories.append((connection, self._remember(row, ends.item(row))))
+            memory = self._remember(row, ends.item(row), paces.item(row))
+            memories.append((connection, memory))
         self._select(~rows)
         return memories
 
@@ -415,7 +418,7 @@ class LinkComponent(SteadyFlows):
         if np.count_nonzero(repeats):
             repeated = senders.window * packet * length_s / senders.round_trip
             room = np.where(repeats, np.maximum(room, repeated), room)
-        paced = self._paced(growth.windows, delays)
+        paced = self._paced(growth.windows, delays, acked_before > 0)
         if paced is not None:
             paced = paced * packet * length_s
             room = np.minimum(room, paced)

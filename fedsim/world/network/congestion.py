@@ -147,6 +147,8 @@ class Senders(FlowColumns):
         friendly: window that Reno would have (segments).
         round_begin, round_end: delivered segments at which the present round trip begins and ends.
         least_wait: least time in queues in the present round trip, as acknowledged (s).
+        pace: pacing rate after the last acknowledgement of an earlier flow of the connection
+            (segments/s); infinity without one.
     """
 
     round_trip: Floats
@@ -159,6 +161,7 @@ class Senders(FlowColumns):
     round_begin: Floats
     round_end: Floats
     least_wait: Floats
+    pace: Floats
 
     @classmethod
     def none(cls) -> "Senders":
@@ -205,6 +208,7 @@ def first_state(
         "round_begin": 0.0,
         "round_end": 0.0,
         "least_wait": np.inf,
+        "pace": np.inf,
     }
 
 

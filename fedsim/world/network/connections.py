@@ -22,6 +22,7 @@ class SenderMemory:
         friendly: window that Reno would have (segments).
         elapsed: time of its flows since CUBIC's epoch began (s); NaN without an epoch.
         until: end of the last flow (s).
+        pace: pacing rate at the end of the last flow (segments/s); infinity without pacing.
         estimates: attribute of ``BbrSenders`` -> value; None for senders without BBR.
     """
 
@@ -32,6 +33,7 @@ class SenderMemory:
     friendly: float
     elapsed: float
     until: float
+    pace: float
     estimates: Mapping[str, float | Floats] | None
 
 
@@ -79,6 +81,8 @@ class Connections:
         sender["epoch"] = now - before.elapsed
         sender["epoch_window"] = before.epoch_window
         sender["friendly"] = before.friendly
+        # Linux: the pacing rate changes by acknowledgements, and not by an idle time
+        sender["pace"] = before.pace
         return sender
 
     def first_estimates(

@@ -258,12 +258,13 @@ class QueuedFlows:
             part._is_whole = True
         return parts
 
-    def _remember(self, row: int, until: float) -> SenderMemory:
+    def _remember(self, row: int, until: float, pace: float) -> SenderMemory:
         """Return a sender's state at the end of its flow, for the next flow to the same receiver.
 
         Args:
             row: index of the flow.
             until: end of the flow (s).
+            pace: pacing rate at its end (segments/s).
         """
         senders = self.senders
         uses_bbr = self._has_bbr and self.bbr.is_used[row]
@@ -276,6 +277,7 @@ class QueuedFlows:
             senders.friendly.item(row),
             until - senders.epoch.item(row),
             until,
+            pace,
             estimates,
         )
 
