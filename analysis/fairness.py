@@ -165,7 +165,7 @@ def _draw_groups(panel: Axes, by_group: Sequence[pd.DataFrame], colours: Sequenc
     panel.set_xticks(range(len(groups)), names)
     panel.set(
         title="selections by group",
-        xlabel="group, cluster or tier of the device at that time",
+        xlabel="group, tier or edge server of the device at that time",
         ylabel="selections",
     )
 

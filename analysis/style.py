@@ -93,6 +93,9 @@ class AxisUnit(NamedTuple):
     name: str
 
 
+_UNNAMED = "unnamed"  # name of a scenario that has none
+
+
 def unit_for(most: float, units: Sequence[tuple[float, float, str]]) -> AxisUnit:
     """Return the unit that suits an axis.
 
@@ -296,7 +299,7 @@ def short(name: str, most: int = 40) -> str:
     font = get_font(findfont(FontProperties(family=_FONT)))
     drawn = "".join(c if font.get_char_index(ord(c)) else "□" for c in clean(name, most))
     if not drawn:
-        return "unnamed"
+        return _UNNAMED
     # matplotlib leaves labels with a leading underscore out of legends
     return f" {drawn}" if drawn.startswith("_") else drawn
 
@@ -340,9 +343,13 @@ def step_for(count: int, most: int) -> int:
 def headline(runs: Sequence[RunFolder]) -> str:
     """Return the headline of a picture: scenario, and strategy and seed or the count of runs."""
     name, *further = dict.fromkeys(short(str(run.summary["name"]), 70) for run in runs)
+    is_unnamed = name == _UNNAMED and not further
     if len(runs) == 1:
         summary = runs[0].summary
-        return f"{name}   ({short(str(summary['strategy']), 30)}, seed {summary['seed']})"
+        text = f"{short(str(summary['strategy']), 30)}, seed {summary['seed']}"
+        return text if is_unnamed else f"{name}   ({text})"
+    if is_unnamed:
+        return f"{len(runs)} runs"
     if further:
         name = f"{name} and {counted(len(further), 'other scenario')}"
     return f"{name}   ({len(runs)} runs)"

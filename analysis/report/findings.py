@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import median
 
 from fedsim.analysis.series import Series
 from fedsim.common.round_words import count_rounds, counted
@@ -94,13 +95,13 @@ def _longest_round(run: RunFolder) -> str | None:
     if not durations:
         return None
     longest = max(durations)
-    median = sorted(durations)[len(durations) // 2]
-    if longest <= _LONG * median:
+    usual = median(durations)
+    if longest <= _LONG * usual:
         return None
     number = run.rounds[durations.index(longest)]["round"]
     return (
         f"{run.round_word.capitalize()} {number} was the longest{_so_far(run)}, "
-        f"{show_seconds(longest)}; the median is {show_seconds(median)}."
+        f"{show_seconds(longest)}; the median is {show_seconds(usual)}."
     )
 
 

@@ -14,6 +14,7 @@ from fedsim.lab.compare.columns import ComparedColumn, ComparedTable
 from fedsim.lab.compare.show import by_topic, format_cell
 from fedsim.lab.reading.history import History
 from fedsim.records.folder import TRANSFERS
+from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
 
 NOTHING = "\N{EN DASH}"
@@ -330,11 +331,9 @@ def _round_columns(run: RunFolder) -> list[_TableColumn]:
     columns += [
         (name, name, "{:,}".format) for name in ("selected", "valid", "slow", "disconnected")
     ]
-    columns += [
-        ("down", "bytes_down", show_bytes),
-        ("up", "bytes_up", show_bytes),
-        ("between devices", "bytes_peer", show_bytes),
-    ]
+    if not has_no_server(run.summary["bytes"]):
+        columns += [("down", "bytes_down", show_bytes), ("up", "bytes_up", show_bytes)]
+    columns.append(("between devices", "bytes_peer", show_bytes))
     return columns
 
 

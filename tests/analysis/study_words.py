@@ -106,6 +106,8 @@ def comparisons(study: Study) -> Iterator[str]:
     """Sentences on the next line and the baseline, against the best line."""
     goal = goals(study)[0]
     first, *rest = order(study, goal)
+    if not rest:
+        yield "No other line has this figure for all its seeds."
     base = study.baseline(first)
     for line in rest[:1] + [line for line in rest[1:] if line is base]:
         role = "the next" if line is rest[0] else "the baseline"

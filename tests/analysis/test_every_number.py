@@ -172,7 +172,7 @@ class Folder:
         ends = [0.0, *(row["time"] for row in self.rounds)]
         lengths = [end - start for start, end in pairwise(ends)]
         longest = max(lengths)
-        middle = sorted(lengths)[len(lengths) // 2]
+        middle = float(np.median(lengths))
         word = self.run.round_word.capitalize()
         number = self.rounds[lengths.index(longest)]["round"]
         selected = sum(row["selected"] or 0 for row in self.rounds)

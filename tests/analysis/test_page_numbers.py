@@ -19,6 +19,7 @@ from fedsim.analysis.report.gather import gather
 from fedsim.analysis.report.runs import headline_figures
 from fedsim.analysis.report.sections import answer
 from fedsim.analysis.report.tables import read_devices
+from fedsim.analysis.report.tables import rounds as rounds_table
 from fedsim.analysis.report.timeline import read_timeline
 from fedsim.analysis.strips import RATES
 from fedsim.analysis.style import NothingToDrawError
@@ -82,6 +83,18 @@ def test_tiles_and_headlines_count_the_bytes_of_all_endpoints(family: str, tmp_p
     assert f"of {show_bytes(moved)} that moved was wasted" in text
     assert "nothing moved" not in text
     assert ("between devices" in text) == bool(sizes.get("peer"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rounds_have_bytes_of_the_ways_that_messages_go(family: str, tmp_path: Path) -> None:
+    """Nothing goes down or up without a server."""
+    run = played(family, tmp_path / "run")
+    table = rounds_table(run, "timeline-0-data")
+    assert table is not None
+    has_server = family in ("server", "edges")
+    for head in ("down", "up"):
+        assert (f'<th scope="col">{head}</th>' in table[1]) == has_server
+    assert ('<th scope="col">between devices</th>' in table[1]) != has_server
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -102,7 +102,8 @@ class Drawing {
     pen.textAlign = "center";
     pen.textBaseline = "alphabetic";
     const every = everyNth(high - low + 1, timeline.width / 34);
-    let free = timeline.gutter; // from here on no number stands yet
+    const word = timeline.header.round_word, wide = ends.length ? pen.measureText(word).width : 0;
+    let free = Math.max(timeline.gutter, wide + 4); // from here on no number stands yet
     for (let at = low; at <= Math.min(high, ends.length - 1); at++) {
       if (numbers[at] % every) continue;
       const left = Math.max(view.from, at ? ends[at - 1] : 0), right = Math.min(view.from + view.span, ends[at]);
@@ -112,7 +113,7 @@ class Drawing {
       free = x + half;
     }
     pen.textAlign = "right";
-    if (ends.length) pen.fillText(timeline.header.round_word, timeline.gutter - 8, SIZES.top - 9);
+    if (ends.length) pen.fillText(word, Math.max(timeline.gutter - 8, wide), SIZES.top - 9);
   }
 
   /** The critical path: a line through each step that its round waited for, from lane to lane where one follows another. */

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import groupby
 from statistics import median
 
 from fedsim.common import step_names
@@ -15,11 +16,14 @@ from fedsim.lab.compare.critical_path import (
     SHARED,
     WAIT,
     CriticalPaths,
+    PathStep,
     RoundPath,
 )
 
 _BAR = 40  # length of the longest bar (characters)
 _MOST_DEVICES = 5
+_MESSAGE = "message"
+_MOST_MESSAGES = 3  # most messages in a row of which each has a row of its own
 
 
 def run_in_words(paths: CriticalPaths) -> list[str]:
@@ -153,28 +157,45 @@ def _longest_in_words(path: RoundPath) -> list[str]:
 def path_table(path: RoundPath) -> ComparedTable:
     """Return a table with a row for each step for which a round waited.
 
-    It has a column for the time that transfers lost on shared links, if any did.
+    Many messages in a row, as of an all-reduce, share a row. It has a column for the time that
+    transfers lost on shared links, if any did.
     """
     rows: list[dict[str, Cell]] = []
-    for step in path.steps:
-        name = step.step
-        if step.outcome != "done":
-            name += f" ({step.outcome})"
-        device = None if step.device is None else f"device {step.device}"
-        rows.append(
-            {
-                "step": name,
-                "of": step.label or device,
-                "after": show_seconds(step.start - path.start),
-                "took": show_seconds(step.seconds),
-                "share": f"{step.seconds / path.seconds:.1%}",
-                "of it shared links": show_seconds(step.shared) if step.shared else None,
-            }
-        )
+    for kind, group in groupby(path.steps, key=lambda step: step.step):
+        steps = list(group)
+        if kind == _MESSAGE and len(steps) > _MOST_MESSAGES:
+            seconds = sum(step.seconds for step in steps)
+            route = f"{steps[0].label}, and so on until {steps[-1].label}"
+            rows.append(
+                {
+                    "step": f"{len(steps)} messages",
+                    "of": route,
+                    "after": show_seconds(steps[0].start - path.start),
+                    "took": show_seconds(seconds),
+                    "share": f"{seconds / path.seconds:.1%}",
+                }
+            )
+        else:
+            rows += [_path_row(path, step) for step in steps]
     heads = ["step", "of", "after", "took", "share"]
     if any(step.shared for step in path.steps):
         heads.append("of it shared links")
     return ComparedTable.of(heads, rows)
+
+
+def _path_row(path: RoundPath, step: PathStep) -> dict[str, Cell]:
+    name = step.step
+    if step.outcome != "done":
+        name += f" ({step.outcome})"
+    device = None if step.device is None else f"device {step.device}"
+    return {
+        "step": name,
+        "of": step.label or device,
+        "after": show_seconds(step.start - path.start),
+        "took": show_seconds(step.seconds),
+        "share": f"{step.seconds / path.seconds:.1%}",
+        "of it shared links": show_seconds(step.shared) if step.shared else None,
+    }
 
 
 def totals_table(runs: Mapping[str, CriticalPaths]) -> ComparedTable:

@@ -165,6 +165,9 @@ class Ranking:
         words = self._headline(first)
         if rest:
             words.append(f"{clean(rest[0].name)}, the next, {self._compare(rest[0], first)}.")
+        else:
+            seeds = " for all its seeds" if first.of > 1 else ""
+            words.append(f"No other line has this figure{seeds}.")
         for line in rest[1:]:
             if line.place == self.baseline:
                 words.append(f"{clean(line.name)}, the baseline, {self._compare(line, first)}.")

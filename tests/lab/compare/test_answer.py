@@ -323,7 +323,10 @@ def test_worlds_apart_a_ranking_of_one_and_another_goal(tmp_path: Path) -> None:
     (alone,) = found(
         tmp_path / "2", {key: time if key[1] == "free" else None for key, time in GRID.items()}
     )
-    assert alone.rankings[0].sentences == ["fedbuff takes the least time, 4 min 11 s."]
+    assert alone.rankings[0].sentences == [
+        "fedbuff takes the least time, 4 min 11 s.",
+        "No other line has this figure for all its seeds.",
+    ]
     assert not alone.rankings[0].is_sure
     (answer,) = found(tmp_path / "3", GRID, "bytes")
     assert answer.words[0].startswith("To an accuracy of 0.5 fedbuff moves the least bytes, 251 B.")

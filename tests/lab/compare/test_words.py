@@ -23,7 +23,7 @@ from fedsim.analysis.series import Series
 from fedsim.common.units import show_ratio, show_share
 from fedsim.lab.compare.answer import WorldAnswer
 from fedsim.lab.compare.critical_path import CriticalPaths, PathStep, RoundPath
-from fedsim.lab.compare.critical_words import round_in_words, run_in_words
+from fedsim.lab.compare.critical_words import path_table, round_in_words, run_in_words
 from fedsim.lab.compare.decided import Decided
 from fedsim.lab.compare.explore import fronts, shares
 from fedsim.lab.compare.lines import ComparedLine
@@ -271,6 +271,27 @@ def test_what_rounds_waited_for_of_any_times_reads_well(run: RunFolder) -> None:
             texts += round_in_words(paths, path.number)
         count += check(texts)
     assert count > 2000
+
+
+def test_many_messages_in_a_row_share_a_row(run: RunFolder) -> None:
+    steps = [PathStep("train", 0.0, 2.0, 1, 1)]
+    for place in range(6):
+        label = f"device {place} to device {place + 1}"
+        steps.append(PathStep("message", 2.0 + place, 3.0 + place, label=label))
+    path = RoundPath(0, 0.0, 8.0, tuple(steps))
+    rows = list(zip(*(column.cells for column in path_table(path).columns), strict=True))
+    assert rows == [
+        ("train", "device 1", "0 s", "2 s", "25.0%"),
+        (
+            "6 messages",
+            "device 0 to device 1, and so on until device 5 to device 6",
+            "2 s",
+            "6 s",
+            "75.0%",
+        ),
+    ]
+    few = RoundPath(0, 0.0, 5.0, tuple(steps[:4]))
+    assert len(path_table(few).columns[0].cells) == 4
 
 
 def test_a_diverged_metric_has_no_figure(tmp_path: Path) -> None:
