@@ -100,7 +100,7 @@ class Envelopes:
         Raises:
             SimulationError: contents that cannot be sent.
         """
-        parts = payloads(contents, self._down)
+        parts = payloads(contents, self.down)
         brings_base = self._lacks_base(contents, has_base=device in self._devices.bases)
         if brings_base:
             parts = (Payload(BASE, self._learner.base_bytes), *parts)
