@@ -58,7 +58,7 @@ _WIDTH = 1.7  # width of a line (points)
 
 
 class CurveAxis(NamedTuple):
-    """Horizontal axis of curves.
+    """Horizontal axis on which curves are drawn: rounds, time or bytes.
 
     Attributes:
         column: column of the curves that the axis shows.
@@ -160,7 +160,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 
 
 def figures_of(runs: Iterable[RunFolder]) -> list[str]:
-    """Return the names of at most three test figures: accuracy and metrics, otherwise the loss."""
+    """Return the names of at most three measures to draw: accuracy and metrics, else the loss."""
     candidates = {"accuracy": None}
     rows: list[RecordData] = []
     for run in runs:
@@ -171,7 +171,7 @@ def figures_of(runs: Iterable[RunFolder]) -> list[str]:
 
 
 def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
-    """Return the curves of a test figure for each series, one per evaluated run.
+    """Return a measure of tests, such as the accuracy, as curves: a list for each series.
 
     Args:
         series: the series.
@@ -246,7 +246,9 @@ def axes_of(curves: Sequence[Sequence[pd.DataFrame]], runs: Sequence[RunFolder])
 
 
 def band(curves: Sequence[pd.DataFrame], column: str) -> pd.DataFrame:
-    """Return mean, lowest and highest value of several curves, where all curves have values.
+    """Return mean, lowest and highest value over several curves, as a band for drawing.
+
+    The band covers the range in which all curves have values.
 
     Args:
         curves: curves as in ``curves_of``.

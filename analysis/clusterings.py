@@ -52,7 +52,7 @@ _MEAN: palette.Look = {
 
 @dataclass(frozen=True)
 class Clustering:
-    """Content of one ``clustering`` record.
+    """Clustering of devices that a run's server has computed, as its record ``clustering`` has it.
 
     Attributes:
         title: text with the time of the clustering, and the counts of devices and groups.

@@ -24,7 +24,7 @@ _OUTLIER: palette.Look = {"marker": "v", "color": palette.BLACK, "linestyle": ""
 
 @dataclass(frozen=True)
 class ReportedGrouping:
-    """Grouping of a ``cluster`` or ``tiers`` record, with the sizes that devices had reported.
+    """Division of devices into clusters or tiers by the sizes of their data, as a run recorded it.
 
     Attributes:
         word: ``cluster`` or ``tier``.

@@ -256,7 +256,7 @@ def _choose_devices(history: History, levels: Iterable[int]) -> list[int]:
 
 
 def read_levels(history: History) -> dict[int, list[list[float]]]:
-    """Read the level of each recorded battery over time.
+    """Return the energy in each recorded battery over time.
 
     Returns:
         Breakpoints [time (s), level (J)] by device, in order of time.

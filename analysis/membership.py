@@ -47,12 +47,12 @@ _AGREEMENT: dict[str, palette.Look] = {
 
 @style.styled
 def draw_membership(run: RunFolder) -> Figure:
-    """Draw the group of each device over time.
+    """Draw the group (cluster) of each device over time.
 
     A row per device has the colours of its groups, thin bars for pre-training, and marks of moves,
-    shifts of data, arrivals and departures. Rows are ordered by last group, then first assignment; at most 1,500 are
-    shown, evenly spread. Below are the sizes of the groups, of all devices, and the agreement of
-    the groups with the true ones if these are known.
+    shifts of data, arrivals and departures. Rows are ordered by last group, then first assignment;
+    at most 1,500 are shown, evenly spread. Below are the sizes of the groups, of all devices, and
+    the agreement of the groups with the true ones if these are known.
 
     Raises:
         NothingToDrawError: no device is ever in a group.
@@ -183,7 +183,7 @@ def draw_pre_trainings(
 
 
 def membership_colour(group: int) -> str:
-    """Return the colour of members of a group; of devices without a group if it is negative."""
+    """Return the colour in which members of a group are drawn; grey for devices without a group."""
     return "#DDDDDD" if group == NO_GROUP else palette.group_colour(group)
 
 
@@ -257,7 +257,7 @@ _OUTLINE = [patheffects.withStroke(linewidth=3.0, foreground="white")]
 
 @dataclass
 class TreeCluster:
-    """Cluster of a split tree, from its creation to its split or the end of the run.
+    """Cluster of devices as a node in the tree of a run's splits, from its creation to its split.
 
     Attributes:
         group: index of the cluster's group; a child may have the group of its parent.
@@ -277,7 +277,7 @@ class TreeCluster:
     children: list["TreeCluster"] = field(default_factory=list)
 
     def below(self) -> list["TreeCluster"]:
-        """Return this cluster and its descendants, depth first."""
+        """Return this cluster and all clusters that came from it by splits, depth first."""
         clusters = [self]
         for child in self.children:
             clusters += child.below()

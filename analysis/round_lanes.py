@@ -81,7 +81,7 @@ def trained_rounds(history: History) -> list[int]:
 
 
 def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
-    """Return a DataFrame of the tasks of rounds, one row per task.
+    """Return the tasks of some rounds as a DataFrame, one row per task.
 
     Times are in seconds since the round's start. The time of a step that the device did not reach
     is NaN.
@@ -191,9 +191,9 @@ def _course(attempt: Attempt, start: float, deadline: float | None) -> RecordDat
 
 
 def lanes_of(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Return the tasks of a round with the column ``lane``: one lane per device.
+    """Return the tasks of a round with the column ``lane``: the row in which each is drawn.
 
-    Devices with the most samples come first; the tasks of a device share its lane.
+    Each device has a lane, which its tasks share; devices with the most samples are first.
     """
     order = attempts.sort_values(["samples", "task"], ascending=[False, True])
     devices = {device: lane for lane, device in enumerate(dict.fromkeys(order["device"]))}
@@ -201,7 +201,7 @@ def lanes_of(attempts: pd.DataFrame) -> pd.DataFrame:
 
 
 def some_lanes(lanes: pd.DataFrame, most: int) -> pd.DataFrame:
-    """Return the tasks of at most ``most`` lanes, evenly spread and numbered anew.
+    """Return the tasks of at most ``most`` devices, evenly spread over the lanes.
 
     Args:
         lanes: tasks with lanes, as ``lanes_of`` returns them.

@@ -19,7 +19,7 @@ _APART = ("seed", "name")  # keys in which runs of one series may differ
 
 @dataclass(frozen=True)
 class Series:
-    """Series of runs whose scenarios differ only in the seed.
+    """Runs that differ only in the seed, drawn as one line, with a band over seeds, or one bar.
 
     Attributes:
         name: name of the series.
@@ -81,7 +81,7 @@ WHISKER = "whiskers: from the least to the most of the seeds"
 
 
 def whisker_entry() -> Line2D:
-    """Return the legend's entry of the lines over bars."""
+    """Return the legend's entry of the thin lines over bars, which show the range over seeds."""
     return Line2D([], [], color=BLACK, linewidth=1.4, marker="|", markersize=7, label=WHISKER)
 
 

@@ -36,7 +36,7 @@ _HEADERS = {
 
 
 class PageState(TypedDict):
-    """State of a growing page.
+    """State of a page that is rebuilt while runs go on, as browsers receive it.
 
     Attributes:
         version: count of pages so far; 0 before the first.
@@ -54,7 +54,7 @@ class PageState(TypedDict):
 
 
 class LivePage:
-    """Newest page and its state. Readers in other threads wait for the next state.
+    """Newest page of runs that go on, with its state; browsers wait for the next state.
 
     Args:
         says: text of the first state.
@@ -79,12 +79,16 @@ class LivePage:
         return self._state
 
     def say(self, text: str) -> None:
-        """Replace the text of the state."""
+        """Replace the line of text in the state.
+
+        Args:
+            text: the line, such as what the page waits for.
+        """
         if text != self._state["says"]:
             self._change(self._page, {**self._state, "says": text})
 
     def tell_runs(self, lines: list[str]) -> None:
-        """Replace the lines on active and failed runs of studies."""
+        """Replace the lines of text on active and failed runs in the state."""
         if lines != self._state.get("runs", []):
             self._change(self._page, {**self._state, "runs": lines})
 
@@ -183,7 +187,7 @@ class _BoundedServer(ThreadingHTTPServer):
 
 
 def server_of(live: LivePage, port: int = 0) -> ThreadingHTTPServer:
-    """Return an HTTP server of a growing page on the loopback address.
+    """Return an HTTP server of a live page on the loopback address.
 
     ``/`` is the surrounding page, ``/report`` the newest page, ``/state`` its state as JSON, and
     ``/events`` the stream of states as server-sent events. At most 32 connections are open; a

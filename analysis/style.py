@@ -70,17 +70,17 @@ styled = matplotlib.rc_context(_RC)
 
 
 class PictureError(FedsimError):
-    """Error: a picture cannot be drawn with the given options."""
+    """Error that a picture cannot be drawn with the given options."""
 
     exit_status = 2
 
 
 class NothingToDrawError(PictureError):
-    """Error: a run has no data that the picture could show."""
+    """Error that a run has no data for a picture."""
 
 
 class AxisUnit(NamedTuple):
-    """Unit of an axis.
+    """Unit in which an axis is labelled, such as hours or MB.
 
     Attributes:
         least: least end of an axis for which the unit is used.
@@ -270,7 +270,7 @@ def write_beside(panel: Axes, y: float, text: str, apart: float, **look: Any) ->
 
 
 def spread(values: Sequence[float] | Floats, apart: float) -> Floats:
-    """Move positions up until neighbours are at least ``apart``, so that labels do not overlap.
+    """Move the positions of labels up until neighbours do not overlap.
 
     Args:
         values: positions of the labels, [n].

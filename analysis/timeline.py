@@ -58,7 +58,7 @@ _MEANING = {
 
 
 def outcome_meanings(*, are_done: bool) -> dict[str, str]:
-    """Return texts for legends on the outcomes of tasks that were not useful, by outcome.
+    """Return texts for legends on the outcomes of tasks whose work was wasted, by outcome.
 
     Args:
         are_done: whether the runs are done. Otherwise, open tasks are not wasted yet.

@@ -31,10 +31,10 @@ _OVER = b"over\n"  # message to the server's process: the run is over, and its p
 
 
 class Growing(LivePage):
-    """Report of growing runs or studies, rebuilt when they change. Folders need not exist yet.
+    """Live page with the report of runs or studies, rebuilt when they change.
 
     Args:
-        paths: folders of runs or studies.
+        paths: folders of runs or studies, which need not exist yet.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -45,7 +45,7 @@ class Growing(LivePage):
         super().__init__(self._wait_in_words())
 
     def look(self, *, at_once: bool = False) -> bool:
-        """Rebuild the report if a run has changed; return whether it was rebuilt.
+        """Rebuild the report if a run has changed since the last build; return whether it did.
 
         Args:
             at_once: whether to rebuild it even if it was rebuilt just before. So it is if all runs
@@ -156,7 +156,7 @@ def watch(
 
 
 class WatchedRun:
-    """The page of this process's run, which a child process serves.
+    """Page of this process's run, which a child process serves.
 
     Args:
         server: the child process.

@@ -57,7 +57,7 @@ _TARGET: palette.Look = {"color": palette.GREY, "linewidth": 0.7, "linestyle": (
 
 @dataclass(frozen=True)
 class BytesToTarget:
-    """Bytes of one run until its target.
+    """Bytes that one run moved until a test reached the target.
 
     Attributes:
         seed: seed of the run.
@@ -77,7 +77,7 @@ class BytesToTarget:
 
 @dataclass(frozen=True)
 class CommunicationLine:
-    """Communication of a line in a figure.
+    """Bytes until the target of one line of a figure: the runs of a variant or scenario.
 
     Attributes:
         name: name of the line.
@@ -108,7 +108,7 @@ class CommunicationLine:
         return means
 
     def numbers(self) -> list[NumberRow]:
-        """Return a row per run, a row per mean, and a row per point of the curve."""
+        """Return the rows of the figure's CSV: one per run, per mean, and per point of the curve."""
         rows: list[NumberRow] = []
         for run in self.runs:
             row: NumberRow = {"line": self.name, "number": "bytes to target", "seed": run.seed}
@@ -128,7 +128,7 @@ class CommunicationLine:
 
 @dataclass(frozen=True)
 class Communication:
-    """Communication of all lines of a figure.
+    """Bytes until the target of all lines of a figure.
 
     Attributes:
         target: the target.

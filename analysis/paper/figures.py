@@ -21,7 +21,7 @@ from fedsim.lab.reading.targets import Target
 
 @dataclass(frozen=True)
 class FigureRequest:
-    """Lines to draw, and the options of the figures.
+    """Request for figures of a paper: the lines to draw, and options.
 
     Attributes:
         series: the lines.
@@ -39,7 +39,7 @@ class FigureRequest:
 
 
 class PaperKind(NamedTuple):
-    """Kind of figure.
+    """Kind of figure for papers, such as ``waiting``.
 
     Attributes:
         draw: draws the figure; raises ``NothingToDrawError`` if it does not apply.
@@ -86,7 +86,7 @@ FIGURES = {
 
 
 class WrittenFigure(NamedTuple):
-    """Figure that was written.
+    """Figure for a paper that was written to files.
 
     Attributes:
         name: name of the figure, such as ``waiting``.
@@ -102,7 +102,7 @@ class WrittenFigure(NamedTuple):
 
 
 class SkippedFigure(NamedTuple):
-    """Figure that does not apply to the runs.
+    """Figure for a paper that was not written, because it does not apply to the runs.
 
     Attributes:
         name: name of the figure.
@@ -117,7 +117,7 @@ class SkippedFigure(NamedTuple):
 
 @dataclass
 class WrittenFigures:
-    """Figures that were written, and figures that do not apply to the runs.
+    """Result of ``write_figures``: figures that were written, and figures that were not.
 
     Attributes:
         written: the written figures.

@@ -121,17 +121,17 @@ def refuse_more(figure: str, series: Sequence[Series], most: int) -> None:
 
 
 def attempts_of(run: RunFolder) -> Attempts:
-    """Return the attempts of a run's clients."""
+    """Return the tasks of a run's clients, each with its outcome."""
     return Attempts(Activities(History(run)))
 
 
 def strategy_of(series: Series) -> str:
-    """Return the strategy of a line, from the summary of its first run."""
+    """Return the name of the strategy of a line in a figure, from its first run's summary."""
     return style.short(str(series.runs[0].summary["strategy"]), _LONGEST_NAME)
 
 
 def not_drawn(line: Series, reason: style.NothingToDrawError, series: Sequence[Series]) -> str:
-    """Return a sentence on a line that a figure does not draw.
+    """Return a sentence for the user on a line that a figure leaves out.
 
     Args:
         line: the line.
@@ -144,7 +144,7 @@ def not_drawn(line: Series, reason: style.NothingToDrawError, series: Sequence[S
 def measure_each(
     series: Sequence[Series], measure: Callable[[Series], LineNumbers]
 ) -> tuple[list[LineNumbers], list[str]]:
-    """Measure the lines of a figure.
+    """Compute the numbers of each line of a figure, and collect the lines that have none.
 
     Args:
         series: the lines.

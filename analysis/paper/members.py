@@ -33,7 +33,7 @@ _HATCHES = ("", "", "", "//////", "", "......", "......", "xxxxxx", "......", "x
 
 @dataclass(frozen=True)
 class Members:
-    """Devices of a run and their groups.
+    """Devices of a run and the sizes of their groups over time, to be drawn.
 
     Attributes:
         attempts: tasks of the run.
@@ -53,7 +53,7 @@ class Members:
 
 
 def measure_members(series: Series) -> Members:
-    """Return the groups of the devices of a line's first run.
+    """Return the devices and groups of a line's first run.
 
     Args:
         series: the line.

@@ -79,7 +79,7 @@ _PURITY: palette.Look = {"label": "purity of the groups", "color": palette.BLACK
 
 @dataclass(frozen=True)
 class MigrationLine:
-    """Migration of a line in a figure.
+    """Data shifts and moves between groups in the runs of one line of a figure.
 
     Attributes:
         name: name of the line.
@@ -101,7 +101,7 @@ class MigrationLine:
     totals: dict[str, Spread]
 
     def numbers(self) -> list[NumberRow]:
-        """Return a row per number and time, and a row per total."""
+        """Return the rows of the figure's CSV: one per number and time, and one per total."""
         rows: list[NumberRow] = []
         curves: dict[str, Sequence[Spread | None]] = {**self.counts, **self.devices}
         curves["purity"] = self.purity

@@ -42,7 +42,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class ChosenRounds:
-    """Rounds of a run to draw.
+    """Rounds of a run that a figure draws, with the reason for each and their tasks.
 
     Attributes:
         history: records of the run.

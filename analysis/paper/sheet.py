@@ -59,7 +59,7 @@ Drawn = TypeVar("Drawn")
 
 
 class Spread(NamedTuple):
-    """Mean of a value per seed, with the lowest and the highest.
+    """Mean, lowest and highest of a number over the seeds of a line.
 
     Attributes:
         mean: mean over the seeds.
@@ -75,11 +75,11 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Return the spread of a value per seed, of which there is at least one."""
+        """Return mean, lowest and highest of values, one per seed; at least one."""
         return cls(sum(values) / len(values), min(values), max(values), len(values))
 
     def row(self, line: str, number: str) -> "NumberRow":
-        """Return the row of the table of a figure's numbers.
+        """Return a row for the CSV of a figure's numbers.
 
         Args:
             line: name of the line.
@@ -96,7 +96,7 @@ class Spread(NamedTuple):
 
 
 class SpreadCurve(NamedTuple):
-    """Spreads as arrays for a curve, float64 [n] each.
+    """Spreads at successive points as arrays, to draw a curve with a band; float64 [n] each.
 
     Attributes:
         mean: the means.
@@ -110,7 +110,7 @@ class SpreadCurve(NamedTuple):
 
     @classmethod
     def of(cls, spreads: Sequence[Spread], unit: float = 1.0) -> "SpreadCurve":
-        """Return the values of spreads in units of ``unit``."""
+        """Convert spreads to arrays, divided by a unit."""
         table = np.array(spreads, dtype=float).reshape(-1, len(Spread._fields)) / unit
         return cls(table[:, 0], table[:, 1], table[:, 2])
 
@@ -136,7 +136,7 @@ def in_style() -> AbstractContextManager[None]:
 
 
 def styled(draw: Callable[DrawArguments, Drawn]) -> Callable[DrawArguments, Drawn]:
-    """Return a function that calls ``draw`` in the style for LaTeX."""
+    """Return a function that draws as ``draw`` does, in the style for LaTeX."""
 
     @wraps(draw)
     def draw_styled(*args: DrawArguments.args, **options: DrawArguments.kwargs) -> Drawn:
@@ -175,13 +175,16 @@ def columns_for(width: float, panels: int) -> int:
 
 
 def pools(rounds: int, pooled: int) -> list[tuple[int, int]]:
-    """Return the first round of each pool of consecutive rounds, and the round after its last.
+    """Divide consecutive rounds into pools, each of which is drawn as one point.
 
-    A last pool of less than half its rounds is left out, since it would be far noisier.
+    A last pool with less than half of its rounds is left out, since it would be far noisier.
 
     Args:
         rounds: count of rounds.
         pooled: count of rounds in a pool.
+
+    Returns:
+        For each pool the index of its first round, and of the round after its last.
     """
     extents: list[tuple[int, int]] = []
     for first in range(0, rounds, pooled):
@@ -192,7 +195,7 @@ def pools(rounds: int, pooled: int) -> list[tuple[int, int]]:
 
 
 def line_look(number: int) -> palette.Look:
-    """Return the look of a line that stands for a strategy: colour, dash and mark.
+    """Return the look (colour, dash and mark) of a line in a figure of a paper.
 
     Args:
         number: index of the line, from 0.
@@ -220,7 +223,7 @@ def title_of(name: str, words: str, room: float) -> str:
 
 
 def band_handle(seeds: int) -> Patch:
-    """Return the legend's entry of lines and bands over seeds."""
+    """Return the legend's entry that explains lines and bands over seeds."""
     label = f"line: mean; band: lowest to highest of {seeds} seeds"
     return Patch(facecolor=palette.GREY, alpha=2 * BAND, label=label)
 

@@ -50,7 +50,7 @@ _LEAST_GAP = 15.0  # least gap of the vertical axis (%)
 
 @dataclass(frozen=True)
 class StragglingPoint:
-    """Shares of clients in consecutive rounds, which are counted together.
+    """Shares of clients by outcome in some consecutive rounds, drawn as one point.
 
     Attributes:
         first: index of the first round.
@@ -67,7 +67,7 @@ class StragglingPoint:
 
 @dataclass(frozen=True)
 class StragglingLine:
-    """Straggling of a line in a figure.
+    """Shares of clients by outcome (valid, slow, late, lost) in the runs of one line of a figure.
 
     Attributes:
         name: name of the line.
@@ -91,7 +91,7 @@ class StragglingLine:
     shares: dict[str, Spread]
 
     def numbers(self) -> list[NumberRow]:
-        """Return a row per point and outcome, and a row per outcome for all rounds."""
+        """Return the rows of the figure's CSV: one per point and outcome, and one per outcome."""
         rows: list[NumberRow] = []
         for point in self.points:
             for outcome, share in point.shares.items():

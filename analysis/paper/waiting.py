@@ -79,13 +79,15 @@ class RoundWait:
 
     @property
     def waited_s(self) -> float:
-        """Time (s) that the round waited for its slowest alone."""
+        """Time (s) that the round waited for its slowest clients alone."""
         return self.end_s - self.others_s
 
 
 @dataclass(frozen=True)
 class WaitingPoint:
-    """Mean times of consecutive rounds, in s since a round's start, over seeds.
+    """Mean times of some consecutive rounds over seeds, drawn as one point.
+
+    Times are in s since the begin of a round.
 
     Attributes:
         first: index of the first round.
@@ -106,7 +108,7 @@ class WaitingPoint:
 
 @dataclass(frozen=True)
 class Awaited:
-    """Device for which rounds waited.
+    """Device for which rounds waited, with its share of the waiting.
 
     Attributes:
         device: ID of the device.
@@ -121,7 +123,7 @@ class Awaited:
 
 @dataclass(frozen=True)
 class WaitingLine:
-    """Waiting of a line in a figure.
+    """Waiting for the slowest clients in the runs of one line of a figure.
 
     Attributes:
         name: name of the line.
@@ -146,7 +148,7 @@ class WaitingLine:
     rest: Spread
 
     def numbers(self) -> list[NumberRow]:
-        """Return a row per drawn number."""
+        """Return the rows of the figure's CSV: one per drawn number."""
         rows: list[NumberRow] = []
         for point in self.points:
             spreads = {

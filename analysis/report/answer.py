@@ -32,7 +32,7 @@ HINT = (
 def answers(
     worlds: Sequence[WorldAnswer], colours: dict[int, str], hint: str, *, is_over: bool
 ) -> Iterator[Markup | None]:
-    """Yield text and drawings of the answer for each world; None stands for nothing.
+    """Yield the part of a report's page on the best lines: text and drawings for each world.
 
     The figures of the first world are open, and all other figures are folded.
 
@@ -217,7 +217,7 @@ def _cheapest(answer: WorldAnswer, goal: Ranking, measure: Measure) -> RankedLin
 
 
 def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
-    """Return a list of headline figures as HTML.
+    """Return figures of a run, such as its accuracy, as a list of large numbers in HTML.
 
     Args:
         figures: name, formatted value and remark of each figure.

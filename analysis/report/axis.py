@@ -13,14 +13,20 @@ _FEW = 3  # least count of ticks of a logarithmic axis
 
 @dataclass(frozen=True)
 class Axis:
-    """Axis from ``low`` to ``high``, which are both positive if the axis is logarithmic."""
+    """Axis of a drawing in a report, from ``low`` to ``high``.
+
+    Both ends are positive if it is logarithmic.
+    """
 
     low: float
     high: float
     is_log: bool
 
     def share(self, value: float) -> float:
-        """Return the position of a value: 0 at ``low``, 1 at ``high``; 0.5 if both are equal."""
+        """Return the relative position of a value on the axis: 0 at ``low``, 1 at ``high``.
+
+        It is 0.5 if both ends are equal.
+        """
         low, high = self.low, self.high
         if self.is_log:
             value, low, high = math.log(value), math.log(low), math.log(high)

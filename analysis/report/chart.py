@@ -48,7 +48,7 @@ class _ChartLine(TypedDict):
 
 
 def chart(series: Sequence[Series]) -> list[Markup]:
-    """Return the chart of all series with its table. At first, eight lines are visible.
+    """Return the interactive chart of a report: curves of all series, with a table.
 
     Returns:
         Heading, figure and table; empty if no round was evaluated.

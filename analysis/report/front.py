@@ -30,7 +30,9 @@ _Corner = tuple[float, float]
 
 
 def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
-    """Draw cells by two costs; cells of the front and runners-up have numbers.
+    """Draw variants in a plane of two costs, as an SVG for a report.
+
+    Variants on the Pareto front, and close to it, have numbers.
 
     Args:
         front: the Pareto front with all cells.

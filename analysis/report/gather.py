@@ -21,7 +21,7 @@ MOST_DRAWN = 2  # most runs with pictures, which take a second or two each
 
 
 class DetailedRun(NamedTuple):
-    """Run that is shown in detail, with its name on the page and its line of the comparison."""
+    """Run that a report shows in detail."""
 
     run: RunFolder
     name: str
@@ -30,7 +30,7 @@ class DetailedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """Subject of a report: the runs, and their comparison.
+    """Subject of a report: the runs of the given folders, and their comparison.
 
     Attributes:
         comparison: comparison of the lines.
@@ -58,7 +58,7 @@ class Subject:
 
     @property
     def series(self) -> list[Series]:
-        """Lines that have runs as series over seeds, the best first, with the clearest looks."""
+        """Series of runs over seeds, one for each line that has runs, the best first."""
         series = []
         for rank, place in enumerate(self.order):
             runs = self.lines[place].runs
@@ -77,7 +77,7 @@ class Subject:
 
 
 class NothingDoneError(RunFolderError):
-    """Error: no run of a study is done yet."""
+    """Error that no run of a study is done yet."""
 
 
 def gather(paths: Sequence[str | Path]) -> Subject:

@@ -38,7 +38,7 @@ def step_colours(timelines: Sequence[TimelineData]) -> dict[str, str]:
 
 
 def key(timelines: Sequence[TimelineData]) -> Markup:
-    """Return the legend of colours and signs in the timelines, and the help on the controls."""
+    """Return the legend of the timelines in a report: colours, signs, and help on the controls."""
     entries = [
         *_step_entries(timelines),
         *_message_entries(timelines),

@@ -12,7 +12,7 @@ from fedsim.lab.reading.study_folder import is_study
 
 
 class LiveReport(NamedTuple):
-    """Newest report of runs that may go on.
+    """Newest report of runs or studies that may still go on.
 
     Attributes:
         page: the page as HTML.

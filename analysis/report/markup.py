@@ -22,7 +22,7 @@ class Markup(str):
 
 
 def asset(name: str) -> Markup:
-    """Return the text of a file in the folder ``assets``, without escaping."""
+    """Return the text of a file of the report, such as a script, as HTML that is not escaped."""
     packaged = resources.files("fedsim.analysis.report").joinpath("assets", name)
     return Markup(packaged.read_text(encoding="utf-8").rstrip("\n"))
 
@@ -51,7 +51,7 @@ def el(tag: str, *children: str | None, **attributes: object) -> Markup:
 
 
 def join(*children: str | None) -> Markup:
-    """Concatenate children. Texts are escaped, and None is left out."""
+    """Concatenate elements and texts to HTML; texts are escaped, and None is left out."""
     texts = []
     for child in children:
         if child is not None:

@@ -22,7 +22,7 @@ StudiedState = Literal["done", "at work", "begun", "not begun", "ended early"]
 
 
 class StudiedRun(NamedTuple):
-    """Run of a study, and how far it is.
+    """Run of a study in a report, with its state and newest summary.
 
     Attributes:
         line: label of the run's line.
@@ -74,7 +74,7 @@ def _read_run(line: str, study: Path, run: IndexedRun) -> StudiedRun:
 
 
 def in_words(runs: Sequence[StudiedRun]) -> str:
-    """Return a sentence on how many runs are done, and how many are at work."""
+    """Return a sentence on how many runs of a study are done, and how many are active."""
     states = [run.state for run in runs]
     text = f"{states.count('done'):,} of {len(runs):,} runs are done"
     if len(runs) == 1:

@@ -26,7 +26,7 @@ _MOST_DIFFERENCES = 60
 
 
 class TableCell(NamedTuple):
-    """Cell of a table: text, sort key, and whether it is the best of its column."""
+    """Cell of an HTML table: text, number by which rows are sorted, and whether it is the best."""
 
     text: str
     value: float | None = None
@@ -98,7 +98,7 @@ def comparison(table: ComparedTable, order: Sequence[int]) -> Iterator[Markup]:
 
 
 def of_columns(columns: Sequence[ComparedColumn], order: Sequence[int]) -> Markup:
-    """Return columns of a comparison as an HTML table.
+    """Return columns of a comparison as one HTML table.
 
     Args:
         columns: the columns.

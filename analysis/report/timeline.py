@@ -49,7 +49,7 @@ LaneSpan = TypeVar("LaneSpan", bound=TimeSpan)
 
 
 class TimelineHeader(TypedDict):
-    """Facts about a run's timeline.
+    """Facts about a run that the script of its timeline needs, as JSON.
 
     Attributes:
         tick: length of a tick (s).
@@ -382,7 +382,7 @@ def _amounts(step: StepSpan) -> tuple[float, float]:
 
 
 def stage(place: int, name: str, word: str, *, grouped: bool) -> Markup:
-    """Return the controls of a run's timeline, and the element in which ``lanes.js`` draws it.
+    """Return HTML for a run's timeline: the controls, and the element that ``lanes.js`` fills.
 
     Args:
         place: index of the run on the page, from 0.

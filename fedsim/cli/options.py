@@ -94,7 +94,11 @@ def changes(text: str, *, required: bool = False) -> Callable[[Command], Command
 
 
 def port_of(watch: bool, port: int | None) -> int:
-    """Return the port at which to serve the report; 0 for any free port.
+    """Return the port for the live report of ``--watch``; 0 for any free port.
+
+    Args:
+        watch: whether the option ``--watch`` is given.
+        port: value of ``--port``; None if it is not given.
 
     Raises:
         ScenarioError: ``port`` is given without ``watch``.
@@ -105,12 +109,12 @@ def port_of(watch: bool, port: int | None) -> int:
 
 
 def is_attended() -> bool:
-    """Whether progress is worth showing: stderr is a terminal, without ``--quiet`` and ``--json``."""
+    """Whether a command shows its progress: stderr is a terminal; no ``--quiet``, no ``--json``."""
     return sys.stderr.isatty() and not is_quiet() and not prints_json()
 
 
 def refuse_beside_json(option: str, is_given: bool) -> None:
-    """Reject an option that changes printed text, if the command prints JSON.
+    """Reject an option that only changes printed text, if the command prints JSON.
 
     Args:
         option: name of the option, for the message.
@@ -130,6 +134,10 @@ CHANGES = changes(
 
 
 def tell_dropped(line: str) -> None:
-    """Print a note about a scenario's key that was dropped to stderr, unless ``--quiet`` is given."""
+    """Print to stderr that a key of a scenario was ignored, unless ``--quiet`` is given.
+
+    Args:
+        line: the note, which names the key.
+    """
     if not is_quiet():
         say(f"fedsim: {line}", err=True)

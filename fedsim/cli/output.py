@@ -23,7 +23,7 @@ _QUIET = "fedsim.quiet"
 
 @dataclass(frozen=True)
 class VerbOutcome:
-    """Outcome of a command (verb) of ``fedsim``: its result, its text and its exit code.
+    """Outcome of a command (verb) of ``fedsim``, to print as JSON or as text.
 
     Attributes:
         make: returns the result, which ``--json`` prints.
@@ -64,9 +64,11 @@ _quiet_option = _flag("--quiet", _QUIET, "Print nothing but errors.")
 
 
 def reported(command: Callable[..., VerbOutcome]) -> Callable[..., None]:
-    """Turn a function that returns an outcome into one that prints this outcome.
+    """Turn a function that returns an outcome into a function for click that prints this outcome.
 
     It adds the options ``--json``, ``--quiet`` and ``--debug``.
+
+    It is used as a decorator.
     """
 
     @wraps(command)
@@ -118,7 +120,7 @@ def _report(mistake: Mistake) -> None:
 
 
 def print_usage_error(error: click.UsageError, message: str) -> None:
-    """Print an error in the arguments of a command as JSON.
+    """Print an error in a command's arguments as JSON, for ``--json``.
 
     Args:
         error: click's error.

@@ -21,22 +21,23 @@ FORMAT: Literal[1] = 1
 
 
 class ResultEntries(BaseModel):
-    """Base of all objects in the output; each field is described by its docstring."""
+    """Base of all objects that ``--json`` prints. A text after a field describes it in the schema."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 
 
 class VerbResult(ResultEntries):
-    """Result of a verb."""
+    """Result of a command (verb) of ``fedsim``, as ``--json`` prints it."""
 
     format: Literal[1] = FORMAT
     """Version of the object's format."""
 
 
 class EstimatedCell(ResultEntries):
-    """Mean over seeds, with its 95 % interval."""
+    """Cell of a table with a mean over seeds and its 95 % interval."""
 
     mean: float
+    """Mean of the figure over the seeds."""
     low: float | None
     """Lower end of the interval; null if it has none."""
     high: float | None
@@ -51,10 +52,12 @@ class EstimatedCell(ResultEntries):
 
 
 class PublishedCell(ResultEntries):
-    """Figure of a study, with the published figure."""
+    """Cell of a table with a figure of a study and the published figure of the same quantity."""
 
     study: EstimatedCell
+    """Figure of the study."""
     published: float | None
+    """Published figure; null if the paper has none."""
     within: bool | None
     """Whether both agree; null if the published file does not say how closely they should."""
 
@@ -63,9 +66,10 @@ CellResult = str | int | float | EstimatedCell | PublishedCell | None
 
 
 class ColumnResult(ResultEntries):
-    """Column of a table."""
+    """Column of a table in the output, with its cells."""
 
     name: str
+    """Heading of the column."""
     topic: str
     """Group of the column; empty for columns that identify a row."""
     unit: str
@@ -123,11 +127,14 @@ def _cell(cell: Cell) -> CellResult:
 
 
 class TableResult(ResultEntries):
-    """Table by columns."""
+    """Table in the output, stored by columns."""
 
     title: str
+    """Title of the table; may be empty."""
     columns: list[ColumnResult]
+    """Columns of equal length; those that identify a row are first."""
     notes: list[str]
+    """Sentences below the table."""
 
     @classmethod
     def of(cls, table: ComparedTable) -> "TableResult":
@@ -136,14 +143,15 @@ class TableResult(ResultEntries):
 
 
 def tables_of(tables: Iterable[ComparedTable]) -> list[TableResult]:
-    """Return tables of a comparison as results."""
+    """Convert tables of a comparison to the form in which ``--json`` prints them."""
     return [TableResult.of(table) for table in tables]
 
 
 class LossResult(ResultEntries):
-    """Line that was dropped, as another line is better."""
+    """Line (variant) that can no longer be the best one, because another is surely better."""
 
     line: str
+    """The line that was dropped."""
     seeds: int
     """Count of seeds after which it was dropped."""
     better: str
@@ -215,7 +223,7 @@ class AnswerResult(ResultEntries):
 
 
 def answers_of(comparison: Comparison) -> list[AnswerResult]:
-    """Return the answers of a comparison, one per world."""
+    """Convert the answers of a comparison, one per world, to the form that ``--json`` prints."""
     results = []
     for answer in comparison.answers():
         decided = answer.rankings[0].decided if answer.rankings else None

@@ -42,7 +42,12 @@ class RunResult(VerbResult):
 
 
 def run_result(folder: Path, resumption: str | None) -> RunResult:
-    """Return the result of a run from its folder; ``resumption`` is the command that resumes it."""
+    """Return what ``fedsim run --json`` prints, from the run's folder.
+
+    Args:
+        folder: the run folder.
+        resumption: the command that resumes the run; None if it has no checkpoint.
+    """
     summary = read_json(folder / SUMMARY)
     return RunResult(
         folder=str(folder), status=summary["status"], resume=resumption, summary=summary
@@ -111,7 +116,12 @@ class CheckResult(VerbResult):
 
 
 def check_result(scenario: str, whole: WholeForecast) -> CheckResult:
-    """Return the result of a check from the scenario's TOML and its forecast."""
+    """Return what ``fedsim check --json`` prints.
+
+    Args:
+        scenario: the scenario with every default, as TOML.
+        whole: the forecast of the run.
+    """
     cost = None
     if whole.cost is not None:
         cost = ForecastResult.of(whole.cost)
@@ -131,19 +141,23 @@ class CompareResult(VerbResult):
 
 
 class CheckedPart(ResultEntries):
-    """Check of an audit."""
+    """Check of ``fedsim audit``, with the problems that it found."""
 
     check: str
+    """Title of the check."""
     passed: bool
+    """Whether it found no problem."""
     problems: list[str]
     """All problems; empty if the check has passed."""
 
 
 class UncheckedEntry(ResultEntries):
-    """Column, key or entry that no check covers."""
+    """Column, key or entry of a run folder that no check of ``fedsim audit`` covers."""
 
     name: str
+    """The file and its column, key or entry, such as ``rounds.parquet: loss``."""
     reason: str
+    """Why no check covers it."""
 
 
 class AuditResult(VerbResult):
@@ -153,9 +167,11 @@ class AuditResult(VerbResult):
     run: str
     """The run folder."""
     passed: bool
+    """Whether all checks have passed."""
     status: str
     """Status of the run; the records of a ``failed`` run are checked up to its error."""
     checks: list[CheckedPart]
+    """Outcome of each check."""
     not_checked: list[str]
     """Sentences on parts of the user that no check covers."""
     unchecked: list[UncheckedEntry]
@@ -163,14 +179,20 @@ class AuditResult(VerbResult):
 
 
 class PathStepResult(ResultEntries):
-    """Step of a critical path."""
+    """Step of a round's critical path, the chain of steps for which the round waited."""
 
     step: str
+    """Name of the step, such as ``train``; ``wait`` if nothing was under way."""
     device: int | None
+    """Device of the step; null if it has none."""
     task: int | None
+    """Task of the step; null if it has none."""
     start_s: float
+    """Begin (simulated s)."""
     end_s: float
+    """End (simulated s)."""
     outcome: str
+    """``done``, or the reason why the step was cut short."""
     shared_s: float
     """Time of a transfer that was due to traffic of others (s)."""
 
@@ -179,8 +201,11 @@ class RoundResult(ResultEntries):
     """Round with its critical path. Times are simulated."""
 
     round: int
+    """Index of the round."""
     start_s: float
+    """End of the previous round (s)."""
     end_s: float
+    """End of the round (s)."""
     selected: int
     """Count of selected clients; 0 for strategies without rounds."""
     late: list[int]
@@ -190,6 +215,7 @@ class RoundResult(ResultEntries):
     totals_s: dict[str, float]
     """Seconds by category of steps."""
     steps: list[PathStepResult]
+    """The critical path: steps in order of time, without gaps."""
 
     @classmethod
     def of(cls, path: RoundPath) -> "RoundResult":
@@ -253,10 +279,12 @@ class WhatifResult(VerbResult):
 
 
 class NamedEntry(ResultEntries):
-    """Name that a scenario or study can use."""
+    """Name that a scenario or study can use, with its description."""
 
     name: str
+    """The name, such as ``fedavg``."""
     meaning: str
+    """Description in one line."""
 
 
 class ListResult(VerbResult):
@@ -268,35 +296,46 @@ class ListResult(VerbResult):
 
 
 class KeyResult(ResultEntries):
-    """Key of a table."""
+    """Key of a table in a scenario or study."""
 
     name: str
+    """Name of the key."""
     default: str
     """Default as TOML; empty if there is none."""
     required: bool
+    """Whether the table has to have the key."""
     allowed: str
     """Allowed type, unit and bounds, as text for people."""
     meaning: str
+    """Description of the key."""
 
 
 class FigureResult(ResultEntries):
-    """Figure of a kind of device, preset, link or region."""
+    """Published figure of a kind of device, a preset, a link or a region."""
 
     key: str
+    """Name of the figure."""
     value: JsonValue
+    """The figure, with its unit if it is text."""
     source: str
+    """Publication of the figure; ``estimate`` and a reason if it is not published."""
     date: str
+    """Month of the source."""
 
 
 class KindResult(ResultEntries):
-    """Name of the catalogue, with its keys and figures."""
+    """Name that a scenario or study can use, with the keys of its table and its figures."""
 
     name: str
+    """The name, such as ``fedavg``."""
     title: str
     """Title under which ``fedsim list`` has the name."""
     meaning: str
+    """Description in one line."""
     keys: list[KeyResult]
+    """Keys of its table."""
     figures: list[FigureResult]
+    """Published figures; empty for names without figures."""
 
 
 class DescribeResult(VerbResult):
@@ -304,6 +343,7 @@ class DescribeResult(VerbResult):
 
     verb: Literal["describe", "list"] = "describe"
     name: str
+    """The name that was asked for."""
     kinds: list[KindResult]
     """Names of the catalogue that equal ``name``."""
     lines: list[str]
@@ -314,11 +354,12 @@ StudyStatus = Literal["done", "interrupted", "incomplete", "dry-run"]
 
 
 class StudyRunResult(ResultEntries):
-    """Run of a study."""
+    """Run of a study, finished or not."""
 
     folder: str
     """The run folder, relative to the study's folder."""
     label: str
+    """Name of the run for people, with its variant and seed."""
     state: Literal["done", "resume", "anew", "new"]
     """``done``; ``resume`` or ``anew`` if it was begun; ``new``."""
     error: str | None = None
@@ -326,10 +367,12 @@ class StudyRunResult(ResultEntries):
 
 
 class ShardResult(ResultEntries):
-    """Share of a study's runs."""
+    """Share of a study's runs that ``--shard`` selects."""
 
     number: int
+    """Index of the share, from 1."""
     count: int
+    """Count of shares."""
     runs: int
     """Count of the share's runs."""
     work: float
@@ -380,7 +423,9 @@ class BenchLineResult(ResultEntries):
     """Strategy in a world of the bench. Costs are null unless all seeds reached the target."""
 
     strategy: str
+    """Name of the strategy."""
     world: str
+    """Name of the world."""
     place: int | None
     """Rank among the board and these lines, from 1; null if a seed missed the target."""
     seeds: int
@@ -412,6 +457,7 @@ class BenchResult(VerbResult):
     folder: str
     """Folder of the study that holds the runs."""
     lines: list[BenchLineResult]
+    """Results, one for each strategy and world."""
     changed: list[str]
     """Tables of worlds that differ from the board's; places mean nothing if there are any."""
     kept: str | None
@@ -419,22 +465,25 @@ class BenchResult(VerbResult):
 
 
 class ErrorDetails(ResultEntries):
-    """Error of a verb."""
+    """Error with which a command has failed."""
 
     message: str
+    """The message of the error."""
     key: str | None
     """The key or option at fault; null if the message begins with none."""
     nearest: str | None
     """The valid name that is nearest to a misspelt one; null if there is none."""
     exit_code: int
+    """Exit code of the command."""
 
 
 class ErrorResult(VerbResult):
-    """Output of any verb that fails."""
+    """Output of any command that fails."""
 
     verb: str | None
     """The verb; null if the command line names none."""
     error: ErrorDetails
+    """The error."""
 
 
 RESULTS: tuple[type[VerbResult], ...] = (
@@ -456,7 +505,7 @@ RESULTS: tuple[type[VerbResult], ...] = (
 
 
 def output_schema() -> JsonSchemaValue:
-    """Return the JSON schema of all outputs of ``--json``; ``$defs`` has one schema per result."""
+    """Return the JSON schema of all that ``--json`` prints; ``$defs`` has one schema per result."""
     _, whole = models_json_schema([(result, "serialization") for result in RESULTS])
     names = [{"$ref": f"#/$defs/{result.__name__}"} for result in RESULTS]
     draft = "https://json-schema.org/draft/2020-12/schema"
@@ -464,7 +513,12 @@ def output_schema() -> JsonSchemaValue:
 
 
 def rounds_of(paths: CriticalPaths, number: int | None) -> list[RoundResult]:
-    """Return the rounds of a run with their critical paths; only round ``number`` if it is given."""
+    """Convert the critical paths of a run's rounds to the form that ``--json`` prints.
+
+    Args:
+        paths: the critical paths of the run.
+        number: index of the only round to return; None for all rounds.
+    """
     rounds: Sequence[RoundPath] = paths.rounds
     if number is not None:
         rounds = [paths.round(number)]
@@ -472,7 +526,11 @@ def rounds_of(paths: CriticalPaths, number: int | None) -> list[RoundResult]:
 
 
 def names_of(titled: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, list[NamedEntry]]:
-    """Return the names of the catalogue by title."""
+    """Convert the names of the catalogue to the form that ``--json`` prints.
+
+    Args:
+        titled: dict from title to pairs of name and description.
+    """
     return {
         title: [NamedEntry(name=name, meaning=meaning) for name, meaning in entries]
         for title, entries in titled.items()
@@ -480,7 +538,11 @@ def names_of(titled: Mapping[str, Sequence[tuple[str, str]]]) -> dict[str, list[
 
 
 def kinds_called(name: str) -> list[KindResult]:
-    """Return the names of the catalogue that equal ``name``, with their keys and figures."""
+    """Return the entries of the catalogue with a given name, with their keys and figures.
+
+    Args:
+        name: the name, such as ``fedavg``.
+    """
     kinds = []
     for title, entries in catalogue().items():
         meaning = dict(entries).get(name)

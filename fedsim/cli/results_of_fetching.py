@@ -10,6 +10,7 @@ class FetchedFileResult(ResultEntries):
     """File of a data set at its publisher's address."""
 
     name: str
+    """Name of the download."""
     urls: list[str]
     """Addresses, which are tried in order."""
     bytes: int | None
@@ -33,7 +34,9 @@ class FetchResult(VerbResult):
     status: Literal["done", "there", "dry-run"]
     """``there`` if nothing was missing."""
     title: str
+    """What it is, and its authors."""
     licence: str
+    """Its licence, in words."""
     page: str
     """Page of the publisher."""
     hosts: list[str]
@@ -47,10 +50,16 @@ class FetchResult(VerbResult):
     disk_bytes: int
     """Bytes of disk that the command needs while it works; at most."""
     files: list[FetchedFileResult]
+    """Its files."""
 
 
 def fetch_result(plan: FetchPlan, *, dry_run: bool) -> FetchResult:
-    """Return the result of a fetching from its plan."""
+    """Return what ``fedsim data fetch --json`` prints, from the plan of the download.
+
+    Args:
+        plan: the plan, as it was before the download.
+        dry_run: whether nothing was downloaded.
+    """
     status: Literal["done", "there", "dry-run"] = "done"
     if not plan.missing:
         status = "there"

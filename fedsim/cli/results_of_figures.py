@@ -24,12 +24,14 @@ class FigureFilesResult(ResultEntries):
 
 
 class SkippedFigureResult(ResultEntries):
-    """Figure that does not apply to the runs."""
+    """Figure that ``fedsim figures`` did not draw, because it does not apply to the runs."""
 
     figure: str
+    """Name of the figure."""
     line: str
     """The line to which it does not apply; empty for all lines."""
     reason: str
+    """Why it does not apply."""
 
 
 class FiguresResult(VerbResult):
@@ -39,11 +41,18 @@ class FiguresResult(VerbResult):
     width_in: float
     """Width of the figures (inches)."""
     figures: list[FigureFilesResult]
+    """The figures that were written."""
     skipped: list[SkippedFigureResult]
+    """The figures that were not."""
 
     @classmethod
     def of(cls, width: float, outcome: "WrittenFigures") -> "FiguresResult":
-        """Return the result from the written figures; ``width`` is in inches."""
+        """Return what ``fedsim figures --json`` prints.
+
+        Args:
+            width: width of the figures (inches).
+            outcome: the figures that were written or skipped.
+        """
         figures = []
         for entry in outcome.written:
             *files, table = map(str, entry.files)

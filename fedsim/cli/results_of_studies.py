@@ -27,7 +27,7 @@ from fedsim.lab.study.shards import work_of_share
 def study_result(
     conductor: Conductor, status: StudyStatus, forecast: StudyForecast | None = None
 ) -> StudyResult:
-    """Return the result of a study that was planned or carried out.
+    """Return what ``fedsim study --json`` prints about a study.
 
     Args:
         conductor: the conductor of the study.
@@ -96,7 +96,7 @@ def bench_result(
     changed: list[str],
     kept: Path | None,
 ) -> BenchResult:
-    """Return the result of a bench.
+    """Return what ``fedsim bench --json`` prints.
 
     Args:
         folder: folder of the study that holds the runs.

@@ -132,7 +132,7 @@ def study_command(
 
 
 class StudyOptions(TypedDict):
-    """Values of the options of ``fedsim study``, without ``--out``."""
+    """Values of the options of ``fedsim study`` other than ``--out``, by the options' names."""
 
     executor: str
     workers: int | None

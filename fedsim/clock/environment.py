@@ -40,7 +40,7 @@ Rearm = Callable[[int, float], object]
 
 
 class Signal(Event):
-    """SimPy event that can fire at once: ``fire`` calls the callbacks without scheduling them.
+    """SimPy event that can call its callbacks at once, by ``fire``, without the schedule.
 
     ``succeed`` schedules the callbacks instead, as for any event of SimPy.
     """
@@ -48,7 +48,11 @@ class Signal(Event):
     callbacks: Any
 
     def fire(self, value: object = None) -> None:
-        """Call the callbacks now; a process that waits for this event continues with ``value``."""
+        """Call the callbacks now; a process that waits for this event continues.
+
+        Args:
+            value: value that the waiting process receives.
+        """
         self._ok = True
         self._value = value
         callbacks = self.callbacks
@@ -58,7 +62,7 @@ class Signal(Event):
 
 
 class DirectProcess(Signal, simpy.Process):
-    """SimPy process whose start and end are not events of the schedule, which saves time.
+    """SimPy process whose start and end take no entries of the schedule, which saves time.
 
     ``begin`` starts its generator; before it, the process cannot be interrupted. An exception in
     the generator is raised to the caller that continued it.
@@ -101,9 +105,10 @@ class DirectProcess(Signal, simpy.Process):
 
 
 class Alarm(Signal):
-    """Function that will be called at a simulated time, unless the alarm is cancelled.
+    """Call of a function at a simulated time, which can be cancelled and saved in a checkpoint.
 
-    ``Environment.at`` makes it. Its name is a kind and a number, by which a snapshot stores it.
+    ``Environment.at`` sets an alarm. Its name is a kind and a number, by which a checkpoint stores
+    it.
 
     Attributes:
         when: the time of the call (s).
@@ -124,7 +129,7 @@ class Alarm(Signal):
         self.ring: Callable[[], object] | None = ring
 
     def cancel(self) -> None:
-        """Cancel the alarm, which then never rings. The clock does not stop at its time."""
+        """Cancel the alarm: its function is never called, and the clock does not stop at its time."""
         self.ring = None
 
     def process(self) -> None:
@@ -151,7 +156,7 @@ def _is_cancelled(event: Event) -> bool:
 
 
 class Join(Event):
-    """Event that fires with the result of real work, such as a training in a worker process.
+    """Event that fires when a real computation, such as a training in a worker process, is done.
 
     Simulated time stands still until the work is done. A SimPy process waits for the result by
     ``yield join``, a handler of the server by ``await join``.
@@ -171,7 +176,7 @@ class Join(Event):
         return self.work.result()
 
     def resolve(self) -> None:
-        """Fire the event with the value that the finished work returned, or the exception it raised."""
+        """Fire the event with the result of the finished computation, or with its exception."""
         error: Any = self.work.exception()
         if error is None:
             self.succeed(self.work.result())
@@ -180,9 +185,10 @@ class Join(Event):
 
 
 class Environment(simpy.Environment):
-    """SimPy environment with alarms; processes, conditions and resources work as in SimPy.
+    """SimPy environment of a run, with alarms that can be saved, and waits for real computations.
 
-    An alarm calls a function at an exact simulated time. A cancelled alarm never moves the clock.
+    Processes, conditions and resources work as in SimPy. An alarm calls a function at an exact
+    simulated time. A cancelled alarm never moves the clock.
 
     Attributes:
         pending: future of the real computation (such as a training) for which the present event
@@ -228,10 +234,10 @@ class Environment(simpy.Environment):
         return when > self._now or self._calls[0] < (priority, number)
 
     def advance(self) -> float:
-        """Process the events of the present time, until none is left or one waits for real work.
+        """Process all events of the present time, or stop at one that waits for a real computation.
 
-        Real work is a computation in this or another process, such as a training. ``pending`` then has
-        its future, and the function that continues the waiting event.
+        Real work is a computation in this or another process, such as a training. ``pending`` then
+        has its future, and the function that continues the waiting event.
 
         Returns:
             The time of the next event (s); infinity if there is none.
@@ -252,7 +258,7 @@ class Environment(simpy.Environment):
         return self.peek()
 
     def move(self) -> None:
-        """Set the clock to the time of the next event, if there is one, without processing the event."""
+        """Move the clock to the time of the next event, without processing the event."""
         when = self.peek()
         if self.moved is not None and self._now < when:
             self.moved(when)
@@ -260,7 +266,7 @@ class Environment(simpy.Environment):
             self._now = when
 
     def step(self) -> None:
-        """Process the next event; if it waits for real work, such as a training, wait for it too."""
+        """Process the next event, and wait for any real computation that it needs."""
         self.move()
         if self._call_is_next():
             heappop(self._calls)[2]()
@@ -277,7 +283,13 @@ class Environment(simpy.Environment):
     def at(
         self, name: Name, when: float, ring: Callable[[], object], priority: EventPriority = NORMAL
     ) -> Alarm:
-        """Call ``ring`` at the absolute time ``when`` (s, not before now).
+        """Set an alarm, which calls a function at a simulated time.
+
+        Args:
+            name: kind and number of the alarm, for checkpoints.
+            when: the time (s), not before now.
+            ring: the function, without arguments.
+            priority: order among events of the same time.
 
         Raises:
             ValueError: ``when`` is before now.
@@ -303,7 +315,7 @@ class Environment(simpy.Environment):
     # alarms in snapshots
 
     def declare_alarm(self, kind: str, rearm: Rearm, *, in_background: bool = False) -> None:
-        """Declare a kind of alarm, whose alarms a snapshot then stores by kind, number and time.
+        """Declare a kind of alarms, so that checkpoints can store and restore them.
 
         Args:
             kind: the first part of such an alarm's name.
@@ -315,15 +327,15 @@ class Environment(simpy.Environment):
             self._background.add(kind)
 
     def is_background(self, alarm: Alarm) -> bool:
-        """Whether the alarm is of a kind that was declared ``in_background``."""
+        """Return whether an alarm is of a kind that does not keep the run going."""
         return alarm.name[0] in self._background
 
     def can_rearm(self, kind: str) -> bool:
-        """Whether a kind of alarm is declared, so that a snapshot can restore its alarms."""
+        """Return whether alarms of a kind can be restored from a checkpoint."""
         return kind in self._rearms
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm from a snapshot again, by the function declared for its kind.
+        """Set an alarm of a checkpoint again.
 
         Args:
             kind: kind of the alarm.
@@ -336,7 +348,7 @@ class Environment(simpy.Environment):
         self._rearms[kind](number, when)
 
     def require_rearm(self) -> None:
-        """Refuse alarms of undeclared kinds from now on, because a snapshot could not restore them.
+        """Refuse alarms that a checkpoint could not restore, from now on.
 
         Raises:
             SimulationError: an alarm of an undeclared kind is set already.
@@ -347,7 +359,7 @@ class Environment(simpy.Environment):
         self._is_saved = True
 
     def alarms(self) -> Iterator[Event]:
-        """Yield the future events in the order of their processing, except cancelled alarms."""
+        """Yield all future events in the order in which they will be processed."""
         return (
             entry[3]
             for entry in sorted(self._schedule, key=lambda entry: entry[:3])
@@ -355,7 +367,7 @@ class Environment(simpy.Environment):
         )
 
     def trim(self) -> None:
-        """Remove cancelled alarms from a long schedule when they are half of it, to free memory."""
+        """Remove cancelled alarms from the schedule if it has become long, to free memory."""
         if len(self._schedule) > self._room:
             self._schedule[:] = [
                 entry

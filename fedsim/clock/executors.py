@@ -39,12 +39,12 @@ from {module} import {name}
 
 
 class Executor(Protocol):
-    """Interface of executors, which run functions beside the simulation, in any order.
+    """Interface of executors, which carry out real computations such as trainings.
 
-    The results of a simulation do not depend on the order in which functions finish.
+    Functions may finish in any order; the results of a simulation do not depend on it.
 
     Attributes:
-        workers: the most functions that run at the same time.
+        workers: largest count of functions that run at the same time.
         gpus: names of the GPUs of this machine among which the worker processes are divided; each
             process sees one of them. Empty if all workers see the GPUs of this process.
     """
@@ -85,7 +85,7 @@ class Executor(Protocol):
         return self.submit(function, *args)
 
     def close(self) -> None:
-        """End the workers, and drop work that has not begun."""
+        """End the workers, and drop calls that have not begun."""
         return
 
 
@@ -96,7 +96,7 @@ def make_executor(
     device: str = "cpu",
     resources: str | Mapping[str, object] | None = None,
 ) -> Executor:
-    """Make an executor by its name.
+    """Make the executor that the command-line options ask for.
 
     Args:
         name: a key of ``EXECUTORS`` (``--executor``). None for ``threads``, or for ``processes``
@@ -178,7 +178,7 @@ def _refuse_unplaced(device: str, resources: TaskResources) -> None:
 
 
 class Inline(Executor):
-    """Reference executor, which runs each function in the calling thread when it is submitted."""
+    """Executor that runs each function at once in the calling thread, as a reference."""
 
     workers = 1
 
@@ -453,7 +453,7 @@ class _PlacedUnpickler(pickle.Unpickler):
 
 
 def serve() -> None:
-    """Main loop of a worker process, which carries out calls until its pipe is closed."""
+    """Main loop of a worker process: it carries out calls until its pipe is closed."""
     calls = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of the work goes to stderr, as stdout is the pipe of answers
@@ -479,7 +479,7 @@ def _carry_out(pickled: "Pickled", placed: list[object]) -> object:
 
 
 class Pickled(NamedTuple):
-    """Pickle of an object, with the memory of its arrays beside it, which is not copied.
+    """Pickle of an object, with the memory of its arrays kept separately, so that it is not copied.
 
     Attributes:
         content: the pickle without the memory of arrays.
@@ -517,7 +517,7 @@ def read_pickled(stream: IO[bytes]) -> Pickled:
 
 
 class Answer(Pickled):
-    """Outcome of a call in a worker process: the pickle of (True, value) or (False, exception)."""
+    """Pickled result of a call in a worker process: (True, value) or (False, exception)."""
 
     def outcome(self) -> tuple[bool, Any]:
         """Return (True, the call's value) or (False, the exception that it raised)."""
@@ -535,7 +535,10 @@ def read_answer(stream: IO[bytes]) -> Answer:
 
 
 def answer(work: Callable[[], object]) -> Answer:
-    """Call a function, and pickle its outcome.
+    """Call a function, and pickle its value or its exception.
+
+    Args:
+        work: the function, without arguments.
 
     Returns:
         The pickled value or error. If the value or the error cannot be pickled, it is replaced by a

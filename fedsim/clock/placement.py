@@ -17,10 +17,10 @@ _STEP = 0.0001  # least amount that Ray counts
 
 @dataclass(frozen=True)
 class TaskResources:
-    """Cores, GPUs and memory that Ray reserves for each task on one of its nodes.
+    """Cores, GPUs and memory that each Ray task reserves on a node (``--resources``).
 
-    Ray counts what tasks declare, and limits nothing: a task may use more threads or memory. Of
-    the node's GPUs, a task sees only those that it has reserved.
+    Ray only adds up what tasks declare: a task may use more threads or memory. Of the node's GPUs,
+    a task sees only those that it has reserved.
 
     Attributes:
         num_cpus: cores.
@@ -92,7 +92,7 @@ class TaskResources:
         return {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": self.memory, **self.named}
 
     def count_on(self, node: Mapping[str, float]) -> int:
-        """Return how many of these tasks a node of Ray has the resources for at once.
+        """Return how many of these tasks a Ray node can run at once.
 
         Args:
             node: what the node has: Ray's name of a resource -> amount.

@@ -51,7 +51,7 @@ _INSTANTS_A_LOOK = 64  # count of instants between two readings of the real cloc
 
 
 def on_grid(seconds: float) -> float:
-    """Round a time (s) to the nearest tick of the clock (2^-30 s).
+    """Round a time (s) to the nearest tick of the simulated clock, 2^-30 s.
 
     From 2^23 s on every float64 lies on a tick.
     """
@@ -61,16 +61,22 @@ def on_grid(seconds: float) -> float:
 
 
 def on_grid_after(seconds: float) -> float:
-    """Round a time (s) up to a tick of the clock; return a time from 2^23 s unchanged."""
+    """Round a time (s) up to the next tick of the simulated clock, 2^-30 s.
+
+    A time from 2^23 s on is returned unchanged.
+    """
     if -EXACT_S < seconds < EXACT_S:
         return math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND
     return seconds
 
 
 def tie_s(now: float) -> float:
-    """Return the difference (s) up to which two times near ``now`` (s) count as equal.
+    """Return the difference (s) up to which two times near ``now`` count as equal.
 
-    Rounding may make them differ by so much.
+    Rounding may make equal times differ by this much.
+
+    Args:
+        now: a time (s).
     """
     return 8 * max(TICK_S, math.ulp(now))
 
@@ -96,13 +102,16 @@ _make_record = tuple.__new__  # half the time of the constructor that NamedTuple
 
 
 class Blueprint(Protocol):
-    """Interface of ``Scenario``, which builds a world and its server in an empty simulation."""
+    """Interface of ``Scenario`` for ``Simulation``: it builds the world in an empty simulation."""
 
     def install(self, simulation: "Simulation") -> Any:
         """Build the devices, the network and the server in ``simulation``.
 
-        This starts their processes, sets their first alarms, and registers the functions that receive
-        the run's records.
+        This starts their processes, sets their first alarms, and registers the functions that
+        receive the run's records.
+
+        Args:
+            simulation: the simulation.
 
         Returns:
             Any object, which the simulation stores for the caller.
@@ -132,26 +141,28 @@ def _rare_collections() -> Iterator[None]:
 
 
 class Simulation:
-    """Run in simulated time, with the clock, the executor of real work, and the records.
+    """A run in simulated time: the clock, the executor of real computations, and the records.
 
     ``Simulation(scenario)`` contains the scenario's world; ``Simulation()`` is a bare clock.
+
+    Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
 
     Args:
         blueprint: the ``Scenario`` whose world to build, or None for a bare clock.
         executor: executor of real work; by default this thread.
 
     Attributes:
-        env: SimPy's environment; it may be run and stepped as SimPy documents it, without
-            ``run`` below.
+        env: SimPy's environment; it may be run and stepped as SimPy documents it, without ``run``
+            below.
         now: the simulated time (s), read only; a faster ``env.now``.
-        settled: whether the run stands between two instants (it may be saved there), or is over.
-        working: whether the executor does real work in this thread now.
+        settled: whether all events of the present time are processed, so that the run may be
+            saved, or the run is over.
+        working: whether the executor runs a computation in this thread now.
         end: the time (s) after which nothing happens.
         ended: event that fires with the reason when the run is over;
             ``env.run(until=simulation.ended)``.
-        idle: function that is called between two instants, and returns whether the run is over.
-
-    Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
+        idle: function that is called between the events of two times, and returns whether the run
+            is over.
 
     Example:
         >>> import asyncio
@@ -201,7 +212,7 @@ class Simulation:
 
     @property
     def world(self) -> Any:
-        """The ``fedsim.plugin.World``, by which a user's Python code acts on devices and network."""
+        """API by which a user's Python code acts on devices and network, a ``fedsim.plugin.World``."""
         if self.installed is None:
             raise SimulationError(
                 "there is no world in a bare clock; give Simulation a scenario, or use "
@@ -245,7 +256,8 @@ class Simulation:
     def unsettle(self, solve: Callable[[], None]) -> None:
         """Call a function once at the present time, after other events and before the server acts.
 
-        So the network computes its rates only once, after all flows of this time have begun or ended.
+        So the network computes its rates only once, after all flows of this time have begun or
+        ended.
 
         Args:
             solve: the function, without arguments.
@@ -253,7 +265,7 @@ class Simulation:
         self.env.call(solve, SETTLE)
 
     def post(self, handler: Handler) -> None:
-        """Run a handler of the server at the present time, after the events of devices and network.
+        """Run a coroutine of the server now, after the present events of devices and network.
 
         Args:
             handler: coroutine function without arguments, which may only await real work (``join``).
@@ -291,7 +303,7 @@ class Simulation:
         return self.env.join(work)
 
     def emit(self, kind: str, **fields: object) -> None:
-        """Record an event of the present time: pass it to the functions that ``listen`` to its kind.
+        """Record an event at the present time; functions registered by ``listen`` receive it.
 
         Args:
             kind: name of the kind, such as ``task-end``.
@@ -300,7 +312,7 @@ class Simulation:
         self.record(kind, fields)
 
     def record(self, kind: str, fields: dict[str, Any]) -> None:
-        """Record an event as ``emit`` does, but take ownership of the fields.
+        """Record an event as ``emit`` does, but without copying the fields.
 
         Args:
             kind: name of the kind.
@@ -313,7 +325,7 @@ class Simulation:
             self._watched.append(record)
 
     def listen(self, sink: Sink, *, kinds: Sequence[str] = ()) -> None:
-        """Have a function called with every record as it is emitted.
+        """Register a function that receives every record, or the records of some kinds.
 
         Args:
             sink: the function, which takes a ``Record``.
@@ -327,7 +339,7 @@ class Simulation:
         self._receivers = {kind: [*self._sinks, *own] for kind, own in self._sinks_of.items()}
 
     def at_end(self, final: Callable[[], None]) -> None:
-        """Register a function to call when the run is over, while records can still be emitted.
+        """Register a function to call when the run is over, which can still emit records.
 
         The server's handlers do not run any more.
 
@@ -337,7 +349,7 @@ class Simulation:
         self._finals.append(final)
 
     def at_close(self, close: Callable[[], None]) -> None:
-        """Register a function to call after the run, even a failed one; it emits no records.
+        """Register a function to call after the run, even a failed one, such as to close a file.
 
         Args:
             close: the function, without arguments, such as one that closes a file.
@@ -345,17 +357,17 @@ class Simulation:
         self._closers.append(close)
 
     def stop(self, reason: str) -> None:
-        """End the run after all events of the present time; the reason of the first call counts.
+        """End the run after all events of the present time.
 
         Args:
-            reason: the reason, which ``run`` returns.
+            reason: the reason, which ``run`` returns; the reason of the first call counts.
         """
         if self.stopped is None:
             self.stopped = reason
             self.env.call(lambda: self.ended.succeed(self.stopped), LAST)
 
     def interrupt(self) -> None:
-        """End the run after all events of the present time.
+        """End the run after all events of the present time, as interrupted by the user.
 
         ``run`` then returns ``interrupted``, or the reason that ``stop`` was given before.
         """

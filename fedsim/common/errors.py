@@ -37,7 +37,7 @@ _IN_PYTHON = {"set": "changes", "run": "fedsim.run", "study": "fedsim.run_study"
 
 
 class FedsimError(Exception):
-    """Base of all errors that fedsim raises with a message meant for the user."""
+    """Base of all errors that fedsim raises with a message for the user."""
 
     # exit status: 2 for a mistake in the scenario or the command line, 1 for an error of a run
     exit_status = 1
@@ -74,7 +74,7 @@ class DataError(FedsimError):
 
 
 class RunFolderError(FedsimError):
-    """Error: a run folder, in which a run writes its results, cannot be written or read.
+    """Error that a run folder, into which a run writes its results, cannot be written or read.
 
     The folder is in use, or its files are missing, damaged or without permission.
     """
@@ -83,17 +83,20 @@ class RunFolderError(FedsimError):
 
 
 class SimulationError(FedsimError):
-    """Error of a run, which reached a state in which it cannot continue."""
+    """Error that a run has reached a state in which it cannot continue."""
 
 
 class CheckpointError(FedsimError):
-    """Error: the saved state of a run is missing, damaged, or of another run."""
+    """Error that the saved state of a run is missing, damaged, or of another run."""
 
     exit_status = 2
 
 
 def is_full(error: Exception) -> bool:
-    """Return whether an error was caused by a full disk; libraries raise many types for it."""
+    """Return whether an error means that the disk is full.
+
+    Libraries raise errors of many types for it.
+    """
     return getattr(error, "errno", None) in _FULL or os.strerror(errno.ENOSPC) in str(error)
 
 
@@ -142,11 +145,10 @@ def _missing_method(error: NotImplementedError) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Find the last line of user code in an error's traceback.
+    """Return file and line of the user's code at which an error was raised, for messages.
 
     Returns:
-        File and line number, as ``", in mine.py, line 12"``; empty if user code is not in the
-        traceback.
+        Text such as ``", in mine.py, line 12"``; empty if user code is not in the traceback.
     """
     place = ""
     foreign_folders = {_FEDSIM, Path(sysconfig.get_path("stdlib"))}
@@ -160,11 +162,11 @@ def place_of(error: BaseException) -> str:
 
 
 def home_of(code: Any) -> str:
-    """Find the source line of a user's function or class.
+    """Return file and line of a user's function or class, for messages.
 
     Returns:
-        File and line number, as ``" (mine.py, line 12)"``; empty for code of fedsim, and for code
-        without a source file.
+        Text such as ``" (mine.py, line 12)"``; empty for code of fedsim, and for code without a
+        source file.
     """
     if callable(code):
         code = inspect.unwrap(code)
@@ -204,7 +206,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def key_of(message: str) -> str | None:
-    """Return the scenario's key, or the option, which an error's message begins with and blames.
+    """Return the scenario key or command-line option that an error's message blames.
 
     Returns:
         The key or option; None if the message does not begin with one.
@@ -222,6 +224,6 @@ def key_of(message: str) -> str | None:
 
 
 def nearest_of(message: str) -> str | None:
-    """Return the valid name that an error's message suggests ("did you mean"); None if it has none."""
+    """Return the valid name that an error's message suggests ("did you mean"); None without one."""
     match = _NEAREST.search(message)
     return None if match is None else match[1]

@@ -357,7 +357,10 @@ KINDS = {
 
 
 def hint_for_key(word: str) -> str:
-    """Return a hint, for the user who wrote another framework's key, at fedsim's key for it.
+    """Return a hint at fedsim's key for a user who wrote another framework's name of it.
+
+    Args:
+        word: the unknown key.
 
     Returns:
         The hint; empty if the word is a key of no framework that fedsim knows.
@@ -370,7 +373,10 @@ def hint_for_key(word: str) -> str:
 
 
 def hint_for_kind(word: str) -> str:
-    """Return a hint, for the user who wrote another framework's name of a kind, at fedsim's name.
+    """Return a hint at fedsim's kind for a user who wrote another framework's name of it.
+
+    Args:
+        word: the unknown kind.
 
     Returns:
         The hint; empty if the word is a kind of no framework that fedsim knows.

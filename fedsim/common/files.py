@@ -34,7 +34,9 @@ _BETWEEN_KEYS = re.compile(r"[=,{\[\]]")
 
 
 def find_file(file: str, root: Path | None) -> Path:
-    """Find a file that a scenario names by a relative path, in the folders where fedsim looks for it.
+    """Find a file that a scenario names by a relative path.
+
+    The folders where fedsim looks are tried in turn.
 
     Args:
         file: the path in the scenario.
@@ -53,10 +55,10 @@ def find_file(file: str, root: Path | None) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """Check that a path is a regular file, not a folder, pipe or device, and return the path.
+    """Check that a path is a regular file, and return it; pipes, devices and folders are refused.
 
     Raises:
-        OSError: it is not a regular file, or does not exist; ``strerror`` says what it is.
+        OSError: the path is not a regular file, or does not exist; ``strerror`` names its type.
     """
     try:
         mode = path.stat().st_mode
@@ -91,7 +93,7 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> st
 
 @contextmanager
 def reading(path: Path, key: str, form: str) -> Iterator[None]:
-    """Context manager that converts all errors of reading a file to ``DataError``.
+    """Context manager that converts errors of reading a file to ``DataError``.
 
     Args:
         path: the file.
@@ -174,11 +176,11 @@ def _refuse_long_keys(text: str) -> None:
 
 
 def refuse_long_key(key: str, place: str = "") -> None:
-    """Raise an error if a dotted key has very many parts, which would exhaust the parser's stack.
+    """Raise an error if a dotted key has so many parts that parsing it would overflow the stack.
 
     Args:
         key: the key.
-        place: where in the file it is, for the message.
+        place: text on the key's place in the file, for the message.
 
     Raises:
         ValueError: the key has too many parts.
@@ -190,7 +192,12 @@ def refuse_long_key(key: str, place: str = "") -> None:
 
 
 def flatten(tables: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested tables to a dict, dotted key -> value, in order."""
+    """Flatten nested tables to one dict: dotted key -> value.
+
+    Args:
+        tables: the tables.
+        prefix: text before each key.
+    """
     values: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping):
@@ -201,9 +208,12 @@ def flatten(tables: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
 
 
 def sync(path: Path) -> None:
-    """Make the system write a file's content, or the names in a folder, to the disk now.
+    """Flush a file's content, or the names in a folder, to the disk.
 
     Otherwise a power cut could lose them.
+
+    Args:
+        path: the file or folder.
     """
     is_folder = path.is_dir()
     if is_folder and os.name != "posix":  # Windows cannot open folders
@@ -221,10 +231,11 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path, which it syncs and renames to ``path``.
+    """Context manager to write a file atomically: yields a temporary path, then renames it.
 
-    If the body raises an error, ``path`` is not changed. The name survives a power cut only after
-    ``sync(path.parent)``, which the caller may call once for several files.
+    The temporary file is synced to the disk. If the body raises an error, ``path`` is not changed.
+    The name survives a power cut only after ``sync(path.parent)``, which the caller may call once
+    for several files.
     """
     temporary = path.with_name(path.name + WRITING)
     temporary.unlink(missing_ok=True)

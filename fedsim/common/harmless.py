@@ -15,7 +15,12 @@ _FORMULA = ("=", "+", "-", "@")  # first characters of formulas in spreadsheets
 
 
 def say(*lines: object, err: bool = False) -> None:
-    """Print lines, with unprintable characters escaped; to stderr if ``err`` is true, else to stdout."""
+    """Print lines with unprintable characters escaped.
+
+    Args:
+        lines: the lines.
+        err: whether to print to stderr instead of stdout.
+    """
     if lines:
         click.echo("\n".join(visible(str(line)) for line in lines), err=err)
 
@@ -30,7 +35,7 @@ def visible(text: str) -> str:
 
 
 def harmless(value: Any) -> Any:
-    """Escape unprintable characters, except line breaks, in all texts and keys of a JSON value."""
+    """Escape unprintable characters in all texts and keys of a JSON value; line breaks stay."""
     if isinstance(value, str):
         return value if value.isprintable() else "\n".join(map(visible, value.split("\n")))
     if isinstance(value, dict):
@@ -66,14 +71,15 @@ def _printable(character: str) -> str:
 
 
 def for_csv(text: str) -> str:
-    """Return a text for a cell of a CSV file, on one line and with unprintable characters escaped.
+    """Return a text for a cell of a CSV file: one line, safe for spreadsheets.
 
-    If a spreadsheet would read it as a formula, it begins with an apostrophe.
+    Unprintable characters are escaped. If a spreadsheet would read the text as a formula, an
+    apostrophe is put before it.
     """
     line = clean(visible(text))
     return f"'{line}" if line.startswith(_FORMULA) else line
 
 
 def for_markdown(line: str) -> str:
-    """Return the line, escaped for Markdown and for HTML that is made from Markdown."""
+    """Escape a line for Markdown, and for HTML that is made from it."""
     return _MARKDOWN.sub(r"\\\1", html.escape(line, quote=False))

@@ -17,7 +17,7 @@ _KEY = object()  # stands for a key of a spec in the result of ``_attributes_of`
 
 
 class Override(NamedTuple):
-    """Method or other attribute of a fedsim class that a user's class defines anew.
+    """Method or attribute of a fedsim class that a user's class overrides.
 
     Attributes:
         name: name of the attribute.
@@ -33,27 +33,27 @@ class Override(NamedTuple):
 
     @property
     def first(self) -> object:
-        """The attribute as the farthest fedsim ancestor of the class defines it."""
+        """The attribute as the most basic fedsim class defines it."""
         return vars(self.root)[self.name]
 
     @property
     def is_value(self) -> bool:
-        """Whether the user's attribute is a plain value, not a method, property or key."""
+        """Whether the user's attribute is a plain value, not a method, property or scenario key."""
         is_code = callable(self.own) or isinstance(self.own, (property, cached_property, *METHODS))
         return self.own is not _KEY and not is_code
 
 
 @cache
 def refuse_wrong_hooks(user_class: type, key: str, like: type | None = None) -> None:
-    """Raise an error if a user's class lacks a method that fedsim calls, or has it in a wrong form.
+    """Check that a user's class has the methods that fedsim calls (hooks), in a usable form.
 
-    A wrong form is one that cannot be called as the method of the fedsim class is, such as with
-    other parameters. Nested classes (``Client``, ``Params``) are checked too.
+    A method has a wrong form if it cannot be called as the method of the fedsim class can, for
+    example with other parameters. Nested classes (``Client``, ``Params``) are checked too.
 
     Args:
         user_class: the class.
         key: the key of a scenario that names the class, in messages.
-        like: a fedsim class that counts as its base, although the class may not inherit it.
+        like: a fedsim class whose methods ``user_class`` must have, even without inheriting them.
 
     Raises:
         ScenarioError: a method is missing, or has a wrong form or type.
@@ -111,7 +111,7 @@ def overrides(user_class: type, like: type | None = None) -> Iterator[Override]:
 
     Args:
         user_class: the class.
-        like: a fedsim class that counts as its base, although the class may not inherit it.
+        like: a fedsim class that counts as a base of ``user_class``, even if it is none.
     """
     own: dict[str, object] = {}
     parents = list(user_class.__mro__)
@@ -143,9 +143,9 @@ def _attributes_of(user_class: type) -> dict[str, object]:
 
 
 def halves_of(user_class: type) -> list[type]:
-    """Return a user's class and the classes nested in it that fedsim calls too.
+    """Return a user's class with the classes nested in it that fedsim also calls.
 
-    They are ``Client`` and ``Params`` of a strategy, for example.
+    Nested classes are ``Client`` and ``Params`` of a strategy, for example.
     """
     halves = [user_class]
     for name in _HALVES:
@@ -220,7 +220,7 @@ def _type_name(annotation: object) -> str:
 
 
 def function_of(hook: object) -> object:
-    """Return the function behind a method or property; any other attribute is returned unchanged."""
+    """Return the function of a method or property; any other attribute is returned unchanged."""
     if isinstance(hook, property):
         return hook.fget
     if isinstance(hook, cached_property):

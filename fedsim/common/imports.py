@@ -45,7 +45,7 @@ _allowed = ContextVar("_allowed", default=True)
 def code_from_file(allow_code: bool) -> Iterator[None]:
     """Context manager in which a scenario file is validated, and code that it names is not imported.
 
-    The exception is code that ``allow_code`` or the user's configuration allows.
+    Code is imported only if ``allow_code`` or the user's configuration allows it.
 
     Args:
         allow_code: whether all import paths of the file may be imported.
@@ -58,7 +58,7 @@ def code_from_file(allow_code: bool) -> Iterator[None]:
 
 
 def is_allowed() -> bool:
-    """Whether code of users may be imported.
+    """Return whether users' code may be imported now.
 
     True unless a scenario file is being validated without ``allow_code`` (``code_from_file``).
     """
@@ -66,7 +66,7 @@ def is_allowed() -> bool:
 
 
 def refuse_unless_allowed(path: str, key: str) -> None:
-    """Raise an error if an import path is malformed, or if its code is not allowed; import nothing.
+    """Check that an import path is well formed, and that its code may be imported; import nothing.
 
     Which code is allowed depends on ``code_from_file`` and on the user's configuration.
 
@@ -98,12 +98,12 @@ def refuse_unless_allowed(path: str, key: str) -> None:
 
 
 def is_refusal_of_code(message: str) -> bool:
-    """Whether ``message`` is the text of a ``ScenarioError`` about code that is not allowed."""
+    """Return whether a message is of the error that code named by import path may not be imported."""
     return _REFUSAL in message
 
 
 def refuse_code(place: str, key: str) -> None:
-    """Raise an error about a path on disk that holds code, unless code is allowed (``is_allowed``).
+    """Raise an error if a scenario names a path with code, and code is not allowed.
 
     Args:
         place: the path.
@@ -125,7 +125,7 @@ def import_class(
     or_function: bool = False,
     is_trusted: bool = False,
 ) -> Any:
-    """Import the class at an import path, which is the value of a scenario key.
+    """Import the class at an import path that a scenario names, and check its base class.
 
     Args:
         path: the import path.

@@ -15,7 +15,7 @@ _find_copy = ContextVar("_find_copy", default=None)
 
 
 def reference_to(file: str, root: Path | None) -> Reference:
-    """Return the pair by which records of read files identify a file that a scenario names.
+    """Return the key by which a file named in a scenario is recorded (``recorded_files``).
 
     Args:
         file: the path in the scenario.
@@ -29,7 +29,7 @@ def reference_to(file: str, root: Path | None) -> Reference:
 
 @contextmanager
 def recorded_files() -> Iterator[dict[Reference, Path]]:
-    """Context manager that records which of the files that a scenario names are read within it.
+    """Context manager that records which files named in a scenario are read within it.
 
     Yields:
         A dict, filled meanwhile: reference to a file -> path at which it was found.
@@ -44,7 +44,7 @@ def recorded_files() -> Iterator[dict[Reference, Path]]:
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """Context manager within which files that are read are not recorded by ``recorded_files``."""
+    """Context manager within which ``recorded_files`` does not record files."""
     token = _recorded.set(None)
     try:
         yield
@@ -54,7 +54,7 @@ def unrecorded() -> Iterator[None]:
 
 @contextmanager
 def copied_files(find_copy: Callable[[Reference], Path | None]) -> Iterator[None]:
-    """Context manager within which copies are read in place of the files that a scenario names.
+    """Context manager within which copies are read in place of files named in a scenario.
 
     Args:
         find_copy: function of the reference to a file that returns the path of its copy; None if
@@ -68,16 +68,16 @@ def copied_files(find_copy: Callable[[Reference], Path | None]) -> Iterator[None
 
 
 def copy_of(reference: Reference) -> Path | None:
-    """Return the path of the copy that is to be read in place of a file; None: read the file.
+    """Return the copy that replaces a file within ``copied_files``; None to read the file itself.
 
-    Copies are those of the ``copied_files`` in which this is called.
+    Outside of ``copied_files`` the result is None.
     """
     find_copy = _find_copy.get()
     return None if find_copy is None else find_copy(reference)
 
 
 def record(reference: Reference, path: Path) -> None:
-    """Record that a file was read, if this is called within ``recorded_files``.
+    """Record that a file named in a scenario was read; no effect outside of ``recorded_files``.
 
     Args:
         reference: the reference to the file.

@@ -61,9 +61,9 @@ def usable_memory(system: Path = _SYSTEM) -> int:
 
 
 def usable_gpus(system: Path = _SYSTEM) -> list[str]:
-    """Return the names of the NVIDIA GPUs that this process may use, as CUDA takes them.
+    """Return the names of the NVIDIA GPUs that this process may use, in CUDA's notation.
 
-    They are the entries of ``CUDA_VISIBLE_DEVICES``, or the numbers of the GPUs of which the
+    The names are the entries of ``CUDA_VISIBLE_DEVICES``, or the numbers of the GPUs of which the
     driver knows. A process that gets one of them as ``CUDA_VISIBLE_DEVICES`` sees only this GPU.
 
     Args:
@@ -82,7 +82,7 @@ def usable_gpus(system: Path = _SYSTEM) -> list[str]:
 
 
 class GpuShares:
-    """Shares out GPUs among processes, so that the counts of processes differ by one at most.
+    """Distribution of GPUs among processes, so that each GPU has about the same count of them.
 
     Several threads may use an object at once.
 
@@ -95,7 +95,7 @@ class GpuShares:
         self._lock = Lock()
 
     def take(self) -> str | None:
-        """Return the GPU that fewest processes have, for a new process; None if there are none."""
+        """Return the GPU with the fewest processes, for a new process; None if there are no GPUs."""
         with self._lock:
             if not self._counts:
                 return None
@@ -104,16 +104,20 @@ class GpuShares:
             return gpu
 
     def give_back(self, gpu: str | None) -> None:
-        """Note that a process that had taken ``gpu`` has ended."""
+        """Note that a process to which a GPU was assigned has ended.
+
+        Args:
+            gpu: the GPU; None if the process had none.
+        """
         with self._lock:
             if gpu is not None:
                 self._counts[gpu] -= 1
 
     @staticmethod
     def variables(gpu: str | None) -> dict[str, str]:
-        """Return the environment variables of a new process that sees only ``gpu``.
+        """Return environment variables with which a new process sees only one GPU.
 
-        Torch reads them when it is loaded, so they are those with which the process starts.
+        They must be set when the process starts, as torch reads them when it is loaded.
         """
         return {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
 

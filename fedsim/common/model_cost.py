@@ -28,9 +28,9 @@ Each of the ``COLUMNS`` values is a fixed amount and an amount per sample of the
 
 
 def operation(fixed: float, a_sample: float, moved: float) -> Operations:
-    """Return the computing cost of an operation that reads or writes its data once.
+    """Return the cost of an operation that reads and writes its data once, as FLOPs and bytes.
 
-    It is the same on a CPU and on a GPU.
+    The result is a row of an ``Operations`` array, with equal values for CPU and GPU.
 
     Args:
         fixed: FLOPs of a batch.
@@ -42,7 +42,7 @@ def operation(fixed: float, a_sample: float, moved: float) -> Operations:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Cost of an SGD step on a batch.
+    """Cost of an SGD step of a model: operations and memory traffic, for times on devices.
 
     Attributes:
         forward, backward, update: operations of the forward pass, the backward pass and the

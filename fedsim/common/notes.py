@@ -9,7 +9,7 @@ _collected: ContextVar[list[str] | None] = ContextVar("_collected", default=None
 
 @contextmanager
 def collected_notes() -> Iterator[list[str]]:
-    """Context manager that yields a list, to which ``note`` appends remarks for the user meanwhile."""
+    """Context manager that collects remarks for the user: yields a list, to which ``note`` appends."""
     notes: list[str] = []
     token = _collected.set(notes)
     try:
@@ -19,7 +19,11 @@ def collected_notes() -> Iterator[list[str]]:
 
 
 def note(text: str) -> None:
-    """Append a remark for the user to the list of ``collected_notes``, once; without it do nothing."""
+    """Add a remark for the user to the list of the surrounding ``collected_notes``, once.
+
+    Args:
+        text: the remark; without a surrounding ``collected_notes`` it is dropped.
+    """
     notes = _collected.get()
     if notes is not None and text not in notes:
         notes.append(text)

@@ -41,9 +41,9 @@ _IMPORT_PATH = re.compile(r"[\w./-]+:[A-Za-z_]\w*")
 
 @dataclass(frozen=True, eq=False)
 class Registry:
-    """Registry of the kinds of a part of a scenario.
+    """Registry of the kinds (alternatives) of a part of a scenario, such as all selections.
 
-    As an annotation, a registry validates a name, a table or a ``Spec`` instance as one of its
+    As a pydantic annotation, it validates a name, a table or a ``Spec`` instance as one of the
     kinds.
 
     Attributes:
@@ -53,11 +53,11 @@ class Registry:
         usual: the kind of a table without ``kind``; None if the table must have a ``kind``.
         bare: the key of the usual kind whose bare value is accepted for the whole table
             (``deadline = "90 s"``).
-        by_device: whether a list is accepted as kind ``list``, and a table with the key ``file``
-            as kind ``file``.
+        by_device: whether a list is accepted as kind ``list``, and a table with the key ``file`` as
+            kind ``file``.
+        key: the key of a scenario that holds the part, in messages about a user's class.
         by_kind: whether a table without ``kind`` and ``file`` is accepted as kind ``by-kind``, with
             a value for each kind of device.
-        key: the key of a scenario that holds the part, in messages about a user's class.
     """
 
     called: str
@@ -81,22 +81,21 @@ class Registry:
         key: str = "",
         by_kind: bool = False,
     ) -> "Registry":
-        """Make a registry from its classes.
+        """Make a registry of classes, each under the default of its field ``kind``.
 
-        A class is registered under the default of its ``kind``, with the first sentence of its
-        docstring as title.
+        The first sentence of a class's docstring is its title in lists of kinds.
 
         Args:
             called: name of the part in messages.
-            specs: the classes.
-            base, usual, bare, by_device, key, by_kind: attributes of ``Registry``.
+            specs: the classes of the built-in kinds.
+            base, usual, bare, by_device, key, by_kind: values of the attributes with these names.
         """
         known = {spec.model_fields["kind"].default: (spec, summary(spec)) for spec in specs}
         return cls(called, base, known, usual, bare, by_device, key, by_kind)
 
     @property
     def group(self) -> str | None:
-        """Entry point group for kinds of packages, such as ``fedsim.server_optimiser``.
+        """Entry point group by which packages add kinds, such as ``fedsim.server_optimiser``.
 
         None if users cannot add a kind.
         """
@@ -169,7 +168,7 @@ class Registry:
         return f"{reason}; allowed are {', or '.join(options)}{hint}"
 
     def names(self, text: str) -> bool:
-        """Whether a text is the name of a kind, or the import path of a user's class."""
+        """Return whether a text is the name of a kind, or the import path of a user's class."""
         if ":" in text:
             return bool(self.base)
         return text in self.known or (_NAME.fullmatch(text) is not None and text in self.kinds)
@@ -324,18 +323,21 @@ def _without_kind(schema: JsonSchemaValue) -> JsonSchemaValue:
 
 
 def specs_of(field: FieldInfo) -> dict[str, type[Spec]]:
-    """Return the classes of the tables that a key accepts: kind -> class.
+    """Return the classes of the tables that a scenario key accepts: kind -> class.
 
     A class without kinds has the empty name.
+
+    Args:
+        field: pydantic's description of the key.
     """
     return _specs(field.annotation, field.metadata)
 
 
 def spec_of(field: FieldInfo, kind: str) -> type[Spec] | None:
-    """Return the class of the tables of a kind that a key accepts.
+    """Return the class of a table that a scenario key accepts for a kind.
 
     Args:
-        field: the key.
+        field: pydantic's description of the key.
         kind: name of the kind, or import path of a user's class.
 
     Returns:
@@ -366,7 +368,7 @@ def _specs(annotation: object, notes: Iterable[object]) -> dict[str, type[Spec]]
 
 
 def keys_of(call: Callable[..., object]) -> tuple[dict[str, Any], bool]:
-    """Return the parameters of a function as definitions of keys of a scenario's table.
+    """Return the parameters of a function as keys of a scenario table, for pydantic.
 
     Args:
         call: the function or class, whose first parameter is left out.
@@ -391,5 +393,8 @@ def keys_of(call: Callable[..., object]) -> tuple[dict[str, Any], bool]:
 
 @cache
 def with_any_kind(spec: type[S]) -> type[S]:
-    """Return a subclass of a table's class whose key ``kind`` is required and may be any text."""
+    """Return a subclass of a table's class that accepts any text as the required key ``kind``.
+
+    It is the table of a user's own class, whose ``kind`` is an import path.
+    """
     return create_model(spec.__name__, __base__=spec, __module__=spec.__module__, kind=(str, ...))

@@ -70,7 +70,7 @@ def _find_nothing(*_: object, **__: object) -> str:
 
 @dataclass(frozen=True)
 class Returns:
-    """Rule for what a user's method (hook) may return, in addition to the type of its annotation.
+    """Rule for the values that a user's method (hook) may return, beyond the annotated type.
 
     Attributes:
         allowed: the allowed values in words; empty for the words of the type.
@@ -96,7 +96,7 @@ def returns(
     keyed: str = "",
     guarded: bool = False,
 ) -> Callable[[Hook], Hook]:
-    """Decorate a hook of a base class with a rule for the values that it may return.
+    """Decorator that gives a hook of a base class a rule for the values that users' methods return.
 
     Args:
         allowed: the allowed values in words; empty for the words of the type.
@@ -122,7 +122,7 @@ def find_outside(
     most: float = math.inf,
     infinite: bool = False,
 ) -> FindMistake:
-    """Make a function that checks whether numbers are within bounds.
+    """Make a check that numbers are within bounds.
 
     Args:
         above: bound that numbers must exceed.
@@ -159,7 +159,7 @@ def _entry_in_words(array: AnyArray, place: int) -> str:
 
 
 def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
-    """Find the mistake in a one-dimensional array of numbers.
+    """Check a one-dimensional array of numbers, and describe the first mistake.
 
     Args:
         value: the array.
@@ -180,12 +180,15 @@ def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
 
 
 def is_of_type(hint: object) -> Check:
-    """Make a function that returns whether a value is of an annotated type.
+    """Make a check of whether a value has an annotated type.
 
     Elements of lists and mappings are not checked.
 
     Args:
         hint: the type, as in an annotation.
+
+    Returns:
+        Function of a value that returns True or False.
     """
     origin = get_origin(hint)
     arguments = get_args(hint)
@@ -298,7 +301,7 @@ def _returns_of(override: Override) -> Returns:
 
 @cache
 def guard(user_class: type, key: str, class_key: str = "", like: type | None = None) -> None:
-    """Change a user's class in place so that wrong results of its methods raise errors.
+    """Change a user's class so that wrong return values of its methods raise clear errors.
 
     Classes within it that fedsim calls too, such as ``Client``, are changed as well.
 

@@ -11,7 +11,7 @@ _LONGEST = 30  # most characters of a noun
 
 
 def round_word(summary: Mapping[str, object]) -> str:
-    """Return the singular noun for a row of a run's table of rounds, such as ``version``.
+    """Return the noun for a row of a run's table of rounds, such as ``round`` or ``version``.
 
     Args:
         summary: the content of ``summary.json``.
@@ -38,7 +38,7 @@ def count_rounds(count: int, word: str) -> str:
 
 
 def common_word(words: Iterable[str]) -> str:
-    """Return the noun for rounds of several runs together.
+    """Return the noun for rounds of several runs that are shown together.
 
     Args:
         words: the noun of each run, such as ``version``.
@@ -51,7 +51,7 @@ def common_word(words: Iterable[str]) -> str:
 
 
 def stopped_in_words(summary: Mapping[str, object]) -> str:
-    """Return the reason why a run ended, with the run's noun for its rounds.
+    """Return the reason why a run ended, for the user, with the run's noun for rounds.
 
     Args:
         summary: the content of ``summary.json``.

@@ -20,7 +20,11 @@ _MOST = 1_000_000_000  # most samples of one device
 
 
 class UniformSizes(Spec):
-    """Whole numbers, uniform from ``low`` to ``high``, both included."""
+    """Sample counts drawn uniformly, whole numbers from ``low`` to ``high``, both included.
+
+    Attributes:
+        low, high: least and greatest count.
+    """
 
     kind: Literal["uniform"] = "uniform"
     low: int = Field(default=100, ge=1, le=_MOST)
@@ -48,11 +52,13 @@ class UniformSizes(Spec):
 class LongTailSizes(Spec):
     """40 % of the devices have 100 to 300 samples, 30 % 300 to 500, 20 % 500 to 1,000 and 10 %
     1,000 to 3,000 (CATA-Fed, section 5.5).
+
+    Attributes:
+        scale: factor of all bounds of the sample counts, for smaller studies of the same shape.
     """
 
     kind: Literal["long-tail"] = "long-tail"
     scale: float = Field(default=1.0, gt=0.0, le=1e5)
-    """factor of all bounds of the sample counts, for smaller studies of the same shape."""
 
     def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Draw the count of training samples of each device.

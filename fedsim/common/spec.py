@@ -71,7 +71,7 @@ def _format_value(value: object) -> str:
 
 
 class OnlyWith:
-    """Annotation of a key that has an effect only if another key has certain values.
+    """Annotation of a scenario key that has an effect only if another key has certain values.
 
     Args:
         modes: the other keys of the table, at least one of which must have one of ``values``.
@@ -83,7 +83,7 @@ class OnlyWith:
         self._values = values
 
     def check(self, spec: "Spec", name: str) -> None:
-        """Raise ``ValueError`` if a key is set that has no effect with the other keys of its table.
+        """Raise ``ValueError`` if a key is set that has no effect in its table.
 
         Args:
             spec: the table.
@@ -107,7 +107,7 @@ class OnlyWith:
 
 
 class Spec(BaseModel):
-    """Base of every table of a scenario.
+    """Base of every table of a scenario, validated by pydantic.
 
     Alternatives for one table are distinguished by the field ``kind``.
 
@@ -195,7 +195,10 @@ class Spec(BaseModel):
 
     @classmethod
     def takes(cls) -> set[str]:
-        """Names of the accepted keys; a subclass drops an inherited key by annotating it None."""
+        """Names of the keys that the table accepts.
+
+        A subclass drops an inherited key by annotating it None.
+        """
         fields = cls.model_fields.items()
         return {name for name, field in fields if field.annotation is not NoneType}
 
@@ -294,11 +297,11 @@ def _options_of(schema: JsonSchemaValue) -> list[JsonSchemaValue]:
 
 
 def json_schema(spec: type[Spec], handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-    """Return the JSON schema of a scenario's table, for use within another schema.
+    """Return the JSON schema of a scenario table, to be part of a larger schema.
 
     Args:
         spec: the class of the table.
-        handler: pydantic's generator of the other schema.
+        handler: pydantic's generator of the larger schema.
     """
     schema: dict[str, object] = {**spec.__pydantic_core_schema__}
     if schema["type"] == "model":
@@ -308,7 +311,11 @@ def json_schema(spec: type[Spec], handler: GetJsonSchemaHandler) -> JsonSchemaVa
 
 
 def summary(spec: type) -> str:
-    """Return the first paragraph of a class's docstring, which may be inherited."""
+    """Return the first paragraph of a class's docstring, which may be inherited.
+
+    Args:
+        spec: the class.
+    """
     text = (inspect.getdoc(spec) or "").partition("Attributes:")[0]
     return _plain(text.partition("\n\n")[0])
 
@@ -319,6 +326,9 @@ def attribute_descriptions(spec: type) -> dict[str, str]:
 
     The description is the string literal after the attribute, or an entry under "Attributes:" of
     the docstring, which may be for several attributes.
+
+    Args:
+        spec: the class.
 
     Returns:
         Name -> description in one line.

@@ -12,29 +12,29 @@ MORE_IS_BETTER = {"perplexity": False, "mse": False, "rmse": False, "f1": True, 
 
 
 class StopSpec(Spec):
-    """``[stop]``: the end of a run, at the first condition that is met."""
+    """``[stop]``: when a run ends; the first condition that is met counts.
+
+    Attributes:
+        rounds: count of aggregations after which the run ends.
+        simulated_time: simulated time at which the run ends.
+        accuracy: test accuracy (0 to 1) of an evaluation at which the run ends.
+        metrics: at the first evaluation at which one of these metrics (or ``loss``) reaches its
+            value or a better one.
+        patience: count of rounds without progress after which the run ends, at the next test; None:
+            it goes on. There is progress at a test that is better than all tests before.
+        monitor: the measure that is compared by ``patience`` and ``evaluation.keep_best``:
+            ``accuracy``, ``loss`` or a metric. None: the accuracy, or the loss if the objective has
+            no accuracy.
+        min_delta: a better value is progress if it is better by more than this.
+    """
 
     rounds: int | None = Field(default=None, ge=1)
-    """count of aggregations after which the run ends."""
     simulated_time: Seconds | None = None
-    """simulated time at which the run ends."""
     accuracy: float | None = Field(default=None, gt=0.0, le=1.0)
-    """test accuracy (0 to 1) of an evaluation at which the run ends."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """at the first evaluation at which one of these metrics (or ``loss``) reaches its value or a
-    better one.
-    """
     patience: int | None = Field(default=None, ge=1)
-    """count of rounds without progress after which the run ends, at the next test; None: it goes
-    on. There is progress at a test that is better than all tests before.
-    """
     monitor: str | None = None
-    """the measure that is compared by ``patience`` and ``evaluation.keep_best``: ``accuracy``,
-    ``loss`` or a metric. None: the accuracy, or the loss if the objective has no accuracy.
-    """
     min_delta: float = Field(default=0.0, ge=0.0)
-    """a better value is progress if it is better by more than this.
-    """
 
     @model_validator(mode="after")
     def _require_end(self) -> "StopSpec":
@@ -46,7 +46,7 @@ class StopSpec(Spec):
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the user that a run is too long for times to be exact; empty for shorter runs."""
+        """Notes for the user if the run is so long that its times are not exact; otherwise empty."""
         if self.simulated_time is None or self.simulated_time <= EXACT_S:
             return []
         until = (

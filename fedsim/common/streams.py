@@ -28,9 +28,9 @@ shared_generators = RLock()
 
 
 def generator_states() -> dict[str, object]:
-    """Return the states of Python's, numpy's and torch's global random generators.
+    """Return the states of the process's global random generators (Python, numpy, torch).
 
-    A change of the states shows that somebody has drawn from one of them.
+    A later difference shows that code has drawn from one of them.
 
     Returns:
         Name -> state, as a value that can be compared. ``torch`` is present if torch is loaded.
@@ -79,11 +79,11 @@ def _root(seed: int, purpose: str) -> int:
 
 
 class Streams:
-    """Random numbers of a run, each of which the run's seed and a name determine.
+    """Random numbers of a run, determined by the run's seed and the name of each draw.
 
-    The name is a purpose (those with ``world/...`` are equal for every strategy) and integers, such
-    as the index of a device. So draws do not depend on their order, and equal names give equal
-    draws.
+    A name is a purpose (names with ``world/...`` give the same draws for every strategy) and
+    integers, such as the index of a device. So draws do not depend on their order, and equal names
+    give equal draws.
 
     Args:
         seed: seed of the run, 0 or more.
@@ -115,7 +115,7 @@ class Streams:
         return _hash(_root(self.seed, purpose), entity, count)
 
     def uniform(self, purpose: str, entity: int = 0, count: int = 0) -> float:
-        """Return a uniform draw above 0 and below 1, whose logarithm is finite.
+        """Return a uniform draw from the open interval 0 to 1.
 
         Args:
             purpose: name of the stream.
@@ -184,7 +184,7 @@ class Streams:
 
 
 class Shuffle:
-    """A random permutation of 0 to n - 1 (Fisher and Yates), drawn number by number.
+    """A random permutation of 0 to n - 1 that is drawn number by number, as far as it is needed.
 
     Args:
         generator: the source of random numbers.
@@ -200,7 +200,11 @@ class Shuffle:
         self._number_at: dict[int, int] = {}  # position -> integer, if it differs from the position
 
     def draw(self, count: int) -> list[int]:
-        """Draw the next ``count`` integers of the permutation, or all remaining integers."""
+        """Draw the next integers of the permutation.
+
+        Args:
+            count: how many to draw; all remaining ones if fewer remain.
+        """
         number_at = self._number_at
         remaining = self.remaining
         numbers = []

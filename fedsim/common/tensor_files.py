@@ -40,7 +40,7 @@ _LONGEST_HEADER = 100_000_000  # limit of the format (bytes)
 
 
 class StoredTensor:
-    """Base of a tensor whose elements are not in memory: each use reads them from where they are.
+    """Base of tensors whose elements are in a file and not in memory; each use reads them.
 
     Args:
         dtype: type of the elements.
@@ -70,7 +70,7 @@ AnyTensor = AnyArray | StoredTensor
 
 
 def array_of(tensor: AnyTensor) -> AnyArray:
-    """Return a tensor as an array; a tensor that is stored in a file is read."""
+    """Return a tensor as an array; the elements of a stored tensor are read."""
     return tensor.read() if isinstance(tensor, StoredTensor) else tensor
 
 
@@ -81,7 +81,7 @@ def bytes_of(array: AnyArray) -> memoryview:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, AnyTensor]) -> str:
-    """Write tensors to a file, one after the other.
+    """Write tensors to a ``.safetensors`` file, one after the other.
 
     Args:
         path: the file.
@@ -186,19 +186,21 @@ class _OpenFile:
 
 
 class TensorFile(NamedTuple):
-    """Tensors of a file by name, and the file's SHA-256, if it was computed.
+    """Content of a ``.safetensors`` file: its tensors by name, and perhaps its SHA-256.
 
     The file can be read as long as one of the tensors is in use, even if it is deleted meanwhile.
+
+    Attributes:
+        tensors: name: tensor.
+        sha256: SHA-256 of the file, as hexadecimal digits; None if it was not asked for.
     """
 
     tensors: dict[str, StoredTensor]
-    """name: tensor."""
     sha256: str | None
-    """SHA-256 of the file, as hexadecimal digits; None if it was not asked for."""
 
 
 def open_tensors(path: Path, *, hashed: bool = False) -> TensorFile:
-    """Open a file of tensors, whose elements are read later.
+    """Open a ``.safetensors`` file; the elements of its tensors are read when they are used.
 
     Args:
         path: the file.

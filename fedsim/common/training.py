@@ -27,7 +27,7 @@ CutBy = Literal["width", "rank", "adapters"]
 
 
 def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
-    """Join adjacent ranges of parameters, and leave out empty ones.
+    """Normalise ranges of a flat model: join adjacent ranges, and leave out empty ones.
 
     Args:
         ranges: pairs (begin, end) of positions in the array of all parameters of a model,
@@ -46,9 +46,13 @@ def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
 
 
 def union(first: Places, second: Places) -> Places:
-    """Return the ranges of parameters that are in at least one of two lists of ranges.
+    """Return the union of two lists of ranges of a flat model.
 
     Ranges are pairs (begin, end) of positions in the array of all parameters of a model.
+
+    Args:
+        first: a list of ranges (begin, end), ascending.
+        second: a second list.
     """
     merged: list[tuple[int, int]] = []
     for begin, end in sorted([*first, *second]):
@@ -61,7 +65,7 @@ def union(first: Places, second: Places) -> Places:
 
 
 def complement(places: Places, size: int) -> Places:
-    """Return the ranges of a model's parameters that are not in ``places``.
+    """Return the ranges of a flat model that are not in a list of ranges.
 
     Ranges are pairs (begin, end) of positions in the array of all parameters.
 
@@ -80,7 +84,7 @@ LastBatch = Literal["keep", "drop", "merge"]
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Division of an epoch's samples into batches.
+    """Division of an epoch's samples into batches: batch size, and treatment of the last batch.
 
     If an epoch has only one batch, the batch is kept even if it is incomplete.
 
@@ -121,9 +125,9 @@ class Batching:
         return self.taken(samples) - self.size * max(0, self.count(samples) - 1)
 
     def taken(self, samples: N) -> N:
-        """Return the count of samples that an epoch processes.
+        """Return how many samples an epoch processes.
 
-        It is less than ``samples`` only if an incomplete last batch is dropped.
+        The count is less than ``samples`` only if an incomplete last batch is dropped.
 
         Args:
             samples: count of samples of the device, or of each device; an int or int64 [devices].
@@ -133,7 +137,7 @@ class Batching:
         return samples - samples % self.size * (samples >= self.size)
 
     def taken_in(self, steps: int, samples: int) -> int:
-        """Return the count of samples in the first ``steps`` batches of an epoch.
+        """Return how many samples the first ``steps`` batches of an epoch have.
 
         Args:
             steps: count of batches.
@@ -143,7 +147,7 @@ class Batching:
 
     @property
     def whole(self) -> "Batching":
-        """Return a batching in which all samples are one batch.
+        """Batching in which all samples of an epoch are one batch.
 
         The attribute ``last`` is the same.
         """
@@ -159,7 +163,7 @@ Penalised = Literal["kernels", "dense"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part of a device's samples in which each class has its share, made by halving the samples.
+    """Part of a device's samples, stratified by class, for trainings on less data (CATA-Fed).
 
     Attributes:
         splits: count of halvings of the samples, which give 2^splits parts.
@@ -173,7 +177,7 @@ class Part:
 
     @property
     def samples(self) -> int:
-        """Count of samples in the part. Samples are dealt to the parts in turn."""
+        """Count of samples in the part."""
         return len(range(self.number - 1, self.out_of, 2**self.splits))
 
 
@@ -181,9 +185,9 @@ class Part:
 class Contrast:
     """Contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3).
 
-    The term is weight x -log(p / (p + q)).
-    log p and log q are cosines over ``temperature``: of the sample's representation with its
-    representation under the start, and under ``previous``. Each step costs two more forward passes.
+    The term is weight x -log(p / (p + q)). Here log p is the cosine of the sample's representations
+    by the trained model and by the start model, divided by ``temperature``; log q is the same with
+    the model ``previous`` in place of the start model. Each step costs two more forward passes.
 
     Attributes:
         previous: a model (a ``Ref``).
@@ -201,9 +205,9 @@ class Contrast:
 class Training:
     """Local SGD on a device's own data; a training is not changed after its construction.
 
-    A step is w <- w - lr (gradient + mu (w - anchor) + linear); w is ``start`` before the first.
-    The gradient is of a batch, with weight decay and L2 by ``[training]``. With momentum, the
-    velocity accumulates the whole sum in the parentheses.
+    A step changes the model w by w <- w - lr (gradient + mu (w - anchor) + linear); w begins as
+    ``start``. The gradient is of a batch, with weight decay and L2 by ``[training]``. With
+    momentum, the velocity accumulates the whole sum in the parentheses.
 
     Attributes:
         start: the model at the beginning: a ``Ref``, ``BEST`` or a ``PreviousResult``.
@@ -272,9 +276,9 @@ class Training:
 
     @property
     def terms(self) -> list[str]:
-        """Names of the terms that the training adds to the loss of the model.
+        """Names of the terms that are added to the loss: ``proximal``, ``linear``, ``contrastive``.
 
-        They are ``proximal``, ``linear`` and ``contrastive``.
+        Only the terms that this training has are listed.
         """
         terms = []
         if self.mu:
@@ -287,17 +291,17 @@ class Training:
 
     @property
     def asked_besides(self) -> int:
-        """Count of models that each step evaluates for its loss in addition to the trained model.
+        """Count of additional models that each step applies to compute its loss.
 
-        It is 2 with a contrastive term, else 0.
+        The count is 2 with a contrastive term, else 0.
         """
         return 0 if self.contrast is None else 2
 
     def batching(self, usual: Batching) -> Batching:
-        """Return the batching of this training.
+        """Return the division into batches that this training uses.
 
         Args:
-            usual: the batching of ``[training]``.
+            usual: the division into batches of ``[training]``.
         """
         if self.full_batch:
             return usual.whole
@@ -306,7 +310,7 @@ class Training:
         return usual
 
     def samples_an_epoch(self, samples: int, usual: Batching) -> int:
-        """Return the count of samples that an epoch processes; ``steps`` count as one epoch.
+        """Return how many samples an epoch processes; ``steps`` count as one epoch.
 
         Args:
             samples: count of samples on which the device trains.
@@ -337,7 +341,7 @@ class Training:
 # not frozen, because the construction would take several times as long
 @dataclass(slots=True, unsafe_hash=True)
 class Limit:
-    """Limit of a device's training time, and the device's behaviour at the limit.
+    """Time limit of a device's training, and the device's behaviour at the limit.
 
     A limit is not changed after its construction.
 

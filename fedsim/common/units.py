@@ -61,7 +61,7 @@ def _refused(message: str, **values: str) -> PydanticCustomError:
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """Annotation by which pydantic reads and writes a float with a unit.
+    """Annotation by which pydantic reads and writes a number with a unit, such as ``"5 MB"``.
 
     Attributes:
         what: name of the quantity in messages.
@@ -91,7 +91,13 @@ class Quantity:
         return next(unit for unit, factor in self.units.items() if factor == 1.0)
 
     def read(self, text: object) -> float:
-        """Parse a quantity and check its bounds.
+        """Parse a quantity, such as ``"5 MB"``, and check its bounds.
+
+        Args:
+            text: the value as the scenario has it; a number without a unit is refused.
+
+        Returns:
+            The value in the base unit.
 
         Raises:
             PydanticCustomError: the text is not a quantity of this kind, or is out of bounds.
@@ -154,9 +160,9 @@ class Quantity:
         return f" (did you mean {candidates[0]!r}?)"
 
     def written(self, value: float) -> str:
-        """Write a value in the unit with the shortest number that reads back to an equal float.
+        """Format a value with the unit that needs the fewest digits.
 
-        Of several such units, the largest is used.
+        The text reads back to an equal float. Of several such units, the largest is used.
         """
         exact = []
         for unit, factor in self.units.items():
@@ -247,7 +253,7 @@ GramsPerJoule = Annotated[float, Quantity("a carbon intensity", _CARBON, 1e-12, 
 
 
 def read_quantity(name: str, text: str, kind: Any) -> float:
-    """Parse a quantity.
+    """Parse a quantity with its unit.
 
     Args:
         name: name of the value, for errors.
@@ -268,7 +274,7 @@ def read_quantity(name: str, text: str, kind: Any) -> float:
 
 
 def unit_factor(unit: str, kind: object) -> float:
-    """Return the factor from a unit to the base unit of a quantity.
+    """Return the factor from a unit to the base unit of its quantity.
 
     Args:
         unit: name of the unit, such as ``"Mbit/s"``.

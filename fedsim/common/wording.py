@@ -13,7 +13,7 @@ _BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "
 
 
 def in_words(problem: ErrorDetails) -> str:
-    """Return the part of an error's message that says which values are valid.
+    """Return the part of an error message that lists the valid values of a key.
 
     Args:
         problem: an entry of pydantic's ``ValidationError.errors()``, about one key.

@@ -31,15 +31,16 @@ _USUAL = ("update", "samples", "epochs")  # contents of the default ``Client.rep
 
 
 class CheckedAnswer(NamedTuple):
-    """Answer of a node to a task, whose fields are known to have the right types.
+    """Answer of a device's program (node) to a task, after its fields were checked.
 
-    A node is the program that acts for one device.
+    In a deployment, a node is the program that acts for one device.
 
     Attributes:
         packet: the answer.
         is_late: whether the device itself has ended the task, as it was too slow.
         has_forgotten: whether the node has lost the stored state of its device.
-        shift: what the device tells of its changed data; empty if nothing.
+        shift: contents of the device's message about changed data, by name; empty if the data did
+            not change.
     """
 
     packet: Packet
@@ -76,7 +77,7 @@ def read_answer(records: RecordDict, task: Task) -> CheckedAnswer:
 
 
 class AnswerReader:
-    """Converts the answers of nodes (the programs of the devices) for the server's strategy code.
+    """Converter of the nodes' answers into contents for the strategy's server code.
 
     Args:
         run: the run of the strategy's code on the server.

@@ -29,7 +29,7 @@ _halves: dict[tuple[str, int, float, str], DeviceHalf] = {}
 
 
 def client_half(scenario: Path, device: int, pace: float, slept: str) -> DeviceHalf:
-    """Return the object that does a device's part of a scenario; a process builds it only once.
+    """Return the object that acts for a device in a deployment; built only once per process.
 
     Args:
         scenario: the app's scenario file. Files with the same text have the same object.
@@ -96,13 +96,16 @@ def client_app(scenario: Path) -> ClientApp:
 
 
 def pace_of(value: object) -> float:
-    """Return ``pace`` of the run configuration: real seconds in a simulated one, 0 for no sleeping.
+    """Parse the key ``pace`` of the run configuration: real seconds per simulated second.
 
     Args:
         value: the value in the run configuration.
 
+    Returns:
+        The pace; 0 if nodes do not sleep.
+
     Raises:
-        SimulationError: it is no finite number from 0.
+        SimulationError: the value is no finite number from 0.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0.0 <= float(str(value)) < math.inf:

@@ -32,14 +32,15 @@ class WallClock(Simulation):
         self._next_look = 0.0
 
     def begin(self) -> None:
-        """Start the clock: the present time becomes its 0."""
+        """Start the clock: the present real time becomes time 0."""
         self.began = time.time()
 
     @property
     def wall(self) -> float:
-        """Present time of this clock (s), rounded up to a tick (2^-30 s).
+        """Present time of this clock (s), which goes on while events are processed.
 
-        ``now``, in contrast, stays the same while the events of one time are processed.
+        The time is rounded up to a tick (2^-30 s). ``now``, in contrast, stays the same while the
+        events of one time are processed.
         """
         return max(self.now, on_grid_after((time.time() - self.began) / self.pace))
 

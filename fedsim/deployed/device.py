@@ -60,7 +60,7 @@ class _AnswerEnvelopes(Envelopes):
 
 
 class DeviceHalf:
-    """Does what a strategy asks a device for, on the device's own machine.
+    """Executor of a strategy's client code on the device's own machine, in a deployment.
 
     Args:
         scenario: the scenario of the app.
@@ -128,13 +128,13 @@ class DeviceHalf:
 
     @property
     def time_scale(self) -> float:
-        """Count of real seconds in a second of the server's clock; 1 without a pace."""
+        """Count of real seconds in a second of the server's clock; 1 in real time."""
         return self._pace or 1.0
 
     def answer(
         self, request: Packet, memory: Packet, clock: Callable[[], float], log: StepLog
     ) -> Packet:
-        """Carry out a request, and return the answer.
+        """Carry out a request of the server, such as a training, and return the answer.
 
         Args:
             request: the request.
@@ -188,7 +188,7 @@ class DeviceHalf:
         return answer
 
     def warm_up(self) -> None:
-        """Train for an epoch and discard the result, so that later trainings load nothing."""
+        """Train for an epoch and drop the result, so that libraries are loaded before tasks."""
         training = Training(start=self._learner.initial(), epochs=1)
         self._learner.compute_now(self._learner.train(training, self.device, key=_PROBE_KEY))
 

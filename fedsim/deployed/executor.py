@@ -33,9 +33,9 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux: the signal that a process gets w
 
 
 class ForkExecutor:
-    """Part of Flower's SuperExec that hands each task to a process that forks (``execute``).
+    """Plug-in of Flower's SuperExec that passes each task to a process which forks (``execute``).
 
-    It writes the task to a pipe.
+    The task is written to a pipe.
 
     Args:
         tasks: file descriptor of the pipe to that process.
@@ -69,7 +69,7 @@ class ForkExecutor:
 
 
 def end_with_parent() -> None:
-    """Have this process killed when its parent ends, if the system can (Linux)."""
+    """Ask the system to kill this process when its parent ends (only on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
@@ -121,7 +121,7 @@ def _reap() -> None:
 
 
 def execute(app: Path, address: str, device: int) -> None:
-    """Carry out a node's tasks until its SuperNode ends.
+    """Carry out the tasks of a device's SuperNode, each in a fork of this process, until it ends.
 
     Args:
         app: folder of the exported app.

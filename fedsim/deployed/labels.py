@@ -10,7 +10,7 @@ USED = 1
 
 
 class LabelHistory:
-    """Counts of a device's samples by class, now and at earlier times; int64 [C] each.
+    """Counts of a real device's samples by class, now and at earlier tasks; int64 [C] each.
 
     Args:
         present: counts of the device's data as this process has read them.
@@ -33,10 +33,10 @@ class LabelHistory:
         return not np.array_equal(self._present, self.reported)
 
     def of_version(self, device: int, version: int | None) -> Ints:
-        """Return the device's counts of samples by class, int64 [C], in a version of its data.
+        """Return the device's counts of samples by class in a version of its data, int64 [C].
 
         Args:
-            device: number of the device, which this history is of.
+            device: ID of the device; not used, as a history is of one device.
             version: None for the present data, ``USED`` for those of its last task, or 0 for those
                 of its first task.
         """
@@ -66,7 +66,7 @@ class LabelHistory:
             self.reported = self.used
 
     def tree(self) -> dict[str, Json]:
-        """Return the history as JSON for ``restore``, after a task on the present data."""
+        """Return the history as JSON-able value, to be restored in the device's next task."""
         return {
             "first": self.first.tolist(),
             "used": self._present.tolist(),

@@ -50,7 +50,9 @@ def with_steps(
     logged: Mapping[int, list[LoggedStep]],
     wire: WireCounters | None = None,
 ) -> list[Record]:
-    """Add records of steps to a deployment's records, and remove the records of messages.
+    """Complete the records of a deployment by the steps that devices have logged.
+
+    Records of messages are replaced by records of steps.
 
     Args:
         records: the records of the server half, by time.
@@ -166,7 +168,7 @@ def _steps_until(task: _MeasuredTask, last: float, outcome: str) -> list[LoggedS
 
 
 class DeploymentEnd(NamedTuple):
-    """End of a deployment.
+    """Outcome of a deployment: status, reason and real time.
 
     Attributes:
         status: the run's status: ``done`` or ``failed``.

@@ -26,7 +26,7 @@ _NODES_EVERY_S = 1.0  # real time between two looks at the list of nodes (s)
 
 
 class Nodes:
-    """The programs that act for devices (nodes), to which tasks are sent and which answer them.
+    """Connection to the programs (nodes) that act for devices, over Flower's Grid.
 
     Args:
         grid: Flower's Grid, which carries the messages.
@@ -66,14 +66,14 @@ class Nodes:
 
     @property
     def refused(self) -> str:
-        """Sentences about nodes that have answered but cannot be used, each after "; ".
+        """Text about nodes that have answered but cannot be used: sentences, each after "; ".
 
         Empty if there are none.
         """
         return "".join(f"; {reason}" for reason in self._refused)
 
     def look(self) -> None:
-        """Ask Flower for nodes that are new or gone, and for messages that have arrived from nodes.
+        """Ask Flower for new or lost nodes, and for messages that have arrived from nodes.
 
         Each message is handled by an alarm at the time of its arrival.
         """
@@ -168,7 +168,11 @@ class Nodes:
         self._refused.append(f"node {node} is not used: {reason}")
 
     def send(self, task: Task) -> None:
-        """Send a task to its device's node."""
+        """Send a task to its device's node.
+
+        Args:
+            task: the task.
+        """
         context = SentContext.of(task)
         packet = self._down.pack(context.outgoing, {}, {})
         if context.brings_base:

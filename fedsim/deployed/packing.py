@@ -37,7 +37,7 @@ SHIFT = "shift"
 
 @dataclass(slots=True)
 class Packet:
-    """A message in the form in which it is sent between machines.
+    """Message between server and device in a deployment, as it is sent between machines.
 
     Attributes:
         head: job, round and the forms of all contents, JSON; its bytes are not counted.
@@ -50,7 +50,7 @@ class Packet:
     arrays: list[AnyArray] = field(default_factory=list)
 
     def bytes_by_content(self) -> dict[str, int]:
-        """Return the payload's size (bytes) by the name of the content."""
+        """Return the size of each content in the message (bytes), by the content's name."""
         sizes: dict[str, int] = {}
         for name, payload in self.payloads.items():
             content = name.rpartition("/")[0] if "/" in name else name
@@ -60,15 +60,15 @@ class Packet:
 
 @pure
 def total(models: list[AnyArray]) -> AnyArray:
-    """Return the sum of two models, float [d] each.
+    """Return the sum of two arrays, float [d] each: a decoded change and the model at its start.
 
-    A decoder adds a change to the model at its start by this function.
+    A pure function for ``apply``.
     """
     return models[0] + models[1]
 
 
 class ContentPacker:
-    """Converts the contents of messages in one direction to bytes, and back.
+    """Converter of messages' contents to bytes and back, by the codec of a direction.
 
     Args:
         codec: the codec of the direction.
@@ -87,14 +87,15 @@ class ContentPacker:
         bases: Mapping[Ref, tuple[Ref, ModelPlace]],
         residuals: Mapping[str, Ref],
     ) -> Packet:
-        """Encode the contents of a message.
+        """Encode the contents of a message as a packet.
 
         The entry ``contents`` of the packet's head says how each content is encoded.
 
         Args:
             contents: the contents by name.
             bases: update -> the model from which it was trained, and its place in the request.
-            residuals: name of a content -> what was lost when the sender encoded it before.
+            residuals: name of a content -> residual, the part that was lost when the sender encoded
+                it last.
 
         Raises:
             SimulationError: a content cannot be sent.
@@ -181,7 +182,7 @@ class ContentPacker:
         return codec.encode(self._learner, size, model, base, residual)
 
     def unpack(self, packet: Packet, model_at: Callable[[ModelPlace], Ref]) -> Contents:
-        """Return the contents of a packet by name, with decoded models.
+        """Decode a packet into the contents of a message.
 
         Args:
             packet: the packet.
@@ -287,10 +288,10 @@ def _unpack_numbers(payload: bytes, form: Mapping[str, Json]) -> object:
 
 
 def models_in(contents: Mapping[str, object]) -> list[tuple[ModelPlace, Ref]]:
-    """Return all models of a message's contents, in order.
+    """Return all models in the contents of a message, with their places, in order.
 
     Returns:
-        Pairs of where a model is (name of the content, and index within it) and the model.
+        Pairs of a place (name of the content, and index within it) and the model.
     """
     models: list[tuple[ModelPlace, Ref]] = []
     for name, value in contents.items():

@@ -12,14 +12,14 @@ ReadValue = TypeVar("ReadValue")
 
 
 class PacketError(SimulationError):
-    """Error: a message cannot be read, as its sender is broken or is no app of fedsim.
+    """Error that a received message cannot be read, as its sender is broken or not of fedsim.
 
     Only the message is dropped; the run goes on.
     """
 
 
 def read_safely(name: str, read: Callable[[], ReadValue]) -> ReadValue:
-    """Call a function that reads a message, and turn each of its errors into a ``PacketError``.
+    """Call a function that reads a message, and convert any error of it to ``PacketError``.
 
     Args:
         name: names the message in the error.
@@ -43,6 +43,10 @@ def read_safely(name: str, read: Callable[[], ReadValue]) -> ReadValue:
 def entry_of(table: Mapping[str, Json], name: str) -> Json:
     """Return an entry of a table.
 
+    Args:
+        table: the table.
+        name: key of the entry.
+
     Raises:
         PacketError: the table has no such entry.
     """
@@ -54,7 +58,7 @@ def entry_of(table: Mapping[str, Json], name: str) -> Json:
 
 
 def number_of(value: Json, name: str) -> float:
-    """Return a value that is a number, which may be infinite or NaN.
+    """Check that a received value is a number, which may be infinite or NaN, and return it.
 
     Args:
         value: the value.
@@ -69,7 +73,7 @@ def number_of(value: Json, name: str) -> float:
 
 
 def finite_of(value: Json, name: str) -> float:
-    """Return a value that is a finite number.
+    """Check that a received value is a finite number, and return it.
 
     Args:
         value: the value.
@@ -85,7 +89,7 @@ def finite_of(value: Json, name: str) -> float:
 
 
 def count_of(value: Json, name: str) -> int:
-    """Return a value that is a whole number, 0 or more.
+    """Check that a received value is a whole number, 0 or more, and return it.
 
     Args:
         value: the value.
@@ -100,7 +104,7 @@ def count_of(value: Json, name: str) -> int:
 
 
 def text_of(value: Json, name: str) -> str:
-    """Return a value that is a text.
+    """Check that a received value is a text, and return it.
 
     Args:
         value: the value.
@@ -115,7 +119,7 @@ def text_of(value: Json, name: str) -> str:
 
 
 def list_of(value: Json, name: str) -> list[Json]:
-    """Return a value that is a list.
+    """Check that a received value is a list, and return it.
 
     Args:
         value: the value.
@@ -130,7 +134,7 @@ def list_of(value: Json, name: str) -> list[Json]:
 
 
 def pair_of(value: Json, name: str) -> tuple[Json, Json]:
-    """Return both items of a list of two.
+    """Check that a received value is a list of two items, and return both.
 
     Args:
         value: the value.
@@ -146,7 +150,7 @@ def pair_of(value: Json, name: str) -> tuple[Json, Json]:
 
 
 def table_of(value: Json, name: str) -> dict[str, Json]:
-    """Return a value that is a table.
+    """Check that a received value is a table, and return it.
 
     Args:
         value: the value.

@@ -19,7 +19,11 @@ _PAYLOAD = "fedsim.payload"  # Flower's name of the serialisation: raw bytes
 
 
 def to_records(packet: Packet) -> RecordDict:
-    """Convert a packet (a message of fedsim) to the content of a Flower message."""
+    """Convert a packet (a message of fedsim) to the content of a Flower message.
+
+    Args:
+        packet: the packet.
+    """
     head = ConfigRecord({"json": json.dumps(packet.head)})
     records = RecordDict({HEAD: head})
     payloads = {
@@ -36,6 +40,9 @@ def to_records(packet: Packet) -> RecordDict:
 
 def from_records(records: RecordDict) -> Packet:
     """Convert the content of a Flower message to a packet (a message of fedsim).
+
+    Args:
+        records: the content.
 
     Raises:
         PacketError: the content is of no fedsim app, or is broken.

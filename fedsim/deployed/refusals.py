@@ -74,7 +74,7 @@ def _refused_training(scenario: Scenario) -> Iterator[str]:
 def unused(scenario: Scenario) -> Iterator[str]:
     """Yield the dotted key of each part of a scenario that has no effect in a deployment.
 
-    There a real thing takes its place, such as the devices' real availability.
+    Real things take their place, such as the real availability of devices.
     """
     population = scenario.population
     if population.availability.kind != "always":

@@ -31,7 +31,7 @@ class Replies:
         self._ended = Event()
 
     def expect(self, name: str) -> None:
-        """Have the reply to a message fetched as soon as it has arrived.
+        """Start to fetch the reply to a message as soon as it has arrived.
 
         Args:
             name: ID of the message.
@@ -45,18 +45,18 @@ class Replies:
             thread.start()
 
     def take(self, receive: Callable[[str, float, Message | Exception], None]) -> None:
-        """Hand over the replies that have arrived, in the order of their arrival.
+        """Pass on the replies that have arrived since the last call, in the order of their arrival.
 
         Args:
-            receive: is called with the name of the answered message, the time of the day of the
-                arrival (s since 1970), and the reply, or the error with which Flower has refused
-                to hand it over.
+            receive: function that is called with the name of the answered message, the time of the
+                day of the arrival (s since 1970), and the reply, or the error with which Flower has
+                refused to hand it over.
         """
         while self._arrived:
             receive(*self._arrived.popleft())
 
     def end(self) -> None:
-        """End the threads. A thread in a pull ends with the process."""
+        """End the threads. A thread that is fetching a reply ends with the process."""
         self._ended.set()
 
     def _pull_all(self) -> None:

@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SentContext(TaskContext):
-    """State of a task until its answer; ``outgoing`` has the contents of the request unencoded."""
+    """State of a task of a real device until its answer.
+
+    Attributes:
+        outgoing: contents of the request before encoding.
+    """
 
     outgoing: Contents = field(default_factory=dict)
 
 
 class SentEnvelopes(Envelopes):
-    """Builder of requests that stores the contents of each in the task, to be encoded later."""
+    """Builder of requests for real devices; it stores their contents, to be encoded later."""
 
     def request(
         self, device: int, contents: Contents, job: str, round_number: int | None
@@ -37,9 +41,9 @@ class SentEnvelopes(Envelopes):
 
 
 class RemoteClientSide(ClientSide):
-    """Replacement of the devices' code in the server's process, as real devices run it elsewhere.
+    """Stand-in on the server for the devices' code, which in a deployment runs on other machines.
 
-    It passes the contents of a device's answer to the strategy when the answer has arrived.
+    The contents of a device's answer are passed to the strategy when the answer has arrived.
     """
 
     def arrived(self, task: Task, context: TaskContext) -> Mapping[str, object]:
@@ -64,7 +68,11 @@ class _Received(dict[str, object]):
 
 
 class ServerRun(Run):
-    """Run in which real devices answer the server's code by messages in real time."""
+    """Run of a strategy's server code in real time, in which real devices carry out the tasks.
+
+    Attributes:
+        remote: the tasks on real devices, and their answers.
+    """
 
     envelopes_type = SentEnvelopes
     remote: RemoteTasks

@@ -72,7 +72,7 @@ def _number_in(config: Mapping[str, object], key: str) -> float:
 
 
 class Deployment:
-    """Run of a server half over a Grid, from the first node to the files of its results.
+    """A deployment from its first node to the files of its results, on the server's side.
 
     Args:
         scenario: the scenario of the app.

@@ -47,7 +47,7 @@ class LoggedStep:
     facts: dict[str, Json] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Json]:
-        """Return the step as JSON, for ``read_step``."""
+        """Return the step as a JSON-able value, from which ``read_step`` restores it."""
         return {"step": self.name, "start": self.start, "end": self.end, "facts": self.facts}
 
     def sizes(self) -> list[tuple[str, float]]:
@@ -57,10 +57,13 @@ class LoggedStep:
 
 
 def read_step(value: Json) -> LoggedStep:
-    """Return the step of a tree that ``LoggedStep.tree`` has made.
+    """Restore a step from the value that ``LoggedStep.tree`` has returned.
+
+    Args:
+        value: the value.
 
     Raises:
-        PacketError: the tree has another form.
+        PacketError: the value has another form.
     """
     tree = table_of(value, "a step")
     name = text_of(entry_of(tree, "step"), "the name of a step")
@@ -82,7 +85,7 @@ def read_step(value: Json) -> LoggedStep:
 
 
 class StepLog:
-    """Collects the steps of a task on a real device, in order, and writes them to a file if wanted.
+    """Log of the steps of a task on a real device, in memory and perhaps in a file.
 
     Args:
         task: ID of the task.
@@ -99,12 +102,16 @@ class StepLog:
         self.steps: list[LoggedStep] = []
 
     def add(self, step: LoggedStep) -> None:
-        """Add a step that has ended."""
+        """Add a step that has ended to the log.
+
+        Args:
+            step: the step.
+        """
         self.steps.append(step)
         self._write(step)
 
     def begin_upload(self, start: float, sizes: Mapping[str, int]) -> None:
-        """Write to the log's file, if there is one, that the upload of the answer begins.
+        """Note in the log's file, if there is one, that the upload of the answer begins.
 
         The log then shows it even if the server never receives the answer.
 
@@ -121,7 +128,7 @@ class StepLog:
 
 
 def log_folder() -> Path | None:
-    """Return the folder in which devices log their steps; None if the environment names none."""
+    """Return the folder for the logs of devices' steps, from the environment; None without one."""
     text = os.environ.get(VARIABLE)
     return Path(text) if text else None
 
@@ -149,7 +156,7 @@ def _lines(folder: Path) -> Iterator[tuple[int, Json]]:
 
 
 def note_begin(folder: Path | None, began: float) -> None:
-    """Write to the folder of logs when a run's clock began, for readers of the logs.
+    """Write the start time of a run's clock to the folder of logs, for readers of the logs.
 
     Args:
         folder: the folder; None for none, and then nothing is written.

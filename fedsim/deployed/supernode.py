@@ -7,7 +7,7 @@ from fedsim.deployed.waits import shorten_waits
 
 
 def main() -> None:
-    """Run a SuperNode."""
+    """Run Flower's SuperNode, with shorter waits if the environment asks for them."""
     from flwr.supernode.cli import flower_supernode
 
     shorten_waits()

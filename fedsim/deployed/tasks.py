@@ -19,9 +19,9 @@ from fedsim.world.task import Cause, Task, TaskStep
 
 
 class RemoteTasks:
-    """Tasks that real devices have been asked to do, in place of the simulated ones of a simulation.
+    """Tasks that real devices carry out, with the interface of the simulated ``TaskRunner``.
 
-    A device is reachable while the transport reports its node as connected.
+    A device is reachable while its node (the program of the device) is connected.
 
     Args:
         simulation: the clock, which receives the records.
@@ -63,9 +63,12 @@ class RemoteTasks:
     # nodes
 
     def connect(self, device: int) -> None:
-        """Note that a device's node (the program of the device) is connected, also if it is again.
+        """Note that a device's node (the program of the device) has connected, perhaps again.
 
-        The strategy is told of newcomers and of devices that are back.
+        The strategy is notified of newcomers and of devices that are back.
+
+        Args:
+            device: ID of the device.
         """
         if self._online[device]:
             return
@@ -82,7 +85,7 @@ class RemoteTasks:
             self._dispatch.notices.tell(NoticeKind.NEWCOMER, device)
 
     def disconnect(self, device: int) -> None:
-        """Note that a device's node (the program of the device) is gone; its task is lost."""
+        """Handle the loss of a device's node (the program of the device); its task is ``lost``."""
         if not self._online[device]:
             return
         self._online[device] = False
@@ -94,21 +97,29 @@ class RemoteTasks:
     # requests to the devices
 
     def is_idle(self, device: int) -> bool:
-        """Whether the device's node is connected and has no open task."""
+        """Return whether a device's node is connected and has no open task."""
         return bool(self._online[device] and not self._busy[device])
 
     def idle(self, devices: Ints) -> Flags:
-        """Return for each device whether its node is connected and has no open task; bool [len(devices)]."""
+        """Return whether devices' nodes are connected and have no open task; bool [n].
+
+        Args:
+            devices: IDs of the devices, int64 [n].
+        """
         free: Flags = self._online[devices] & ~self._busy[devices]
         return free
 
     def reachable(self, devices: Ints) -> Flags:
-        """Whether the node of each device is connected; bool [len(devices)]."""
+        """Return whether the nodes of devices are connected; bool [n].
+
+        Args:
+            devices: IDs of the devices, int64 [n].
+        """
         online: Flags = self._online[devices]
         return online
 
     def reachable_until(self, device: int) -> float:
-        """Return infinity for a connected node, else the present time (s)."""
+        """Return the time until which a device is reachable: infinity if connected, else now (s)."""
         return math.inf if self._online[device] else self.simulation.now
 
     def next_on(self, device: int, time: float) -> float:
@@ -156,7 +167,9 @@ class RemoteTasks:
         return task
 
     def receive(self, task_id: int, contents: Contents | None, outcome: Cause | None) -> None:
-        """Take the answer of a device; an answer to a task that has ended is ignored.
+        """Process the answer of a device, and end its task.
+
+        An answer to a task that has ended already is ignored.
 
         Args:
             task_id: ID of the task.
@@ -172,18 +185,22 @@ class RemoteTasks:
         self._finish(task, outcome)
 
     def end(self, task_id: int, cause: Cause) -> None:
-        """End an open task now, because the server does not wait for its answer any longer.
+        """End an open task on the server's side; the device's later answer is ignored.
 
         Args:
             task_id: ID of the task; nothing is done if it has ended already.
-            cause: the outcome that the task gets.
+            cause: why the task ends, such as ``late``; it becomes the task's outcome.
         """
         task = self.running.get(task_id)
         if task is not None:
             self._finish(task, cause)
 
     def end_all(self, cause: Cause) -> None:
-        """End all open tasks."""
+        """End all open tasks.
+
+        Args:
+            cause: why the tasks end.
+        """
         for task_id in list(self.running):
             self.end(task_id, cause)
 

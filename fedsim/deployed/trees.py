@@ -20,7 +20,7 @@ from fedsim.learning.refs import Loss, Ref
 
 
 class TreeWriter:
-    """Writes a device's state and other values as JSON, with arrays and models apart.
+    """Writer of a device's state, and of other values, as JSON, with arrays and models kept apart.
 
     In place of an array the JSON has its number.
 
@@ -36,7 +36,7 @@ class TreeWriter:
         self.arrays: list[AnyArray] = []
 
     def write(self, value: object) -> Json:
-        """Return a value as JSON, and append its arrays and models to ``arrays``.
+        """Convert a value to JSON; its arrays and models are appended to ``arrays``.
 
         Args:
             value: None, a bool, a number, a text, an array, a model, or a list, tuple or dict of
@@ -78,7 +78,7 @@ class TreeWriter:
 
 
 def read_tree(tree: Json, arrays: Sequence[AnyArray], learner: Learner) -> object:
-    """Return the value that ``TreeWriter`` has written as JSON.
+    """Restore a value that ``TreeWriter`` has converted to JSON.
 
     Args:
         tree: the JSON.
@@ -138,7 +138,10 @@ def _read_model(tree: dict[str, Json], arrays: Sequence[AnyArray], learner: Lear
 
 
 def read_report(report: Json) -> Loss:
-    """Read the reports of a training from JSON: its loss, and further values by name.
+    """Restore the loss, and other values that a trainer has reported, from JSON.
+
+    Args:
+        report: the JSON.
 
     Raises:
         PacketError: the JSON has another form.

@@ -18,7 +18,7 @@ _log = logging.getLogger("flwr")
 
 
 def longest_wait_s() -> float | None:
-    """Return the longest wait (s) that the environment sets; None for Flower's own waits.
+    """Return the limit for Flower's waits that an environment variable sets (s); None for no limit.
 
     Raises:
         SimulationError: the variable is not a number above 0.
@@ -39,7 +39,7 @@ def longest_wait_s() -> float | None:
 
 
 def shorten_waits() -> None:
-    """Cap the waits of Flower in this process; do nothing without the variable of the environment.
+    """Limit Flower's waits in this process, if the environment variable is set.
 
     Flower's internals are patched. If an installed version has other internals, its waits stay as
     they are, and a warning is logged.

@@ -20,7 +20,7 @@ _SENT = 8
 
 
 def sample(file: Path, clients: int) -> None:
-    """Write the counters of the clients' links whenever they change, until the process is killed.
+    """Record the byte counters of clients' links whenever they change, until the process is killed.
 
     Args:
         file: the file to write.
@@ -47,7 +47,7 @@ def sample(file: Path, clients: int) -> None:
 
 
 class Passage(NamedTuple):
-    """Passage of a message over a device's link.
+    """Time span in which a message passed over a device's link, and the bytes in it.
 
     Attributes:
         first: time at which its first bytes were seen (s).
@@ -64,7 +64,7 @@ _SEEN = 0.03  # share of a message's bytes after which its passage counts as beg
 
 
 class WireCounters:
-    """Reads from a file how many bytes had passed over each device's link at which time.
+    """Reader of byte counters: how many bytes had passed over each device's link at which time.
 
     Args:
         file: the file that ``sample`` has written.
@@ -85,7 +85,7 @@ class WireCounters:
             self._counts.setdefault((number, "up"), []).append(up)
 
     def moved(self, device: int, direction: str, start: float, end: float) -> float:
-        """Return the bytes that passed in a span of time, headers and other messages included.
+        """Return how many bytes passed over a device's link in a span of time, headers included.
 
         Args:
             device: number of the device.

@@ -23,10 +23,11 @@ BEST = "best"
 
 @dataclass(frozen=True, slots=True)
 class PreviousResult:
-    """Model that a training starts from or is drawn to, made of earlier results of the same device.
+    """Linear combination of models from a device's earlier trainings, for use in a later one.
 
-    It stands for the linear combination of models in ``parts``, which is computed when the earlier
-    trainings of the device's present task are done.
+    A client names it as the start of a ``Training``, or as the model that a training is drawn to
+    (proximal term). It is computed when the earlier trainings of the device's present task are
+    done.
 
     Attributes:
         parts: pairs of a model and its coefficient. An int i in place of a model stands for the
@@ -38,9 +39,9 @@ class PreviousResult:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Knowledge of a run that a strategy's code has before the run begins, on server and devices.
+    """Facts about a run that a strategy's code has from the start: sizes, learning rates, tensors.
 
-    Both read it as ``self.setting``.
+    A strategy's code on the server and on devices reads it as ``self.setting``.
 
     Attributes:
         devices: count of devices.
@@ -83,12 +84,14 @@ class RunInfo:
 
 @dataclass(slots=True)
 class Instruction:
-    """Message of the server that asks a device for a job. ``instruction["model"]`` is a content of it.
+    """Message of the server as a client receives it: the job to do, and contents such as a model.
+
+    ``instruction["model"]`` is short for ``instruction.contents["model"]``.
 
     Attributes:
         job: ``train``, or another name on which the strategy's code on server and devices agrees
-            (``Server.ask``).
-        contents: what the device received, by name.
+            (argument ``job`` of ``Server.ask``).
+        contents: name -> received content, such as a model (``Ref``) or a number.
         round: the round for which the device works; None if it works for no round.
         value: what the function of ``Client.real`` returned, set before ``Client.work`` is called.
     """
@@ -103,11 +106,12 @@ class Instruction:
 
 
 class Real(NamedTuple):
-    """Function that computes something for a device's answer in real time, and its arguments.
+    """Call of a Python function whose result a device sends; ``Client.real`` returns it.
 
-    Simulated time does not pass meanwhile. The function is defined at the top of a module. It may
-    run in another process, on copies of the arguments, and restores the states of global random
-    generators that it uses; no other such function runs in the same process at the same time.
+    The function is run for real, for example to train a model of the user's own. Simulated time
+    does not pass meanwhile. The function is defined at the top of a module. It may run in another
+    process, on copies of the arguments, and restores the states of global random generators that it
+    uses; no other such function runs in the same process at the same time.
 
     Attributes:
         function: the function.
@@ -119,7 +123,10 @@ class Real(NamedTuple):
 
 
 class LocalResult(NamedTuple):
-    """Results of a device's computations in one task, that is, for one request of the server.
+    """Outcome of a device's computations for one request of the server: models and counts.
+
+    ``Client.computed`` and ``Client.reply`` receive it. Models are names (``Ref``) whose weights
+    are computed when needed.
 
     Attributes:
         samples: count of training samples on which the device has computed.
@@ -144,7 +151,7 @@ class LocalResult(NamedTuple):
 
 
 class Client(Generic[P]):
-    """Base of a strategy's code on devices: what a device does with a message, and what it answers.
+    """Base of a strategy's code on devices: what a device computes for a request, and its answer.
 
     Each device's memory is in ``Device.state``. An attribute of this object is lost when a run is
     resumed. For each task the hooks are called in this order: ``real``, ``work`` (by default
@@ -163,16 +170,16 @@ class Client(Generic[P]):
         self.setting = setting
 
     def real(self, device: Device, instruction: Instruction) -> Real | None:
-        """Return a function to compute for the answer in real time; by default there is none.
+        """Return a Python function to run for real before the device's work; by default none.
 
         Simulated time stands still until the function has returned.
 
         Args:
-            device: the device.
+            device: the device on which this code runs, with its data and its state.
             instruction: the message to the device.
 
         Returns:
-            The function and its arguments; None for no such function. What the function returns is
+            The function and its arguments; None for no such function. The result of the function is
             ``instruction.value`` when ``work`` is called.
         """
         return None
@@ -181,7 +188,7 @@ class Client(Generic[P]):
         """Return the steps that the device computes for a message; by default it trains.
 
         Args:
-            device: the device.
+            device: the device on which this code runs, with its data and its state.
             instruction: the message to the device.
 
         Returns:
@@ -196,27 +203,35 @@ class Client(Generic[P]):
         The training has ``local_epochs`` epochs, or one epoch if the strategy has no such key.
 
         Args:
-            device: the device.
+            device: the device on which this code runs, with its data and its state.
             instruction: the message to the device.
+
+        Returns:
+            The training: start model, epochs and terms of the loss.
         """
         return Training(instruction.contents["model"], getattr(self.params, "local_epochs", 1))
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
-        """Return the time limit of the default ``work``'s training; by default no limit.
+        """Return the time limit of the training in the default ``work``; by default there is none.
 
         Args:
-            device: the device.
+            device: the device on which this code runs, with its data and its state.
             instruction: the message to the device.
+
+        Returns:
+            A deadline (simulated time) or a budget of computing time (s); ``Limit()`` for none.
         """
         return NO_LIMIT
 
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
-        """Change the result before the device answers; by default the result is unchanged.
+        """Hook to change the result of the device's computations before ``reply`` receives it.
+
+        By default the result is unchanged.
 
         Args:
-            device: the device.
+            device: the device on which this code runs, with its data and its state.
             instruction: the message to the device.
             result: the result of the steps.
 
@@ -235,7 +250,7 @@ class Client(Generic[P]):
         ``Lazy("loss", result.update)`` as a content reports the training loss.
 
         Args:
-            device: the device.
+            device: the device on which this code runs, with its data and its state.
             instruction: the message to the device.
             result: the result of the steps.
 
@@ -250,24 +265,25 @@ class Client(Generic[P]):
         }
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Called when the answer has arrived; the place to change the device's state.
+        """Hook after the device's answer has arrived, for changes of the device's state.
 
-        The method is not called if the answer is cut off.
+        By default nothing is done. By default nothing is done. The method is not called if the
+        answer is cut off.
 
         Args:
-            device: the device.
+            device: the device on which this code runs, with its data and its state.
             instruction: the message to which the device has answered.
             reply: the contents of the answer, as they were sent.
         """
 
     def on_shift(self, device: Device) -> Contents | None:
-        """Return what a device tells the server about its changed data; by default nothing.
+        """Return a message to the server about the device's changed data; by default there is none.
 
-        Called when the device's data have changed and the device can be reached. The message takes no
-        time and no bytes.
+        Called when the device's data have shifted, as soon as the device can be reached. The
+        message takes no time and no bytes.
 
         Args:
-            device: the device.
+            device: the device on which this code runs, with its data and its state.
 
         Returns:
             Contents by name; None sends no message.

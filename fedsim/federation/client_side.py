@@ -49,7 +49,9 @@ class _Results:
 
 
 class ClientSide:
-    """Calls the strategy's code of each device, and turns what it returns into steps of simulated time.
+    """Caller of the strategy's code on devices, which turns its results into steps of tasks.
+
+    ``Dispatch`` calls it for each task.
 
     Args:
         simulation: the clock.
@@ -117,9 +119,10 @@ class ClientSide:
             context.real = self._simulation.submit(real.function, *real.arguments, alone=True)
 
     def next_steps(self, task: Task) -> tuple[TaskStep, ...]:
-        """Return the steps that a device does next in its task, once its earlier steps are done.
+        """Return the next steps of a device's task when all of its steps so far are done.
 
-        Those are first what it computes, then the sending of its answer. Empty at the task's end.
+        First come the computations that ``Client.work`` returns, then the transfer of the answer;
+        at the task's end there are none.
         """
         context = TaskContext.of(task)
         if context.replied:
@@ -242,7 +245,9 @@ class ClientSide:
         results.steps = training.sgd_steps(task.samples, self._trainer.batching)
 
     def train(self, task: Task, training: Training, number: int, version: int) -> Ref:
-        """Return the name of the model that a training makes; it is computed when its weights are needed.
+        """Register a training of a device, and return the name (``Ref``) of its result.
+
+        The model is computed when its weights are needed.
 
         Args:
             task: the task of the device that trains.
@@ -316,8 +321,9 @@ class ClientSide:
     def arrived(self, task: Task, context: TaskContext) -> Mapping[str, Any]:
         """Commit the answer of a task that is done, and return what the server receives.
 
-        The device stores the residuals of its codec, and ``Client.on_sent`` is called. If an answer is
-        cut off, this method is not called, and the residuals remain as they were.
+        The device stores the residuals of its codec (what encoding lost), and ``Client.on_sent`` is
+        called. If an answer is cut off, this method is not called, and the residuals remain as they
+        were.
 
         Args:
             task: the task, with outcome ``done``.

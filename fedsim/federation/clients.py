@@ -27,7 +27,7 @@ _LEAST_ASKED = 16  # checking one device for availability takes about as long as
 
 
 class Clients:
-    """The devices as a strategy's code on the server sees them: which exist, and which can be asked.
+    """API of a strategy's server code for the devices: which exist, and which can be asked.
 
     A strategy reads it as ``Server.clients``. Each of these states includes all states before it:
 
@@ -165,7 +165,7 @@ class Clients:
         return self._dispatch.tasks.next_on(device, self._dispatch.simulation.now) < math.inf
 
     def expects_newcomers(self) -> bool:
-        """Whether a device that has not joined yet will do so, and can then be reached."""
+        """Return whether a device that has not joined yet will join, and can then be reached."""
         is_coming = self._dispatch.population.arrival > self._dispatch.simulation.now
         newcomers = np.flatnonzero(is_coming).tolist()
         return any(self._can_return(device) for device in newcomers)
@@ -196,11 +196,11 @@ class Clients:
         return bool(self._dispatch.population.arrival[device] <= self._dispatch.simulation.now)
 
     def await_return(self, device: int, delay: float = 0.0) -> bool:
-        """Have ``Strategy.on_return`` called with a device as soon as the device can be reached.
+        """Request a call of ``Strategy.on_return`` as soon as a device can be reached.
 
         Args:
             device: ID of a device.
-            delay: time from now (s); the call comes no earlier.
+            delay: least time from now to the call (s).
 
         Returns:
             False if the device will never be reachable again; then there is no call.
@@ -235,7 +235,7 @@ class Clients:
     def chosen(
         self, devices: Sequence[int], by: Callable[..., object], *, idle: bool = True
     ) -> list[int]:
-        """Check the devices that a function has chosen, and return them as a list.
+        """Check the devices that a selection has chosen, and return them as a list.
 
         Args:
             devices: IDs of devices; a list, tuple, range or array.

@@ -54,9 +54,10 @@ _BYTES_OF = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 class Arithmetic(Protocol):
-    """Deferred arithmetic with models, for codecs and attacks.
+    """Interface for arithmetic with models that is carried out later, for codecs and attacks.
 
-    Each call returns the name of a model (``Ref``) at once, and computes nothing.
+    Each call returns at once the name (``Ref``) of a model. Its weights are computed when they are
+    needed.
     """
 
     def mix(
@@ -66,7 +67,7 @@ class Arithmetic(Protocol):
         *,
         rescale: bool = True,
     ) -> Ref:
-        """Return the linear combination sum of coefficient x model; see ``ServerModels.mix``.
+        """Return the sum of models, each times its coefficient; see ``ServerModels.mix``.
 
         Args:
             parts: pairs of a model and its coefficient.
@@ -119,7 +120,7 @@ class Coded(NamedTuple):
 
 
 class CodedParts(NamedTuple):
-    """Arrays of which a codec makes a payload of a real message, in a deployment.
+    """Arrays from which a codec writes the bytes of a real message, in a deployment.
 
     Attributes:
         exact: the array before encoding [d], such as a change.
@@ -138,9 +139,14 @@ def _find_wrong_code(value: Coded, *_: object, **__: object) -> str:
 
 
 class Codec(Spec):
-    """The base of every codec: a rule that encodes models for the link.
+    """Base of every codec: a rule that compresses models for transmission, and decodes them.
 
-    The network carries the encoded bytes, and learning continues with the decoded model.
+    The simulated network carries the encoded bytes. Learning continues with the decoded model,
+    losses included.
+
+    Attributes:
+        encode_rate: bytes of float32 that any device encodes (``up``) or decodes (``down``) in a
+            second; None: coding takes no time. The server's part never takes time.
 
     Example:
         A codec of two bytes a parameter, in ``mine.py``:
@@ -183,9 +189,6 @@ class Codec(Spec):
 
     kind: str
     encode_rate: LinkRate | None = None
-    """bytes of float32 that any device encodes (``up``) or decodes (``down``) in a second; None:
-    coding takes no time. The server's part never takes time.
-    """
 
     @property
     @returns("a number above 0, 1 at most", find_outside(above=0.0, most=1.0))
@@ -200,7 +203,8 @@ class Codec(Spec):
     def stores_residual(self) -> bool:
         """Whether a device stores what was lost in encoding, and adds it to its next message.
 
-        By default the value of the key ``error_feedback``. Allowed only for the direction ``up``.
+        By default this is the key ``error_feedback``, or False without such a key. Allowed only for
+        the direction ``up``.
         """
         return bool(getattr(self, "error_feedback", False))
 
@@ -211,7 +215,7 @@ class Codec(Spec):
 
     @property
     def lengthens(self) -> bool:
-        """Whether decoding may give an array of a larger Euclidean norm than the original's.
+        """Whether the decoded array may have a larger Euclidean norm than the original.
 
         Differences by rounding do not count.
         """
@@ -219,7 +223,7 @@ class Codec(Spec):
 
     @property
     def of_sums(self) -> "Codec":
-        """Return the codec for contents that sender and receiver both accumulate over rounds.
+        """Codec for contents that sender and receiver both add up over rounds.
 
         Without error feedback, errors of encoding would accumulate as well. The names of such
         contents are in ``StrategyParams.added_up``. By default this codec itself is returned.
@@ -228,7 +232,7 @@ class Codec(Spec):
 
     @returns("a finite time, 0 or more (s)", find_outside(least=0.0))
     def seconds(self, parameters: int) -> float:
-        """Return the time that a device takes to encode or decode (s).
+        """Return the time that a device takes to encode or decode a model (s), by ``encode_rate``.
 
         Args:
             parameters: number of parameters.
@@ -246,7 +250,7 @@ class Codec(Spec):
 
     @returns(*_SIZE)
     def part_bytes(self, count: int, parameters: int) -> float:
-        """Return the size of some parameters of a model, which are encoded as one part (bytes).
+        """Return the encoded size of a part of a model, such as some of its tensors (bytes).
 
         Args:
             count: count of parameters in the part.
@@ -296,7 +300,7 @@ class Codec(Spec):
         base: Ref | None,
         residual: Ref | None,
     ) -> CodedParts:
-        """Return the models that ``pack`` writes.
+        """Return the arrays that ``pack`` writes for a model, in a deployment.
 
         By default the payload holds the decoded model of ``code`` as a whole.
 
@@ -340,13 +344,17 @@ CodecSpec = Annotated[Codec, CODECS]
 
 
 class Plain(Codec):
-    """Values arrive unchanged, in float32; only their size follows ``dtype`` or ``size``."""
+    """Values arrive unchanged, in float32; only their size follows ``dtype`` or ``size``.
+
+    Attributes:
+        dtype: number format.
+        size: size of a whole model, for compressed messages; None: the size in the format
+            ``dtype``.
+    """
 
     kind: Literal["plain"] = "plain"
     dtype: Literal["float64", "float32", "float16", "bfloat16", "int8"] = "float32"
-    """number format."""
     size: Bytes | None = None
-    """size of a whole model, for compressed messages; None: the size in the format ``dtype``."""
 
     @property
     def is_lossless(self) -> bool:
@@ -380,7 +388,12 @@ class Plain(Codec):
 
 
 class MessagesSpec(Spec):
-    """``[messages]``: how models sent to devices, and updates sent back, are encoded."""
+    """``[messages]``: codecs of the models in messages.
+
+    Attributes:
+        down: codec of models that are sent to devices.
+        up: codec of updates that devices send.
+    """
 
     down: CodecSpec = Plain()
     up: CodecSpec = Plain()

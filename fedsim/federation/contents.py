@@ -36,7 +36,7 @@ _NUMBER_BYTES = 4.0
 
 @dataclass(slots=True)
 class Header:
-    """A content in the header of a message, which costs no bytes: counts of samples, a deadline.
+    """Content that travels in a message's header and costs no bytes, such as a count of samples.
 
     Attributes:
         value: any JSON value, or a model; the receiver gets it as it is.
@@ -53,11 +53,11 @@ class Header:
 
 @dataclass(slots=True)
 class Opaque:
-    """A content that fedsim does not look into.
+    """Content of a message whose value is opaque to fedsim; only its size counts.
 
     Attributes:
         value: any value; the receiver gets it as it is.
-        bytes: its bytes on the wire.
+        bytes: its size in the message.
     """
 
     value: Any
@@ -66,12 +66,12 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """Values that a device computes from models, 4 bytes each, for ``ServerModels.numbers``.
+    """Content with numbers that a device computes from models, such as a loss; 4 bytes a number.
 
-    The values are computed when the server reads them. ``Lazy("loss", result.update)`` reports the
-    loss of the last local epoch. ``Lazy("losses", result.tested, count=m)`` reports the losses of
-    the m models that an ``Evaluate`` step has tested. ``Lazy("choice", result.tested)`` reports the
-    index of the best of these models, from 0.
+    The values are computed when the server reads them by ``ServerModels.numbers``. ``Lazy("loss",
+    result.update)`` reports the loss of the last local epoch. ``Lazy("losses", result.tested,
+    count=m)`` reports the losses of the m models that an ``Evaluate`` step has tested.
+    ``Lazy("choice", result.tested)`` reports the index of the best of these models, from 0.
 
     Attributes:
         what: ``loss``, ``losses``, ``choice``, or ``numbers``, the result of a function of
@@ -87,7 +87,7 @@ class Lazy:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Some tensors of a model as a content of a message; the receiver has the others already.
+    """Content with some tensors of a model; the receiver has the others already.
 
     Attributes:
         model: the model whose tensors are sent.
@@ -108,7 +108,7 @@ class Partial:
 
 
 class WireSizes(Protocol):
-    """Interface of what gives the sizes of encoded models and parts of them (bytes)."""
+    """Interface of ``Wire`` that gives the encoded sizes of models, and of parts of models (bytes)."""
 
     @property
     def model_bytes(self) -> float: ...
@@ -121,7 +121,7 @@ _payload = lru_cache(maxsize=256, typed=True)(
 
 
 def payloads(contents: Contents, sizes: WireSizes) -> tuple[Payload, ...]:
-    """Return the payloads of a message: name and bytes of each content that is no ``Header``.
+    """Return name and bytes of each content of a message that costs bytes (all but ``Header``).
 
     Args:
         contents: the contents by name.
@@ -169,7 +169,7 @@ def has_model(contents: Contents) -> bool:
 
 
 def received(contents: Contents) -> dict[str, Any]:
-    """Return the contents of a message with plain values, as the receiver's code reads them.
+    """Return the contents of a message as the receiver's code reads them: plain values and models.
 
     ``Header`` and ``Opaque`` contents are replaced by their values; models remain.
     """

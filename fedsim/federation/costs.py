@@ -14,17 +14,17 @@ from fedsim.common.units import Seconds
 class ServerSpec(Spec):
     """``[server]``: how fast the server computes, and how long it waits for lost devices.
 
-    By default its work takes no time, as in the papers.
+    By default the server's computations take no simulated time, as in the papers.
+
+    Attributes:
+        speed: speed of the server's computations, in units of the core on which ``cost_s`` was
+            measured; None: computations take no time.
+        patience: time (s) after which the server notices that a task is lost, unless the device is
+            back earlier.
     """
 
     speed: float | None = Field(default=None, gt=0.0, le=1e9)
-    """speed of the server's computations, in units of the core on which ``cost_s`` was measured;
-    None: computations take no time.
-    """
     patience: Seconds = 0.0
-    """time (s) after which the server notices that a task is lost, unless the device is back
-    earlier.
-    """
 
 
 _COSTS: Mapping[str, tuple[float, float, Callable[[int, int, int], float]]] = {
@@ -46,7 +46,7 @@ and hold within a factor of 2 (``tests/benchmarks/server.py`` measures them agai
 
 
 def cost_s(what: str, n: int, d: int = 0, m: int = 1) -> float:
-    """Return the time that a server of speed 1 takes for an operation on models (s).
+    """Return the time (s) that an operation on models takes on a server of speed 1.
 
     Args:
         what: name of the operation, such as ``mix`` or ``k-means`` (``Server.compute``).

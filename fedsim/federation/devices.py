@@ -39,7 +39,7 @@ def linear_combination(
 
 
 class Device:
-    """A device as a strategy's code on it sees it: its ID, its data, its state, and arithmetic.
+    """API of a strategy's code on one device: its ID, data, state, and arithmetic with models.
 
     Attributes:
         number: ID of the device.
@@ -58,17 +58,17 @@ class Device:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Memory of the device from task to task; saved in checkpoints.
+        """Memory of the device between tasks: a dict that the strategy's code may change.
 
-        A dict of JSON-able values and of models by name (``Ref``).
+        Values are JSON-able, or models (``Ref``). The dict is saved in checkpoints.
         """
         return self._devices.states.setdefault(self.number, {})
 
     @property
     def epoch_s(self) -> float:
-        """Time of an epoch over the device's samples at its undisturbed speed (s).
+        """Time of an epoch over the device's samples without slow phases or random variation (s).
 
-        Infinite if the training does not fit into its memory.
+        Infinite if the training does not fit into the device's memory.
         """
         population = self._devices.population
         epoch = population.fit(self.number, Training(None), self.samples)
@@ -77,9 +77,11 @@ class Device:
         return float(population.training_s(self.number, epoch, self.samples))
 
     def training_s(self, epochs: int) -> float:
-        """Return the time of a training over the device's samples at its undisturbed speed (s).
+        """Return the time of a training over the device's samples (s).
 
-        Infinite if the training does not fit into its memory.
+        Infinite if the training does not fit into the device's memory.
+
+        Slow phases and random variation are not included.
 
         Args:
             epochs: count of epochs; not used if ``population.local`` gives the device a count of
@@ -102,7 +104,9 @@ class Device:
         return self._devices.clock()
 
     def model_s(self, direction: Direction) -> float:
-        """Return the time to transfer and to encode or decode a model, on the idle link (s).
+        """Return the time to transfer a whole model and to encode or decode it (s).
+
+        The device's link is taken as free of other messages.
 
         Args:
             direction: ``down`` with the time to decode, or ``up`` with the time to encode.
@@ -133,18 +137,20 @@ class Device:
 
     @property
     def first_label_counts(self) -> NDArray[np.int64]:
-        """Count of training samples by class before any shift of the data; int64 [C]."""
+        """Count of the device's training samples by class at the start of the run; int64 [C]."""
         return self._devices.label_counts(self.number, 0)
 
     @property
     def used_label_counts(self) -> NDArray[np.int64]:
-        """Count of samples by class in the data of the last training or test; int64 [C]."""
+        """Count of samples by class in the data of the device's last training or test; int64 [C]."""
         return self._devices.label_counts(
             self.number, self._devices.used_versions.get(self.number, 0)
         )
 
     def initial(self, count: int = 0) -> Ref:
-        """Return a freshly initialised model, which ``ServerModels.initial(count)`` returns too.
+        """Return the name (``Ref``) of a freshly initialised model.
+
+        ``ServerModels.initial`` returns the same model for the same ``count``.
 
         Args:
             count: index of the draw, from 0.
@@ -159,7 +165,7 @@ class Device:
         return self._devices.zero
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None) -> Ref:
-        """Return the linear combination sum of coefficient x model.
+        """Return the sum of models, each times its coefficient.
 
         ``ServerModels.mix`` leaves out models that are not finite; this method leaves out none.
 
@@ -170,12 +176,13 @@ class Device:
         return linear_combination(self._devices.learner, parts, otherwise)
 
     def splice(self, rest: Ref, other: Ref, places: Places) -> Ref:
-        """Return a model with the parameters of ``other`` at ``places``, and else of ``rest``.
+        """Return a copy of a model with some of its parameters replaced by another model's.
 
         Args:
-            rest: the model that gives all other parameters.
-            other: a whole model, or only the parameters at ``places``.
-            places: ranges (start, end) of the flat model.
+            rest: the model that is copied.
+            other: the model whose parameters replace: a whole model, or only the parameters at
+                ``places``.
+            places: ranges (start, end) of the replaced parameters in the flat model.
         """
         return self.apply(spliced, [rest, other], places=places)
 
@@ -192,7 +199,7 @@ class Device:
     def numbers(
         self, function: Function, models: Iterable[Ref], count: int = 1, **constants: Any
     ) -> Lazy:
-        """Return a content of values that a pure function computes from models.
+        """Return a content of a message: values that a pure function computes from models.
 
         The server reads it by ``ServerModels.numbers``.
 
@@ -206,11 +213,11 @@ class Device:
 
     @property
     def features(self) -> int:
-        """Count of numbers in a sample, the product of its shape."""
+        """Count of numbers in a sample: the product of its shape."""
         return math.prod(self._devices.learner.shape)
 
     def of_data(self, function: DataFunction, count: int, **constants: object) -> Lazy:
-        """Return a content of values that a function computes from the device's training samples.
+        """Return a content of a message: values that a function computes from the training samples.
 
         The server reads it by ``ServerModels.numbers``. The computation itself takes no simulated
         time; the client half adds a step ``Work`` for its time.
@@ -248,7 +255,16 @@ class Device:
 
 
 class DevicesState(TypedDict):
-    """State of ``Devices`` in a snapshot; its attributes of the same names describe the entries."""
+    """State of ``Devices`` in a checkpoint.
+
+    Attributes:
+        states: device -> its ``Device.state``.
+        used_versions: device -> version of its data in its last computation.
+        initial: index of the draw -> initial model.
+        residuals: device -> name of a content -> residual of the codec.
+        bases: device -> True if it has the model's frozen tensors.
+        zero: the model whose weights are all 0; missing if it was never used.
+    """
 
     states: dict[int, dict[str, Any]]
     used_versions: dict[int, int]
@@ -259,7 +275,7 @@ class DevicesState(TypedDict):
 
 
 class Devices:
-    """Data, states and clocks of all devices, from which the ``Device`` of each one reads.
+    """Data, states and clocks of all devices, which their ``Device`` objects read.
 
     Args:
         population: the devices.

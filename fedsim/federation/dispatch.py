@@ -116,7 +116,7 @@ class Dispatch:
         halves: ClientHalves,
         begin_round: Callable[[int], None] | None,
     ) -> None:
-        """Store the objects that need this object for their own construction, and so are made after it.
+        """Store objects that are built after this one, because their construction needs it.
 
         Args:
             tasks: the tasks on the devices.

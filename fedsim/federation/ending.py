@@ -15,22 +15,29 @@ MeasuredRound = Mapping[str, float | None]
 
 @dataclass
 class Progress:
-    """Best test of a run so far, and what else ``[stop]`` and ``evaluation.keep_best`` compare with."""
+    """Best test of a run so far, for ``[stop]`` and ``evaluation.keep_best`` to compare new tests.
+
+    Attributes:
+        value: Value of the last test that was better by ``stop.min_delta``; None before a finite
+            value.
+        since: Round of that test; if there was none, the round of the first test.
+        best: Best value of any test.
+        best_round: Round of the first test with the best value.
+        models: The strategy's models at the best test, by name; empty unless the best model is
+            kept.
+    """
 
     value: float | None = None
-    """Value of the last test that was better by ``stop.min_delta``; None before a finite value."""
     since: int | None = None
-    """Round of that test; if there was none, the round of the first test."""
     best: float | None = None
-    """Best value of any test."""
     best_round: int | None = None
-    """Round of the first test with the best value."""
     models: dict[str, Ref] = field(default_factory=dict)
-    """The strategy's models at the best test, by name; empty unless the best model is kept."""
 
 
 class StopRules:
-    """Decides after each round whether the run ends, and stores the best models.
+    """Rules of ``[stop]``, which decide after each round whether the run ends.
+
+    The object also stores the models of the best test.
 
     Args:
         stop: ``[stop]`` of the scenario.
@@ -61,7 +68,7 @@ class StopRules:
 
     @property
     def summary(self) -> dict[str, object]:
-        """Entry ``best`` of ``summary.json``; empty if the scenario does not compare tests."""
+        """Entry ``best`` of ``summary.json``: the best test; empty if tests are not compared."""
         if self._stop.patience is None and not self._keeps_best:
             return {}
         best: dict[str, object] = {"monitor": self.monitor}
@@ -76,12 +83,13 @@ class StopRules:
     def note(
         self, number: int, figures: MeasuredRound, models: Mapping[str, tuple[Ref, object]]
     ) -> None:
-        """Compare a test with the best test so far, and store the models if this one is the best.
+        """Compare a round's test with the best test so far; store the models if it is better.
 
         Args:
             number: the round, from 0.
-            figures: measures of the round; nothing is noted without the monitored measure.
-            models: the strategy's models.
+            figures: column of ``rounds.parquet`` -> value for this round; without the monitored
+                column nothing is done.
+            models: name -> model of the strategy, and the devices that it serves.
         """
         value = figures.get(self.monitor)
         if value is None:

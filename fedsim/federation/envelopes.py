@@ -19,7 +19,7 @@ from fedsim.world.steps import Download, Payload, TaskStep, Upload
 
 
 class Request(NamedTuple):
-    """Message that asks a device for a job.
+    """Server's message that asks a device for a job, as steps of a task that deliver it.
 
     Attributes:
         steps: the steps of the device's task that deliver the message.
@@ -31,7 +31,7 @@ class Request(NamedTuple):
 
 
 class Envelopes:
-    """Builder of the messages of tasks in both directions.
+    """Builder of requests and answers: it encodes contents, and adds up the bytes of messages.
 
     Args:
         learner: gives the sizes of frozen tensors and of optimiser states.
@@ -62,7 +62,7 @@ class Envelopes:
     def parts(
         self, contents: Contents, direction: Direction, *, has_base: bool
     ) -> tuple[Payload, ...]:
-        """Return the payloads of a message: name and bytes of each part that is sent.
+        """Return name and bytes of each part of a message that costs bytes.
 
         The model's frozen tensors are a part of their own, sent with a model to a receiver without
         them.
@@ -89,7 +89,7 @@ class Envelopes:
     def request(
         self, device: int, contents: Contents, job: str, round_number: int | None
     ) -> Request:
-        """Return the request for a job, as steps of a task and the task's context.
+        """Build the request for a job: steps that deliver it, and context of the device's task.
 
         Args:
             device: ID of the device.
@@ -120,12 +120,12 @@ class Envelopes:
     def answer(
         self, device: int, contents: Contents, result: LocalResult, context: TaskContext
     ) -> tuple[TaskStep, ...]:
-        """Return the steps that deliver an answer, and store its decoded contents in the context.
+        """Build the steps that deliver a device's answer; store the decoded answer in ``context``.
 
         Args:
             device: ID of the device.
             contents: the contents by name, as the client half gives them.
-            result: the local result behind the contents.
+            result: the result of the device's computations.
             context: context of the task, whose ``reply`` and ``residuals`` are set.
 
         Raises:

@@ -39,7 +39,7 @@ _FINE_TUNING = 1 << 62
 
 
 class WorldView(NamedTuple):
-    """Functions by which the evaluator reads the state of all devices.
+    """Functions by which ``Evaluator`` reads the state of all devices.
 
     Attributes:
         present: returns whether each device has arrived and not left, bool [devices]; None if all
@@ -95,7 +95,7 @@ class Evaluator:
         self.ever: dict[str, list[int] | None] = {}
 
     def why_no_accuracy(self, rounds: int, models: ModelAssignment) -> str:
-        """Return a reason, for the user, why a run of so many rounds has measured no accuracy.
+        """Return an explanation for the user why a run has measured no accuracy.
 
         Args:
             rounds: count of rounds of the run.
@@ -277,13 +277,13 @@ class Evaluator:
         round. If the strategy has no groups, all devices are in one group.
 
         Args:
-            number: the round, from 0.
+            number: index of the round, from 0.
             updates: the round's updates; an update without a start or a device is left out.
-            strategy: the server half.
+            strategy: the strategy's server code.
 
         Returns:
-            Kind of pair -> least, mean and largest cosine; empty if ``evaluation.cosines`` is false
-            or no test is due.
+            Kind of pair -> least, mean and largest cosine, rounded to six digits; empty if
+            ``evaluation.cosines`` is false or no test is due.
         """
         is_due = self._spec.cosines and self._learner.learns and self._is_due(number)
         pairs: list[tuple[Ref, Ref]] = []

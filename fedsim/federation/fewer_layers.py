@@ -12,7 +12,9 @@ from fedsim.world.task import Task
 
 
 class FewerLayers:
-    """Limits trainings to the last layers for which a device has the memory.
+    """Rule by which devices with little memory train only the last layers that fit.
+
+    Used with ``population.short_of_memory = "fewer-layers"``.
 
     Args:
         population: the devices.

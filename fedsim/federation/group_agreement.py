@@ -15,7 +15,7 @@ Grouping = Sequence[int] | NDArray[np.int64]
 def measures(groups: Grouping, truth: Grouping) -> dict[str, float]:
     """Compute how well a grouping of devices agrees with the true grouping, by three measures.
 
-    They are purity, adjusted Rand index and normalised mutual information; each is 1 if the
+    The measures are purity, adjusted Rand index and normalised mutual information; each is 1 if the
     groupings are equal except for the numbering of groups. Purity is the share of devices whose
     true group is the most frequent one in their group. Devices without a group are left out.
 

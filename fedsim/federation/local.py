@@ -19,7 +19,7 @@ _ALIVE = 4_096  # client halves that are kept; another one is built again when i
 
 
 class LocalTrainings:
-    """Learning rate, batch size and steps of the trainings of each device.
+    """Learning rate, batch size and count of steps that each device uses in its trainings.
 
     Args:
         settings: the local trainings of the devices; None if all devices train alike.
@@ -33,7 +33,7 @@ class LocalTrainings:
         )
 
     def lr_in(self, device: int) -> Callable[[int], float] | None:
-        """Return the learning rate of a device by round; None for the rate of ``[training]``."""
+        """Return the device's learning rate by round; None if ``[training]`` determines it."""
         if self.own is None or not self.own.lr[device]:
             return None
         return self._rate_in(float(self.own.lr[device]))
@@ -75,7 +75,7 @@ class LocalTrainings:
 
 
 class ClientHalves:
-    """The strategy's code for each device (``Client``); devices that train alike share one object.
+    """Objects of the strategy's class ``Client``, one for all devices that train alike.
 
     Args:
         make: function that builds a ``Client`` from the keys of ``[strategy]`` and a ``RunInfo``.
@@ -99,7 +99,7 @@ class ClientHalves:
         self._half = lru_cache(maxsize=_ALIVE)(self._build)
 
     def of(self, device: int) -> AnyClient:
-        """Return the strategy's code (``Client``) that acts for a device."""
+        """Return the ``Client`` object that acts for a device."""
         settings = self._local.own
         if settings is None:
             return self.usual

@@ -32,16 +32,18 @@ ATTACKS = Registry(
 
 
 class MaliciousSpec(Spec):
-    """``[malicious]``: which devices attack, and how."""
+    """``[malicious]``: which devices attack, and how.
+
+    Attributes:
+        attack: the attack: a kind, or a table with a ``kind``.
+        share: share of all devices, with newcomers, that attack: the first ones of a random order.
+            So a larger share in the same world only adds devices.
+        devices: IDs of the devices that attack, in place of a ``share``.
+    """
 
     attack: Annotated[Any, ATTACKS]
-    """the attack: a kind, or a table with a ``kind``."""
     share: float | None = Field(default=None, ge=0.0, le=1.0)
-    """share of all devices, with newcomers, that attack: the first ones of a random order. So a
-    larger share in the same world only adds devices.
-    """
     devices: list[int] | None = None
-    """IDs of the devices that attack, in place of a ``share``."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:

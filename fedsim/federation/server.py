@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Server:
-    """All that a strategy's code on the server can read and do (``self.server``).
+    """API of a strategy's code on the server (``self.server``): devices, models, timers, records.
 
     Attributes:
         devices: count of devices.
@@ -63,11 +63,11 @@ class Server:
 
     @property
     def now(self) -> float:
-        """The simulated time (s)."""
+        """Simulated time (s)."""
         return self._simulation.now
 
     def timer(self, name: str, when: float) -> float:
-        """Call ``Strategy.on_timer`` at a time; replaces an earlier timer of the same name.
+        """Set a timer, at which ``Strategy.on_timer`` is called; replaces a timer of the same name.
 
         If the server still computes at that time (``compute``), the call follows when it has
         finished.
@@ -78,7 +78,7 @@ class Server:
                 instant, after the messages that have arrived already.
 
         Returns:
-            The time of the call (s), on the clock's grid.
+            The time of the call (s), rounded to the clock's ticks.
         """
         return self._timers.set(name, when)
 
@@ -88,7 +88,7 @@ class Server:
         return self._computations.busy_until > self.now
 
     def compute(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
-        """Charge the simulated time of an operation to the server, if ``[server] speed`` is given.
+        """Charge the simulated time of an operation on the server, if ``[server] speed`` is set.
 
         Timers wait for the end of the operation. ``ServerModels.mix`` and ``apply`` call this
         method for their own operations.
@@ -149,7 +149,7 @@ class Server:
         continues: bool = False,
         at_edge: bool = False,
     ) -> int:
-        """Send an idle device a message, on which its client half does a job and answers.
+        """Send an idle device a request; its ``Client`` object does the job and answers.
 
         ``Strategy.on_task_end`` is called once when the task has ended. The task of a device that
         is away ends as ``lost`` in this instant, and the call follows after ``server.patience``.
@@ -160,9 +160,9 @@ class Server:
 
         Args:
             device: ID of a device that is idle.
-            contents: what is sent, by name (``Contents``). The default client half trains from
+            contents: what is sent, by name (``Contents``). The default ``Client`` trains from
                 ``model``.
-            job: name of the job, which the client half reads as ``Instruction.job``.
+            job: name of the job, which the ``Client`` reads as ``Instruction.job``.
             round: the round for which the device works; None if it works for no round.
             group: the group for which the device works, in the records; None if there are no
                 groups.
@@ -216,7 +216,7 @@ class Server:
         )
 
     def end(self, task: int, cause: Cause = "late") -> None:
-        """End a task that still runs; no effect on a task that has ended.
+        """End a running task before it is done; no effect on a task that has ended.
 
         ``Strategy.on_task_end`` is called in this instant.
 
@@ -227,7 +227,7 @@ class Server:
         self._dispatch.end(task, cause)
 
     def peer(self, device: int) -> Peer:
-        """Return a device as its own code sees it, in a strategy without a server (``Peers``).
+        """Return the API of a device's own code, in a strategy without a server (``Peers``).
 
         Args:
             device: ID of a device.
@@ -248,7 +248,7 @@ class Server:
     # randomness, records, the end
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """Return a random generator; its numbers depend on the run's seed and these arguments alone.
+        """Return a random generator that depends on the run's seed and these arguments alone.
 
         Args:
             purpose: what the numbers are for; a word that names the generator.
@@ -257,7 +257,7 @@ class Server:
         return self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
 
     def emit(self, kind: str, **data: Any) -> None:
-        """Record a decision of the strategy, as a row of ``events.parquet``.
+        """Record an event of the strategy's own, as a row of ``events.parquet``.
 
         The kind ``aggregate`` names the tasks whose updates became a model. Its fields are
         ``round``, ``tasks``, ``weights`` and, if updates may wait for a later aggregation,
@@ -274,7 +274,7 @@ class Server:
         self._simulation.emit(kind, **data)
 
     def exchange(self, contents: Contents, sender: str, receiver: str) -> None:
-        """Record a transfer between two parts of the server's side, which takes no time.
+        """Record a message between two parts of the server, which takes no time and no link.
 
         Args:
             contents: the sent contents by name; the ledger counts their bytes.
@@ -298,7 +298,7 @@ class Server:
         It has no effect once the run ends, as that round would not take place.
 
         Args:
-            number: the round, from 0.
+            number: index of the round, from 0.
         """
         is_ending = self._simulation.stopped is not None
         if self._dispatch.begin_round is not None and not is_ending:
@@ -373,7 +373,9 @@ class Server:
         self.emit("aggregate", round=number, **fields)
 
     def note_round(self, number: int, figures: Mapping[str, float | None], **counts: float) -> bool:
-        """Record the end of a round as ``finish_round`` does, with measures by the strategy itself.
+        """Record the end of a round with measures that the strategy has computed itself.
+
+        ``finish_round`` does the same with tests of the models.
 
         Args:
             number: the round, from 0.

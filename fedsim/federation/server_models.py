@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ServerModels:
-    """Deferred arithmetic with models, and their values (``Server.models``).
+    """API of a strategy's server code for models: to create, mix, compute and test them.
 
     ``initial``, ``zero``, ``given``, ``mix`` and ``apply`` return the name of a model (``Ref``) at
     once, and compute nothing. ``value`` and ``test`` take one model; ``values``, ``consensus``,
@@ -41,7 +41,9 @@ class ServerModels:
         self._parameters = parameters
 
     def initial(self, count: int = 0) -> Ref:
-        """Return a freshly initialised model, the same for every strategy with the same seed.
+        """Return the name (``Ref``) of a freshly initialised model.
+
+        Every strategy gets the same model with the same seed.
 
         Args:
             count: index of the draw, from 0.
@@ -55,7 +57,7 @@ class ServerModels:
         *,
         rescale: bool = True,
     ) -> Ref:
-        """Return the linear combination sum of coefficient x model, in the order given.
+        """Return the sum of models, each times its coefficient, added in the given order.
 
         Nothing is computed until a value is needed. Models that are not finite are left out.
 
@@ -82,7 +84,7 @@ class ServerModels:
         return self._learner.mix(parts, otherwise, rescale=rescale)
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
-        """Return a name (``Ref``) for a model whose weights the strategy has computed itself.
+        """Return a name (``Ref``) for weights that the strategy has computed itself.
 
         Args:
             weights: float [d], as ``value`` returns them.
@@ -93,7 +95,7 @@ class ServerModels:
         return self._learner.given(weights)
 
     def zero(self) -> Ref:
-        """The model whose weights are all 0."""
+        """Return the model whose weights are all 0."""
         return self._learner.zero()
 
     def apply(
@@ -147,7 +149,7 @@ class ServerModels:
         """Return the weights of a model, which are computed if they are needed for the first time.
 
         Args:
-            model: a model.
+            model: name (``Ref``) of the model.
 
         Returns:
             The flat weights, float32 [d], read-only.
@@ -237,7 +239,7 @@ class ServerModels:
         A real server could not measure this accuracy.
 
         Args:
-            model: a model.
+            model: name (``Ref``) of the model.
             devices: a list of devices whose test samples are pooled; None: all devices.
 
         Returns:

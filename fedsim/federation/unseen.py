@@ -20,7 +20,7 @@ COLUMNS = {
 
 
 class UnseenTests:
-    """Tests of a strategy's models on devices that never train.
+    """Tests of a strategy's models on the devices that never train (``population.tested_only``).
 
     Args:
         learner: computes and tests models.
@@ -36,7 +36,10 @@ class UnseenTests:
         self.accuracy: dict[int, float | None] = {}
 
     def not_measured(self) -> dict[str, float | None]:
-        """Return the columns of a round without a test, all None; empty if all devices may train."""
+        """Return the columns of tests on such devices for a round without a test: all None.
+
+        Empty if all devices may train.
+        """
         return dict.fromkeys(COLUMNS) if self._devices else {}
 
     async def measure(self, models: ModelAssignment, over: AccuracyOver) -> dict[str, float | None]:
@@ -101,7 +104,7 @@ def weighted(models: ModelAssignment) -> list[tuple[Ref, float]]:
     """Return the models that a device without a model of its own may receive, and their weights.
 
     Args:
-        models: the strategy's models.
+        models: the strategy's models, and the devices that each serves.
 
     Returns:
         The model for all devices, or else the model ``global``, with weight 1. If there is neither,

@@ -22,18 +22,21 @@ _FILE = "pyproject.toml"
 
 @dataclass(frozen=True)
 class App:
-    """Flower app: folder, import paths of ServerApp and ClientApp, and run configuration.
+    """Flower app as read from its ``pyproject.toml``: folder, ServerApp, ClientApp, configuration.
 
-    They are read from its ``pyproject.toml``; the scenario may change the run configuration.
+    The scenario may change the run configuration.
+
+    Attributes:
+        folder: the app's folder.
+        server: import path of the ServerApp, ``module:attribute``.
+        client: import path of the ClientApp.
+        config: dotted key: value of the run configuration, with the scenario's changes.
     """
 
     folder: Path
     server: str
-    """import path of the ServerApp, ``module:attribute``."""
     client: str
-    """import path of the ClientApp."""
     config: dict[str, Value]
-    """dotted key: value of the run configuration, with the scenario's changes."""
 
     def load(self, half: Half) -> "ServerApp | ClientApp":
         """Import the ServerApp or the ClientApp. The app's folder must be on ``sys.path``.
@@ -45,7 +48,7 @@ class App:
             The ServerApp or the ClientApp.
 
         Raises:
-            SimulationError: it cannot be imported, or is no ServerApp or ClientApp.
+            SimulationError: the object cannot be imported, or is no ServerApp or ClientApp.
         """
         from flwr.clientapp import ClientApp
         from flwr.serverapp import ServerApp

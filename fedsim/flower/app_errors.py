@@ -37,7 +37,7 @@ _NO_CONNECTION = "couldn't connect to"  # part of an error message of transforme
 
 
 def is_within(folder: Path, file: str) -> bool:
-    """Return whether a file is in a folder, but not in a virtual environment within the folder.
+    """Return whether a file belongs to an app's folder, and not to a virtual environment in it.
 
     Args:
         folder: absolute path of the folder.

@@ -28,55 +28,64 @@ from fedsim.flower.turns import call_in_thread
 
 @dataclass(frozen=True)
 class AppJob:
-    """Message that a device's ClientApp must answer, with all that a worker needs for the call.
+    """Call of a ClientApp for a message to a device, with all inputs that a worker needs.
 
-    This is the app, the device and its ``context.state``, seeds, and what is counted meanwhile.
+    Cost is counted during the call.
+
+    Attributes:
+        params: keys of ``[strategy]``.
+        app: the app.
+        run: ID of the run; a worker loads the app's modules again for another run.
+        device: index of the device.
+        devices: count of all devices.
+        message: the message.
+        state: ``context.state`` of the device, from its last reply.
+        seeds: seed of the global generators to load the ClientApp, and their seed for this message.
+        counts: ``flops`` to count torch's operations, ``samples`` to count the samples that the
+            model receives, None to count nothing.
     """
 
     params: FlowerParams
     app: App
     run: str
-    """ID of the run; a worker loads the app's modules again for another run."""
     device: int
-    """index of the device."""
     devices: int
-    """count of all devices."""
     message: Message
     state: RecordDict
-    """``context.state`` of the device, from its last reply."""
     seeds: tuple[int, int]
-    """seed of the global generators to load the ClientApp, and their seed for this message."""
     counts: str | None
-    """``flops`` to count torch's operations, ``samples`` to count the samples that the model
-    receives, None to count nothing."""
 
 
 @dataclass(frozen=True)
 class AppReply:
-    """Reply of a ClientApp with its size, the device's new ``context.state``, and its cost.
+    """Result of a call of a ClientApp: the reply, the device's new state, and the cost.
 
-    The cost is the count of examples, the counted FLOPs or samples, and the time that was slept
-    (s).
+    The cost determines the simulated time of the work.
+
+    Attributes:
+        bytes: size of the reply (bytes).
+        state: ``context.state`` of the device after the reply.
+        examples: the reply's metric ``num-examples``; None if the reply has no finite number from
+            0.
+        counted: count of FLOPs or samples, as ``AppJob.counts`` requests; None if nothing is
+            counted.
+        slept_s: time for which the app called ``time.sleep`` (s).
+        reply: the ClientApp's reply.
     """
 
     reply: Message
     bytes: int
-    """size of the reply (bytes)."""
     state: RecordDict
-    """``context.state`` of the device after the reply."""
     examples: float | None
-    """the reply's metric ``num-examples``; None if the reply has no finite number from 0."""
     counted: float | None
-    """count of FLOPs or samples, as ``AppJob.counts`` requests; None if nothing is counted."""
     slept_s: float
-    """time for which the app called ``time.sleep`` (s)."""
 
 
 _loaded: dict[str, AppHalf] = {}  # ID of the run: the loaded ClientApp of this process; one entry
 
 
 def carry_out(job: AppJob) -> AppReply:
-    """Call the ClientApp for a message, after loading the app if this process has not yet.
+    """Call the ClientApp for a message to a device, on a worker.
 
     Args:
         job: the message, and the arguments of the call.
@@ -199,7 +208,7 @@ def config_of(message: Message, run_config: Config) -> dict[str, object]:
         run_config: the app's run configuration.
 
     Returns:
-        key: value. The message's value is used if both have a key.
+        Key -> value; the message's value wins if both have a key.
     """
     config: dict[str, object] = {}
     for record in message.content.config_records.values():
@@ -210,7 +219,7 @@ def config_of(message: Message, run_config: Config) -> dict[str, object]:
 
 
 def figure(content: Mapping[str, object], *names: str) -> float | None:
-    """Find a numeric metric in the records of a message.
+    """Find a metric by its names in the records of a message.
 
     Args:
         content: records by name. Config records are searched too, as legacy clients report

@@ -33,18 +33,17 @@ def is_training(kind: str) -> bool:
 
 
 class SamplesTime(Spec):
-    """Time of a message by samples: as long as a training on its reply's ``num-examples`` takes.
+    """Rule by which a message takes as long as a training on the ``num-examples`` of its reply.
 
-    The device's speed (samples/s) counts. A message without training takes a third of this time.
+    The device's speed is in samples/s. A message without training takes a third of this time.
+
+    Attributes:
+        passes: passes of a training over its examples. None: the value of ``local-epochs`` in the
+            message's config or in the app's run configuration, or 1 if neither has this key.
     """
 
     kind: Literal["samples"] = "samples"
     passes: float | None = Field(default=None, ge=0.0, le=1e6)
-    """passes of a training over its examples.
-
-    None: the value of ``local-epochs`` in the message's config or in the app's run configuration,
-    or 1 if neither has this key.
-    """
 
     def work(self, kind: str, examples: float, flops: float | None, config: Config) -> Work | None:
         """Return the simulated work that a device does for a message.
@@ -67,9 +66,10 @@ class SamplesTime(Spec):
         return Work(samples=samples, what=kind)
 
     def passes_over(self, config: Config) -> tuple[float, str]:
-        """Return the count of passes that a training makes over its examples.
+        """Return how often a training passes over its examples.
 
-        It is ``strategy.time.passes``, or a key of the config such as ``local-epochs``, or else 1.
+        The count is ``strategy.time.passes``, or a key of the config such as ``local-epochs``, or
+        else 1.
 
         Args:
             config: the message's config, and the app's run configuration.
@@ -89,10 +89,10 @@ class SamplesTime(Spec):
 
 
 class SamplesTaken:
-    """Log of the sample counts that ``time = "samples"`` charges for messages.
+    """Log of how many samples ``time = "samples"`` charges for messages, for notes to the user.
 
-    Collects a note for each kind of message, and a warning if the count of samples that the
-    ClientApp's model received differs much.
+    There is a note for each kind of message, and a warning if the model of the ClientApp received a
+    very different count of samples.
 
     Args:
         time: the scenario's ``strategy.time``.
@@ -170,7 +170,7 @@ class SamplesTaken:
 
 
 class FlopsTime(Spec):
-    """Time of a message by FLOPs: torch's operations at the device's FLOP/s.
+    """Rule by which a message takes the time of torch's operations at the device's FLOP/s.
 
     The operations are counted in the first message of a kind. Later messages of this kind take
     operations in proportion to their examples.
@@ -185,13 +185,17 @@ class FlopsTime(Spec):
 
 
 class MessageCost(Spec):
-    """Time or work that a device needs for a message, as the scenario states it."""
+    """Time that a device needs for a message, as the scenario states it.
+
+    Attributes:
+        seconds: the time.
+    """
 
     seconds: Seconds = 0.0
 
 
 class StatedTime(Spec):
-    """A message takes the time that the scenario states, on every device.
+    """Rule by which a message takes a time that the scenario states, the same on every device.
 
     Attributes:
         train, evaluate, query: the cost of messages of that category.
@@ -216,7 +220,7 @@ TimeSpec = Annotated[
 
 
 class FlowerParams(StrategyParams):
-    """Parameters of a Flower app.
+    """Keys of ``[strategy]`` for a Flower app (``kind = "flower"``).
 
     Attributes:
         app: folder of the app, with a ``pyproject.toml`` as ``flwr run`` reads it.
@@ -267,10 +271,9 @@ class FlowerParams(StrategyParams):
         return config
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """Return ``stop`` with the count of rounds that the app's run configuration sets.
+        """Return the planned end of a run, by the count of rounds in the app's configuration.
 
-        The rounds and the simulated time are None if the run configuration sets no such count, as
-        the end is then unknown.
+        If it sets no such count, the end is unknown: rounds and simulated time are None.
         """
         for key, value in read_app(self.app, self.run_config).config.items():
             if key.rpartition(".")[2] in _ROUNDS and type(value) is int and value > 0:

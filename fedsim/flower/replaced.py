@@ -53,7 +53,7 @@ EPOCH_S = 1_577_836_800.0  # simulated time 0 on the app's clock: 2020-01-01
 
 
 class AppHalf:
-    """The ServerApp or the ClientApp, with its own modules, global generators and torch threads.
+    """A loaded ServerApp or ClientApp, isolated: own modules, random generators and torch threads.
 
     Args:
         app: Flower app to load.
@@ -75,7 +75,7 @@ class AppHalf:
 
     @contextmanager
     def in_use(self, seed: int | None = None) -> Iterator[None]:
-        """Context in which the process has the half's modules, generator states and torch threads.
+        """Context manager in which the process has the app's own modules and random states.
 
         Args:
             seed: seed of the global generators; None for the states at the end of the last use
@@ -150,7 +150,7 @@ def _set_generators(states: States) -> None:
 
 
 class Sleeper:
-    """Simulated sleep of a call of a ClientApp.
+    """Replacement of ``time.sleep`` in a ClientApp: the sleep is simulated.
 
     ``time.sleep`` adds to ``slept_s`` instead of sleeping, and the clocks that the app reads
     advance by the sum.
@@ -168,7 +168,7 @@ class Sleeper:
 
 
 class SessionBase(Grid):  # type: ignore[misc]
-    """Base of a ServerApp's session, as far as fedsim's patches of Flower's functions use it.
+    """Base of ``Session``, with what fedsim's patches of Flower's functions use.
 
     Attributes:
         folder: folder of the app.
@@ -185,7 +185,7 @@ class SessionBase(Grid):  # type: ignore[misc]
         raise NotImplementedError
 
     def note_figures(self, app_number: int, figures: Mapping[str, float]) -> None:
-        """Hook that receives metrics which the ServerApp itself has measured.
+        """Receive metrics that the ServerApp itself has measured.
 
         Args:
             app_number: the app's own number of the round.
@@ -194,10 +194,10 @@ class SessionBase(Grid):  # type: ignore[misc]
         raise NotImplementedError
 
     def sleep(self, seconds: float) -> None:
-        """Let simulated time pass.
+        """Let simulated time pass for the ServerApp.
 
         Args:
-            seconds: how long (s).
+            seconds: the time (s).
         """
         raise NotImplementedError
 
@@ -214,10 +214,10 @@ here = _Here()
 
 @contextmanager
 def where(**state: object) -> Iterator[None]:
-    """Context manager that sets attributes of ``here`` in this thread until its end.
+    """Context manager that marks this thread as running a simulated app, for fedsim's patches.
 
-    Each thread has its own ``here``. Fedsim's patches of Flower's functions read there which
-    simulated app the thread runs.
+    The attributes are set on ``here``, of which each thread has its own. Patches of Flower's
+    functions read there which simulated app the thread runs.
 
     Args:
         state: the attributes by name.
@@ -276,7 +276,7 @@ def _has_of_flower(module: ModuleType) -> bool:
 
 @cache
 def replace_all() -> None:
-    """Install all patches of ``time`` and flwr, at the first call in a process."""
+    """Install fedsim's patches of ``time`` and of Flower's functions, once per process."""
     for name, begin_s in (("time", EPOCH_S), ("monotonic", 0.0), ("perf_counter", 0.0)):
         _replace_clock(name, 1.0, begin_s)
         _replace_clock(f"{name}_ns", 1e9, begin_s)
@@ -451,17 +451,19 @@ def _wait_for(
 
 @dataclass(frozen=True)
 class Exchange:
-    """Converters between messages and the objects of Flower's older interface, such as ``FitIns``.
+    """Converters between messages and Flower's older types, such as ``FitIns`` and ``FitRes``.
 
-    ``write`` makes the content of a message from an instruction, ``read`` makes a result from the
-    content of a reply; ``message_type`` is Flower's type of these messages.
+    They serve apps with the older interface of Flower.
+
+    Attributes:
+        message_type: Flower's type of these messages, such as ``train``.
+        write: converts ``FitIns`` or ``EvaluateIns`` to the content of a message.
+        read: converts the content of a reply to ``FitRes`` or ``EvaluateRes``.
     """
 
     message_type: str
     write: Callable[[Any, bool], RecordDict]
-    """converts ``FitIns`` or ``EvaluateIns`` to the content of a message."""
     read: Callable[[RecordDict], FitRes | EvaluateRes]
-    """converts the content of a reply to ``FitRes`` or ``EvaluateRes``."""
 
 
 _FIT = Exchange(

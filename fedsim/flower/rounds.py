@@ -14,47 +14,54 @@ _NUMBERS = ("server-round", "server_round", "current-round", "current_round", "r
 
 
 class ReceivedUpdate(NamedTuple):
-    """Entry for a reply that the ServerApp has received in a round.
+    """Reply that the ServerApp has received in a round, as the round's record lists it.
 
-    fedsim's record of the round's aggregation lists it.
+    It is the record of the aggregation.
+
+    Attributes:
+        task: ID of the device's task.
+        weight: count of examples in the reply; 1 if the reply has none.
+        age: rounds between the task's round and the round in which the ServerApp received the
+            reply.
     """
 
     task: int
-    """ID of the device's task."""
     weight: float
-    """count of examples in the reply; 1 if the reply has none."""
     age: int
-    """rounds between the task's round and the round in which the ServerApp received the reply."""
 
 
 @dataclass(eq=False)
 class AppRound:
-    """Round of a Flower app: counts of its tasks by outcome, received replies, and metrics."""
+    """Round of a Flower app: counts of its tasks by outcome, received replies, and metrics.
+
+    Attributes:
+        number: index of the round, from 0.
+        app_number: the app's own index of the round; None if its messages carry none.
+        ends: outcome: count of tasks. Tasks that another task continues are not counted.
+        updates: replies that the ServerApp has received in this round.
+        sums: column (``accuracy``, ``loss``, ``train_loss``): sum of value x examples over the
+            replies.
+        weights: column: sum of examples over the replies.
+        figures: column: value that the ServerApp itself has measured.
+    """
 
     number: int
-    """index of the round, from 0."""
     app_number: int | None
-    """the app's own index of the round; None if its messages carry none."""
     ends: Counter[str] = field(default_factory=Counter)
-    """outcome: count of tasks. Tasks that another task continues are not counted."""
     updates: list[ReceivedUpdate] = field(default_factory=list)
-    """replies that the ServerApp has received in this round."""
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """column (``accuracy``, ``loss``, ``train_loss``): sum of value x examples over the replies."""
     weights: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """column: sum of examples over the replies."""
     figures: dict[str, float] = field(default_factory=dict)
-    """column: value that the ServerApp itself has measured."""
 
 
 class AppRounds:
-    """Assigns the messages of a ServerApp to rounds, of which one at a time is open.
+    """Rule that assigns the messages of a ServerApp to rounds; one round is open at a time.
 
     Training messages make the rounds. Before an app's first training message, all messages do.
     Flower's own strategies number the rounds in ``group_id``, or in a config ``server-round``. If
     messages carry no round index, a round begins when the ServerApp sends arrays that differ from
-    the last ones. If messages have no arrays either, a round begins when a device gets a message
-    of the same type again.
+    the last ones. If messages have no arrays either, a round begins when a device gets a message of
+    the same type again.
 
     Args:
         names: column (``accuracy``, ``loss``, ``train_loss``): name of the app's metric.
@@ -75,9 +82,9 @@ class AppRounds:
         self.seen: set[str] = set()
 
     def of(self, message: Message) -> AppRound | None:
-        """Return the round of a message that is about to be sent; the message may open this round.
+        """Return the round of a message that the ServerApp sends; the message may open a new round.
 
-        A new round closes the previous round.
+        A new round closes the round before.
 
         Args:
             message: message from the ServerApp to a node.

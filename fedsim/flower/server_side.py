@@ -43,26 +43,29 @@ _UNAVAILABLE = {
 
 @dataclass(slots=True)
 class Sent:
-    """Message that the ServerApp has sent to a device, with its task and, once it came, the reply."""
+    """Message that the ServerApp has sent to a device, with its task and the reply, if any.
+
+    Attributes:
+        message: a copy of the message as it was pushed.
+        number: index of the message in the run, from 0.
+        device: index of the device that gets the message.
+        bytes: size of the message (bytes).
+        round: round of the message; None if the message makes no rounds.
+        task: ID of the device's task for the message; None before the task begins.
+        reply: the device's reply, or Flower's own error message; None until there is one.
+        examples: count of examples in the reply; None if the reply has none.
+        received: whether the ServerApp has received the reply.
+    """
 
     message: Message
-    """a copy of the message as it was pushed."""
     number: int
-    """index of the message in the run, from 0."""
     device: int
-    """index of the device that gets the message."""
     bytes: int
-    """size of the message (bytes)."""
     round: AppRound | None
-    """round of the message; None if the message makes no rounds."""
     task: int | None = None
-    """ID of the device's task for the message; None before the task begins."""
     reply: Message | None = None
-    """the device's reply, or Flower's own error message; None until there is one."""
     examples: float | None = None
-    """count of examples in the reply; None if the reply has none."""
     received: bool = False
-    """whether the ServerApp has received the reply."""
 
 
 @dataclass(slots=True)
@@ -86,7 +89,7 @@ class Wait:
 
 
 class Session(SessionBase):
-    """Flower's Grid on simulated devices, which also runs the ServerApp that uses the Grid.
+    """Implementation of Flower's Grid on simulated devices; it also runs the ServerApp.
 
     The ServerApp's thread and the simulation's thread run by turns, so that nothing needs a lock.
 
@@ -277,7 +280,10 @@ class Session(SessionBase):
         self._server.emit("aggregate", round=ended.number, **fields)
 
     def set_run(self, run: Run) -> None:
-        """Do nothing, as a session has one run, which is set."""
+        """Do nothing; part of Flower's interface.
+
+        A session belongs to one run, which is known from the start.
+        """
 
     @property
     def run(self) -> Run:
@@ -424,7 +430,15 @@ class Session(SessionBase):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Send messages, and wait until all are answered, at most for ``timeout`` (s)."""
+        """Send messages to the simulated devices, and wait for the replies.
+
+        Args:
+            messages: the messages.
+            timeout: longest simulated time to wait (s); None for no limit.
+
+        Returns:
+            The replies that have arrived.
+        """
         names = self.push_messages(messages)
         missing = [name for name in names if self._sent[name].reply is None]
         if missing and timeout is None:
@@ -470,7 +484,7 @@ class Session(SessionBase):
             self._continued.pop().ends["done"] -= 1
 
     def on_task_end(self, end: TaskEnd) -> None:
-        """Store the reply of a device, or start its timer if its task ended without a reply."""
+        """Process the end of a device's task: store its reply, or that it has none."""
         self._settle()
         sent = self._at_work.pop(end.device)
         if sent.round is not None:
@@ -520,7 +534,7 @@ class Session(SessionBase):
         self._schedule_turn()
 
     def tensors(self) -> dict[str, AnyArray]:
-        """Return the numeric arrays of ``model`` by name; only arrays in numpy's format."""
+        """Return the arrays of the last model by name, for the run folder."""
         if self.model is None:
             return {}
         tensors = {}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class FlowerClient(Client[FlowerParams]):
-    """Client half that calls the ClientApp for each message, and stores the devices' states."""
+    """Client that calls the app's ClientApp for each message, and stores the devices' states."""
 
     def __init__(self, params: FlowerParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
@@ -100,7 +100,7 @@ class FlowerClient(Client[FlowerParams]):
 
 
 class Flower(Strategy[FlowerParams]):
-    """A Flower app on simulated devices: the app's ServerApp and ClientApp, in simulated time.
+    """Strategy that runs a Flower app on simulated devices: its ServerApp and ClientApp.
 
     Source: https://flower.ai, version 1.41 and later. A device downloads each message that the
     ServerApp pushes, in the bytes in which Flower writes the message. The ClientApp's work is

@@ -22,7 +22,7 @@ def _endless(label: str, patience_s: float, place: str) -> SimulationError:
 
 
 def call_in_thread(function: Callable[[], T], patience_s: float, folder: Path, label: str) -> T:
-    """Call a function of the ClientApp in another thread, and wait for its result.
+    """Call a function of the ClientApp in another thread, with a limit of real time.
 
     Args:
         function: called without arguments.
@@ -53,11 +53,11 @@ def call_in_thread(function: Callable[[], T], patience_s: float, folder: Path, l
 
 
 class RunOver(BaseException):
-    """Raised in the ServerApp's thread, to end the thread when the run is over."""
+    """Exception that ends the ServerApp's thread when the run is over."""
 
 
 class Turns:
-    """The ServerApp's thread, which runs by turns with the simulation's thread.
+    """Thread of the ServerApp, which runs in turns with the simulation's thread.
 
     Args:
         function: runs the ServerApp to its end.
@@ -119,7 +119,7 @@ class Turns:
             )
 
     def wait(self) -> None:
-        """End the turn and block until the next turn. Called in the ServerApp's thread.
+        """Let the simulation run until the ServerApp's next turn; called in the ServerApp's thread.
 
         Raises:
             RunOver: the run is over.
@@ -131,7 +131,7 @@ class Turns:
         self._context.enter_context(self._around())
 
     def close(self) -> None:
-        """End the ServerApp's thread if it waits. A computation in progress is not interrupted."""
+        """End the ServerApp's thread, unless it is computing."""
         self.closing = True
         if self.thread.ident is not None and not self.over:
             self._turn.release()

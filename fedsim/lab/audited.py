@@ -22,12 +22,14 @@ VALID = "the scenario is one that fedsim takes"
 class Audited(NamedTuple):
     """Result of an audit of a run folder.
 
-    ``findings`` has for the title of each check the problems that it found, as sentences.
-    ``unchecked`` has sentences on the user's own parts that no check covers.
+    Attributes:
+        findings: dict from title of each check to the problems that it found, as sentences; empty
+            if the check has passed.
+        unchecked: sentences on user code in the scenario that no check covers.
     """
 
-    findings: dict[str, list[str]]  # title of a check: problems found
-    unchecked: list[str]  # sentences on parts of the user that no check covers
+    findings: dict[str, list[str]]
+    unchecked: list[str]
 
 
 def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:

@@ -199,12 +199,12 @@ def _version() -> str:
 
 
 def digest_of(world: str) -> str:
-    """Return the first 12 digits of the SHA-256 of a world's scenario file."""
+    """Return the first 12 hexadecimal digits of the SHA-256 of a world's scenario file."""
     return _digest(read_bytes(shipped()[f"worlds/{world}"]))
 
 
 def tables_of(out: Path) -> WorldDigests:
-    """Return digests of the tables of the bench's runs, to see later whether they have changed.
+    """Return a digest of each table of the bench's runs, to notice when a table changes.
 
     In each world they are of the devices and links as drawn, the availability in the first minute,
     each device's data, and the events of each strategy. Values computed from models and the last
@@ -309,7 +309,7 @@ def _is_current(line: BoardLine) -> bool:
 def keep(
     lines: Sequence[BoardLine], path: Path, tables: Mapping[tuple[str, int, str], str]
 ) -> None:
-    """Write results into the board's file, and digests of their worlds into the file beside it.
+    """Write results to the board's CSV, and digests of their worlds to the file next to it.
 
     Args:
         lines: the new results, which replace those of the same strategy and world.
@@ -337,7 +337,7 @@ def keep(
 
 
 def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
-    """Rank the strategies in each world by their simulated time to the target accuracy.
+    """Rank the strategies of each world by their simulated time to the target accuracy.
 
     Args:
         lines: the costs of a strategy in a world, one each.

@@ -24,7 +24,7 @@ TitledNames = list[tuple[str, str]]
 
 
 class Key(NamedTuple):
-    """Description of a key in a table of a scenario or study.
+    """Description of a key in a table of a scenario or study, for ``fedsim describe``.
 
     Attributes:
         name: name of the key.
@@ -93,7 +93,11 @@ _MOST_MENTIONS = 30
 
 @cache
 def catalogue() -> dict[str, TitledNames]:
-    """Return all names that scenarios and studies take, each with one line about it, by title."""
+    """Return all names that scenarios and studies can use, with a description each, by title.
+
+    Returns:
+        Dict from title, such as ``strategies``, to pairs of name and description.
+    """
     titled = {}
     for title, registry in _REGISTRIES.items():
         if registry:
@@ -124,7 +128,7 @@ def specs_titled(title: str) -> dict[str, type[Spec]]:
 
 
 def about(name: str) -> list[str]:
-    """Explain a name of the language of scenarios.
+    """Explain a name that scenarios or studies use, as ``fedsim describe`` prints it.
 
     Args:
         name: a kind, a key or table of a scenario or study (``network.server``,
@@ -261,7 +265,7 @@ def _search(words: list[str]) -> list[str]:
 
 
 def entry_lines(title: str, entries: TitledNames) -> list[str]:
-    """Return text lines: the title, then each name with its description.
+    """Return lines of text for a title of the catalogue: the title, then a line for each name.
 
     Args:
         title: a title of the catalogue.
@@ -287,7 +291,7 @@ def _paths(spec: type[Spec], above: str = "") -> Iterator[tuple[str, type[Spec],
 
 @cache
 def keys_of(spec: type[Spec]) -> list[Key]:
-    """Return descriptions of all keys that a spec takes, including its ``kind``."""
+    """Return descriptions of all keys of a table of a scenario, including its ``kind``."""
     schema = _resolve(spec.model_json_schema())
     required = schema.get("required", ())
     keys = []

@@ -63,7 +63,7 @@ _STAR = {
 def quiet_world(
     strategy: Mapping[str, object], *, seed: int = 3, rounds: int = 5
 ) -> ScenarioTables:
-    """Return a small scenario in which no device disconnects.
+    """Return a small scenario, for tests of strategies, in which no device disconnects.
 
     It has 24 devices of unequal speed that are always online. Their data are digits in four
     rotations.
@@ -100,7 +100,7 @@ def quiet_world(
 def eventful_world(
     strategy: Mapping[str, object], *, seed: int = 3, rounds: int = 8
 ) -> ScenarioTables:
-    """Return a small scenario with every kind of event.
+    """Return a small scenario, for tests of strategies, with every kind of event.
 
     It is ``quiet_world`` with devices that disconnect, arrive and leave, with data that drift, and
     with checkpoints.
@@ -132,9 +132,9 @@ def eventful_world(
 
 
 class Delayed(Threads):
-    """Executor of threads that starts each function after a random real delay.
+    """Executor of threads with a random real delay of up to 3 ms before each function, for tests.
 
-    The delay is at most 3 ms and no seed determines it, because no run may depend on it.
+    No seed determines the delay, because no run may depend on it.
 
     Args:
         workers: count of threads.
@@ -161,7 +161,7 @@ class Delayed(Threads):
 def run(
     sections: ScenarioTables, folder: Path | None = None, executor: Executor | None = None
 ) -> dict[str, Any]:
-    """Run a scenario to its end.
+    """Run a scenario to its end and return its summary.
 
     Args:
         sections: the tables of the scenario.
@@ -181,7 +181,7 @@ def run(
 
 
 def run_until(sections: ScenarioTables, folder: Path, records: int, *, resume: bool = False) -> str:
-    """Run or resume a scenario, and interrupt it after a number of records.
+    """Start or resume the run of a scenario, and interrupt it after a number of records.
 
     Args:
         sections: the tables of the scenario.
@@ -205,7 +205,7 @@ def run_until(sections: ScenarioTables, folder: Path, records: int, *, resume: b
 
 
 def go_on(sections: ScenarioTables, folder: Path) -> dict[str, Any]:
-    """Resume an interrupted run, and run it to its end.
+    """Resume an interrupted run, run it to its end, and return its summary.
 
     Args:
         sections: the tables of the scenario.
@@ -219,7 +219,7 @@ def go_on(sections: ScenarioTables, folder: Path) -> dict[str, Any]:
 
 
 def give_other_tests(data: FederatedData) -> None:
-    """Replace the test samples of every device.
+    """Replace every device's test samples, to prove that a run does not depend on them.
 
     Device d is tested with at most 1 + d test samples, all of class d mod C, for C classes.
 
@@ -336,7 +336,9 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 class StrategyContract:
-    """Test class for pytest that checks a strategy. A subclass sets ``strategy``.
+    """Test class for pytest with the tests that every strategy has to pass.
+
+    A subclass sets ``strategy`` to the strategy that it tests.
 
     Attributes:
         strategy: the table ``[strategy]`` of a scenario.
@@ -388,7 +390,7 @@ class StrategyContract:
             )
 
     def test_it_goes_on_as_if_it_had_not_been_stopped(self, tmp_path: Path) -> None:
-        """A run that is interrupted twice and resumed equals the uninterrupted run."""
+        """A run that is interrupted twice and resumed equals a run without interruption."""
         sections = self.eventful(seed=5)
         events = run(sections, tmp_path / "whole")["events"]
         assert_sound(tmp_path / "whole")
@@ -475,7 +477,7 @@ class StrategyContract:
         )
 
     def test_an_hour_with_nobody(self, tmp_path: Path) -> None:
-        """A run waits for the first device, which arrives after an hour."""
+        """A run whose first device arrives after an hour waits for it."""
         sections = self.quiet(rounds=2)
         sections["population"]["arrivals"] = {
             "kind": "schedule",

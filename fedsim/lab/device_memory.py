@@ -26,7 +26,7 @@ class _ShortKind:
 
 
 def device_memory_lines(run: Run) -> list[str]:
-    """Return a text line for each kind of device that has too little memory for the training.
+    """Return a line for the user for each kind of device with too little memory for the training.
 
     Args:
         run: a run that has not begun.

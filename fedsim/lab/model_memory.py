@@ -46,16 +46,19 @@ class ModelCounts(NamedTuple):
 
     It says how many models the strategy names at the end, how large the models in a checkpoint and
     those in memory or on disk are, and how many trainer states come with them.
+
+    Attributes:
+        named: models that the strategy names at the end, each of which is saved.
+        alive_bytes: size of the models that a checkpoint holds at the end (bytes).
+        stored_bytes: greatest size of the models that are stored at a time (bytes).
+        sent_states: states of trainers that come with stored models, if ``training.state`` is
+            ``sent``.
     """
 
     named: int
-    """models that the strategy names at the end, each of which is saved."""
     alive_bytes: float
-    """size of the models that a checkpoint holds at the end (bytes)."""
     stored_bytes: float
-    """greatest size of the models that are stored at a time (bytes)."""
     sent_states: int
-    """states of trainers that come with stored models, if ``training.state`` is ``sent``."""
 
 
 def count_models(run: Run, tally: Tally, share: float, rounds: int) -> ModelCounts:

@@ -16,7 +16,12 @@ from fedsim.learning.scratch import ROOM, SMALL
 
 
 class Together(NamedTuple):
-    """Greatest count of models that one function call of a run combines, and the function's name."""
+    """Largest call of a function on models that a run makes.
+
+    Attributes:
+        models: count of models that the call combines.
+        function: name of the function.
+    """
 
     models: int = 0
     function: str = ""
@@ -27,7 +32,7 @@ UsedTraining = tuple[int, Training]
 
 
 class Tally(Learner):
-    """Learner that counts trainings, tests and stored models instead of computing.
+    """Learner for forecasts: counts trainings, tests and stored models instead of computing them.
 
     At a test a run computes the tested models and all models from which they follow. Of these it
     stores the models to which anything still refers. This learner drops the recipes of all these
@@ -81,7 +86,7 @@ class Tally(Learner):
         self.note_computed([ref for ref, _ in models.values()], stay=stay)
 
     def note_computed(self, models: Sequence[Ref], *, stay: bool = False) -> None:
-        """Count the memory of models that a run would compute now, with the models that they need.
+        """Count the memory of models that a run would compute now, with all models that they need.
 
         Args:
             models: the models. They and the models that they need lose their recipes.
@@ -134,7 +139,7 @@ class Tally(Learner):
         return self.bytes
 
     def stored_size(self, models: Iterable[Ref]) -> float:
-        """Return the size of those of ``models`` that are stored (bytes)."""
+        """Return the size (bytes) of the given models that a run would have stored by now."""
         total = 0.0
         for ref in models:
             size = self._sizes.get(ref, 0.0)
@@ -143,7 +148,7 @@ class Tally(Learner):
         return total
 
     def saved_size(self, models: Iterable[Ref]) -> float:
-        """Return the size of those of ``models`` that are computed, in a checkpoint (bytes)."""
+        """Return the size (bytes) in a checkpoint of the given models that are computed."""
         total = 0.0
         for ref in models:
             if ref in self._sizes:

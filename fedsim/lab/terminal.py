@@ -33,7 +33,7 @@ _SAVED_EVERY_S = 1.0
 
 
 class Console(rich.console.Console):
-    """Console of rich without markup, which replaces control characters in text."""
+    """Console that prints text without markup of rich, and replaces control characters."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
@@ -147,7 +147,7 @@ class RunProgress:
 
 
 def bar() -> tuple[ProgressColumn, ...]:
-    """Return the columns of rich's progress line, which shows how far some work is."""
+    """Return the columns of a progress line: bar, percentage and description."""
     return BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False)
 
 
@@ -170,7 +170,7 @@ def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
 
 
 def extrapolation_lines(lines: list[str], most: int = 5) -> list[str]:
-    """Return warnings about values for which a formula is used outside the range of its fit.
+    """Return warnings about values that lie outside the range to which a formula was fitted.
 
     Args:
         lines: descriptions of the values, one line each.

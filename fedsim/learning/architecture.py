@@ -29,7 +29,7 @@ Patterns = Annotated[list[str], Field(min_length=1)] | str
 
 
 def matching(names: Sequence[str], patterns: Patterns, key: str, noun: str = "tensor") -> set[str]:
-    """Return the names of tensors or layers that match at least one pattern (``fnmatch``).
+    """Return the names of tensors or layers that match patterns such as ``blocks.*`` (``fnmatch``).
 
     Args:
         names: names of a model's tensors or layers.
@@ -59,40 +59,50 @@ class LoRA(Spec):
     ``LAYER.lora_A`` [rank, inputs], which is initialised like a dense layer's weights, and
     ``LAYER.lora_B`` [outputs, rank], which begins at 0. Without ``model.train`` only the adapters
     are trained.
+
+    Attributes:
+        rank: rank of every adapter.
+        alpha: factor of the adapter's product, divided by the rank.
+        where: names of the layers that get an adapter; by default every ``torch.nn.Linear``.
     """
 
     rank: int = Field(ge=1, le=100_000)
-    """rank of every adapter."""
     alpha: float = Field(default=16.0, gt=0.0, le=1e6)
-    """factor of the adapter's product, divided by the rank."""
     where: Patterns = "*"
-    """names of the layers that get an adapter; by default every ``torch.nn.Linear``."""
 
 
 class Tensor(NamedTuple):
     """Description of a tensor of a model: its name, size, shape and layer, without its values.
 
-    A list of descriptions gives the place of each tensor in a flat model, which has the values of
-    all tensors in a row.
+    A flat model has the values of all tensors in one array; the order of a list of descriptions is
+    the order in that array.
+
+    Attributes:
+        name: torch's name of the tensor, such as ``0.weight``.
+        size: count of values.
+        layer: class of the tensor's layer, such as ``"Linear"``.
+        shape: shape of the tensor.
+        kept: whether the tensor stays on each device (``model.keep``, ``model.send``).
+        is_buffer: whether forward passes change the tensor, as running statistics, and gradients do
+            not.
     """
 
     name: str
-    """torch's name of the tensor, such as ``0.weight``."""
     size: int
-    """count of values."""
     layer: str
-    """class of the tensor's layer, such as ``Linear``."""
     shape: Shape = ()
-    """shape of the tensor."""
     kept: bool = False
-    """whether the tensor stays on each device (``model.keep``, ``model.send``)."""
     is_buffer: bool = False
-    """whether forward passes change the tensor, as running statistics, and gradients do not."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """Dense layer from ``inputs`` to ``outputs`` features, in an ``Architecture``."""
+    """Description of a dense layer in an ``Architecture``.
+
+    Attributes:
+        inputs: count of input features.
+        outputs: count of output features.
+    """
 
     inputs: int
     outputs: int
@@ -104,9 +114,13 @@ class Linear:
 
 @dataclass(frozen=True)
 class Conv2d:
-    """Convolution with a square kernel and symmetric zero padding, in an ``Architecture``.
+    """Description of a convolution with a square kernel and zero padding in an ``Architecture``.
 
-    ``inputs`` and ``outputs`` are counts of channels; all other sizes are pixels.
+    Attributes:
+        inputs, outputs: counts of channels.
+        kernel: side of the kernel (pixels).
+        stride: distance of neighbouring windows (pixels).
+        padding: zeros added at each border (pixels).
     """
 
     inputs: int
@@ -122,14 +136,17 @@ class Conv2d:
 
 @dataclass(frozen=True)
 class ReLU:
-    """Activation max(x, 0)."""
+    """Description of the activation max(x, 0) in an ``Architecture``."""
 
 
 @dataclass(frozen=True)
 class MaxPool2d:
-    """Maximum over windows of ``size`` x ``size`` pixels that do not overlap.
+    """Description of max pooling in an ``Architecture``, over windows that do not overlap.
 
     Pixels at the border that do not fill a window are dropped.
+
+    Attributes:
+        size: side of a window (pixels).
     """
 
     size: int
@@ -137,14 +154,18 @@ class MaxPool2d:
 
 @dataclass(frozen=True)
 class Flatten:
-    """Layer that reshapes a sample to a vector, in row-major order."""
+    """Description of a layer that reshapes a sample to a vector, in row-major order."""
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Layer that sets each activation to zero with probability ``rate`` in training.
+    """Description of a dropout layer in an ``Architecture``.
 
-    The remaining activations are scaled by 1 / (1 - rate).
+    In training it sets each activation to zero with probability ``rate``, and scales the remaining
+    ones by 1 / (1 - rate).
+
+    Attributes:
+        rate: probability of a zero.
     """
 
     rate: float
@@ -154,7 +175,7 @@ Layer = Linear | Conv2d | ReLU | MaxPool2d | Flatten | Dropout
 
 
 def dense(*widths: int) -> tuple[Layer, ...]:
-    """Return dense layers of the given widths, each followed by a ReLU.
+    """Return descriptions of dense layers of the given widths, each followed by a ReLU.
 
     The counts of their inputs are 0; ``Architecture.of`` replaces them.
     """
@@ -167,7 +188,7 @@ def dense(*widths: int) -> tuple[Layer, ...]:
 def convolution(
     outputs: int, kernel: int, stride: int = 1, *, same: bool = True
 ) -> tuple[Layer, ...]:
-    """Return a convolution and the ReLU that follows it.
+    """Return descriptions of a convolution and of the ReLU that follows it.
 
     The count of its input channels is 0; ``Architecture.of`` replaces it.
 
@@ -184,18 +205,21 @@ def convolution(
 
 @dataclass(frozen=True)
 class Architecture:
-    """Chain of layers from a sample to logits, one for each class.
+    """Description of a model as a chain of layers from a sample to logits, one for each class.
 
-    It has the shapes, parameters and FLOPs of a model, and no weights.
+    Shapes, parameter counts and FLOPs follow from it; it holds no weights.
+
+    Attributes:
+        input: shape of a sample, (channels, height, width) or (features,).
+        layers: the layers, in order.
     """
 
     input: Shape
-    """shape of a sample, (channels, height, width) or (features,)."""
     layers: tuple[Layer, ...]
 
     @classmethod
     def of(cls, shape: Shape, layers: Sequence[Layer], width: float = 1.0) -> "Architecture":
-        """Build an architecture; the inputs of its layers follow from the shape of a sample.
+        """Build the description of a model; the input sizes of layers follow from a sample's shape.
 
         Args:
             shape: shape of a sample.
@@ -312,7 +336,7 @@ def _output(layer: Layer, shape: Shape) -> Shape:
 
 
 def layers_of(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Divide the tensors of a flat model into its layers, from the first to the last.
+    """Divide the tensors of a flat model by layers, from the first layer to the last.
 
     A layer has the consecutive tensors whose names are equal up to their first number, as in
     ``blocks.3``, or whose module is the same.
@@ -338,7 +362,7 @@ def _layer_name(name: str) -> str:
 
 
 def matching_tensors(tensors: Sequence[Tensor], patterns: Patterns, key: str) -> set[str]:
-    """Return the names of the tensors whose name or ``CLASS:NAME`` matches a pattern.
+    """Return the names of the tensors that match patterns, by name or by ``CLASS:NAME``.
 
     Args:
         tensors: the tensors of a model.

@@ -32,10 +32,11 @@ _REQUESTS = 8  # requests per worker and wave; with fewer, workers would idle at
 
 
 class ModelComputing:
-    """Computer of models: it runs trainings, mixes and functions of models on the workers.
+    """Computer of models: it runs local trainings, mixes and functions of models on the workers.
 
-    A model is a ``Ref``, whose recipe is how its weights follow from other models, which are
-    computed first. If memory for all models is short, they are computed part by part.
+    A model is a ``Ref``, whose recipe is the computation that gives its weights, such as a training
+    from another model. The models that a recipe needs are computed first. If memory for all models
+    is short, they are computed part by part.
 
     Args:
         simulation: the simulation, whose executor carries out the work.
@@ -123,10 +124,10 @@ class ModelComputing:
         return self._work.at_once
 
     def begin(self, refs: Sequence[Ref]) -> "list[ResultOf | Weights]":
-        """Begin to compute models, other than mixes, whose parents are computed.
+        """Start to compute models on the workers; the models that they need are computed already.
 
         Args:
-            refs: the models.
+            refs: the models; none of them is a mix (weighted sum).
 
         Returns:
             For each model its weights, or a future and the index of the model's result in it.
@@ -169,7 +170,7 @@ class ModelComputing:
         return results[work.place]
 
     def finish(self, ref: Ref, result: Any) -> None:
-        """Store the result of a model's computation in the model.
+        """Store the result of a computation in its model.
 
         Args:
             ref: the model.
@@ -184,7 +185,7 @@ class ModelComputing:
             ref.settle(result)
 
     def note_left_out(self, ref: Ref, models: Sequence[Ref]) -> None:
-        """Record that a model is computed without some models, whose weights are not finite.
+        """Record that models with non-finite weights are left out when a model is computed.
 
         Args:
             ref: the model that is computed.
@@ -195,9 +196,10 @@ class ModelComputing:
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Return a context that discards all records of computations.
+        """Return a context in which computations write no records.
 
-        It is used while models are computed for a second time, as they have been recorded already.
+        Used while models are computed for a second time, as the first computation has been
+        recorded.
         """
         records = self._records
         self._records = []
@@ -348,7 +350,11 @@ class ModelComputing:
         return 4.0 * self.parameters * models <= self.room
 
     def models_at_once(self, most: int) -> int:
-        """Return the count of models in a request: ``most``, or fewer if memory is short."""
+        """Return how many models to send to the workers at a time, given the memory.
+
+        Args:
+            most: count of models if memory does not limit it.
+        """
         size = 4.0 * self.parameters * WAITING * self.workers
         return max(1, min(most, int(self.room / size)))
 
@@ -371,7 +377,7 @@ class ModelComputing:
         return weighted_sum([weights_of(model) for model in models], coefficients)
 
     def nothing(self) -> Weights:
-        """Return the sum of no models: zeros, float32 [d]."""
+        """Return an array of zeros, float32 [d], as the start of a sum of models."""
         return np.zeros(self.parameters, dtype=np.float32)
 
     def _filter_finite(self, ref: Ref, models: Sequence[Ref]) -> list[Ref]:
@@ -385,7 +391,10 @@ class ModelComputing:
         return [model for model in models if model.finite]
 
     def substitute(self, otherwise: Ref | None) -> Weights:
-        """Return the weights of ``otherwise``, the model that replaces one that cannot be computed.
+        """Return the weights to use if a model cannot be computed, as all its parts are not finite.
+
+        Args:
+            otherwise: the model that replaces it; None if there is none.
 
         Returns:
             float32 [d]; NaN if ``otherwise`` is None.

@@ -17,10 +17,10 @@ _SPLICED = path_of(spliced)
 
 
 class Derived(StoredTensor):
-    """Weights of a model with values of its own in some slices, float32 [d].
+    """Weights of a model that equals another model except in some slices; stored as those slices.
 
-    Devices that keep some tensors of a model share all others. A device's model then needs no
-    memory besides these tensors.
+    If devices keep some tensors of their own, their models share all other tensors. Such a model
+    takes memory only for the slices.
 
     Args:
         model: the model, computed.
@@ -46,19 +46,19 @@ class Derived(StoredTensor):
 
 
 def is_spliced(recipe: Recipe | None) -> bool:
-    """Return whether a model is another model with other values in some slices."""
+    """Return whether a recipe makes a model by replacing some slices of a model."""
     return isinstance(recipe, Applied) and recipe.function == _SPLICED
 
 
 def derived_of(recipe: Recipe | None, models: Sequence[Ref | None]) -> Derived | None:
-    """Return the weights of a computed model by their recipe, if this takes less space.
+    """Return a computed model's weights as slices of a different model, if this takes less memory.
 
     Args:
         recipe: the recipe by which the model was computed.
-        models: the models of the recipe, computed; None for one that nothing else needs.
+        models: the models of the recipe, computed; None for a model that nothing else needs.
 
     Returns:
-        The weights; None if they are to be stored.
+        The weights; None if they must be stored as a whole.
     """
     if not isinstance(recipe, Applied) or not is_spliced(recipe):
         return None

@@ -26,7 +26,7 @@ Operation = OpOverload[..., Any]
 
 
 class KeyedDraws(TorchDispatchMode):
-    """Context in which all random draws of torch come from generators that ``seed`` sets.
+    """Context in which torch's random draws depend only on a key, set by ``seed``.
 
     It is a dispatch mode of torch, which intercepts every operation. A draw in a backward pass
     raises ``ScenarioError``, because gradient checkpointing repeats the forward pass there and
@@ -153,7 +153,7 @@ def _device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.devic
 
 
 def global_states(device: torch.device | None = None) -> dict[str, object]:
-    """Return the states of the process's global random generators (Python, numpy and torch).
+    """Return the states of the process's global random generators, to detect draws.
 
     Args:
         device: torch device, whose generator is included if it is a CUDA device.
@@ -168,7 +168,7 @@ def global_states(device: torch.device | None = None) -> dict[str, object]:
 
 
 def find_draws(before: Mapping[str, object], device: torch.device | None = None) -> list[str]:
-    """Find the global random generators from which code has drawn since an earlier time.
+    """Return which global random generators were used since an earlier time.
 
     Args:
         before: the result of ``global_states`` at the earlier time.
@@ -182,7 +182,7 @@ def find_draws(before: Mapping[str, object], device: torch.device | None = None)
 
 @contextmanager
 def generators_kept(seed: int | None = None) -> Iterator[None]:
-    """Return a context at whose end the process's global random generators have their old states.
+    """Return a context that restores the process's global random generators at its end.
 
     Args:
         seed: seed of the generators within the context; None to leave their states.

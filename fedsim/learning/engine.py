@@ -51,7 +51,9 @@ _MOST_PARAMETERS = 1_000_000_000  # parameters of a model (4 GB), as a run holds
 
 
 class Learning(Learner):
-    """Learner that computes models on a simulation's executor once their weights are needed.
+    """Learner that trains and tests models, on the workers of the simulation's executor.
+
+    A model is computed when its weights are first needed.
 
     Args:
         simulation: the simulation, whose executor carries out the work.

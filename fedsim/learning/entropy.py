@@ -27,7 +27,7 @@ _seed = random.Random.seed
 
 @contextmanager
 def entropy_watched() -> Iterator[list[str]]:
-    """Return a context that lists the draws from the operating system's entropy by a user's code.
+    """Return a context that notes where a user's code draws from the operating system's entropy.
 
     Only the calling thread is watched. Draws by Python's library and by installed packages, such as
     the name of a temporary file, are not listed.

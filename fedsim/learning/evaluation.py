@@ -25,21 +25,26 @@ class AccuracyAndLoss(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Results of testing models: correct answers and losses, with an entry for each tested device.
+    """Results of testing models on devices' test samples: correct answers, losses and metrics.
 
-    A device that several models serve has an entry for each model.
+    There is an entry for each tested device; a device that several models serve has one for each of
+    them.
+
+    Attributes:
+        devices: the tested devices, one entry for each model that serves a device.
+        correct: count of correct answers, int64 [devices]; None for objectives that have no
+            accuracy.
+        count: count of answers (one per test sample, or one per token), int64 [devices].
+        loss_sum: summed cross-entropy (or another loss), float64 [devices].
+        facts: name of a metric -> for each entry, the values that it keeps of the test samples, [n,
+            m].
     """
 
     devices: list[int]
-    """the tested devices, one entry for each model that serves a device."""
     correct: NDArray[np.int64] | None
-    """count of correct answers, int64 [devices]; None for objectives that have no accuracy."""
     count: NDArray[np.int64]
-    """count of answers (one per test sample, or one per token), int64 [devices]."""
     loss_sum: NDArray[np.float64]
-    """summed cross-entropy (or another loss), float64 [devices]."""
     facts: dict[str, list[SampleNumbers]] = field(default_factory=dict)
-    """name of a metric -> for each entry, the values that it keeps of the test samples, [n, m]."""
 
     @classmethod
     def together(cls, evaluations: Sequence["Evaluation"]) -> "Evaluation":
@@ -74,7 +79,11 @@ class Evaluation:
         )
 
     def row(self, position: int) -> "Evaluation":
-        """Return the entry with index ``position``, as an evaluation with a single entry."""
+        """Return one entry, as an evaluation with a single entry.
+
+        Args:
+            position: index of the entry.
+        """
         row = slice(position, position + 1)
         correct = None if self.correct is None else self.correct[row]
         facts = {name: entries[row] for name, entries in self.facts.items()}
@@ -97,7 +106,11 @@ class Evaluation:
         return float(self.loss_sum.sum() / self.count.sum())
 
     def device_accuracy(self) -> dict[int, float | None]:
-        """Return device -> accuracy on its own test samples, None if it has no test samples."""
+        """Return the accuracy of each device on its test samples; None without test samples.
+
+        Returns:
+            Device -> accuracy, 0 to 1.
+        """
         return dict(zip(self.devices, self._ratios(self.correct), strict=True))
 
     def accuracy_and_loss(self, over: AccuracyOver) -> AccuracyAndLoss:

@@ -30,7 +30,7 @@ _KNOWN: dict[str, Function] = {}
 
 
 def pure(function: F) -> F:
-    """Mark a function of models as fit for ``ServerModels.apply``, which calls it on a worker.
+    """Mark a function of models as pure, so that ``ServerModels.apply`` can call it on a worker.
 
     Args:
         function: a function at the top of a module, without side effects.
@@ -98,23 +98,26 @@ def function_at(path: str) -> Function:
 
 
 class FunctionCall(NamedTuple):
-    """Call of a pure function of models, with its arguments, which a worker carries out."""
+    """Call of a pure function of models, with its arguments, which a worker carries out.
+
+    Attributes:
+        function: the function.
+        models: the models, float32 [d] each, read-only; at least one.
+        constants: name: constant argument of the function.
+        stream: the streams of the run, then purpose and integers of the stream that the function
+            draws from as ``rng``; None if it draws no random numbers.
+        size: count of values in the result; None for a model.
+    """
 
     function: Function
     models: Sequence[NDArray[np.float32]]
-    """the models, float32 [d] each, read-only; at least one."""
     constants: Mapping[str, Any]
-    """name: constant argument of the function."""
     stream: tuple[Any, ...] | None
-    """the streams of the run, then purpose and integers of the stream that the function draws from
-    as ``rng``; None if it draws no random numbers.
-    """
     size: int | None
-    """count of values in the result; None for a model."""
 
 
 def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
-    """Call functions of models in order, on a worker.
+    """Call functions of models one by one, on a worker.
 
     Args:
         calls: each function with its arguments.
@@ -145,7 +148,7 @@ def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
 
 @pure
 def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
-    """Extract the values in some slices of a model; of the first of several that is finite there.
+    """Extract the values in some slices of a model, with substitutes if they are not finite.
 
     Args:
         models: candidates in order of preference, float32 [d] each, at least one.
@@ -211,7 +214,7 @@ def weighted_sum(
 
 
 class RunningSum:
-    """Accumulator of a sum of coefficient x model, to which models are added one by one.
+    """Accumulator of a weighted sum of models, which are added one by one.
 
     The result is bitwise equal to ``weighted_sum`` of the same models in the same order.
 
@@ -224,7 +227,12 @@ class RunningSum:
         self._product = np.empty(min(_BLOCK, length))
 
     def add(self, model: NDArray[np.float32], coefficient: float) -> None:
-        """Add a model, float32 [d], times its coefficient."""
+        """Add a model times its coefficient to the sum.
+
+        Args:
+            model: the model, float32 [d].
+            coefficient: the coefficient.
+        """
         with np.errstate(all="ignore"):  # a sum may leave the range of float32
             for start in range(0, len(model), _BLOCK):
                 block = slice(start, start + _BLOCK)
@@ -242,7 +250,7 @@ class RunningSum:
 def mean_state(
     parts: Sequence[tuple[Mapping[str, AnyArray] | None, float]],
 ) -> dict[str, AnyArray]:
-    """Compute the weighted mean of states that a trainer keeps between trainings.
+    """Compute the weighted mean of trainers' states, such as momentum, of several devices.
 
     Empty states, and states that are not finite, are left out.
 

@@ -17,7 +17,7 @@ from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Re
 
 
 class Learner:
-    """Maker of references to models (``Ref``), which are computed later, or never.
+    """Factory of references to models (``Ref``); the models are computed later, or never.
 
     This base class is the learner of ``learning = "off"``: it computes no weights. The result of
     each test is None, and a request for weights raises ``SimulationError``.
@@ -90,7 +90,7 @@ class Learner:
         return ref
 
     def first_epoch(self, update: Ref) -> Ref:
-        """Return a reference to the model after the first local epoch of a training.
+        """Return a reference to the model as it was after the first local epoch of a training.
 
         Args:
             update: the result of the training. It is returned itself if it is computed already, or
@@ -117,12 +117,12 @@ class Learner:
         version: int = 0,
         batch: tuple[int, int] | None = None,
     ) -> Ref:
-        """Return a reference to the model that fits a device's data best, named ``choice-N``.
+        """Return a reference to the model of least loss on a device's training data.
 
-        It is the model with the least objective: the mean loss over the device's training samples,
-        without dropout, plus ``training.l2`` times the sum of the squared kernel entries. Among
-        equal objectives the first is chosen. A non-finite objective is chosen only if no objective
-        is finite.
+        The reference is named ``choice-N``. The chosen model has the least objective: the mean loss
+        over the device's training samples, without dropout, plus ``training.l2`` times the sum of
+        the squared kernel entries. Among equal objectives the first is chosen. A non-finite
+        objective is chosen only if no objective is finite.
 
         Args:
             models: the models to choose from, at least one.
@@ -172,7 +172,7 @@ class Learner:
         return self._name("model", None)
 
     def received(self, values: NDArray[np.float32], device: int | None = None) -> Ref:
-        """Return a reference to an array that another process has computed.
+        """Return a reference to an array that another process, such as a real device, has computed.
 
         Args:
             values: a model, or other values, float32 [any length].
@@ -247,7 +247,7 @@ class Learner:
         self._serial = state
 
     def hold_restored(self, refs: Iterable[Ref]) -> None:
-        """Read models of a resumed run from disk, as many as the memory for models has room for.
+        """Read models of a resumed run from disk into memory, as many as fit.
 
         Args:
             refs: the models of the checkpoint.
@@ -256,11 +256,16 @@ class Learner:
     # methods that compute weights, or depend on data
 
     def shift(self, device: int, version: int) -> None:
-        """Note that a device has another version of its data, for all later tests."""
+        """Note that a device has new data, on which it is tested from now on.
+
+        Args:
+            device: index of the device.
+            version: version of its data.
+        """
 
     @property
     def needs_sizes(self) -> bool:
-        """Whether training may fail for some sizes of data, so that ``check_sizes`` must run."""
+        """Whether training fails for some counts of samples, so that ``check_sizes`` is needed."""
         return False
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
@@ -286,9 +291,12 @@ class Learner:
         return {}
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Split the weights of a model, float32 [d], into arrays by torch's names of its tensors.
+        """Split the weights of a flat model into its tensors, by torch's names.
 
         The result is empty if learning is off.
+
+        Args:
+            weights: the weights, float32 [d].
         """
         return {}
 

@@ -20,14 +20,20 @@ from fedsim.learning.spec import Trainer
 
 
 class TrainingJob(NamedTuple):
-    """One device's training, with all inputs that a worker needs to compute it."""
+    """Inputs of a device's local training, as they are sent to a worker.
+
+    Attributes:
+        recipe: description of the training: its model, epochs and further options.
+        shard: the device's samples.
+        samples: indices of the training samples that are used, int64 [n]; None for all.
+        lr: learning rate of the round.
+        batching: batch size, or count of steps, of the training.
+    """
 
     recipe: Trained
     shard: Shard
     samples: NDArray[np.int64] | None
-    """indices of the training samples that are used, int64 [n]; None for all."""
     lr: float
-    """learning rate of the round."""
     batching: Batching
 
     @property
@@ -37,13 +43,17 @@ class TrainingJob(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Choice of the model that fits a device's training samples best, as a worker receives it."""
+    """Inputs of a choice on a worker: which of several models fits a device's samples best.
+
+    Attributes:
+        shard: the device's samples.
+        models: the weights of each model, float32 [d].
+        samples: indices of the training samples that are used, int64 [n]; None for all.
+    """
 
     shard: Shard
     models: list[Weights]
-    """the weights of each model, float32 [d]."""
     samples: NDArray[np.int64] | None
-    """indices of the training samples that are used, int64 [n]; None for all."""
 
 
 def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved:
@@ -77,12 +87,12 @@ def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved
 
 
 class LocalWork:
-    """Local trainings and choices of models: described in the main process, computed on workers.
+    """Local trainings and choices of models: their inputs are collected here, for the workers.
 
     Args:
         solver: the solver of the run's model.
         training: the trainer of the scenario.
-        samples: all samples on the solver's torch device; sent to each worker once.
+        samples: all samples, on the solver's torch device; sent to each worker once.
         streams: the random streams of the run.
     """
 
@@ -115,9 +125,12 @@ class LocalWork:
         return TrainingJob(recipe, shard, samples, lr, training.batching(self._training.batching))
 
     def order(self, jobs: Sequence[TrainingJob]) -> list[int]:
-        """Return the order in which to compute trainings, most SGD steps first, as indices.
+        """Return the order in which to start trainings, those with the most SGD steps first.
 
         A long training then does not begin last, while other workers are idle.
+
+        Returns:
+            Indices of the jobs.
         """
         steps = [job.recipe.training.sgd_steps(job.size, job.batching) for job in jobs]
         return sorted(range(len(jobs)), key=lambda position: -steps[position])
@@ -136,7 +149,7 @@ class LocalWork:
 
     @property
     def at_once(self) -> int:
-        """Count of trainings that the solver carries out at once."""
+        """Count of trainings that a worker's solver computes together."""
         return self._solver.at_once
 
     def _train_at_once(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
@@ -209,7 +222,7 @@ class LocalWork:
         )
 
     def question(self, ref: Ref, data: FederatedData) -> Question:
-        """Collect the inputs of the choice that computes a model.
+        """Collect the inputs of a choice among models.
 
         Args:
             ref: the model, a choice out of models that have been computed.
@@ -227,7 +240,7 @@ class LocalWork:
         return Question(shard, models, samples)
 
     def objectives(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
-        """Compute the training objective of each model on a device's samples, on a worker.
+        """Compute each model's training objective on a device's samples, for choices of models.
 
         Args:
             questions: for each choice of a model, the models and the device's data.

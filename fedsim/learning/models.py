@@ -44,7 +44,7 @@ _MORE = "fedsim.toolbox.models"
 
 
 class Model(Spec):
-    """Base of the models of a scenario: their tensors, size and cost for samples of a shape."""
+    """Base of the models that a scenario can choose (``model.kind``): tensors, size and cost."""
 
     learnable: ClassVar[bool] = True
     """Whether the model has weights, and not only a size."""
@@ -65,7 +65,12 @@ class Model(Spec):
 
     @abstractmethod
     def flops(self, shape: Shape, classes: int) -> float:
-        """Return the FLOPs of a training step on one sample."""
+        """Return the FLOPs of a training step on one sample.
+
+        Args:
+            shape: shape of a sample.
+            classes: count of classes.
+        """
 
     @abstractmethod
     def cost(
@@ -95,16 +100,16 @@ class Model(Spec):
 
     @property
     def says_what_stays(self) -> bool:
-        """Whether the scenario has ``keep`` or ``send``, by which tensors stay on the devices."""
+        """Whether the scenario sets ``model.keep`` or ``send``, which keep tensors on devices."""
         return False
 
     def cut(self, by: CutBy, size: float) -> Self:
-        """Return a smaller version of this model, such as one for a slow device.
+        """Return a narrower version of this model, such as one for a slow device.
 
         Its tensors are the first slices of this model's tensors.
 
         Args:
-            by: the quantity that is reduced, such as the width or the rank of adapters.
+            by: the quantity that is reduced: ``width``, ``rank`` or ``adapters``.
             size: the value of this quantity in the smaller model.
 
         Raises:
@@ -119,7 +124,7 @@ class Model(Spec):
         )
 
     def with_last_layers(self, count: int, shape: Shape, classes: int) -> Self:
-        """Return this model with only its last layers trained; a training's cost follows from it.
+        """Return this model with all layers frozen but the last ones; for the cost of training.
 
         Args:
             count: count of trained layers.
@@ -136,21 +141,21 @@ class Model(Spec):
 
 
 class PartedModel(Model):
-    """Base of the models whose tensors may be trained or frozen, and kept on devices or sent."""
+    """Base of the models with tensors, which a scenario may freeze, or keep on devices.
+
+    Attributes:
+        lora: adapters beside the model's dense layers; None: there are none.
+        train: patterns of the trained tensors; None: all, or with ``lora`` the adapters. Others are
+            downloaded once (``base``).
+        keep: patterns of trained tensors that stay on each device; ``CLASS:NAME`` matches the
+            layer's class too, as ``*Norm*:*``.
+        send: patterns of the tensors that are sent, instead of ``keep``: all others stay.
+    """
 
     lora: LoRA | None = None
-    """adapters beside the model's dense layers; None: there are none."""
     train: Patterns | None = None
-    """patterns of the trained tensors; None: all, or with ``lora`` the adapters.
-
-    Others are downloaded once (``base``).
-    """
     keep: Patterns | None = None
-    """patterns of trained tensors that stay on each device; ``CLASS:NAME`` matches the layer's
-    class too, as ``*Norm*:*``.
-    """
     send: Patterns | None = None
-    """patterns of the tensors that are sent, instead of ``keep``: all others stay."""
 
     @model_validator(mode="after")
     def _parts(self) -> Self:
@@ -191,9 +196,9 @@ class PartedModel(Model):
 
     @abstractmethod
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
-        """Describe the tensors of the flat model in order, as if all of them were sent.
+        """Describe the trained tensors of the model in order, whether they are sent or kept.
 
-        The scenario's ``keep`` and ``send``, by which tensors stay on devices, are not applied.
+        ``keep`` and ``send``, by which tensors stay on devices, are not applied.
 
         Args:
             shape: shape of a sample.
@@ -212,19 +217,21 @@ class PartedModel(Model):
 
 
 class TorchModel(PartedModel):
-    """Base of the models that torch can train, each made as an ``nn.Module``."""
+    """Base of the models that torch can train; each builds an ``nn.Module``.
+
+    Attributes:
+        file: a ``.safetensors`` file with first values of tensors by name, as in ``models`` of a
+            run folder; sought as data are.
+    """
 
     file: str | None = None
-    """a ``.safetensors`` file with first values of tensors by name, as in ``models`` of a run
-    folder; sought as data are.
-    """
 
     is_tried: ClassVar[bool] = True
     """Whether the module is tried before a run, to detect hidden state and random draws."""
 
     @abstractmethod
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
-        """Build the torch module without adapters and frozen tensors.
+        """Build the torch module as it is without adapters and frozen tensors.
 
         Args:
             shape: shape of a sample.
@@ -280,16 +287,19 @@ class TorchModel(PartedModel):
 
 
 class Layered(TorchModel):
-    """Base of the models of fedsim's own layers, which end in a dense layer."""
+    """Base of the models that are described by fedsim's own layers, and end in a dense layer.
+
+    Attributes:
+        width: share of the channels and units of all layers but the last, rounded up.
+    """
 
     is_tried: ClassVar[bool] = False
     layers: ClassVar[tuple[Layer, ...]] = ()
     width: float = Field(default=1.0, gt=0.0, le=1.0)
-    """share of the channels and units of all layers but the last, rounded up."""
 
     @property
     def body(self) -> tuple[Layer, ...]:
-        """Layers before the last one, which ``architecture`` adds.
+        """Layers of the model except the last one, which ``architecture`` adds.
 
         If none of them flattens the samples, ``architecture`` adds a ``Flatten`` for samples that
         are no vectors.
@@ -372,11 +382,13 @@ class Perceptron(Layered):
     """Dense layers with ReLU between them.
 
     By default FlexCFL's MNIST-MLP, 784-128-10 with 101,770 parameters.
+
+    Attributes:
+        hidden: widths of the hidden layers.
     """
 
     kind: Literal["mlp"] = "mlp"
     hidden: list[Annotated[int, Field(ge=1, le=1_000_000)]] = Field(default=[128], min_length=1)
-    """widths of the hidden layers."""
 
     @property
     def body(self) -> tuple[Layer, ...]:
@@ -384,7 +396,7 @@ class Perceptron(Layered):
 
 
 def pooled(channels: int, kernel: int, *, same: bool = True) -> tuple[Layer, ...]:
-    """Return a convolution, its ReLU, and max pooling over windows of 2 x 2.
+    """Return descriptions of a convolution, its ReLU, and max pooling over windows of 2 x 2.
 
     Args:
         channels: count of output channels.
@@ -397,7 +409,7 @@ def pooled(channels: int, kernel: int, *, same: bool = True) -> tuple[Layer, ...
 def two_convolutions(
     first: int, second: int, kernel: int, *widths: int, same: bool = True
 ) -> tuple[Layer, ...]:
-    """Return two pooled convolutions and dense layers, the structure of McMahan et al.'s CNN.
+    """Return descriptions of two pooled convolutions and dense layers, as in McMahan et al.'s CNN.
 
     Args:
         first: channels of the first convolution.
@@ -433,15 +445,16 @@ class ModuleModel(TorchModel):
     Its persistent buffers of floats (such as running statistics) are sent and averaged like
     parameters. Torch's random draws are repeatable. Other draws, and other state that a training
     leaves in the module, are errors.
+
+    Attributes:
+        factory: ``package.module:Name`` of a subclass of ``torch.nn.Module``, or of a function that
+            is annotated to return one.
+        args: keyword arguments for it.
     """
 
     kind: Literal["module"] = "module"
     factory: str
-    """``package.module:Name`` of a subclass of ``torch.nn.Module``, or of a function that is
-    annotated to return one.
-    """
     args: dict[str, Any] = Field(default_factory=dict)
-    """keyword arguments for it."""
 
     @field_validator("factory")
     @classmethod
@@ -456,14 +469,17 @@ class ModuleModel(TorchModel):
 
 
 class SizeOnly(Model):
-    """A model of which only the size and the cost are known; for ``learning = "off"``."""
+    """Model of which only size and cost are known, for runs with ``learning = "off"``.
+
+    Attributes:
+        bytes: its size in float32.
+        flops_per_sample: FLOPs of a training step on one sample.
+    """
 
     learnable: ClassVar[bool] = False
     kind: Literal["size"] = "size"
     bytes: Bytes
-    """its size in float32."""
     flops_per_sample: float = Field(default=1e6, ge=1.0, le=1e30)
-    """FLOPs of a training step on one sample."""
 
     def parameters(self, shape: Shape, classes: int) -> int:
         return round(self.bytes / 4)
@@ -479,8 +495,8 @@ class SizeOnly(Model):
     ) -> ModelCost:
         """Return the cost of a training step: FLOPs, bytes and memory.
 
-        A step reads the weights twice, writes the gradients once, and reads and writes the
-        optimiser's tensors.
+        It is assumed that a step reads the weights twice, writes the gradients once, and reads and
+        writes the optimiser's tensors.
         """
         weights = self.bytes
         flops = self.flops_per_sample

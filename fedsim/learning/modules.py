@@ -26,7 +26,7 @@ _FIXED = "_fedsim_fixed"
 
 
 def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
-    """Build a user's module by the scenario's ``model.factory``, and prepare it for copies.
+    """Build the torch module of ``model.factory``, and prepare it for copies.
 
     The states of the process's global generators are restored.
 
@@ -61,7 +61,7 @@ def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
 
 @contextmanager
 def settings_kept(where: str) -> Iterator[None]:
-    """Return a context that restores torch's global settings, and raises if code has changed them.
+    """Return a context that restores torch's global settings, and raises if code changed them.
 
     Args:
         where: text on the time of the change, for the error message.
@@ -90,9 +90,13 @@ def settings_kept(where: str) -> Iterator[None]:
 
 
 def make_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Build a module by calling ``make`` while the process's global generators have a seed.
+    """Build a module with the process's global random generators seeded; then restore these.
 
     The generators' former states are restored afterwards.
+
+    Args:
+        make: function that returns the module.
+        seed: the seed.
     """
     with generators_kept(seed):
         return make()
@@ -206,10 +210,13 @@ def is_number(tensor: Tensor) -> bool:
 
 
 def numbers(module: nn.Module) -> dict[str, Tensor]:
-    """Return name -> tensor of the tensors in a module's flat model, which is trained and sent.
+    """Return the trained and sent tensors of a module, which make up its flat model.
 
-    Each submodule has its trained parameters, then its persistent float buffers (such as running
-    statistics) that are not fixed. A tensor that several submodules share is listed once.
+    For each submodule these are its trained parameters, then its persistent float buffers (such as
+    running statistics) that are not fixed. A tensor that several submodules share is listed once.
+
+    Returns:
+        Torch's name -> tensor.
     """
     tensors: dict[str, Tensor] = {}
     listed: set[int] = set()
@@ -233,12 +240,12 @@ def _part_numbers(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def real_shape(tensor: Tensor) -> Shape:
-    """Return a tensor's shape in a flat model, in which a complex value is two floats."""
+    """Return the shape of a tensor in a flat model, where a complex number is two floats."""
     return (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor as reals; a complex number becomes two, in a last dimension."""
+    """Return a view of a tensor with real values; a complex number becomes two of them."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -373,7 +380,7 @@ def samples_dtype(module: nn.Module) -> torch.dtype:
 
 
 def example(samples: int, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a batch of zeros, to try a module on.
+    """Return a batch of zeros of the right shape, to try a module with.
 
     Args:
         samples: count of samples.
@@ -433,10 +440,15 @@ class Adaptable(nn.Module):
 
 
 class LoRALinear(nn.Linear):
-    """A dense layer W x + b with a low-rank adapter, to which alpha / rank B A x is added.
+    """Dense layer with a low-rank adapter: W x + b + alpha / rank B A x.
 
-    It takes over the tensors of a layer, which keep their names. The adapter's are ``lora_A`` and
-    ``lora_B``.
+    The layer takes over the tensors of an existing dense layer, with their names. The adapter's
+    tensors A and B are ``lora_A`` and ``lora_B``.
+
+    Args:
+        layer: the dense layer.
+        rank: rank of the adapter.
+        alpha: factor of the adapter's product, divided by the rank.
     """
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:

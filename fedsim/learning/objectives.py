@@ -35,31 +35,36 @@ SampleNumbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EvaluationMetric:
-    """Metric that is computed in tests of models, besides loss and accuracy.
+    """Metric of tests of models, in addition to loss and accuracy.
 
-    It keeps some values of each test sample, and computes its result from the values of all
-    samples.
+    Some values of each test sample are kept; the metric is computed from the values of all samples.
+
+    Attributes:
+        name: name of the metric and of its column.
+        kinds: the kinds of objectives that allow the metric.
+        keep: outputs and targets of n samples -> the values that the metric keeps, [n, m].
+        value: kept values of at least one sample -> the metric; NaN if it is not defined.
+        more_is_better: whether a greater value is better.
     """
 
     name: str
-    """name of the metric and of its column."""
     kinds: tuple[str, ...]
-    """the kinds of objectives that allow the metric."""
     keep: "Callable[[Tensor, Tensor], Tensor]"
-    """outputs and targets of n samples -> the values that the metric keeps, [n, m]."""
     value: Callable[[SampleNumbers], float]
-    """kept values of at least one sample -> the metric; NaN if it is not defined."""
     more_is_better: bool = False
-    """whether a greater value is better."""
 
 
 def mean_of_samples(facts: SampleNumbers) -> float:
-    """Return the mean of all values that a metric has kept of test samples, [n, m]."""
+    """Compute a metric that is the mean over test samples.
+
+    Args:
+        facts: the values kept of each test sample, [n, m].
+    """
     return float(facts.mean())
 
 
 def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
-    """Return the description of a metric that trainers report, and that tests do not compute.
+    """Describe a metric that trainers report with their updates, and that tests do not compute.
 
     Args:
         name: name of the reported value.
@@ -83,7 +88,7 @@ _function = cache(import_trusted)
 
 @cache
 def own_metric(path: str) -> EvaluationMetric:
-    """Return the metric whose value is the mean of a user's function over the test samples.
+    """Describe a user's metric: the mean of a function's values over the test samples.
 
     Args:
         path: import path ``package.module:function``; the metric is named after the function.
@@ -122,20 +127,20 @@ def call_by_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") ->
 
 
 class Objective(Spec):
-    """Target of learning: the form of a model's output, the loss, and the metrics of tests."""
+    """Base of the tasks that models learn, such as classification: outputs, loss and test metrics.
+
+    Attributes:
+        metrics: figures of tests besides loss and accuracy, in the order of their columns: names,
+            or your own functions as ``package.module:function`` of ``(outputs, targets)`` with one
+            number a sample, [n], whose mean is taken; the least is the best unless the function has
+            an attribute ``more_is_better = True``.
+        loss: your own loss, a function as in ``metrics``. A module's own method ``loss`` comes
+            before it.
+    """
 
     kind: str
     metrics: list[str] = Field(default_factory=list)
-    """figures of tests besides loss and accuracy, in the order of their columns: names, or your own
-    functions as ``package.module:function`` of ``(outputs, targets)`` with one number a sample,
-    [n], whose mean is taken; the least is the best unless the function has an attribute
-    ``more_is_better = True``.
-    """
     loss: str | None = None
-    """your own loss, a function as in ``metrics``.
-
-    A module's own method ``loss`` comes before it.
-    """
     needs: ClassVar[str]
     """The samples or targets that the objective needs, for messages."""
     has_accuracy: ClassVar[bool] = True
@@ -175,7 +180,7 @@ class Objective(Spec):
 
     @property
     def figures(self) -> list[EvaluationMetric]:
-        """Metrics that the key ``metrics`` lists, in order."""
+        """Metrics that the scenario lists in ``objective.metrics``, in order."""
         metrics = []
         for name in self.metrics:
             metrics.append(own_metric(name) if ":" in name else _built_in_metrics()[name])
@@ -198,7 +203,7 @@ class Objective(Spec):
         return shape, outputs
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        """Return the pool of all samples, with targets as this objective needs them.
+        """Return the pool of samples, with targets as this objective needs them.
 
         Args:
             pool: all samples.
@@ -220,10 +225,10 @@ class Objective(Spec):
         )
 
     def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-        """Compute the loss of each sample.
+        """Compute the loss of each sample: the mean over its answers, such as its tokens.
 
-        It is the mean of the losses of the sample's answers, such as the tokens of a sequence,
-        without answers that do not count (``asked``). A loss of the user replaces it.
+        Answers that do not count (``asked``) are left out. A user's own loss function replaces the
+        built-in loss.
 
         Args:
             outputs: outputs of a model, [n, ...].
@@ -240,7 +245,7 @@ class Objective(Spec):
         return (losses * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1)
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-        """Compute the objective's built-in loss of each answer, such as each token, [n, ...].
+        """Compute the built-in loss of each answer, such as each token of a sequence; [n, ...].
 
         Args:
             outputs: outputs of a model, [n, ...].
@@ -250,7 +255,7 @@ class Objective(Spec):
         raise NotImplementedError
 
     def asked(self, targets: "Tensor") -> "Tensor":
-        """Return whether each answer counts in loss and accuracy, bool [n, ...]; by default all do.
+        """Return which answers count in loss and accuracy, bool [n, ...]; by default all do.
 
         Args:
             targets: targets of n samples, [n, ...].
@@ -258,7 +263,7 @@ class Objective(Spec):
         return targets == targets
 
     def answers(self, outputs: "Tensor") -> "Tensor":
-        """Return the answers that a model's outputs predict, to compare with targets, [n, ...].
+        """Return the predictions that a model's outputs stand for, as targets are; [n, ...].
 
         By default it is the index of the greatest output.
 
@@ -301,7 +306,7 @@ def entropies(outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
 
 
 class Classification(Objective):
-    """One class a sample, by softmax cross-entropy."""
+    """One class for each sample, by softmax cross-entropy."""
 
     kind: Literal["classification"] = "classification"
     needs: ClassVar[str] = "labels, one a sample"

@@ -20,9 +20,10 @@ from fedsim.learning.scratch import Weights
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Initial:
-    """Recipe of an initial model, i.e. how it is computed: drawn at random.
+    """Recipe (description of a computation) of an initial model, whose weights are drawn at random.
 
-    ``count`` is the index of the draw.
+    Attributes:
+        count: index of the draw; equal indices give equal models.
     """
 
     count: int
@@ -31,7 +32,7 @@ class Initial:
 # not frozen, because the construction would take several times as long
 @dataclass(slots=True, eq=False)
 class Trained:
-    """Recipe of an update, i.e. how it is computed: by local training of a device on its data.
+    """Recipe (description of a computation) of an update: local training on a device's data.
 
     Attributes:
         training: start, terms and amount of the training.
@@ -53,7 +54,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixed:
-    """Recipe of a weighted sum of models, i.e. how it is computed once its models are.
+    """Recipe (description of a computation) of a weighted sum of models.
 
     Attributes:
         parts: each model and its coefficient.
@@ -68,9 +69,11 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Best:
-    """Recipe of a choice: the model with the least training objective on a device's data.
+    """Recipe (description of a computation) of a choice: the best model for a device's data.
 
     IFCA, Algorithm 1, has such choices.
+
+    The best model has the least training objective.
 
     Attributes:
         models: the models to choose from, at least one.
@@ -95,33 +98,39 @@ class Best:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """Recipe of a model, or of other values, that a pure function of models returns.
+    """Recipe (description of a computation) of the result of a pure function of models.
 
     The function is stored by its import path, so that a resumed run can call it too.
+
+    Attributes:
+        function: import path of the function.
+        models: the models to which the function is applied.
+        constants: name: constant argument of the function, JSON-able.
+        stream: purpose and integers of the random stream that the function draws from; None if it
+            draws no random numbers.
+        otherwise: substitute for the result if a model is not finite, or no model remains.
+        leave_out: whether models that are not finite are left out instead.
+        size: count of values in the result; None for a model.
     """
 
     function: str
-    """import path of the function."""
     models: tuple["Ref", ...]
     constants: Mapping[str, Any]
-    """name: constant argument of the function, JSON-able."""
     stream: tuple[Any, ...] | None
-    """purpose and integers of the random stream that the function draws from; None if it draws
-    no random numbers.
-    """
     otherwise: "Ref | None"
-    """substitute for the result if a model is not finite, or no model remains."""
     leave_out: bool
-    """whether models that are not finite are left out instead."""
     size: int | None = None
-    """count of values in the result; None for a model."""
 
 
 Recipe = Initial | Trained | Mixed | Best | Applied
 
 
 def parents(recipe: Recipe) -> list["Ref"]:
-    """Return the models that a recipe needs to be computed first, in a fixed order."""
+    """Return the models that must be computed before a recipe can be carried out, in a fixed order.
+
+    Args:
+        recipe: description of the computation of a model.
+    """
     refs: list[Ref | None] = []
     match recipe:
         case Trained(training=training, before=before):
@@ -139,10 +148,10 @@ def parents(recipe: Recipe) -> list["Ref"]:
 
 
 def renamed(recipe: Recipe, names: Mapping["Ref", "Ref"]) -> Recipe:
-    """Return a copy of a recipe, by which a model is computed, with some models replaced by others.
+    """Return a copy of a recipe in which some models are replaced by other models.
 
     Args:
-        recipe: the recipe.
+        recipe: description of the computation of a model.
         names: model -> its replacement.
     """
 
@@ -177,9 +186,11 @@ def renamed(recipe: Recipe, names: Mapping["Ref", "Ref"]) -> Recipe:
 
 @dataclass(slots=True, eq=False)
 class Loss:
-    """Training loss of an update, and other values that the trainer reports by name.
+    """Training loss of an update, and other values that the trainer has reported.
 
-    The loss is the mean over the samples of the last local epoch; NaN if none is reported.
+    Attributes:
+        value: mean loss over the samples of the last local epoch; NaN if none is reported.
+        numbers: name -> other reported value.
     """
 
     value: float = float("nan")
@@ -188,16 +199,16 @@ class Loss:
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Ref:
-    """Reference to a model, with a name that is unique within a run: ``model-3``, ``update-17``.
+    """Name of a model, such as ``update-17``, whose weights are computed when they are needed.
 
-    A strategy passes refs on, stores them in its state and compares them. ``ServerModels.value``
-    returns the weights; the attributes are for fedsim only.
+    The name is unique within a run. A strategy passes refs on, stores them in its state and
+    compares them. ``ServerModels.value`` returns the weights; the attributes are for fedsim only.
 
     Attributes:
         name: the name.
         serial: count of refs created before this one.
-        device: index of the device that trained or chose the model; None for other models.
         recipe: the computation of the model; None once the model is computed.
+        device: index of the device that trained or chose the model; None for other models.
         held: the weights in memory or on disk; None until the model is computed.
         finite: whether all weights are finite numbers; False until the model is computed.
         loss: the training loss, shared by all refs made of an update; None for other models.
@@ -259,7 +270,7 @@ class Ref:
         train_loss: float = float("nan"),
         numbers: Mapping[str, float] | None = None,
     ) -> None:
-        """Store the weights of the model once it is computed, with what its training has reported.
+        """Store the computed weights of the model, and what its training has reported.
 
         The recipe, by which it was computed, is dropped.
 
@@ -277,7 +288,7 @@ class Ref:
         self.recipe = None
 
     def choose(self, losses: NDArray[np.float64]) -> None:
-        """Make this choice: store the weights of the candidate with the smallest loss.
+        """Decide a choice among models: take over the weights of the one with the least loss.
 
         Among equal losses the first one is chosen. A loss that is not finite counts as infinite.
         The recipe is dropped.
@@ -303,13 +314,13 @@ _RANKS: dict[type[Recipe], int] = {Initial: 0, Mixed: 0, Applied: 1, Best: 2, Tr
 
 
 class Waves:
-    """Order in which models must be computed: models with all models that they need, in waves.
+    """Iterator over models in an order in which they can be computed: waves of models at a time.
 
-    Iteration yields waves. A wave is a list of models with one type of recipe, which can be
-    computed together. An initial model or a mix is a wave by itself, and comes before all other
-    waves. Otherwise a wave has all functions, all choices or all trainings whose parents are
-    computed, oldest first. The caller must compute a wave before it takes the next one, and may
-    iterate once.
+    All models that the targets need are included. A wave is a list of models with one type of
+    recipe, which can be computed together. An initial model or a mix is a wave by itself, and comes
+    before all other waves. Otherwise a wave has all functions, all choices or all trainings whose
+    parents are computed, oldest first. The caller must compute a wave before it takes the next one,
+    and may iterate once.
 
     Args:
         targets: the models to compute; computed ones are skipped.

@@ -53,11 +53,11 @@ Token = object
 def remains(
     module: nn.Module, flat: Mapping[str, Tensor], *, whole: bool = False
 ) -> dict[str, Token]:
-    """Take a snapshot of what a module remembers in addition to its flat model.
+    """Take a snapshot of a module's hidden memory: all that it remembers outside of its flat model.
 
-    It has attributes, tensors that are not trained, and globals that the module's code uses. Two
-    snapshots are compared by ``differences``, to find out whether a training has left something
-    behind.
+    The memory consists of attributes, tensors that are not trained, and globals that the module's
+    code uses. Two snapshots are compared by ``differences``, to find out whether a training has
+    left something behind.
 
     Args:
         module: the module.
@@ -116,7 +116,7 @@ def counts_of_norms(module: nn.Module) -> list[str]:
 
 
 def differences(before: Mapping[str, Token], after: Mapping[str, Token]) -> list[str]:
-    """Return the names of what differs between two snapshots of a module's memory.
+    """Return the names of what differs between two snapshots of a module's hidden memory.
 
     Args:
         before: name -> comparable value, as ``remains`` returns it.

@@ -19,9 +19,10 @@ _SentTensors = tuple[Tensor, ...]
 
 
 def room_of(device: torch.device) -> float:
-    """Return the memory that may be used for samples on a torch device (bytes).
+    """Return how much memory of a torch device may be used for samples (bytes).
 
-    It is a share of a GPU's free memory, and 0 on a CPU, whose memory has the samples already.
+    On a GPU this is a share of its free memory. On a CPU it is 0, as the samples are in its memory
+    already.
 
     Args:
         device: the torch device.
@@ -33,13 +34,13 @@ def room_of(device: torch.device) -> float:
 
 
 class ResidentSamples:
-    """Samples on a torch device, normalised as a model receives them, for trainings and tests.
+    """Store of samples on a torch device, normalised as a model receives them.
 
-    On a GPU a shard's samples are copied when they are used first. They lie there as the data set
-    has them, so that bytes stay bytes, and are normalised at each use. If the memory for samples
-    is full, the shards that were used longest ago are freed, and copied anew when they are used
-    again. On a CPU samples are normalised from the pool at each use. Both ways give the same bits
-    on a CPU. Several threads may use an object at once.
+    On a GPU a shard's samples are copied when they are used first. They are stored as the data set
+    has them, so that bytes stay bytes, and are normalised at each use. If the memory for samples is
+    full, the shards that were used longest ago are freed, and copied anew when they are used again.
+    On a CPU samples are normalised from the pool at each use. Both ways give the same bits on a
+    CPU. Several threads may use an object at once.
 
     Args:
         data: all samples, without the devices' shards.
@@ -77,7 +78,7 @@ class ResidentSamples:
         """Return the training samples of a shard, as a model receives them.
 
         Args:
-            shard: the shard.
+            shard: a device's data: samples of the pool, and their transformation.
             chosen: indices of the samples that are returned, int64 [n]; None for all.
 
         Returns:
@@ -100,7 +101,7 @@ class ResidentSamples:
         """Return the test samples of a shard, as a model receives them, in memory of torch.
 
         Args:
-            shard: the shard.
+            shard: a device's data: samples of the pool, and their transformation.
 
         Returns:
             The samples, float32 (tokens: int64) [m, *shape], and their targets, [m, ...].
@@ -130,7 +131,7 @@ class ResidentSamples:
 
         Args:
             part: ``train`` or ``test``.
-            shard: the shard.
+            shard: a device's data: samples of the pool, and their transformation.
         """
         index = shard.train if part == "train" else shard.test
         labels = None if shard.label_map is None else shard.label_map.tobytes()

@@ -31,7 +31,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 class Written(StoredTensor):
-    """Weights of a model, float32 [d], that were moved from memory to the scratch file.
+    """Weights of a model, float32 [d], in the scratch file instead of in memory.
 
     The weights' bytes in the file become free when the object is deleted.
 
@@ -56,7 +56,7 @@ class Written(StoredTensor):
 
 
 class Scratch:
-    """Storage of computed models: in memory up to a limit, and the oldest ones in a file beyond it.
+    """Storage of computed models: in memory up to a limit; beyond it the oldest ones are in a file.
 
     Args:
         room: memory for models (bytes).
@@ -190,7 +190,9 @@ class Scratch:
         return read_array(self._descriptor(), place, (length,), _FLOAT32)
 
     def release(self, place: int, length: int) -> None:
-        """Free the bytes of weights in the file; the file is emptied if no other weights are in it.
+        """Free the space of a model's weights in the file.
+
+        The file is emptied if no other weights are in it.
 
         Args:
             place: offset of the first byte in the file.

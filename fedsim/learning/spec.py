@@ -29,53 +29,55 @@ LANES = 16
 
 
 class TrainingSession(NamedTuple):
-    """Numbers on which the steps of an optimiser may depend: learning rate, and place in the run.
+    """Numbers on which an optimiser's steps may depend: learning rate, round and steps.
 
     All but the learning rate are for schedules, and keep their defaults without one.
+
+    Attributes:
+        lr: learning rate of the round.
+        round: index of the round, from 0.
+        epochs: count of local epochs.
+        steps: count of steps.
+        per_epoch: count of steps in an epoch.
     """
 
     lr: float
-    """learning rate of the round."""
     round: int = 0
-    """index of the round, from 0."""
     epochs: int = 1
-    """count of local epochs."""
     steps: int = 1
-    """count of steps."""
     per_epoch: int = 1
-    """count of steps in an epoch."""
 
 
 class Trainer(Spec):
-    """The base of every trainer: how a device trains a received model on its own samples."""
+    """Base of the ways in which a device trains the received model on its samples (``[training]``).
+
+    Attributes:
+        lr: learning rate eta.
+        batch_size: B. Anything above a device's data means full batches.
+        last_batch: an epoch's last batch, if it has fewer than B samples: ``keep`` it, ``drop`` it,
+            or ``merge`` it into the one before. The only batch of an epoch is always kept.
+        lr_decay: the learning rate of round r is lr lr_decay^r.
+        device: torch device of the computation: ``cpu``, ``cuda`` or ``cuda:N``; checked when
+            learning starts.
+        state: state of the trainer, such as moments. ``fresh``: each training begins without a
+            state; ``kept``: the state stays on the device between trainings; ``sent``: the state
+            comes with the model and goes with the update, and the server averages states as it
+            averages updates.
+        memory: memory for computed models in the run's process, such as ``"4 GB"``. Further models
+            that are still needed, such as the devices' own, lie in a file in the folder for
+            temporary files (TMPDIR), the oldest first. None: 256 MB.
+        real_limit: real time after which a local training ends the run with an error.
+    """
 
     kind: str
     lr: Annotated[float, ForAll] = Field(default=0.03, gt=0.0, le=1e6)
-    """learning rate eta."""
     batch_size: Annotated[int, ForAll] = Field(default=10, ge=1, le=1_000_000_000)
-    """B. Anything above a device's data means full batches."""
     last_batch: LastBatch = "keep"
-    """an epoch's last batch, if it has fewer than B samples: ``keep`` it, ``drop`` it, or
-    ``merge`` it into the one before. The only batch of an epoch is always kept.
-    """
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
-    """the learning rate of round r is lr lr_decay^r."""
     device: str = "cpu"
-    """torch device of the computation: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning
-    starts.
-    """
     state: Literal["fresh", "kept", "sent"] = "fresh"
-    """state of the trainer, such as moments. ``fresh``: each training begins without a state;
-    ``kept``: the state stays on the device between trainings; ``sent``: the state comes with the
-    model and goes with the update, and the server averages states as it averages updates.
-    """
     memory: Bytes | None = Field(default=None, gt=0)
-    """memory for computed models in the run's process, such as ``"4 GB"``. Further models that are
-    still needed, such as the devices' own, lie in a file in the folder for temporary files
-    (TMPDIR), the oldest first. None: 256 MB.
-    """
     real_limit: PositiveSeconds = 3600.0
-    """real time after which a local training ends the run with an error."""
 
     applies_terms: ClassVar[bool] = False
     """Whether the trainer minimises ``TrainingContext.loss``, or itself applies the terms that
@@ -109,13 +111,13 @@ class Trainer(Spec):
     def train(
         self, model: "nn.Module", data: "LocalData", context: "TrainingContext"
     ) -> "tuple[Mapping[str, Tensor], Mapping[str, float]]":
-        """Train a module that holds the received model, on the device of ``training.device``.
+        """Train a torch module that holds the received model.
 
         Args:
             model: the module, which belongs to this training alone.
             data: the device's batches, in their order.
-            context: the loss, and facts of the training. ``context.seed`` is for the trainer's
-                own generators; the global generators must stay untouched.
+            context: the loss and the settings of the training. ``context.seed`` is for the
+                trainer's own generators; the global generators must stay untouched.
 
         Returns:
             The trained tensors by name, such as ``model.state_dict()``, and numbers that the device
@@ -125,7 +127,7 @@ class Trainer(Spec):
         raise NotImplementedError
 
     def check_model(self, model: "nn.Module", *, usual_loss: bool) -> None:
-        """Check, before a run, that this trainer can train a model; by default it can train all.
+        """Check, before a run, that this trainer can train the model; by default it can train any.
 
         Args:
             model: the module.
@@ -138,7 +140,9 @@ class Trainer(Spec):
     def torch_optimiser(
         self, parameters: "Mapping[str, nn.Parameter]", lr: float
     ) -> "torch.optim.Optimizer":
-        """Return an optimiser whose step costs as much as a step of this trainer; by default SGD.
+        """Return a torch optimiser whose step costs as much as this trainer's; by default SGD.
+
+        It serves to count the FLOPs and memory of a step.
 
         Args:
             parameters: the trained parameters by name.
@@ -157,7 +161,7 @@ class Trainer(Spec):
 
     @property
     def stack_lanes(self) -> int:
-        """Count of devices that are trained at once, as a stack of models; 1 for no stack."""
+        """Count of devices whose models are trained at once, as one stack; 1 for no stack."""
         return 1
 
     @property
@@ -167,7 +171,7 @@ class Trainer(Spec):
 
     @property
     def stack_obstacle(self) -> str:
-        """Reason why several devices cannot be trained at once, as one stack; "" if they can."""
+        """Reason why several devices' models cannot be trained at once, as a stack; "" if they can."""
         return f"training.kind {self.kind!r} has its own way of training"
 
     @property
@@ -183,31 +187,31 @@ class Trainer(Spec):
     def stack_steps(
         self, parameters: "Mapping[str, nn.Parameter]", session: TrainingSession
     ) -> Callable[[], None]:
-        """Return a function that takes a step of this trainer's optimiser for several devices at once.
+        """Return a function that makes one optimiser step for several devices' stacked models.
 
-        Their models are stacked along the first axis. The function has no arguments, and is called when
-        the gradients of the parameters are set.
+        Their models are stacked along the first axis. The function has no arguments, and is called
+        when the gradients of the parameters are set.
 
         Args:
             parameters: name -> parameter of all W stacked models, [W, *shape].
-            session: what the trainings of these models share, such as the learning rate and the round.
+            session: learning rate, round and steps, which the trainings share.
         """
         raise NotImplementedError
 
     @property
     def has_no_state(self) -> bool:
-        """Whether the optimiser is known to pass no state, such as momentum, from step to step."""
+        """Whether the optimiser certainly passes no state, such as momentum, from step to step."""
         return False
 
     @returns("a whole number, 0 or more", find_outside(least=0))
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
-        """Count the numbers of the trainer's state, which ``state = "sent"`` sends.
+        """Return how many numbers of the trainer's state ``state = "sent"`` sends with updates.
 
         Args:
             shapes: shapes of the model's tensors by name.
 
         Returns:
-            The count. A scenario with ``state = "sent"`` is refused if the count is 0, for a
+            The count; a scenario with ``state = "sent"`` is refused if the count is 0, for a
             trainer whose state is empty or unknown.
         """
         return 0
@@ -219,15 +223,15 @@ class Trainer(Spec):
 
     @property
     def steps_along_gradient(self) -> bool:
-        """Whether K steps move the model by lr times the sum of K gradients.
+        """Whether K steps move the model by lr times the sum of K gradients, momentum aside.
 
-        Momentum, by which ``sgd.momentum`` weights the gradients, is disregarded.
+        Some strategies, such as SCAFFOLD, need this.
         """
         return False
 
     @property
     def sgd(self) -> "TrainingSpec":
-        """Settings of fedsim's own SGD step; the defaults for other kinds than ``sgd``."""
+        """Settings of fedsim's own SGD steps; the defaults if the trainer has a different kind."""
         return TrainingSpec()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -247,7 +251,24 @@ def _unpickle(cls: type[Trainer], values: dict[str, Any]) -> Trainer:
 class TrainingSpec(Trainer):
     """Local mini-batch SGD.
 
-    Each local solve begins with zero momentum; batches are shuffled again each epoch.
+    Each local training begins with zero momentum. Batches are shuffled anew in each epoch.
+
+    Attributes:
+        momentum: heavy-ball momentum, v <- momentum v + g.
+        weight_decay: added to the gradient of every parameter, as weight_decay w.
+        clip: the gradient of a batch's mean loss is scaled down to this norm, before all other
+            terms, by the plain solver.
+        l2: the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on
+            biases: gradient 2 l2 W.
+        l2_on: all ``kernels``, or the kernels of ``dense`` layers alone, as in FlexCFL's
+            FEMNIST-CNN.
+        solver: ``fast``: the fastest solver for the model and the device; ``reference``: plain
+            torch, one device at a time; ``cohort``: several devices at a time, as one stack of
+            models, which is the fastest on a GPU. Results are equal up to rounding.
+        lanes: count of models in a stack of the ``cohort`` solver. Each of them needs memory for
+            weights, gradients and activations, so that large models need fewer.
+        precision: ``bf16``: torch computes the products of forward and backward passes in bfloat16
+            (``torch.autocast``), by autograd; weights, steps and tests remain float32.
     """
 
     instead: ClassVar[Former] = {
@@ -257,32 +278,13 @@ class TrainingSpec(Trainer):
 
     kind: Literal["sgd"] = "sgd"
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """heavy-ball momentum, v <- momentum v + g."""
     weight_decay: float = Field(default=0.0, ge=0.0, le=1e6)
-    """added to the gradient of every parameter, as weight_decay w."""
     clip: float | None = Field(default=None, gt=0.0, le=1e6)
-    """the gradient of a batch's mean loss is scaled down to this norm, before all other terms,
-    by the plain solver.
-    """
     l2: float = Field(default=0.0, ge=0.0, le=1e6)
-    """the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on
-    biases: gradient 2 l2 W.
-    """
     l2_on: Penalised = "kernels"
-    """all ``kernels``, or the kernels of ``dense`` layers alone, as in FlexCFL's FEMNIST-CNN."""
     solver: Literal["fast", "reference", "cohort"] = "fast"
-    """``fast``: the fastest solver for the model and the device; ``reference``: plain torch, one
-    device at a time; ``cohort``: several devices at a time, as one stack of models, which is the
-    fastest on a GPU. Results are equal up to rounding.
-    """
     lanes: int = Field(default=LANES, ge=1, le=4096)
-    """count of models in a stack of the ``cohort`` solver. Each of them needs memory for weights,
-    gradients and activations, so that large models need fewer.
-    """
     precision: Precision = "float32"
-    """``bf16``: torch computes the products of forward and backward passes in bfloat16
-    (``torch.autocast``), by autograd; weights, steps and tests remain float32.
-    """
     state: None = None  # type: ignore[assignment]
     real_limit: None = None  # type: ignore[assignment]
 

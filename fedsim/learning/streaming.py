@@ -43,16 +43,19 @@ _OPEN_SUMS = 3  # greatest depth of mixes that are parts of one another and accu
 
 
 class ResultOf(NamedTuple):
-    """Result of a model that a worker computes together with others."""
+    """Future result of a model that a worker computes together with other models.
+
+    Attributes:
+        future: future of a list of results.
+        place: index of the model's result.
+    """
 
     future: "Future[Any]"
-    """future of a list of results."""
     place: int = 0
-    """index of the model's result."""
 
 
 class Calculator(Protocol):
-    """Interface of ``ModelComputing``, which computes single models whose parents are computed.
+    """Interface of ``ModelComputing`` for ``Stream``: it computes models from computed parents.
 
     Attributes:
         workers: count of workers.
@@ -67,14 +70,19 @@ class Calculator(Protocol):
     def at_once(self) -> int: ...
 
     def begin(self, refs: Sequence[Ref]) -> "list[ResultOf | Weights]":
-        """Begin to compute models, other than mixes.
+        """Start to compute models on the workers; none of them is a mix (weighted sum).
 
         Returns:
             For each model its weights, or a future and the index of the model's result in it.
         """
 
     def finish(self, ref: Ref, result: Any) -> None:
-        """Store the result of a model's computation in the model ``ref``."""
+        """Store the result of a computation in its model.
+
+        Args:
+            ref: the model.
+            result: the weights that ``begin`` has returned, or the worker's result.
+        """
 
     async def wait(self, work: ResultOf) -> Any:
         """Wait for a result that ``begin`` has requested from a worker, and return it."""
@@ -83,23 +91,24 @@ class Calculator(Protocol):
         """Record that the mix ``ref`` leaves out ``models``, whose weights are not finite."""
 
     def substitute(self, otherwise: Ref | None) -> Weights:
-        """Return the weights that replace a mix without finite parts: the model ``otherwise``.
+        """Return the weights to use for a weighted sum of models if no part is finite.
 
-        They are float32 [d], and NaN if ``otherwise`` is None.
+        The weights, float32 [d], are those of ``otherwise``; NaN if it is None.
         """
 
     def nothing(self) -> Weights:
-        """Return the sum of no models: zeros, float32 [d]."""
+        """Return an array of zeros, float32 [d], as the start of a sum of models."""
 
     def muted(self) -> AbstractContextManager[None]:
-        """Return a context without records, for models that are computed a second time."""
+        """Return a context in which computations write no records, for models computed again."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Twin(Ref):
-    """Copy of a model, with the recipe by which it is computed, for the time of a computation.
+    """Temporary copy of a model that stands for it during a computation with little memory.
 
-    While the twin has the recipe, the model has none, so that it refers to no other models.
+    The twin takes the recipe (how the model is computed) from the model, which then refers to no
+    other models, so that these can be freed.
 
     Attributes:
         original: weak reference to the model that was copied, which gets the result.
@@ -121,14 +130,14 @@ class Twin(Ref):
 
     @property
     def outside(self) -> Ref | None:
-        """The model that was copied; None if nothing else refers to it any more."""
+        """The model of which this is a copy; None if it is not in use any more."""
         return None if self.original is None else self.original()
 
 
 def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list[Twin]:
-    """Copy models, and all uncomputed models that they need, into twins for a computation.
+    """Make twins, temporary copies, of models and of all uncomputed models that they need.
 
-    A twin has the recipe of its model, which is removed from the model itself.
+    A twin takes the recipe of its model.
 
     Args:
         targets: models to compute; computed models are skipped.
@@ -176,18 +185,22 @@ def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list
 
 
 class ModelStep(NamedTuple):
-    """Step of a computation: compute a model, add a part to a mix, or finish a mix."""
+    """Step of a computation of models: compute a model, add a part to a sum, or finish a sum.
+
+    Attributes:
+        ref: the model to compute, or the sum.
+        part: index of the part that is added to the mix ``ref``; None to compute or finish ``ref``.
+    """
 
     ref: Twin
     part: int | None = None
-    """index of the part that is added to the mix ``ref``; None to compute or finish ``ref``."""
 
 
 def steps_of(targets: Sequence[Twin]) -> deque[ModelStep]:
-    """Return the steps that compute models: parents first, and the parts of a mix in order.
+    """Return the steps that compute models: the models that others need come first.
 
-    Values that are taken from a model, such as the tensors that a device keeps, come right after it,
-    so that the model need not wait in memory for the step that needs them.
+    The parts of a sum are in order. Values that are taken from a model, such as the tensors that a
+    device keeps, come right after it, so that the model need not wait in memory.
     """
     steps: deque[ModelStep] = deque()
     visited: set[Twin] = set()
@@ -279,7 +292,7 @@ class _Sum:
 
 
 class Stream:
-    """Computation of models in turn, each of which is freed when it is not needed.
+    """Computation of models one by one, which frees each model when it is not needed.
 
     Args:
         calculator: computes single models.

@@ -7,16 +7,16 @@ from fedsim.learning.refs import Mixed
 
 
 def coefficients_of(recipe: Mixed, finite: Sequence[bool]) -> list[float] | None:
-    """Return the coefficients of the finite parts of a mix, i.e. a weighted sum of models.
+    """Return the coefficients of the finite models in a weighted sum.
 
-    They are rescaled to the sum of all coefficients if the mix requires it.
+    If the recipe requires it, they are scaled to the sum of all coefficients.
 
     Args:
-        recipe: the mix.
+        recipe: the weighted sum.
         finite: for each part, whether its weights are finite.
 
     Returns:
-        The coefficient of each finite part, in order; None if the mix's ``otherwise`` must be used.
+        The coefficient of each finite part, in order; None if ``recipe.otherwise`` must be used.
     """
     every = [coefficient for _, coefficient in recipe.parts]
     coefficients = [

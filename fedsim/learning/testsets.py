@@ -34,10 +34,10 @@ The name "" has each sample's loss, its count of correct answers and its count o
 
 
 class Block:
-    """Block of distinct test images, which are computed from the data when the block is called.
+    """Block of distinct test images; calling it returns the images as a tensor.
 
-    A call returns a tensor [block, *shape]: float32 images, or int64 tokens. The ID of an image is
-    its quarter turns x pool size + its index in the pool.
+    The tensor is [block, *shape]: float32 images, or int64 tokens. The ID of an image is its
+    quarter turns x pool size + its index in the pool.
 
     Args:
         samples: all samples on the torch device of the images.
@@ -74,22 +74,24 @@ class Block:
 
 
 class TestSamples(NamedTuple):
-    """Test samples of some devices, device by device, and their distinct images in blocks.
+    """Test samples of some devices, with each distinct image stored once, in blocks.
 
-    An image that several devices have is in the blocks once.
+    Samples are ordered device by device.
+
+    Attributes:
+        devices: the devices.
+        owner: index in ``devices`` of each sample's device, int64 [samples].
+        order: indices of the samples sorted by image, int64 [samples].
+        blocks: blocks of distinct images, each with its part of the samples in ``order``: the index
+            of each sample's image within the block, int64 [n], and the samples' targets, [n, ...].
+        bytes: memory of the fields and of the images (bytes).
     """
 
     devices: list[int]
     owner: Ints
-    """index in ``devices`` of each sample's device, int64 [samples]."""
     order: Ints
-    """indices of the samples sorted by image, int64 [samples]."""
     blocks: list[tuple[Block, Ints, AnyArray]]
-    """blocks of distinct images, each with its part of the samples in ``order``: the index of each
-    sample's image within the block, int64 [n], and the samples' targets, [n, ...].
-    """
     bytes: int
-    """memory of the fields and of the images (bytes)."""
 
 
 class TestSets:
@@ -107,14 +109,22 @@ class TestSets:
         self._lists: dict[tuple[int, ...] | None, TestSamples] = {}
 
     def shift(self, device: int, version: int) -> None:
-        """Note that a device has another version of its data, on which it is tested from now on."""
+        """Note that a device has new data, on which it is tested from now on.
+
+        Args:
+            device: index of the device.
+            version: version of its data.
+        """
         self._versions[device] = version
         self._lists.clear()
 
     def of(self, devices: Sequence[int] | None) -> TestSamples:
-        """Return the test samples of some devices, or of all devices if ``devices`` is None.
+        """Return the test samples of devices.
 
         The last results are cached, up to 1 GiB.
+
+        Args:
+            devices: indices of the devices; None for all.
         """
         key = None if devices is None else tuple(devices)
         samples = self._lists.pop(key, None)
@@ -130,7 +140,7 @@ class TestSets:
         return sum(samples.bytes for samples in self._lists.values())
 
     def shard(self, device: int) -> Shard:
-        """Return the current shard of a device, i.e. which samples it has, for tests."""
+        """Return the present shard of a device: which samples it holds."""
         return self._data.shard(device, int(self._versions[device]))
 
     def _gather(self, devices: Sequence[int]) -> TestSamples:
@@ -196,7 +206,7 @@ def judge(
     image: Ints,
     y: AnyArray,
 ) -> Judged:
-    """Test a model on the samples of a block of images, on a worker.
+    """Test a model on samples, on a worker.
 
     Args:
         solver: the solver of the model.
@@ -223,7 +233,7 @@ def judge_each(
     weights: Sequence[Weights],
     shards: Sequence[Shard],
 ) -> Judged:
-    """Test several models, each on the test samples of a device, on a worker.
+    """Test several models on a worker, each on the test samples of a single device.
 
     Args:
         solver: the solver of the models.

@@ -17,7 +17,7 @@ from fedsim.common.arrays import AnyArray
 
 @dataclass
 class TransferCounts:
-    """Counts of copies between the host and a torch device, which ``counted_transfers`` fills.
+    """Counts of copies between the host and a torch device, for tests of performance.
 
     Attributes:
         to_device, to_host: counts of copies in each direction.

@@ -13,9 +13,12 @@ ROWS_A_BLOCK = 512
 
 
 class ChainState(TypedDict):
-    """State of ``EventChain`` in a snapshot; JSON-able.
+    """State of ``EventChain`` in a checkpoint.
 
-    It has the count of rows, the fingerprint, and the rows that are not in it yet.
+    Attributes:
+        count: count of rows so far.
+        state: fingerprint of all complete blocks, as hexadecimal digits.
+        rows: the rows that are not in the fingerprint yet, as JSON.
     """
 
     count: int
@@ -24,7 +27,7 @@ class ChainState(TypedDict):
 
 
 class EventChain:
-    """Fingerprint of a run's records, which grows with each record and can be saved and continued.
+    """Fingerprint (SHA-256) of all records of a run, computed while the run goes on.
 
     The records, as rows of ``events.parquet``, form blocks of ``ROWS_A_BLOCK`` rows; the last block
     may be shorter. Each block changes the state h, at first empty, to sha256(h + block). The bytes
@@ -41,7 +44,11 @@ class EventChain:
         self._rows: list[EventRow] = []  # rows of the incomplete block
 
     def extend(self, rows: Iterable[EventRow]) -> None:
-        """Take in further records, as rows of ``events.parquet`` in their order."""
+        """Add further records to the fingerprint.
+
+        Args:
+            rows: rows of ``events.parquet`` in their order.
+        """
         waiting = self._rows
         before = len(waiting)
         waiting.extend(rows)
@@ -81,7 +88,7 @@ def _hash_block(state: bytes, rows: Sequence[EventRow]) -> bytes:
 
 
 class RowChain:
-    """Fingerprint of a run's records as older versions computed it, to check their run folders.
+    """Fingerprint of a run's records as older versions of fedsim computed it, to check old runs.
 
     A run folder is of that kind if its summary has no ``events_block``. Each row changes the state
     h, at first empty, to sha256(h + ``repr`` of the row).
@@ -95,7 +102,11 @@ class RowChain:
         self._state = b""
 
     def extend(self, rows: Iterable[EventRow]) -> None:
-        """Take in further records, as rows of ``events.parquet`` in their order."""
+        """Add further records to the fingerprint.
+
+        Args:
+            rows: rows of ``events.parquet`` in their order.
+        """
         for row in rows:
             self._state = hashlib.sha256(self._state + repr(row).encode()).digest()
             self.count += 1

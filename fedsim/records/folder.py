@@ -48,7 +48,7 @@ _BEFORE_SEALS = ("0.1.0",)  # versions of fedsim that wrote summaries without a 
 
 
 def refuse_unusable(path: Path) -> None:
-    """Check that a new run folder can be made at ``path``, without changing anything.
+    """Check that a new run folder can be made at a path; nothing is changed.
 
     Args:
         path: the path of ``--out``.
@@ -97,12 +97,12 @@ def refuse_within_run(path: Path) -> None:
 
 
 def holds_nothing(path: Path) -> bool:
-    """Return whether a folder is empty, except for files of a run that died at its begin."""
+    """Return whether a folder is empty, apart from leftovers of a run that died at its start."""
     return all(entry.name in (LOCK, SCENARIO + WRITING) for entry in path.iterdir())
 
 
 def refuse_other_run(path: Path, scenario: str) -> None:
-    """Check that ``path`` holds an unfinished run of a scenario, which can be resumed.
+    """Check that a folder holds an unfinished run of a scenario, so that it can be resumed.
 
     Args:
         path: the run folder.
@@ -120,7 +120,7 @@ def refuse_other_run(path: Path, scenario: str) -> None:
 
 
 def refuse_other_scenario(path: Path, scenario: str) -> None:
-    """Check that ``path`` holds a run of a scenario.
+    """Check that a folder holds a run of a scenario.
 
     Args:
         path: the run folder.
@@ -147,9 +147,10 @@ def refuse_other_scenario(path: Path, scenario: str) -> None:
 
 
 def summarised_status(path: Path) -> object:
-    """Return the status of a run, such as ``done``, from the summary in its folder.
+    """Return the status of a run, such as ``done``, from its summary; None without a readable one.
 
-    None means that the summary is missing or cannot be read.
+    Args:
+        path: the run folder.
     """
     return summarised(path, "status")
 
@@ -168,9 +169,9 @@ def summarised(path: Path, entry: str) -> object:
 
 
 def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
-    """Remove the files of a run folder that a run resumed from a checkpoint will write again.
+    """Remove files of a run folder that a run resumed from a checkpoint will write again.
 
-    Those are final files, unfinished files, and parts of tables that are newer than the checkpoint.
+    They are final files, unfinished files, and parts of tables that are newer than the checkpoint.
 
     Args:
         path: the run folder.
@@ -191,7 +192,11 @@ def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
 
 
 def make(path: Path) -> None:
-    """Make a folder; ``RunFolderError`` if the system refuses."""
+    """Make a folder for ``--out``.
+
+    Raises:
+        RunFolderError: the system refuses.
+    """
     try:
         make_folder(path)
     except OSError as error:
@@ -210,9 +215,10 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path, which replaces ``path`` when the block has ended without an error.
+    """Context manager to write a file atomically: it yields a temporary path that then replaces it.
 
-    The folder of ``path`` is made if it does not exist.
+    The file is replaced when the block has ended without an error. The folder of ``path`` is made
+    if it does not exist.
 
     Args:
         path: path of a file that a user asked for.
@@ -236,7 +242,7 @@ def fingerprint(path: Path) -> str:
 
 
 def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
-    """Return the sha256 of each file of a run folder, by path within the folder.
+    """Return the SHA-256 of each file of a run folder, by path within the folder.
 
     Args:
         folder: the run folder.
@@ -248,9 +254,10 @@ def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
 
 
 def changes(folder: Path) -> Iterator[str]:
-    """Yield a message for each file of a run folder that was changed, added or is missing.
+    """Compare a run folder with its checksums; yield a message for each changed or missing file.
 
-    The files are compared with the fingerprints in the summary, and the summary with its seal.
+    Added files are reported too. Files are compared with the checksums in the summary, and the
+    summary with its own.
 
     Args:
         folder: folder of a finished run.
@@ -291,13 +298,13 @@ def _is_part(name: str) -> bool:
 
 
 def write_summary(folder: Path, summary: Mapping[str, object]) -> None:
-    """Write ``summary.json`` with its seal, after all other files are synced to the disk.
+    """Write ``summary.json`` with its checksum, after all other files are on the disk.
 
     A folder with a summary thus has all files of the run.
 
     Args:
         folder: the run folder.
-        summary: the entries without the seal.
+        summary: the entries without the checksum.
     """
     sync(folder)
     write_text(folder / SUMMARY, summary_text({**summary, SEAL: _seal(summary)}))
@@ -314,7 +321,7 @@ def _seal(summary: Mapping[str, object]) -> str:
 
 
 def write_network(folder: Path, layout: Mapping[str, object] | None) -> None:
-    """Write ``network.json``, the links and routes that a network has read from a file.
+    """Write ``network.json``, the links and routes that a scenario's network has read from a file.
 
     Args:
         folder: the run folder.

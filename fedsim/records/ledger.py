@@ -28,7 +28,7 @@ NOT_IN_PAPER = (
 
 
 def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
-    """Divide the delivered bytes of a message among its payloads, and sum them by purpose.
+    """Divide the delivered bytes of a message by the purposes of its payloads.
 
     Payloads arrive in the order in which they were sent, so a message that was cut off lacks the
     last ones.
@@ -36,6 +36,9 @@ def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
     Args:
         payloads: purpose (such as ``model``) and bytes of each payload, in order.
         delivered: bytes of the message that arrived.
+
+    Returns:
+        Purpose -> delivered bytes.
     """
     shares: dict[str, float] = {}
     for purpose, size in payloads:
@@ -46,7 +49,7 @@ def split_by_purpose(payloads: Payloads, delivered: float) -> dict[str, float]:
 
 
 def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
-    """Return the bytes that one way of counting (preset) includes.
+    """Return the sum of bytes by one of two ways of counting, ``strict`` or ``paper``.
 
     Args:
         by_purpose: bytes by purpose, such as ``model``.
@@ -61,7 +64,7 @@ def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
 
 
 def total(moved: Mapping[str, Any]) -> float:
-    """Return the bytes that a run moved: to devices, from devices, and between devices.
+    """Return all bytes that a run moved: to devices, from devices, and between devices.
 
     Args:
         moved: the entry ``bytes`` of the run's summary.
@@ -70,7 +73,7 @@ def total(moved: Mapping[str, Any]) -> float:
 
 
 def show_peer(moved: Mapping[str, Any]) -> list[str]:
-    """Describe the bytes that a run moved between devices, and by processes of the world, as text.
+    """Describe the bytes between devices, and of processes of the world, as texts for the user.
 
     Args:
         moved: the entry ``bytes`` of the run's summary.
@@ -92,7 +95,7 @@ def show_peer(moved: Mapping[str, Any]) -> list[str]:
 
 
 def has_no_server(moved: Mapping[str, Any]) -> bool:
-    """Whether in a run devices sent messages to each other, and none to or from the server.
+    """Return whether all messages of a run were from device to device.
 
     Args:
         moved: the entry ``bytes`` of the run's summary.
@@ -110,7 +113,14 @@ def total_of_round(row: Mapping[str, Any]) -> float:
 
 
 class LedgerState(TypedDict):
-    """State of ``Ledger`` in a snapshot; its attributes of the same names describe the entries."""
+    """State of ``Ledger`` in a checkpoint.
+
+    Attributes:
+        down, up, peer, wasted, by_purpose: as in ``Ledger``.
+        by_task: task ID -> bytes so far, for running tasks.
+        idle: task ID -> True if a training of the task finished no epoch.
+        at_edges: task ID -> bytes of tasks whose answers lie at an edge server.
+    """
 
     down: float
     up: float
@@ -123,7 +133,7 @@ class LedgerState(TypedDict):
 
 
 class Ledger:
-    """Sums of the bytes that messages of a run moved, added when each message ends.
+    """Account of all bytes that messages of a run moved; a message is added when it ends.
 
     Attributes:
         down: bytes to devices.
@@ -169,7 +179,7 @@ class Ledger:
             self._by_task[task] = self._by_task.get(task, 0.0) + delivered
 
     def note_idle(self, task: int) -> None:
-        """Note that a device's training finished no epoch: the bytes of its task will count as wasted.
+        """Note that a task's training finished no epoch, so that its bytes will count as wasted.
 
         Args:
             task: number of the task, one device's work in a round.
@@ -185,7 +195,7 @@ class Ledger:
         self._at_edges[task] = 0.0
 
     def close_task(self, task: int, outcome: str) -> None:
-        """End the account of a task; its bytes count as wasted if nothing of it could be used.
+        """Close the account of a task; its bytes count as wasted if its work cannot be used.
 
         That is so if its outcome is not ``done``, or if its training finished no epoch.
 
@@ -210,7 +220,7 @@ class Ledger:
         self.wasted += sum([self._at_edges.pop(task, 0.0) for task in tasks])
 
     def close_round(self, running: Collection[int]) -> None:
-        """Forget which answers lie at edge servers: the round is closed and has used them.
+        """Forget at the end of a round which answers lie at edge servers; the round has used them.
 
         Args:
             running: tasks that still run; their answers may still be lost.

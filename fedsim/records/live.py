@@ -23,7 +23,7 @@ _SHARE = 30  # least time between two copies, in durations of one copy
 
 
 class Live:
-    """Writer of a copy of a run's tables and summary (live view), renewed while the run goes on.
+    """Writer of a live view: a copy of the tables and summary of a run that still goes on.
 
     Copies are made between two simulated times, and do not influence the run.
 
@@ -49,7 +49,7 @@ class Live:
         self._asked = False
 
     def watch(self, _: "Record") -> None:
-        """Have the copy renewed after the present simulated time, if it is ``every_s`` old.
+        """Request a new copy after the present simulated time, if the last one is old enough.
 
         Args:
             _: the record that was just emitted, which only shows that the run goes on.
@@ -74,7 +74,7 @@ class Live:
 
 
 def remove(run: Path) -> None:
-    """Remove the live view of a run folder (a copy of its tables so far), if there is one.
+    """Remove the live view of a run folder, a copy of its tables so far, if there is one.
 
     Unfinished copies are removed too.
     """

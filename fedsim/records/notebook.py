@@ -11,10 +11,13 @@ from fedsim.records.ledger import total
 
 
 def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return the main results of a run as short texts, by names such as ``accuracy``.
+    """Return the main results of a run as short texts, for display in a notebook.
 
     Args:
         summary: the content of the run's ``summary.json``.
+
+    Returns:
+        Name, such as ``accuracy`` -> text.
     """
     accuracy = summary["accuracy"]
     moved = summary["bytes"]

@@ -55,7 +55,11 @@ class TableWriter:
         self._parts: dict[Path, str] = {}  # part -> sha256
 
     def extend(self, rows: Sequence[tuple[object, ...]]) -> None:
-        """Append rows, each a tuple in the order of the schema's columns."""
+        """Append rows to the table.
+
+        Args:
+            rows: tuples in the order of the schema's columns.
+        """
         self._rows += rows
         if len(self._rows) >= _ROWS_A_BATCH:
             self._pack()
@@ -71,7 +75,7 @@ class TableWriter:
         return list(self._parts.values())
 
     def adopt(self, fingerprints: Sequence[str]) -> None:
-        """Continue the table of a killed run after the parts that it had written; drop collected rows.
+        """Continue the table of a killed run after the rows that it had written to files.
 
         Args:
             fingerprints: sha256 of each part in order, as ``flush`` returned them.

@@ -41,7 +41,7 @@ _SCHEMAS = {
 
 
 def as_list(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a ``pyarrow`` column as Python objects.
+    """Convert a ``pyarrow`` column to a list of Python objects.
 
     A dictionary column is cast to its values first, as its ``to_pylist`` is 25 times as slow.
     """
@@ -52,7 +52,7 @@ def as_list(column: pa.ChunkedArray) -> list[Any]:
 
 
 def as_rows(table: pa.Table) -> Records:
-    """Return the rows of a ``pyarrow`` table, each as a dict from column to value."""
+    """Convert a ``pyarrow`` table to rows, each a dict from column to value."""
     return [
         dict(zip(table.schema.names, row, strict=True))
         for row in zip(*map(as_list, table.columns), strict=True)
@@ -60,7 +60,7 @@ def as_rows(table: pa.Table) -> Records:
 
 
 def as_frame(table: pa.Table) -> "pd.DataFrame":
-    """Return a ``pyarrow`` table as a DataFrame.
+    """Convert a ``pyarrow`` table to a pandas DataFrame.
 
     Integer columns keep an integer type, with ``pd.NA`` in empty cells.
     """
@@ -77,10 +77,10 @@ _VALUE_ERRORS = (ValueError, TypeError, KeyError, IndexError, ArithmeticError, A
 
 @contextmanager
 def making_sense(paths: Iterable[Path]) -> Iterator[None]:
-    """Context manager that converts an unforeseen error of its block to a ``RunFolderError``.
+    """Context manager that turns errors from damaged run folders into a ``RunFolderError``.
 
-    If a file was changed after the run, the message names it. An error that comes neither from a
-    changed file nor from unexpected values in a file is raised unchanged.
+    If a file was changed after the run, the message names the file. Errors with other causes are
+    raised unchanged.
 
     Args:
         paths: the run folders, or folders of studies, that the block reads.
@@ -204,9 +204,10 @@ def _read_columns(file: pq.ParquetFile, columns: Sequence[str]) -> pa.Table:
 
 
 class RunFolder:
-    """Reader of a run folder, of a finished or unfinished run.
+    """Reader of the files of a run folder: summary, scenario, tables and models.
 
-    A missing or damaged file raises ``RunFolderError`` when it is first used.
+    The run may be unfinished. A missing or damaged file raises ``RunFolderError`` when it is first
+    used.
 
     Args:
         path: path of the folder.
@@ -272,12 +273,12 @@ class RunFolder:
 
     @property
     def clock(self) -> str:
-        """Words for the run's time: ``simulated time``; ``measured time`` of a deployment."""
+        """Noun phrase for the run's time: ``simulated time``, or ``measured time`` of a deployment."""
         return "measured time" if files.MEASURED in self.summary else "simulated time"
 
     @property
     def is_done(self) -> bool:
-        """Whether the run has reached its end; not if it goes on, was interrupted or has failed."""
+        """Whether the run has reached its end, and was not interrupted and has not failed."""
         return bool(self.summary.get("status", "done") == "done")
 
     @property
@@ -325,7 +326,7 @@ class RunFolder:
             return table.cast(pa.schema(fields, table.schema.metadata))
 
     def has(self, name: str) -> bool:
-        """Return whether the folder has a file. Some files are missing while the run goes on.
+        """Return whether the folder has a file; some files are written only at the end of a run.
 
         Args:
             name: name of the file.
@@ -333,7 +334,7 @@ class RunFolder:
         return (self._tables / name).exists()
 
     def size(self, name: str) -> int:
-        """Return the count of rows of a Parquet table of the folder.
+        """Return the count of rows of a Parquet table.
 
         Args:
             name: name of the file.

@@ -26,10 +26,20 @@ _ROWS_AT_ONCE = 4_096
 
 
 class RecorderState(TypedDict):
-    """State of ``Recorder`` in a snapshot."""
+    """State of ``Recorder`` in a checkpoint.
+
+    Attributes:
+        parts: table -> sha256 of each of its parts.
+        chain: fingerprint of the records.
+        ledger: bytes counted so far.
+        rounds: rows of ``rounds.parquet`` so far.
+        last_time: time of the last record (s).
+        starts: task ID -> begin of the running step (s).
+        moved: bytes down, up and between devices at the end of the last round.
+        meters: states of the meters.
+    """
 
     parts: dict[str, list[str]]
-    """table -> sha256 of each of its parts."""
     chain: ChainState
     ledger: LedgerState
     rounds: list[dict[str, Any]]
@@ -40,10 +50,11 @@ class RecorderState(TypedDict):
 
 
 class Recorder:
-    """Writer of a run's records (events with time, kind and fields) to the run folder.
+    """Writer of a run's tables: it receives all records, and writes them to the run folder.
 
-    It writes while the run goes on. From the records it also derives the tables of messages and of
-    rounds, and the sums of bytes.
+    A record is an event of the run, with time, kind and fields. The tables of messages and of
+    rounds, and the sums of bytes, are derived from the records. Files are written while the run
+    goes on.
 
     Args:
         folder: the existing run folder; None to store only the rounds, in memory.
@@ -85,7 +96,11 @@ class Recorder:
         }
 
     def take(self, record: Record) -> None:
-        """Receive a record: its time (s), kind and fields."""
+        """Process a record: store it, and update tables and sums.
+
+        Args:
+            record: the next record of the run, in order of time.
+        """
         time, kind, fields = record
         self.last_time = time
         if self._is_metered:

@@ -37,9 +37,9 @@ _ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on")
 
 
 def is_act(kind: str) -> bool:
-    """Return whether a kind of records tells of a process that changed devices or the network.
+    """Return whether records of a kind are made by a process of the world, such as an outage.
 
-    Such a process, for example an outage, belongs to the scenario's world, or is a user's own.
+    Such a process changes devices or the network; it belongs to the scenario, or is a user's own.
 
     Args:
         kind: name of the kind of records.
@@ -179,7 +179,7 @@ OWN_TRAINING = {
 
 
 def typed(columns: "Mapping[str, type]") -> pa.Schema:
-    """Return the ``pyarrow`` schema of a table with columns of numbers.
+    """Return the ``pyarrow`` schema of a table of numbers.
 
     Args:
         columns: type of each column, ``int`` or ``float``, by name.
@@ -196,9 +196,13 @@ OF_METERS = {
 
 
 def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
-    """Return a schema with a float64 column appended for each column of the meters (``Column``).
+    """Return a schema with the columns that meters add.
 
-    Unit and meaning of the column are the metadata of its field.
+    Each is float64, with unit and meaning as metadata.
+
+    Args:
+        schema: the schema.
+        columns: descriptions of the additional columns.
 
     Raises:
         ScenarioError: the schema has a column of the same name.
@@ -215,7 +219,7 @@ def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
 
 
 def column(values: "Sequence[object] | AnyArray", kind: pa.DataType) -> pa.Array:
-    """Return strings or numbers as a ``pyarrow`` column; None becomes an empty cell.
+    """Convert strings or numbers to a ``pyarrow`` column; None becomes an empty cell.
 
     The result equals ``pyarrow.array(values, kind)``, which would load pandas.
 
@@ -291,7 +295,7 @@ EventRow = tuple[
 
 
 def event_row(record: "Record") -> EventRow:
-    """Return a record as a row of ``EVENTS``: a tuple in the order of its columns."""
+    """Convert a record to a row of ``events.parquet``, a tuple in the order of the columns."""
     time, kind, fields = record
     rest = dict(fields)
     take = rest.pop
@@ -316,7 +320,7 @@ def encode_payloads(payloads: "Payloads") -> str:
 
 
 def models_digest(models: "Mapping[str, Mapping[str, AnyTensor]]") -> str:
-    """Return the sha256 of all tensors, in the order of file and tensor names.
+    """Return the SHA-256 over all tensors of models, in the order of file and tensor names.
 
     Each tensor contributes its names, shape, type (if it is not float32) and little-endian bytes.
 

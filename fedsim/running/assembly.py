@@ -56,10 +56,10 @@ _MOST_CHANGES = 200_000  # limit of recorded changes of availability; a picture 
 
 
 class Run:
-    """All objects that take part in a run of a scenario, built in the constructor.
+    """All objects that take part in a run: devices, network, data, learner, strategy; built here.
 
     Args:
-        scenario: the scenario.
+        scenario: the validated scenario.
         simulation: the clock.
         learner: replaces the scenario's learning; None to keep it.
 
@@ -340,10 +340,10 @@ class Run:
         )
 
     def check_sizes(self, learner: Learner) -> None:
-        """Check that a learner can train on each device's samples, now and after each data shift.
+        """Check that models can be trained on each device's samples, now and after each data shift.
 
         Args:
-            learner: the learner.
+            learner: the object that trains models.
 
         Raises:
             ScenarioError: the learner cannot train on a device's samples; the message names the device.
@@ -379,9 +379,9 @@ class Run:
         self.simulation.wake(("stop", number), when, lambda: self.simulation.stop("simulated time"))
 
     def present(self) -> NDArray[np.bool_] | None:
-        """Return a mask of the devices that have arrived and not left, bool [devices].
+        """Return which devices have arrived and not left, bool [devices].
 
-        None if all devices are present from the start to the end of the run.
+        The result is None if all devices are present throughout the run.
         """
         if self._world.all_stay:
             return None
@@ -398,7 +398,7 @@ class Run:
         return self.data.label_counts(shard)
 
     def device_columns(self) -> dict[str, AnyArray | list[Any]]:
-        """Return the columns of ``devices.parquet`` by name.
+        """Return the table ``devices.parquet`` as columns by name.
 
         Large populations have rows only for devices that were asked.
         """
@@ -433,16 +433,17 @@ class Run:
         }
 
     def trace_columns(self) -> tuple[TraceColumns, TraceColumns] | None:
-        """Return the columns of traces, and of the links that follow them; None without traces.
+        """Return two tables: the traces of links (values over time), and which link follows which.
 
-        Large populations have rows only for devices that were asked.
+        The result is None without traces. Large populations have rows only for devices that were
+        asked.
         """
         traces = self.network.traces
         return None if traces is None else traces.columns(self._devices_with(columns.MANY))
 
     @property
     def estimates(self) -> str:
-        """Text that names the figures of this run's kinds of devices that are estimates, not measured."""
+        """Text that names properties of the devices' kinds whose values are only estimates."""
         energy = self.scenario.energy
         estimates_links = not self.scenario.network.has_device_rates
         estimates_energy = energy is not None and energy.preset is None
@@ -450,7 +451,7 @@ class Run:
 
     @property
     def at_once(self) -> int:
-        """Largest count of devices that have a task at once, by the strategy's parameters."""
+        """Largest count of devices that can have a task at once, by the keys of the strategy."""
         params = self.scenario.strategy
         devices = self.scenario.population.trainable
         if isinstance(params, RoundParams):
@@ -459,7 +460,7 @@ class Run:
 
     @property
     def rules(self) -> list[str]:
-        """Describe each formula that this run uses and that was fitted to measurements, as text (str)."""
+        """Describe each formula of this run that was fitted to measurements: its range and error."""
         network = self.scenario.network
         lines = [*network.rules(), *network.protocol.rules()]
         if self.population.rooflines is not None:
@@ -468,7 +469,7 @@ class Run:
 
     @property
     def outside_of_rules(self) -> list[str]:
-        """Warnings (str) about values of this run outside the range for which a formula was fitted."""
+        """Warnings about values of this run outside the range for which such a formula was fitted."""
         network = self.scenario.network
         lines = [
             *network.outside_of_rules(),
@@ -497,7 +498,7 @@ class Run:
         return np.array(sorted(self.tasks.times_asked), dtype=np.int64)
 
     def availability_columns(self, end: float) -> dict[str, AnyArray]:
-        """Return the columns of ``availability.parquet`` by name.
+        """Return the table ``availability.parquet`` as columns by name.
 
         Large populations have rows only for devices that were asked.
 

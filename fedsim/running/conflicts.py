@@ -25,7 +25,7 @@ SECTIONS_OF_LEARNING = (
 
 
 def conflicts(scenario: Sections) -> Iterator[str]:
-    """Find the conflicts between the sections of a scenario.
+    """Find values in different sections of a scenario that cannot be combined.
 
     Args:
         scenario: the scenario, each of whose sections is valid.

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 
 class DriftState(TypedDict):
-    """State of ``Drift`` in a checkpoint.
+    """State of ``Drift``, the part that shifts devices' data, in a checkpoint.
 
-    ``begun`` is the last round that has begun. ``candidates`` has an array for each past shift: the
-    IDs of the devices from which the shift chose.
+    Attributes:
+        begun: index of the last round that has begun.
+        candidates: for each past shift, the IDs of the devices from which the shift chose, int64
+            [n].
     """
 
     begun: int
@@ -28,9 +30,9 @@ class DriftState(TypedDict):
 
 
 class Drift:
-    """Changes devices' data at the rounds or times that the scenario's ``[drift]`` says.
+    """Part of a run that changes devices' data at the rounds or times given by ``[drift]``.
 
-    Its random draws are alike for all strategies.
+    Random draws are the same for all strategies.
     """
 
     def __init__(
@@ -50,7 +52,13 @@ class Drift:
         self._arm(0)
 
     def begin_round(self, number: int) -> None:
-        """Apply the data shift that is due at round ``number``, if any; repeated calls do nothing."""
+        """Apply the shift of data that is due at the begin of a round, if any.
+
+        Repeated calls for one round do nothing.
+
+        Args:
+            number: index of the round, from 0.
+        """
         if number > self._begun:
             self._begun = number
             if self._spec.at.has_round(number):
@@ -103,13 +111,16 @@ class Drift:
         return np.flatnonzero(candidates)
 
     def snapshot(self) -> DriftState:
-        """Return the state to save; seed and candidates determine the shifted data."""
+        """Return the state to save; together with the seed it determines all past shifts."""
         return {"begun": self._begun, "candidates": self._candidates_before}
 
     def restore(self, state: DriftState) -> None:
-        """Apply all past shifts to the data again, without records and messages to the server.
+        """Apply all past shifts to the data again, without records and messages.
 
         The caller sets the alarms of future shifts.
+
+        Args:
+            state: the saved state.
         """
         self._begun = state["begun"]
         self._candidates_before = state["candidates"]

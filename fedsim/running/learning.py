@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LearningBuilder:
-    """Builds the data of a run, the samples of each device, and the learner.
+    """Builder of a run's data, of each device's sample count, and of the learner.
 
     Args:
         scenario: the scenario.
@@ -100,10 +100,10 @@ class LearningBuilder:
         return self._scenario.model.tensors(*self.shape_and_classes)
 
     def learner(self, replacement: type[Learner] | None) -> Learner:
-        """Build what trains and tests the models of the run.
+        """Build the object that trains and tests the run's models.
 
         Args:
-            replacement: its class, in place of the usual one; None for the usual one.
+            replacement: class to use in place of the usual one; None for the usual one.
         """
         scenario = self._scenario
         if scenario.strategy.brings_learning:

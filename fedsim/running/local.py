@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def refused_keys(scenario: "Sections") -> Iterator[str]:
-    """Yield a message for each key of ``[population.local]`` that strategy or selection refuses."""
+    """Yield a message for each key of ``[population.local]`` that strategy or selection rejects."""
     local = scenario.population.local
     strategy = scenario.strategy
     if local is None:
@@ -74,7 +74,7 @@ def own_columns(settings: OwnTraining | None, devices: Ints) -> dict[str, Floats
     """Return the columns of ``devices.parquet`` with local trainings; empty if all train alike.
 
     Args:
-        settings: the local trainings of the devices.
+        settings: the local trainings of the devices; None if all devices train alike.
         devices: IDs of the devices in the table.
 
     Returns:

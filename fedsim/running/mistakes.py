@@ -29,12 +29,12 @@ _NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # errors of file names that no fil
 
 
 class Paused(KeyboardInterrupt):
-    """Interruption by a signal of a batch system, which will start the same command again later."""
+    """Interruption by a signal of a batch system, which will start the command again later."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """Message and exit status of a command that an error has ended.
+    """Error of a command as the user sees it: message, exit status, and perhaps a traceback.
 
     Attributes:
         program: name of the program.
@@ -50,7 +50,7 @@ class Mistake:
 
 
 def say_mistake(mistake: Mistake) -> None:
-    """Print a mistake to stderr: its traceback if it has one, otherwise its message."""
+    """Print an error of a command to stderr: its traceback if it has one, otherwise its message."""
     text = mistake.trace or f"{mistake.program}: {mistake.message}"
     if mistake.message:
         say(*text.split("\n"), err=True)
@@ -66,7 +66,7 @@ def explained(
 
     Args:
         program: name of the program, at the beginning of each message.
-        report: prints a ``Mistake``; after an interrupt the mistake has an empty message.
+        report: function that prints a ``Mistake``; after an interrupt its message is empty.
 
     Returns:
         The decorator. The command returns its exit status; None is 0.

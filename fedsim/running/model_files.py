@@ -109,7 +109,7 @@ async def _add(files: Models, run: "Run", models: Mapping[str, Ref]) -> None:
 
 
 def not_finite(models: Models) -> Iterator[str]:
-    """Yield the names of the files with weights that are not finite.
+    """Yield the names of final models with weights that are infinite or NaN.
 
     Args:
         models: the models; weights on disk are not checked.

@@ -20,14 +20,19 @@ if TYPE_CHECKING:
 
 
 class Extension(NamedTuple):
-    """The rounds, or the simulated time (s), by which a finished run goes on; the other is None."""
+    """Amount by which a finished run is continued (``fedsim run --more``); one of the two is None.
+
+    Attributes:
+        rounds: count of additional rounds.
+        seconds: additional simulated time (s).
+    """
 
     rounds: int | None
     seconds: float | None
 
     @classmethod
     def read(cls, value: int | str) -> "Extension":
-        """Read a count of rounds, or a time such as ``2 h``.
+        """Parse a count of rounds, or a time such as ``2 h``.
 
         Args:
             value: the count, or text.
@@ -48,7 +53,7 @@ class Extension(NamedTuple):
         )
 
     def lengthen(self, scenario: "Scenario") -> "Scenario":
-        """Return a scenario with a later end.
+        """Return a scenario whose end (``[stop]``) is later by this amount.
 
         Args:
             scenario: the scenario of the finished run.
@@ -72,7 +77,7 @@ class Extension(NamedTuple):
         return scenario.model_copy(update={"stop": stop.model_copy(update=changes)})
 
     def refuse(self, folder: Path, scenario: "Scenario") -> None:
-        """Check that a folder has the finished run of a scenario, which ended as it was planned.
+        """Check that a folder has a finished run of a scenario, which can be continued.
 
         Args:
             folder: the run folder.
@@ -146,11 +151,11 @@ def find_checkpoint(folder: Path) -> Path:
 
 
 def refuse_dependent(run: "Run", planned: int | None) -> str | None:
-    """Check that the strategy of a restored run would have done the same with a later end.
+    """Check that a finished run can be continued: that its strategy did not use the planned end.
 
     Args:
-        run: the run, with the later end, restored to a moment before its end.
-        planned: the count of rounds that was planned at that moment; None if none was.
+        run: the run with the later end, restored to a checkpoint before the former end.
+        planned: the count of rounds that was planned before; None if none was.
 
     Returns:
         A note for the user if the strategy is the user's own, whose code may depend on the planned

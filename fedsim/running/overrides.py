@@ -25,7 +25,7 @@ Tables = dict[str, Any]
 
 @dataclass(frozen=True)
 class SetChange:
-    """Change of a scenario given by ``--set``.
+    """Parsed change of a scenario's key, as the option ``--set key=value`` gives it.
 
     Attributes:
         text: the argument of ``--set``.
@@ -38,7 +38,11 @@ class SetChange:
     value: Any
 
     def holds_in(self, sections: Mapping[str, Any]) -> bool:
-        """Whether the tables ``sections`` have the new value at the changed key."""
+        """Return whether a scenario's tables have the new value.
+
+        Args:
+            sections: the tables.
+        """
         return _holds(self.value, at(sections, self.keys))
 
 
@@ -171,7 +175,11 @@ def _remove_key(scenarios: Sequence[Tables], change: SetChange) -> None:
 
 
 def read_change(text: str) -> SetChange:
-    """Parse a change ``key.path=value``; ``ScenarioError`` if the text has another form."""
+    """Parse a change ``key.path=value``.
+
+    Raises:
+        ScenarioError: the text has another form.
+    """
     path, equals, value = (part.strip() for part in text.partition("="))
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
@@ -286,7 +294,12 @@ def _add(tables: Tables, more: Tables, above: str) -> None:
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tables:
-    """Return new tables: ``base`` with ``changes`` merged into it (dotted keys expanded)."""
+    """Return a copy of a scenario's tables with changes.
+
+    Args:
+        base: the tables.
+        changes: dotted key -> new value; a table is merged.
+    """
     tables = dict(base)
     for key, value in changes.items():
         tables[key] = _merge(base.get(key), value, key)
@@ -313,7 +326,7 @@ def _merge(base: Any, change: Any, path: str) -> Any:
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return a text on the first key whose value differs between two scenarios.
+    """Return a text that names the first key whose value differs between two scenarios.
 
     Args:
         before: tables of one scenario.

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 
 def packages_of(scenario: BaseModel) -> dict[str, str]:
-    """Find the parts of a scenario that other installed packages than fedsim registered.
+    """Find the parts of a scenario, such as its strategy, that installed plug-in packages define.
 
     Args:
         scenario: the validated scenario, or one of its tables.
@@ -28,7 +28,11 @@ def packages_of(scenario: BaseModel) -> dict[str, str]:
 
 
 def is_installed(package: str) -> bool:
-    """Whether the package with name and version ``package``, such as ``acme 1.2``, is installed."""
+    """Return whether a package is installed in exactly this version.
+
+    Args:
+        package: name and version, such as ``acme 1.2``.
+    """
     name, _, its_version = package.rpartition(" ")
     try:
         return version(name) == its_version

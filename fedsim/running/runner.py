@@ -47,18 +47,21 @@ FAILED = "failed"  # status of a run that ended with an error
 
 
 class EndedRun(NamedTuple):
-    """Result of an ended run: summary, rows of ``rounds.parquet``, and folder."""
+    """Result of a run that has ended: its summary and its table of rounds.
+
+    Attributes:
+        summary: content of ``summary.json``.
+        rows: rows of ``rounds.parquet``.
+        folder: the run folder, if any.
+    """
 
     summary: dict[str, Any]
-    """content of ``summary.json``."""
     rows: list[dict[str, Any]]
-    """rows of ``rounds.parquet``."""
     folder: Path | None
-    """the run folder, if any."""
 
 
 class Job:
-    """A run from the building of its parts to the closing of its folder.
+    """One run from start to end: it builds the parts, runs them, and writes the run folder.
 
     The constructor validates everything before it makes the folder, and locks the folder until the
     run is over. The job closes ``executor``.
@@ -301,10 +304,11 @@ class Job:
 
 
 def end_soon(job: Job, number: int) -> None:
-    """Interrupt a run, which is saved after its current instant.
+    """Signal handler that interrupts a run, which is then saved after its current instant.
 
-    If the run does not end in time, the process is ended, and the last checkpoint remains. After
-    the announcement of a batch system it may take any time, because a signal to end will follow.
+    If the run does not end in time, the process is ended, and the last checkpoint remains. If the
+    signal only announces the end of a batch job, the run may take any time, because a signal to end
+    will follow.
 
     Args:
         job: the run.

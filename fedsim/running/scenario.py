@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Scenario(Sections):
-    """The description of a whole run.
+    """Complete, validated description of a run, as a TOML file or keyword arguments give it.
 
     Example:
         >>> import fedsim
@@ -59,7 +59,7 @@ class Scenario(Sections):
             raise ScenarioError(explain(error, sections)) from None
 
     def install(self, simulation: Simulation) -> "Run":
-        """Build this scenario into an empty simulation.
+        """Build the run that this scenario describes, in an empty simulation.
 
         Args:
             simulation: the simulation.
@@ -107,7 +107,7 @@ def load(
     allow_code: bool = False,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Scenario:
-    """Read a scenario file.
+    """Read a scenario from a TOML file, with changes from the command line.
 
     Args:
         path: a TOML file, which may extend another one (``extends``), or the name of a shipped

@@ -34,69 +34,71 @@ from fedsim.world.processes import WorldSpec
 
 
 class Sections(Spec):
-    """The sections of a scenario."""
+    """Base of ``Scenario``: the sections of a scenario as typed attributes.
+
+    Attributes:
+        name: title in reports; never part of a path or a command.
+        seed: one seed gives every strategy the same world.
+        learning: ``on``, or ``off`` for time and bytes only.
+        data: the data source, and the partition over devices.
+        model: the model.
+        objective: the targets of the model, its loss, and the test metrics.
+        training: local training: the kind of trainer, learning rate, batch size.
+        population: the number of devices, their speed and availability.
+        network: the links between the server and the devices.
+        world: processes of the world, such as outages.
+        energy: power draw and batteries of devices; None: not counted, and no device has a battery.
+        costs: prices of hours, bytes, messages and tasks; None: there is no bill.
+        meters: additional meters, each a kind, a table with a kind and its parameters, or a class
+            by import path.
+        drift: data shifts during the run; None: none.
+        malicious: devices that attack the learning; None: none.
+        messages: codecs of models on the wire.
+        server: the server's computing time, and its timeout for lost clients.
+        strategy: the federated learning algorithm and its parameters.
+        evaluation: when and how accuracy is measured.
+        stop: when the run ends.
+        checkpoint: when the run is saved on the way.
+    """
 
     name: str = Field(default="unnamed", max_length=200)
-    """title in reports; never part of a path or a command."""
     seed: int = Field(default=1, ge=0)
-    """one seed gives every strategy the same world."""
     learning: Literal["on", "off"] = "on"
-    """``on``, or ``off`` for time and bytes only."""
     data: DataSpec = DataSpec()
-    """the data source, and the partition over devices."""
     model: ModelSpec = Logistic()
-    """the model."""
     objective: ObjectiveSpec = Classification()
-    """the targets of the model, its loss, and the test metrics."""
     training: TrainerSpec = TrainingSpec()
-    """local training: the kind of trainer, learning rate, batch size."""
     population: PopulationSpec = PopulationSpec()
-    """the number of devices, their speed and availability."""
     network: NetworkSpec = StarSpec()
-    """the links between the server and the devices."""
     world: WorldSpec = WorldSpec()
-    """processes of the world, such as outages."""
     energy: EnergySpec | None = None
-    """power draw and batteries of devices; None: not counted, and no device has a battery."""
     costs: CostsSpec | None = None
-    """prices of hours, bytes, messages and tasks; None: there is no bill."""
     meters: list[Annotated[MeterSpec, METERS]] = Field(default_factory=list)
-    """additional meters, each a kind, a table with a kind and its parameters, or a class by import
-    path.
-    """
     drift: ShiftSpec | None = None
-    """data shifts during the run; None: none."""
     malicious: MaliciousSpec | None = None
-    """devices that attack the learning; None: none."""
     messages: MessagesSpec = MessagesSpec()
-    """codecs of models on the wire."""
     server: ServerSpec = ServerSpec()
-    """the server's computing time, and its timeout for lost clients."""
     strategy: Annotated[StrategyParams, STRATEGIES] = FedAvgParams()
-    """the federated learning algorithm and its parameters."""
     evaluation: EvaluationSpec = EvaluationSpec()
-    """when and how accuracy is measured."""
     stop: StopSpec = StopSpec(rounds=100)
-    """when the run ends."""
     checkpoint: CheckpointSpec = CheckpointSpec()
-    """when the run is saved on the way."""
 
     @property
     def figures(self) -> list[EvaluationMetric]:
-        """Metrics that are columns of the table of rounds: those of tests and of the trainer."""
+        """Metrics with a column in the table of rounds: of tests, and as trainers report."""
         reported = starmap(reported_metric, self.training.reports.items())
         return [*self.objective.figures, *reported]
 
     @property
     def not_restorable(self) -> str | None:
-        """Why a run of this scenario cannot be resumed, as text for the user; None if it can."""
+        """Reason why a run of the scenario cannot be resumed, as text for the user, or None."""
         return self.world.not_restorable or self.strategy.not_restorable
 
     def meters_in(self, context: MeterContext) -> Meters:
-        """Build the meters of a run.
+        """Build the meters of a run: those of energy and costs, and the user's own.
 
         Args:
-            context: the run's world.
+            context: properties of the run's world.
 
         Returns:
             The meters of ``[energy]``, ``[costs]`` and ``meters``.

@@ -19,7 +19,7 @@ _PARTS = ("published", "_base", "validation/worlds")  # files that only studies 
 
 @cache
 def shipped() -> dict[str, Path]:
-    """Return the paths of all shipped scenarios and studies, by name."""
+    """Return the paths of all scenarios and studies that are shipped with fedsim, by name."""
     files: dict[str, Path] = {}
     for path in sorted(_FOLDER.glob("**/*.toml")):
         name = path.relative_to(_FOLDER).with_suffix("").as_posix()
@@ -46,12 +46,12 @@ def shipped_titles(studies: bool) -> list[tuple[str, str]]:
 
 
 def is_study(tables: Mapping[str, object]) -> bool:
-    """Whether the tables of a TOML file describe a study."""
+    """Return whether the tables of a TOML file describe a study, and not a scenario."""
     return "base" in tables or "variants" in tables
 
 
 def find_file(path: str | Path) -> Path:
-    """Find a scenario or study.
+    """Find the file of a scenario or study, by its path or by the name of a shipped one.
 
     Args:
         path: path of a file, or the name of a shipped file.

@@ -24,7 +24,7 @@ ANNOUNCEMENTS = (signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass
 class Interruption:
-    """Signal that interrupted a command.
+    """Signal that has interrupted a command, if any.
 
     Attributes:
         number: number of the first signal; None if there was none.
@@ -34,12 +34,15 @@ class Interruption:
 
     @property
     def exit_status(self) -> int:
-        """Exit status of an interrupted command; another one if a batch system will start it again."""
+        """Exit status of an interrupted command.
+
+        It has a special value if a batch system will start the command again.
+        """
         return PAUSED if self.number in ANNOUNCEMENTS else INTERRUPTED
 
 
 def raise_interruption(number: int, frame: FrameType | None) -> None:
-    """Signal handler that raises ``KeyboardInterrupt``; ``Paused`` on a batch system's signal."""
+    """Signal handler that raises ``KeyboardInterrupt``, or ``Paused`` on a batch system's signal."""
     if number in ANNOUNCEMENTS:
         raise Paused
     signal.default_int_handler(number, frame)
@@ -49,7 +52,7 @@ def raise_interruption(number: int, frame: FrameType | None) -> None:
 def interrupted_once(
     interrupt: Callable[[int], None], again: Callable[..., object] = raise_interruption
 ) -> Iterator[Interruption]:
-    """Return a context in which signals (see ``signals``) interrupt a command.
+    """Return a context in which a first signal asks a command to end, and a second one forces it.
 
     Args:
         interrupt: called with the first signal.
@@ -95,7 +98,9 @@ def signals() -> list[signal.Signals]:
 
 
 def let_go(number: int) -> None:
-    """Discard all later output to the terminal after SIGHUP, as the terminal no longer exists.
+    """Signal handler that discards later output to the terminal after SIGHUP.
+
+    The terminal no longer exists then.
 
     Args:
         number: the signal received. For signals other than SIGHUP the function does nothing.
@@ -109,7 +114,7 @@ def let_go(number: int) -> None:
 
 
 def end_at_once(number: int, *_: object) -> None:
-    """Signal handler that ends this process at once, without waiting for its threads.
+    """Signal handler that ends this process immediately, without waiting for threads.
 
     Args:
         number: the signal that interrupted the command.

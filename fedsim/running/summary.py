@@ -22,7 +22,7 @@ def summarise(
     models_sha256: str | None,
     wall_s: float,
 ) -> dict[str, Any]:
-    """Return the content of ``summary.json``, except for checksums of the run folder's tables.
+    """Return the content of ``summary.json``, except for the checksums of files.
 
     Args:
         run: the run.
@@ -82,7 +82,12 @@ def summarise(
 
 
 def values_of(recorder: Recorder, column: str) -> list[float]:
-    """Return the values of a column of ``rounds`` that are not None."""
+    """Return the values of a column of ``rounds.parquet`` that are not None, in order of rounds.
+
+    Args:
+        recorder: recorder of the run.
+        column: name of the column.
+    """
     values = [row[column] for row in recorder.rounds]
     return [value for value in values if value is not None]
 

@@ -240,7 +240,11 @@ def params_class(kind: str) -> "type[StrategyParams]":
 
 
 def strategy_name(kind: str) -> str | None:
-    """Return the name of a registered strategy in reports; None for a user's strategy."""
+    """Return the name of a built-in strategy for reports, such as "FedAvg"; None for a user's own.
+
+    Args:
+        kind: kind of the strategy, such as ``fedavg``.
+    """
     if kind not in STRATEGIES.known:
         return None
     return STRATEGIES.known[kind][1].partition(":")[0]

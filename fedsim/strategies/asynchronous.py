@@ -21,20 +21,24 @@ from fedsim.strategies.updates import AsynchronousUpdate
 
 
 class AsynchronousParams(StrategyParams):
-    """Parameters of every asynchronous strategy."""
+    """Keys of ``[strategy]`` that all asynchronous strategies have.
+
+    Attributes:
+        concurrency: count of clients that work at any time, if available.
+        local_epochs: E, passes of a client over its data.
+        retry: time (s) after which more clients are selected, if fewer than ``concurrency`` clients
+            work.
+        min_available: clients are selected only while this many can be reached, idle or busy;
+            otherwise the server looks again after ``retry``. None: with any number.
+        selection: selection of the next clients (``parts/selection``); it may not ask candidates
+            first.
+    """
 
     concurrency: int = Field(default=10, ge=1)
-    """count of clients that work at any time, if available."""
     local_epochs: Epochs = 1
-    """E, passes of a client over its data."""
     retry: PositiveSeconds = 60.0
-    """time (s) after which more clients are selected, if fewer than ``concurrency`` clients work."""
     min_available: int | None = Field(default=None, ge=1)
-    """clients are selected only while this many can be reached, idle or busy; otherwise the server
-    looks again after ``retry``. None: with any number.
-    """
     selection: SelectionSpec = Random()
-    """selection of the next clients (``parts/selection``); it may not ask candidates first."""
 
     @model_validator(mode="before")
     @classmethod
@@ -72,39 +76,44 @@ A = TypeVar("A", bound=AsynchronousParams)
 
 @dataclass
 class OpenTask(Entries):
-    """Task that a device has not ended yet, in the state of a strategy without rounds.
+    """Running task of a device, as the state of an asynchronous strategy stores it.
 
-    It stores the version of the model with which the device was asked, and the model itself.
+    The staleness of the device's update follows from it.
+
+    Attributes:
+        version: Index of the version from which the device trains, from 0.
+        model: The model of that version.
     """
 
     version: int
-    """Index of the version from which the device trains, from 0."""
     model: Ref
-    """The model of that version."""
 
 
 @dataclass
 class AsynchronousState(State):
-    """Memory of the server in a strategy without rounds: models, open tasks and counts."""
+    """State of an asynchronous strategy on the server: the model, running tasks and counts.
+
+    Attributes:
+        version: Index of the next version, from 0.
+        model: The current model.
+        open: Open tasks by task ID.
+        draws: Count of draws of clients so far, which is part of the stream's name.
+        refilling: Whether ended clients will be replaced at the end of this instant.
+        over: Whether the last version was published, so that no client is asked any more.
+        selection: State of the selection.
+    """
 
     version: int = 0
-    """Index of the next version, from 0."""
     model: Ref = field(init=False)
-    """The current model."""
     open: dict[int, OpenTask] = field(default_factory=dict)
-    """Open tasks by task ID."""
     draws: int = 0
-    """Count of draws of clients so far, which is part of the stream's name."""
     refilling: bool = False
-    """Whether ended clients will be replaced at the end of this instant."""
     over: bool = False
-    """Whether the last version was published, so that no client is asked any more."""
     selection: PartState = None
-    """State of the selection."""
 
 
 class Asynchronous(Strategy[A]):
-    """Base of strategies without rounds: when a client ends, the server at once asks another one.
+    """Base of strategies without rounds: as soon as a client ends, the server asks another one.
 
     A subclass implements ``receive``, and has a ``Client`` if its clients do anything but plain
     SGD.
@@ -138,12 +147,12 @@ class Asynchronous(Strategy[A]):
 
     @staticmethod
     def entry(message: TaskEnd, base: Ref) -> AsynchronousUpdate:
-        """Build from the end of a task the object on its update that ``publish`` takes.
+        """Build the entry about an ended task's update that ``publish`` takes.
 
-        The caller sets ``weight`` and ``staleness`` of the object.
+        The caller sets ``weight`` and ``staleness`` of the update.
 
         Args:
-            message: the end of the update's task; its answer has ``update`` and ``samples``.
+            message: the end of the task; its answer has ``update`` and ``samples``.
             base: the model from which the update was trained.
         """
         return AsynchronousUpdate(

@@ -24,13 +24,13 @@ from fedsim.world.population_spec import PopulationSpec
 
 
 class StrategyParams(Spec):
-    """``[strategy]``: the keys of a strategy. Each strategy has a subclass as ``Params``.
+    """Base of the keys of ``[strategy]``; each strategy has a subclass as ``Params``.
 
-    Its checks raise ``ScenarioError``. A few keys have one meaning in all strategies:
-    ``local_epochs`` is read by ``Client.training`` and by selections, ``selection``
-    (``SelectionSpec``) by ``client_half``, ``aggregation`` (``AggregationSpec``), ``server``
-    (``ServerOptimizerSpec``) and ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by
-    forecasts.
+    Its methods check the keys before a run, and tell further parts of a run what the strategy
+    does. A few keys have one meaning in all strategies: ``local_epochs`` is read by
+    ``Client.training`` and by selections, ``selection`` (``SelectionSpec``) by ``client_half``,
+    ``aggregation`` (``AggregationSpec``), ``server`` (``ServerOptimizerSpec``) and
+    ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by forecasts.
     """
 
     kind: str
@@ -82,7 +82,7 @@ class StrategyParams(Spec):
 
     @property
     def not_by_device(self) -> Mapping[str, str]:
-        """Keys that devices may not have own values of in ``[population.local]``.
+        """Keys of ``[population.local]`` that the strategy refuses: all devices must train alike.
 
         Returns:
             Key -> why the strategy refuses it, as text for the user; by default empty.
@@ -90,7 +90,9 @@ class StrategyParams(Spec):
         return {}
 
     def usual_training(self, kind: str) -> Training:
-        """Return the training that must fit into a device's memory; by default plain local SGD.
+        """Return the training that devices of a kind usually do, to check their memory and speed.
+
+        By default it is plain local SGD on the whole model.
 
         Args:
             kind: name of the device's kind, such as a model of phone.
@@ -99,7 +101,7 @@ class StrategyParams(Spec):
 
     @property
     def resizes(self) -> bool:
-        """Whether updates of a device differ in size from round to round.
+        """Whether a device's updates may differ in size from round to round.
 
         Codecs then cannot store what was lost in encoding one update for the next one.
         """
@@ -119,12 +121,12 @@ class StrategyParams(Spec):
         return [tensor.kept for tensor in tensors]
 
     def split_of(self, setting: RunInfo) -> Split | None:
-        """Return which parameters of the model are sent, and which stay on each device.
+        """Return which parameters of the model are sent to the server, and which stay on devices.
 
-        They are ranges in the array of all parameters of the model.
+        Both are ranges of indices in the flat array of all parameters.
 
         Args:
-            setting: what is known of the run before it begins, with the model's tensors.
+            setting: facts about the run, with the model's tensors.
 
         Returns:
             The ranges; None if the whole model is sent.
@@ -149,16 +151,16 @@ class StrategyParams(Spec):
         return None
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Return why an aggregation cannot protect the answers of all devices, as text for the user.
+        """Return the reason why an aggregation's protection would not cover all answers of devices.
 
-        A scenario with such an aggregation is then refused.
+        If there is a reason, a scenario with such an aggregation is refused.
 
         Args:
             protection: the aim of the aggregation: ``private``, which bounds how far one update can
                 move a model, or ``robust`` against malicious devices.
 
         Returns:
-            The reason; None if the aggregation protects all answers.
+            The reason, as text for the user; None if all answers are protected.
         """
         if protection == "private":
             return self.beside
@@ -166,7 +168,7 @@ class StrategyParams(Spec):
 
     @property
     def selected_by(self) -> Selection | None:
-        """The client selection; None if the strategy selects by itself."""
+        """Selection of the clients (key ``selection``); None if the strategy selects by itself."""
         selection = getattr(self, "selection", None)
         if isinstance(selection, Selection):
             return selection
@@ -174,7 +176,7 @@ class StrategyParams(Spec):
 
     @property
     def counts_steps(self) -> str | None:
-        """Why the trainer must make SGD steps, as text for the user; None if any trainer works."""
+        """Reason why the trainer must make SGD steps, as text for the user; None if it need not."""
         selection = self.selected_by
         if selection is None:
             return None
@@ -182,7 +184,7 @@ class StrategyParams(Spec):
 
     @property
     def unaccounted(self) -> str | None:
-        """Why a privacy account would be too small, as text for the user; None if it is complete.
+        """Reason why a privacy account would be too small, as text; None if it is complete.
 
         An aggregation that keeps such an account (``Aggregation.accounts``) is refused if there is
         a reason. By default the reason is a selection that uses results from clients' data.
@@ -197,7 +199,7 @@ class StrategyParams(Spec):
 
     @property
     def aggregations(self) -> dict[str, Aggregation]:
-        """The rules by which the strategy combines updates, by the keys that hold them."""
+        """Rules by which the strategy combines updates: key of ``[strategy]`` -> rule."""
         return {key: value for key, value in self if isinstance(value, Aggregation)}
 
     @model_validator(mode="after")
@@ -223,7 +225,7 @@ class StrategyParams(Spec):
 
     @property
     def needs_accuracy(self) -> str | None:
-        """The key whose value needs accuracies, as text "key is value"; None if no key does.
+        """Key whose value needs accuracies, as text "key is value"; None if no key does.
 
         Such a value is refused with an objective that has no accuracy.
         """
@@ -244,33 +246,34 @@ class StrategyParams(Spec):
 
     @property
     def expected_steps(self) -> float | None:
-        """Count of SGD steps of a training (``local_steps``); None if it trains ``local_epochs``."""
+        """Count of SGD steps of a local training (``local_steps``); None if it is given in epochs."""
         steps: int | None = getattr(self, "local_steps", None)
         return steps
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """Return the planned end of a run, from which the remaining time is estimated for display.
+        """Return the planned end of a run, from which its remaining time is estimated for display.
 
         Args:
-            stop: the keys of ``[stop]``, which are returned by default.
+            stop: the keys of ``[stop]``; by default they are returned unchanged.
         """
         return stop
 
     @property
     def not_restorable(self) -> str | None:
-        """Why a run of the strategy cannot be resumed, as text for the user; None if it can."""
+        """Reason why a run of the strategy cannot be resumed, as text for the user; None if it can."""
         return None
 
     @property
     def mean_epoch_over(self) -> DeadlineBase:
-        """Name of the set of devices over which the mean time of an epoch is computed.
+        """Set of devices over which the mean time of an epoch (``RunInfo.mean_epoch_s``) is taken.
 
-        The strategy reads the mean as ``RunInfo.mean_epoch_s``.
+        ``unslowed``: all devices at their usual speed; ``all``: stragglers count at their reduced
+        speed.
         """
         return "unslowed"
 
     def check(self, devices: int) -> None:
-        """Check that the values of the keys work with the population.
+        """Check that the values of the keys work with the count of devices.
 
         Args:
             devices: count of devices.
@@ -310,7 +313,7 @@ class StrategyParams(Spec):
         """
 
     def check_population(self, population: PopulationSpec) -> None:
-        """Check that the devices are able to do the strategy's jobs.
+        """Check that the devices can do the strategy's jobs.
 
         Args:
             population: the keys of ``[population]``.
@@ -330,7 +333,7 @@ class StrategyParams(Spec):
         """
 
     def check_deadline(self, fastest_download_s: float) -> None:
-        """Check that the deadline does not end before the fastest download of the model.
+        """Check that the deadline allows at least the fastest download of the model.
 
         Args:
             fastest_download_s: time of the fastest download (s).
@@ -345,16 +348,18 @@ ClientHalf = Client[Any]  # Strategy.Client shadows Client
 
 
 class Strategy(Generic[P]):
-    """Base of a federated learning algorithm's code on the server.
+    """Base of a federated learning algorithm's code on the server: it selects, asks and aggregates.
 
     A subclass implements ``on_start``, ``on_task_end`` and ``models``, stores its memory in
     ``state``, and acts only through ``server``. The subclass calls ``Server.begin_round`` and
     ``Server.finish_round`` once for each round, and asks devices in between.
 
     Attributes:
+        score: The definition of accuracy: over all test samples, or the mean of devices'
+            accuracies. A scenario may replace it.
         params: the keys of the scenario, a ``Params``.
-        server: all that the algorithm can read and do, a ``Server``.
-        setting: what is known of the run before it begins, a ``RunInfo``.
+        server: API of the run: devices, models, timers and records, a ``Server``.
+        setting: facts about the run, such as the count of devices, a ``RunInfo``.
         state: memory of the strategy, a ``State``: JSON-able values and refs, saved with a run. Any
             other attribute is lost when a run is resumed.
 
@@ -404,21 +409,17 @@ class Strategy(Generic[P]):
     state: PartState
 
     score: Literal["pooled", "device-mean"] = "pooled"
-    """The definition of accuracy: over all test samples, or the mean of devices' accuracies.
-
-    A scenario may replace it.
-    """
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
-        """Return the strategy's code on devices, with what its parts need there.
+        """Build the object that runs on devices: the strategy's ``Client``, wrapped by its parts.
 
-        Parts with jobs on devices (tensors that stay on devices, selection, secure aggregation) each
-        wrap the ``Client`` that the strategy defines.
+        Parts are a selection, secure aggregation, and tensors that stay on devices. Each handles
+        its own jobs, and passes other jobs on.
 
         Args:
             params: the keys of ``[strategy]``.
-            setting: what is known of the run before it begins.
+            setting: facts about the run.
         """
         client = cls.Client(params, setting)
         split = params.split_of(setting)
@@ -440,9 +441,11 @@ class Strategy(Generic[P]):
         self.state = self.State()
 
     def remembered(self, part: str) -> PartState:
-        """Return the state of a part, which is created at its first use.
+        """Return the state of a part of the strategy, such as its selection.
 
         The part's state is an entry of the strategy's ``state``, under the part's name.
+
+        The state is created at its first use.
 
         Args:
             part: the part's key in ``params``, such as ``selection``, or any other name.
@@ -523,14 +526,15 @@ class Strategy(Generic[P]):
         """
 
     def models(self) -> ModelAssignment:
-        """Return the current models by name, each with the devices that it serves (None: all).
+        """Return the current models by name, each with the IDs of the devices that it serves.
 
-        A name may be ``family/index``, such as ``group/0``.
+        None in place of IDs stands for all devices. Models are tested on the devices that they
+        serve. A name may be ``family/index``, such as ``group/0``.
         """
         raise NotImplementedError
 
     def tensors(self) -> Mapping[str, Mapping[str, AnyArray]]:
-        """Return arrays to save at the end in addition to the models of ``models``.
+        """Return arrays to save at the end of the run, in addition to the models of ``models``.
 
         Returns:
             Name of a file -> its arrays by name; by default empty.
@@ -538,7 +542,7 @@ class Strategy(Generic[P]):
         return {}
 
     def why_no_accuracy(self) -> str | None:
-        """Return why the run has no accuracy, as text for the user.
+        """Return the reason why the run has no accuracy, as text for the user.
 
         Only a strategy that tests its own models returns a reason.
 
@@ -548,11 +552,11 @@ class Strategy(Generic[P]):
         return None
 
     def why_not_more(self, planned: int) -> str | None:
-        """Return why a finished run cannot go on for more rounds, as text for the user.
+        """Return the reason why a finished run cannot be continued with more rounds, as text.
 
-        ``run --more`` is then refused. A run that goes on must do what a run does that had as many
-        rounds from the start. The default None holds for a strategy that has done nothing so far
-        that depends on ``RunInfo.planned_rounds``.
+        If there is a reason, ``run --more`` is refused. A run that goes on must do what a run does
+        that had as many rounds from the start. The default None holds for a strategy that has done
+        nothing so far that depends on ``RunInfo.planned_rounds``.
 
         Args:
             planned: ``RunInfo.planned_rounds`` so far.
@@ -563,7 +567,7 @@ class Strategy(Generic[P]):
         return None
 
     def facts(self) -> dict[str, object]:
-        """Return entries on the strategy for ``summary.json``, which are also shown to the user.
+        """Return entries about the strategy for ``summary.json``, which are also shown to the user.
 
         Returns:
             Any of ``algorithm``, the name of the algorithm, and ``notes`` and ``warnings``, lists
@@ -572,7 +576,7 @@ class Strategy(Generic[P]):
         return {}
 
     def on_end(self) -> None:
-        """Release threads and files at the end of the run; no records are possible any more."""
+        """Hook at the end of the run, to release threads and files; records are impossible then."""
 
     def group_of(self, device: int) -> int | None:
         """Return the present group of a device; None if the strategy has no groups.

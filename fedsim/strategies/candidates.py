@@ -11,9 +11,9 @@ from fedsim.strategies.state import PartState
 
 
 class CandidateState(Protocol):
-    """Interface of the part of a strategy's state that ``Candidates`` reads and changes.
+    """Interface of a strategy's state for ``Candidates``: the questions and answers of a round.
 
-    Candidates are devices that the selection asks a question before it chooses among them.
+    A candidate is a device that is asked a question before the selection chooses.
 
     Attributes:
         cohort: devices of the round, candidates included.
@@ -32,13 +32,13 @@ class CandidateState(Protocol):
 
 
 class Candidates:
-    """Asks the candidates of a round, and lets the selection choose among those that answer.
+    """Dialogue of a selection with candidates: it asks devices a question, then chooses among them.
 
-    Candidates are devices that a selection asks a question before it chooses.
+    Used by strategies in rounds if ``Selection.asks``.
 
     Args:
         selection: the selection.
-        server: all that a strategy can do.
+        server: API of the strategy's server code.
         state: state of the strategy, which is changed.
     """
 
@@ -48,11 +48,11 @@ class Candidates:
         self._state = state
 
     def propose(self, devices: list[int], missing: int) -> None:
-        """Add to the round's candidates those of the selected devices that are asked a question first.
+        """Note which of the selected devices are candidates: they are asked before they are chosen.
 
         Args:
             devices: the devices that ``Selection.select`` has returned.
-            missing: count of devices that are wanted in addition to ``devices``.
+            missing: count of devices that the round still needs in addition to ``devices``.
         """
         candidates = self._selection.asked_first(self._state.selection, devices)
         if candidates:
@@ -66,7 +66,7 @@ class Candidates:
         return devices
 
     def ask(self, models: ModelAssignment, group_of: Callable[[int], int | None]) -> None:
-        """Send each candidate a question with the models that it would receive.
+        """Send each candidate the selection's question, with the models that it would train.
 
         Args:
             models: the models of the strategy and the devices that each serves. A device that no
@@ -83,7 +83,7 @@ class Candidates:
             server.timer("questions", server.now + selection.patience_s)
 
     def receive(self, message: TaskEnd) -> bool:
-        """Store the answer of a question that has ended.
+        """Store a candidate's answer when its task has ended.
 
         Args:
             message: the end of the question's task.
@@ -101,7 +101,7 @@ class Candidates:
         return True
 
     def end(self) -> None:
-        """End all open questions, because the selection waits no longer (``Selection.patience_s``)."""
+        """End all questions without an answer, as the selection does not wait any longer."""
         for task in list(self._state.questions):
             self._server.end(task, "late")
 

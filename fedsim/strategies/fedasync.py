@@ -12,35 +12,38 @@ from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 
 
 class FedAsyncParams(AsynchronousParams):
-    """Parameters of FedAsync."""
+    """Keys of ``[strategy]`` for FedAsync.
+
+    Attributes:
+        alpha: weight of a fresh update in the new model.
+        alpha_decay: factor by which alpha is multiplied at each version of ``alpha_decay_at``.
+        alpha_decay_at: indices of versions at which alpha decays (the paper: by 0.5 at 800).
+        staleness: function of the staleness tau that scales the weight. ``polynomial``: (1 +
+            tau)^-a. ``hinge``: 1 up to b, then 1 / (a (tau - b) + 1).
+        exponent: a of ``polynomial``; 0: the weight does not fall (the paper's constant function).
+        hinge_slope: a of ``hinge``; the defaults are from the paper's experiments.
+        hinge_from: b of ``hinge``, in versions.
+        rho: weight of the proximal term rho/2 ||w - w_received||^2 of the local solve.
+    """
 
     kind: Literal["fedasync"] = "fedasync"
     alpha: float = Field(default=0.6, gt=0.0, le=1.0)
-    """weight of a fresh update in the new model."""
     alpha_decay: Annotated[float, OnlyWith("alpha_decay_at")] = Field(default=0.5, gt=0.0, le=1.0)
-    """factor by which alpha is multiplied at each version of ``alpha_decay_at``."""
     alpha_decay_at: list[Annotated[int, Field(ge=1)]] = Field(default=[])
-    """indices of versions at which alpha decays (the paper: by 0.5 at 800)."""
     staleness: Literal["polynomial", "hinge"] = "polynomial"
-    """function of the staleness tau that scales the weight.
-
-    ``polynomial``: (1 + tau)^-a. ``hinge``: 1 up to b, then 1 / (a (tau - b) + 1).
-    """
     exponent: Annotated[float, OnlyWith("staleness", values=("polynomial",))] = Field(
         default=0.5, ge=0.0
     )
-    """a of ``polynomial``; 0: the weight does not fall (the paper's constant function)."""
     hinge_slope: Annotated[float, OnlyWith("staleness", values=("hinge",))] = Field(
         default=10.0, gt=0.0
     )
-    """a of ``hinge``; the defaults are from the paper's experiments."""
     hinge_from: Annotated[int, OnlyWith("staleness", values=("hinge",))] = Field(default=4, ge=0)
-    """b of ``hinge``, in versions."""
     rho: float = Field(default=0.0, ge=0.0, le=1e6)
-    """weight of the proximal term rho/2 ||w - w_received||^2 of the local solve."""
 
     def weight(self, version: int, staleness: int) -> float:
-        """Return alpha_t, the weight of an update in the next model (Xie et al., section 5.2).
+        """Return alpha_t, the weight of an update in the next model: alpha, reduced by staleness.
+
+        Source: Xie et al., section 5.2.
 
         Args:
             version: count of versions made so far.
@@ -54,7 +57,10 @@ class FedAsyncParams(AsynchronousParams):
 
 
 class FedAsyncClient(Client[FedAsyncParams]):
-    """Client that minimises its loss plus a proximal term, rho/2 ||w - w_received||^2."""
+    """Client that minimises its loss plus a proximal term, which keeps it near the received model.
+
+    The term is rho/2 ||w - w_received||^2 with the key ``rho``.
+    """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(instruction["model"], self.params.local_epochs, mu=self.params.rho)
@@ -63,7 +69,8 @@ class FedAsyncClient(Client[FedAsyncParams]):
 class FedAsync(Asynchronous[FedAsyncParams]):
     """Asynchronous federated optimisation: the server mixes each update into the model at once.
 
-    The new version is w <- (1 - alpha_t) w + alpha_t w_new.
+    The new version is w <- (1 - alpha_t) w + alpha_t w_new, with the server's model w and the
+    update w_new.
 
     Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with
     the staleness functions of section 5.2: alpha_t = alpha s(tau), tau the number of versions made

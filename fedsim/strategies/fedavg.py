@@ -14,7 +14,7 @@ from fedsim.strategies.updates import Update
 
 
 class FedAvgParams(AggregatingParams):
-    """Parameters of FedAvg; see ``AggregatingParams``."""
+    """Keys of ``[strategy]`` for FedAvg; see ``AggregatingParams``."""
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "scenario"
     mixes_states: ClassVar[bool] = True
@@ -23,17 +23,18 @@ class FedAvgParams(AggregatingParams):
 
 @dataclass
 class FedAvgState(SynchronousState):
-    """Memory of the server in FedAvg: the global model, and the open round."""
+    """State of FedAvg on the server: the global model, tensors kept on devices, the open round.
+
+    Attributes:
+        model: The global model.
+        kept: Device -> its kept tensors, for each device that has answered. Empty without
+            ``model.keep`` and ``model.send``.
+        own: Device -> global model completed by its kept tensors; for tests, and not for training.
+    """
 
     model: Ref = field(init=False)
-    """The global model."""
     kept: dict[int, Ref] = field(default_factory=dict)
-    """Device -> its kept tensors, for each device that has answered.
-
-    Empty without ``model.keep`` and ``model.send``.
-    """
     own: dict[int, Ref] = field(default_factory=dict)
-    """Device -> global model completed by its kept tensors; for tests, and not for training."""
 
 
 class FedAvg(Synchronous[S]):

@@ -16,42 +16,50 @@ from fedsim.strategies.updates import AsynchronousUpdate
 
 
 class FedBuffParams(AsynchronousParams):
-    """Parameters of FedBuff."""
+    """Keys of ``[strategy]`` for FedBuff.
+
+    Attributes:
+        buffer: K, how many updates make a version.
+        server: server optimiser for the step along the mean of the updates (``parts/server``). The
+            paper's eta_g is ``lr`` of ``sgd``. None: eta_g is 1.
+        staleness_discount: whether the weight of an update of staleness tau is 1/sqrt(1 + tau);
+            false: 1.
+        most_staleness: largest staleness of an update that is aggregated and counts towards
+            ``buffer``; None: any.
+    """
 
     instead: ClassVar[Former] = former.FEDBUFF
     kind: Literal["fedbuff"] = "fedbuff"
     buffer: int = Field(default=10, ge=1)
-    """K, how many updates make a version."""
     server: ServerOptimizerSpec | None = None
-    """server optimiser for the step along the mean of the updates (``parts/server``).
-
-    The paper's eta_g is ``lr`` of ``sgd``. None: eta_g is 1.
-    """
     staleness_discount: bool = True
-    """whether the weight of an update of staleness tau is 1/sqrt(1 + tau); false: 1."""
     most_staleness: int | None = Field(default=None, ge=0)
-    """largest staleness of an update that is aggregated and counts towards ``buffer``; None: any."""
 
 
 @dataclass
 class FedBuffState(AsynchronousState):
-    """Memory of the server in FedBuff: the global model, and the buffer of updates."""
+    """State of FedBuff on the server: the global model, and the buffer of updates.
+
+    Attributes:
+        buffer: Updates that have arrived since the last version.
+        server: State of the server optimiser.
+    """
 
     buffer: list[AsynchronousUpdate] = field(default_factory=list)
-    """Updates that have arrived since the last version."""
     server: PartState = None
-    """State of the server optimiser."""
 
 
 class FedBuff(Asynchronous[FedBuffParams]):
     """Federated learning with buffered asynchronous aggregation.
 
     Source: Nguyen et al., "Federated learning with buffered asynchronous aggregation" (AISTATS
-    2022), Algorithm 1: with K updates in the buffer, w <- w + eta_g / K sum_i s(tau_i) (w_i -
-    w_i^received), where s(tau) = 1/sqrt(1 + tau) (section 5) and tau_i is the number of versions
-    made since client i's download. As in the paper the mean is not weighted by samples, and with
-    stale updates the weights do not sum to 1. An update that is not finite is left out, and the
-    remaining updates weigh more.
+    2022), Algorithm 1. Updates are collected in a buffer. When there are K, the model becomes w <-
+    w + eta_g / K sum_i s(tau_i) (w_i - w_i^received). Here w_i is the model of client i after its
+    training, w_i^received the model that it had received, eta_g the server's learning rate, tau_i
+    the number of versions made since client i's download (its staleness), and s(tau) = 1/sqrt(1 +
+    tau) (section 5). As in the paper the mean is not weighted by samples, and with stale updates
+    the weights do not sum to 1. An update that is not finite is left out, and the remaining updates
+    weigh more.
     """
 
     Params = FedBuffParams

@@ -13,21 +13,26 @@ from fedsim.strategies.synchronous import SynchronousClient
 
 
 class FedProxParams(AggregatingParams):
-    """Parameters of FedProx."""
+    """Keys of ``[strategy]`` for FedProx.
+
+    Attributes:
+        mu: weight of the proximal term mu/2 ||w - w_global||^2.
+        partial_work: whether a client that cannot finish all epochs before the deadline sends its
+            finished epochs.
+    """
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "scenario"
     mixes_states: ClassVar[bool] = True
     kind: Literal["fedprox"] = "fedprox"
     mu: float = Field(default=1.0, ge=0.0, le=1e6)
-    """weight of the proximal term mu/2 ||w - w_global||^2."""
     partial_work: Annotated[bool, OnlyWith("deadline")] = True
-    """whether a client that cannot finish all epochs before the deadline sends its finished epochs."""
 
 
 class FedProxClient(SynchronousClient[FedProxParams]):
-    """Client that trains with a proximal term mu/2 ||w - w_global||^2.
+    """Client that minimises its loss plus a proximal term, which keeps it near the global model.
 
-    With ``partial_work`` it sends the epochs that it has finished by the deadline.
+    The term is mu/2 ||w - w_global||^2 with the key ``mu``. With ``partial_work`` the client sends
+    the result of the epochs that it has finished by the deadline.
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
@@ -46,10 +51,11 @@ class FedProx(FedAvg[FedProxParams]):
 
     Source: Li et al., "Federated optimization in heterogeneous networks" (MLSys 2020), Algorithm 2.
 
-    Messages are as in FedAvg. The local gradient step is w <- w - lr (g + mu (w - w_global)),
-    anchored at the received model. With a deadline and ``partial_work`` a client sends the result
-    of its finished epochs, at least one. If the deadline counts from the begin of the round, the
-    client stops in time for its upload. mu = 0 without partial work is FedAvg, bit for bit.
+    Messages are as in FedAvg. The local step is w <- w - lr (g + mu (w - w_global)), with the
+    gradient g of a mini-batch and the received model w_global. With a deadline and ``partial_work``
+    a client sends the result of its finished epochs, at least one. If the deadline counts from the
+    begin of the round, the client stops in time for its upload. mu = 0 without partial work is
+    FedAvg, bit for bit.
     """
 
     Params: ClassVar[type[RoundParams]] = FedProxParams

@@ -48,7 +48,19 @@ DeadlineKey = Annotated[
 
 
 class RoundParams(StrategyParams):
-    """Parameters of every strategy in rounds."""
+    """Keys of ``[strategy]`` that all strategies in rounds have.
+
+    Attributes:
+        clients_per_round: K, the wanted count of updates in a round.
+        local_epochs: E, passes of a client over its data.
+        deadline: time after which unfinished clients are late (s), or a rule (``parts/deadline``).
+            None: no limit.
+        retry: time (s) after which the server looks for clients again if none is available.
+        min_available: clients are selected only while this many can be reached, idle or busy;
+            otherwise the server looks again after ``retry``. None: with any number.
+        every: each round begins at the first multiple of this time (s) after the preceding round
+            has closed. None: each round begins at once.
+    """
 
     instead: ClassVar[Former] = former.ROUNDS
     late_goes_on: ClassVar[bool] = False
@@ -58,25 +70,11 @@ class RoundParams(StrategyParams):
     """
 
     clients_per_round: int = Field(default=10, ge=1)
-    """K, the wanted count of updates in a round."""
     local_epochs: Epochs = 1
-    """E, passes of a client over its data."""
     deadline: DeadlineKey = None
-    """time after which unfinished clients are late (s), or a rule (``parts/deadline``).
-
-    None: no limit.
-    """
     retry: PositiveSeconds = 60.0
-    """time (s) after which the server looks for clients again if none is available."""
     min_available: int | None = Field(default=None, ge=1)
-    """clients are selected only while this many can be reached, idle or busy; otherwise the server
-    looks again after ``retry``. None: with any number.
-    """
     every: PositiveSeconds | None = None
-    """each round begins at the first multiple of this time (s) after the preceding round has closed.
-
-    None: each round begins at once.
-    """
 
     @model_validator(mode="after")
     def _deadline_of_one_training(self) -> Self:
@@ -90,7 +88,7 @@ class RoundParams(StrategyParams):
 
     @property
     def trains_more(self) -> str | None:
-        """Why a client trains more than once in a round, as text for the user; None if it trains once.
+        """Reason why a client trains several times in a round, as text for the user, or None.
 
         If there is a reason, a deadline that bounds one training is refused.
         """
@@ -146,21 +144,21 @@ class RoundParams(StrategyParams):
 
     @property
     def asked_per_round(self) -> int:
-        """Count of clients in a cohort; 0 for all devices."""
+        """Count of clients that a round asks; 0 for all devices."""
         return self.clients_per_round or 0
 
     @property
     def turns(self) -> int:
-        """Count of trainings that each client of a round does, one after the other; usually 1."""
+        """Count of trainings that each client of a round does one after the other; usually 1."""
         return 1
 
     @property
     def enough(self) -> float:
-        """Count of received updates with which a round ends; infinity if it awaits all clients."""
+        """Count of received updates at which a round ends; infinity if it waits for all clients."""
         return math.inf
 
     def cohort_size(self, devices: int) -> int:
-        """Return the cohort's size if all devices are available.
+        """Return the count of clients in a round if all devices are available.
 
         Args:
             devices: count of devices in the population.
@@ -168,7 +166,7 @@ class RoundParams(StrategyParams):
         return min(self.asked_per_round or devices, devices)
 
     def combined_at_once(self, devices: int) -> int:
-        """Return the count of updates that one aggregation combines, if no client disconnects.
+        """Return how many updates are combined into one model, if no client disconnects.
 
         If rounds differ, it is the smallest count.
 
@@ -194,19 +192,24 @@ class RoundParams(StrategyParams):
 
 
 class SelectingParams(RoundParams):
-    """Parameters of strategies in rounds with a choice of selections."""
+    """Keys of strategies in rounds that let the scenario choose the selection.
+
+    Attributes:
+        selection: selection of the cohort (``parts/selection``).
+    """
 
     selection: SelectionSpec = Random()
-    """selection of the cohort (``parts/selection``)."""
 
 
 class SynchronousParams(SelectingParams):
-    """Parameters of strategies in rounds with over-selection."""
+    """Keys of strategies in rounds with over-selection: more clients are asked than are waited for.
+
+    Attributes:
+        over_selection: factor of K: the round asks this many times K clients, and closes with K
+            updates; 1: it asks K.
+    """
 
     over_selection: float = Field(default=1.0, ge=1.0, le=1_000_000)
-    """factor of K: the round asks this many times K clients, and closes with K updates; 1: it asks
-    K.
-    """
 
     @property
     def asked_per_round(self) -> int:
@@ -231,15 +234,17 @@ class SynchronousParams(SelectingParams):
 
 
 class CombiningParams(RoundParams):
-    """Parameters of strategies in rounds with a choice of aggregations and server optimisers."""
+    """Keys of strategies in rounds that let the scenario choose aggregation and server optimiser.
+
+    Attributes:
+        aggregation: rule that combines the updates of a cohort or group into one
+            (``parts/aggregation``).
+        server: server optimiser for the combined update (``parts/server``). None: the combined
+            update is the new model.
+    """
 
     aggregation: AggregationSpec = Weighted()
-    """rule that combines the updates of a cohort or group into one (``parts/aggregation``)."""
     server: ServerOptimizerSpec | None = None
-    """server optimiser for the combined update (``parts/server``).
-
-    None: the combined update is the new model.
-    """
 
     def check(self, devices: int) -> None:
         super().check(devices)
@@ -247,19 +252,19 @@ class CombiningParams(RoundParams):
 
 
 class AggregatingParams(SynchronousParams, CombiningParams):
-    """Parameters of strategies in rounds with a choice of all parts.
+    """Keys of strategies in rounds that let the scenario choose every part.
 
     The parts are selection, aggregation, server optimiser, deadline and secure aggregation.
+
+    Attributes:
+        secure_aggregation: cost of hiding all but the sum of the updates (``parts/secure``).
+            Allowed if single updates are not needed. None: not hidden.
     """
 
     looks_at_each: ClassVar[str | None] = None
     """Reason for which the strategy needs single updates; None if their sum is enough."""
 
     secure_aggregation: SecureAggregation | None = None
-    """cost of hiding all but the sum of the updates (``parts/secure``).
-
-    Allowed if single updates are not needed. None: not hidden.
-    """
 
     @model_validator(mode="after")
     def _a_sum_is_enough(self) -> Self:

@@ -16,9 +16,13 @@ from fedsim.world.steps import Computation, Train
 
 
 class ScaffoldParams(AggregatingParams):
-    """Parameters of SCAFFOLD; ``lr`` of ``server = "sgd"`` is the server's learning rate.
+    """Keys of ``[strategy]`` for SCAFFOLD; ``lr`` of ``server = "sgd"`` is the server's rate.
 
     See also ``AggregatingParams``.
+
+    Attributes:
+        option: renewal of c_i: from the change of the model (``II``), or as a gradient (``I``).
+            With ``I`` one more pass computes the gradient at the received model.
     """
 
     added_up: ClassVar[tuple[str, ...]] = ("control-variate",)
@@ -28,10 +32,6 @@ class ScaffoldParams(AggregatingParams):
     kind: Literal["scaffold"] = "scaffold"
     aggregation: AggregationSpec = Mean()
     option: Literal["I", "II"] = "II"
-    """renewal of c_i: from the change of the model (``II``), or as a gradient (``I``).
-
-    With ``I`` one more pass computes the gradient at the received model.
-    """
 
     @property
     def trains_more(self) -> str | None:
@@ -51,13 +51,14 @@ def _minus_control(device: Device) -> list[tuple[Ref, float]]:
 
 
 class ScaffoldClient(SynchronousClient[ScaffoldParams]):
-    """Client that trains along the gradient + c - c_i, and then renews its control variate c_i.
+    """Client that corrects each gradient by control variates, and then updates its own one.
 
-    The state of a device has c_i as ``control``; the entry is absent while c_i is 0.
+    It trains along the gradient + c - c_i, with the server's control variate c and its own c_i. The
+    entry ``control`` of the device's state is c_i; it is absent while c_i is 0.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """Return the local training; with option I, after a full-batch step that gives a gradient.
+        """Return the training's step; with option I after a full-batch step for the gradient.
 
         The full-batch step has lr = 1, so the change of the model is the negative gradient.
         """
@@ -74,9 +75,11 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
-        """Return the update, and the change of c_i as ``control-variate``.
+        """Return the update, and the change of the client's control variate as ``control-variate``.
 
-        The change is (x - y_i) / (K lr) - c for K steps (option II), or g_i(x) - c_i (option I).
+        With the received model x, the trained model y_i, the K steps of the training and its
+        learning rate lr, the change is (x - y_i) / (K lr) - c (option II), or g_i(x) - c_i with the
+        full-batch gradient g_i(x) (option I).
         """
         assert result.update is not None
         model = instruction["model"]
@@ -101,12 +104,16 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
 
 @dataclass
 class ScaffoldState(FedAvgState):
-    """Memory of the server in SCAFFOLD: model and control variate, and the open round."""
+    """State of SCAFFOLD on the server: model and control variates, and the open round.
+
+    Attributes:
+        control: The control variate c of the server.
+        controls: Device -> its c_i, for each device that has answered; empty unless the aggregation
+            is robust.
+    """
 
     control: Ref = field(init=False)
-    """The control variate c of the server."""
     controls: dict[int, Ref] = field(default_factory=dict)
-    """Device -> its c_i, for each device that has answered; empty unless the aggregation is robust."""
 
 
 class Scaffold(FedAvg[ScaffoldParams]):

@@ -14,10 +14,10 @@ PartState = Any
 
 @dataclass
 class Entries(Mapping[str, Any]):
-    """Base of a dataclass whose fields can be read and set by key, as in a dict.
+    """Base of dataclasses whose fields can also be read and set by key, as in a dict.
 
-    ``update["samples"]`` is ``update.samples``. Entries that no field declares can be set by key.
-    A checkpoint saves objects of this class, with such entries.
+    ``update["samples"]`` is ``update.samples``. Entries that no field declares can be set by key. A
+    checkpoint saves objects of this class, with such entries.
     """
 
     def __getitem__(self, name: str) -> Any:
@@ -48,7 +48,7 @@ class Entries(Mapping[str, Any]):
 
 @dataclass
 class State(Entries, MutableMapping[str, Any]):
-    """Base of the state of a strategy or of a part: a dataclass, saved with a run and restored.
+    """Base of the memory of a strategy or of a part, which is saved with a run and restored.
 
     Fields hold JSON-able values, refs, and lists or dicts of JSON-able values and refs. A field
     that has no value before the run begins is declared with ``field(init=False)``.
@@ -71,7 +71,7 @@ class State(Entries, MutableMapping[str, Any]):
 
 
 def new_state(part: object) -> PartState:
-    """Return an empty memory for a part of a strategy, such as a selection.
+    """Return an empty state for a part of a strategy, such as a selection.
 
     It is an object of the part's class ``State``, or a dict if the part declares none.
     """
@@ -79,9 +79,9 @@ def new_state(part: object) -> PartState:
 
 
 def state_of_slot(states: dict[K, PartState], slot: K, part: object) -> PartState:
-    """Return the state of an aggregation or a server optimiser for one of several models.
+    """Return the state of an aggregation or server optimiser for one of several models.
 
-    It is created at its first use.
+    Such a part needs a state for each model, such as one per group. It is created at its first use.
 
     Args:
         states: key of a model -> state; a created state is added.
@@ -94,7 +94,7 @@ def state_of_slot(states: dict[K, PartState], slot: K, part: object) -> PartStat
 
 
 def state_classes() -> dict[str, type[Entries]]:
-    """Return all loaded subclasses of ``Entries`` by the name under which they are saved.
+    """Return all loaded subclasses of ``Entries`` by the names that checkpoints give them.
 
     The name is ``module:qualified name``.
     """

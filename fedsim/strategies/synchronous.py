@@ -38,7 +38,7 @@ S = TypeVar("S", bound=RoundParams)
 
 
 class SynchronousClient(Client[S]):
-    """Client that trains for ``local_epochs``.
+    """Client that trains the received model for ``local_epochs`` epochs, and sends its update.
 
     If ``training_limit`` (s) is not None, the training must end within this time after the
     download.
@@ -75,7 +75,9 @@ class SynchronousClient(Client[S]):
         return Limit(budget=self.training_limit, at_least=self.params.local_epochs)
 
     def testing_limit(self, instruction: Instruction) -> Limit:
-        """Return the time limit of a test of models: in a round ``training_limit``, otherwise none.
+        """Return the time limit of a step that tests models.
+
+        Within a round it is ``training_limit``; outside of rounds there is none.
 
         Args:
             instruction: the message to the device.
@@ -97,7 +99,7 @@ class SynchronousClient(Client[S]):
 
 
 class Synchronous(Strategy[S]):
-    """Base of strategies in rounds, which ask a cohort, wait for all its tasks, and aggregate.
+    """Base of strategies in rounds: ask a cohort of clients, wait for their updates, aggregate.
 
     Most subclasses implement ``on_start``, ``contents``, ``aggregate``, ``models`` and ``center``.
     ``on_start`` makes the first model, and then awaits ``super().on_start()``, which opens round 0.
@@ -138,11 +140,11 @@ class Synchronous(Strategy[S]):
             self.state.limit = self._deadline.least_s()
 
     def select(self) -> list[int]:
-        """Return the clients of the round; by default ``selection`` picks ``asked_per_round``."""
+        """Return the clients of the round; by default ``asked_per_round`` clients by ``selection``."""
         return self.pick(self.params.asked_per_round)
 
     def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:
-        """Return clients that the key ``selection`` selects.
+        """Return clients chosen by the key ``selection``.
 
         The round's state keeps the draw for the account of privacy, and the candidates to question.
 
@@ -177,7 +179,7 @@ class Synchronous(Strategy[S]):
     def contents(self, device: int) -> Contents:
         """Return the message to a device of the cohort.
 
-        The default client half trains from the content ``model`` of the message.
+        The default ``Client`` trains from the content ``model`` of the message.
 
         Args:
             device: ID of the device.
@@ -272,7 +274,7 @@ class Synchronous(Strategy[S]):
         return self.advance(model, combined, slot)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-        """Return the model after a step of the server optimiser.
+        """Return the next model: one step of the server optimiser towards the aggregated updates.
 
         If there is no server optimiser, ``aggregated`` is returned.
 
@@ -289,7 +291,7 @@ class Synchronous(Strategy[S]):
     def record_aggregate(
         self, entries: Sequence[Entry], weights: Sequence[float], **record: object
     ) -> None:
-        """Record which updates became a model, if ``aggregate`` does not call ``next_model``.
+        """Record which updates were combined into a model; needed if ``next_model`` is not called.
 
         Args:
             entries: the updates.
@@ -307,7 +309,7 @@ class Synchronous(Strategy[S]):
         )
 
     def center(self, entry: Update) -> Ref | None:
-        """Return the model to which an update contributed, to compare the update with it.
+        """Return the model into which an update was aggregated, to measure their distance.
 
         Args:
             entry: the update, as the method ``entry`` has returned it.

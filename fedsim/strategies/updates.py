@@ -11,29 +11,31 @@ from fedsim.strategies.state import Entries
 
 @dataclass
 class Update(Entries):
-    """Update that the server has received in a round, with what is known of it.
+    """Update that the server has received in a round: the trained model, and facts about it.
 
     The fields can be read by key too, and a strategy may add entries by key.
+
+    Attributes:
+        task: ID of the task whose answer is the update.
+        device: ID of the device.
+        group: Group of the device when it was asked; None if there are no groups.
+        contents: All contents of the answer by name.
+        update: The trained model.
+        samples: Count of samples on which the update was trained.
+        start: The model from which the update was trained, if known.
     """
 
     task: int
-    """ID of the task whose answer is the update."""
     device: int
-    """ID of the device."""
     group: int | None
-    """Group of the device when it was asked; None if there are no groups."""
     contents: Contents
-    """All contents of the answer by name."""
     update: Ref
-    """The trained model."""
     samples: int
-    """Count of samples on which the update was trained."""
     start: Ref | None
-    """The model from which the update was trained, if known."""
 
     @classmethod
     def of(cls, entry: Mapping[str, object]) -> Self:
-        """Return an update with the values of a dict.
+        """Return an update made of a dict.
 
         Args:
             entry: a dict with names of fields as keys, which may lack fields; or an update, which
@@ -48,15 +50,17 @@ class Update(Entries):
 
 @dataclass
 class AsynchronousUpdate(Update):
-    """Update that the server has received in a strategy without rounds.
+    """Update that an asynchronous strategy has received.
 
     It adds to ``Update`` the model ``base`` from which it was trained, its ``weight`` in the new
     version, and its ``staleness``, the count of versions published since the device was asked.
+
+    Attributes:
+        base: The model from which the update was trained, equal to ``start``.
+        weight: Weight of the update in a version.
+        staleness: Count of versions published since the device was asked.
     """
 
     base: Ref
-    """The model from which the update was trained, equal to ``start``."""
     weight: float = field(init=False)
-    """Weight of the update in a version."""
     staleness: int = field(init=False)
-    """Count of versions published since the device was asked."""

@@ -16,7 +16,10 @@ from fedsim.learning.functions import pure, weighted_sum
 
 
 class Attack(Spec):
-    """Base of every attack. By default the honest update is sent."""
+    """Base of the attacks of malicious devices on their updates (``malicious.attack``).
+
+    By default the honest update is sent.
+    """
 
     flips_labels: ClassVar[bool] = False
     """Whether malicious devices train on flipped labels."""
@@ -33,6 +36,9 @@ class Attack(Spec):
             update: the honest update.
             start: the model from which the update was trained.
             stream: name of the random stream for this update.
+
+        Returns:
+            The name (``Ref``) of the attacking update, [d].
         """
         return update
 
@@ -44,7 +50,7 @@ class Attack(Spec):
         result: LocalResult,
         reply: Contents,
     ) -> tuple[LocalResult, Contents]:
-        """Attack every model in the result and the reply of a malicious device.
+        """Apply the attack to every model in the result and the answer of a malicious device.
 
         The update starts from ``result.start``. Any other model in a reply is a change, such as a
         control variate, and starts from 0.
@@ -105,23 +111,27 @@ class SignFlip(_ScaledChange):
     """The device sends the opposite change, start - factor (update - start).
 
     Source: Li et al., "RSA: Byzantine-robust stochastic aggregation methods" (2019).
+
+    Attributes:
+        factor: length of the sent change, relative to the honest change.
     """
 
     sign = -1.0
     kind: Literal["sign-flip"] = "sign-flip"
     factor: float = Field(default=1.0, gt=0.0, le=1e6)
-    """length of the sent change, relative to the honest change."""
 
 
 class Scaled(_ScaledChange):
     """The device sends a longer change, start + factor (update - start).
 
     Source: the boosting of Bagdasaryan et al., "How to backdoor federated learning" (2020).
+
+    Attributes:
+        factor: length of the sent change, relative to the honest change.
     """
 
     kind: Literal["scaled"] = "scaled"
     factor: float = Field(default=10.0, gt=0.0, le=1e6)
-    """length of the sent change, relative to the honest change."""
 
 
 @pure
@@ -145,11 +155,13 @@ class Gaussian(Attack):
     """The device sends Gaussian noise, start + N(0, deviation^2) in each coordinate.
 
     Source: Blanchard et al., "Machine learning with adversaries" (2017), section 5.
+
+    Attributes:
+        deviation: standard deviation of the noise.
     """
 
     kind: Literal["gaussian"] = "gaussian"
     deviation: float = Field(default=1.0, gt=0.0, le=1e6)
-    """standard deviation of the noise."""
 
     def update(
         self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[object]

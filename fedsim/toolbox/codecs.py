@@ -20,13 +20,18 @@ def added(models: list[Floats32]) -> NDArray[np.floating]:
 
 
 class Lossy(Codec):
-    """Base of the lossy codecs, which encode an array by a pure function of it.
+    """Base of the lossy codecs, whose decoded array is a pure function of the original array.
 
     With ``error_feedback`` a device keeps the residual, the part of a change that was not sent. It
-    adds the residual to its next change, and stores the new residual
-    (Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al.,
-    "Error feedback fixes SignSGD", ICML 2019, Algorithm 2). A message that is cut off leaves the
-    residual as it was.
+    adds the residual to its next change, and stores the new residual (Stich, Cordonnier and Jaggi,
+    "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al., "Error feedback fixes SignSGD",
+    ICML 2019, Algorithm 2). A message that is cut off leaves the residual as it was.
+
+    Attributes:
+        encodes: an update as its ``change`` of the model from which it was trained, or as a whole
+            ``model``, as on the way down.
+        error_feedback: whether devices store the residual of uploaded changes for the next upload
+            (d numbers for each device ever selected).
     """
 
     draws: ClassVar[bool] = False
@@ -35,13 +40,7 @@ class Lossy(Codec):
     """Pure function [array] -> decoded array, with ``constants``, and ``rng`` if it ``draws``."""
 
     encodes: Literal["change", "model"] = "change"
-    """an update as its ``change`` of the model from which it was trained, or as a whole
-    ``model``, as on the way down.
-    """
     error_feedback: bool = False
-    """whether devices store the residual of uploaded changes for the next upload (d numbers for
-    each device ever selected).
-    """
 
     @model_validator(mode="after")
     def _check_error_feedback(self) -> Self:
@@ -53,7 +52,11 @@ class Lossy(Codec):
         return self
 
     def constants(self, parameters: int) -> dict[str, Any]:
-        """Return the keyword arguments of ``function`` for an array of ``parameters`` values."""
+        """Return keyword arguments for ``function``, which encodes and decodes an array.
+
+        Args:
+            parameters: length of the array.
+        """
         return {}
 
     @property
@@ -62,7 +65,7 @@ class Lossy(Codec):
 
     @property
     def of_sums(self) -> Codec:
-        """Return a copy with error feedback, so that errors do not accumulate in summed messages."""
+        """Codec with error feedback, as errors would accumulate in contents that are added up."""
         return self.model_copy(update={"error_feedback": True})
 
     def code(
@@ -179,11 +182,14 @@ def _levels_of(decoded: Floats, unit: AnyArray) -> Ints:
 
 @pure
 def as_int8(models: list[Floats32], bucket: int | None) -> Floats32:
-    """Round every value to a multiple of (largest magnitude in its bucket) / 127.
+    """Round every value to one of 255 even levels, as int8 does (encode and decode).
+
+    The step between levels is 1/127 of the largest magnitude in the value's bucket, a run of
+    consecutive values.
 
     Args:
         models: the array, [d].
-        bucket: count of values that share a scale; None: all.
+        bucket: count of values in a bucket; None: all values are one bucket.
 
     Returns:
         The rounded values, [d].
@@ -199,7 +205,10 @@ def as_int8(models: list[Floats32], bucket: int | None) -> Floats32:
 def as_levels(
     models: list[Floats32], levels: int, bucket: int | None, scale: float, rng: np.random.Generator
 ) -> Floats32:
-    """Round the level |v_i| s / ||v|| of every value up or down at random (QSGD).
+    """Round every value at random to one of s levels of a norm, as QSGD does (encode and decode).
+
+    The level |v_i| s / ||v|| of a value v_i is rounded up or down, so that its expectation is
+    exact.
 
     Args:
         models: the array v, [d].
@@ -223,7 +232,7 @@ def as_levels(
 
 @pure
 def as_signs(models: list[Floats32], bucket: int | None) -> Floats32:
-    """Replace every value by its sign times the mean magnitude of its bucket.
+    """Replace every value by its sign times the mean magnitude of its bucket (encode and decode).
 
     Args:
         models: the array, [d].
@@ -241,7 +250,7 @@ def as_signs(models: list[Floats32], bucket: int | None) -> Floats32:
 
 
 class Halved(Lossy):
-    """Codec that sends every value in two bytes."""
+    """Base of the codecs that send every value in two bytes."""
 
     def bytes(self, parameters: int) -> float:
         return 2 * parameters
@@ -278,10 +287,13 @@ class BFloat16(Halved):
 
 
 class Bucketed(Lossy):
-    """Codec that scales the values of each bucket by one factor, which takes 4 bytes."""
+    """Base of the codecs that scale each run of ``bucket`` values by one factor of 4 bytes.
+
+    Attributes:
+        bucket: length of the runs of numbers that share a scale; None: one scale for all numbers.
+    """
 
     bucket: int | None = Field(default=None, ge=1)
-    """length of the runs of numbers that share a scale; None: one scale for all numbers."""
 
     def constants(self, parameters: int) -> dict[str, Any]:
         return {"bucket": self.bucket}
@@ -324,13 +336,15 @@ class QSGD(Bucketed):
     paper's Elias code depends on the values. With error feedback the receiver divides by 1 + omega,
     so that the residual does not grow from round to round (Beznosikov et al., "On biased
     compression for distributed learning", 2020).
+
+    Attributes:
+        levels: s, the number of levels of a norm.
     """
 
     draws: ClassVar[bool] = True
     kind: Literal["qsgd"] = "qsgd"
     function: ClassVar[Function] = as_levels
     levels: int = Field(default=127, ge=1, le=32_767)
-    """s, the number of levels of a norm."""
 
     def bytes(self, parameters: int) -> float:
         bits = (2 * self.levels).bit_length()
@@ -390,14 +404,16 @@ class Sign(Bucketed):
 
 
 class Sparse(Lossy):
-    """Codec that sends k of the d entries of an array, 4 bytes each and their positions.
+    """Base of the codecs that send k of the d entries of an array, with their positions.
 
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory" (2018).
+
+    Attributes:
+        share: k / d; at least one entry is sent. With 1 nothing is lost.
     """
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
     share: float = Field(default=0.01, gt=0.0, le=1.0)
-    """k / d; at least one entry is sent. With 1 nothing is lost."""
 
     @property
     def sent_share(self) -> float:
@@ -495,7 +511,12 @@ def largest(array: Floats32, k: int) -> Ints:
 
 @pure
 def largest_alone(models: list[Floats32], k: int) -> Floats32:
-    """Return the array [d] in which all entries except the k of largest magnitude are 0."""
+    """Set all entries of an array to 0 except the k of largest magnitude (top-k).
+
+    Args:
+        models: the array, [d].
+        k: count of entries that remain.
+    """
     return _keep_positions(models[0], largest(models[0], k))
 
 
@@ -515,7 +536,14 @@ class TopK(Sparse):
 
 @pure
 def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Generator) -> Floats32:
-    """Return the array [d] with k drawn entries times ``scale``, and 0 for all other entries."""
+    """Set all entries of an array to 0 except k that are drawn at random (random-k).
+
+    Args:
+        models: the array, [d].
+        k: count of entries that remain.
+        scale: factor of the remaining entries.
+        rng: source of the draws.
+    """
     seed = int(rng.integers(2**63))
     positions = np.sort(np.random.default_rng(seed).choice(len(models[0]), k, replace=False))
     return _keep_positions(models[0], positions) * np.float32(scale)

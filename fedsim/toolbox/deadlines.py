@@ -19,8 +19,15 @@ from fedsim.world.population import DeadlineBase
 class Relative(Deadline):
     """A multiple of the devices' mean training time (T of CATA-Fed, section 5.2).
 
-    It is ``times`` the mean over all devices of the time for ``epochs`` of training without
-    disturbances.
+    The time limit is ``times`` the mean over all devices of the time of ``epochs`` epochs, without
+    random variation.
+
+    Attributes:
+        times: the factor.
+        epochs: count of epochs of the training.
+        devices: in a population with tentative stragglers, whether the mean counts them at their
+            reduced speed (``all``) or at their usual speed (``unslowed``).
+        since: event from which the time counts, as in ``Fixed``.
     """
 
     instead: ClassVar[Former] = {"time": "times"}
@@ -29,11 +36,7 @@ class Relative(Deadline):
     times: float = Field(default=1.0, gt=0.0, le=1e9)
     epochs: Epochs = 5
     devices: DeadlineBase = "unslowed"
-    """in a population with tentative stragglers, whether the mean is the one without them
-    (``unslowed``) or over the devices as they are (``all``).
-    """
     since: Since = "download"
-    """event from which the time counts, as in ``Fixed``."""
 
     @property
     def mean_over(self) -> DeadlineBase:
@@ -52,17 +55,25 @@ class Relative(Deadline):
 
 @dataclass
 class QuantileState(State):
-    """Server state of the deadline ``quantile``."""
+    """State of the deadline ``quantile``: the durations of the latest tasks.
+
+    Attributes:
+        times: Duration of each of the last ``over`` tasks (s), None for a late task.
+    """
 
     times: list[float | None] = field(default_factory=list)
-    """Duration of each of the last ``over`` tasks (s), None for a late task."""
 
 
 class Quantile(Deadline):
     """1.2 times the time in which ``share`` of the last ``over`` tasks were done.
 
-    A late task counts as longer than all tasks in time. The deadline is ``most`` (s) until ``over``
-    tasks have ended, and if less than ``share`` of the last tasks were in time. It is never longer.
+    A late task counts as longer than all tasks in time. The deadline is ``most`` until ``over``
+    tasks have ended, and if less than ``share`` of the last tasks were in time; it is never longer.
+
+    Attributes:
+        share: share of the tasks, 0 to 1.
+        over: count of the last tasks.
+        most: longest deadline (s).
     """
 
     instead: ClassVar[Former] = former.QUANTILE

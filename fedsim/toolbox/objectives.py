@@ -159,11 +159,13 @@ class MaskedToken(_Tokens):
     """Prediction of hidden tokens, which a token above the vocabulary replaces (Devlin 2019).
 
     The hidden tokens of a sample are drawn once, at least one.
+
+    Attributes:
+        share: share of the tokens, which are hidden at random.
     """
 
     kind: Literal["masked-token"] = "masked-token"
     share: float = Field(default=0.15, gt=0.0, lt=1.0)
-    """share of the tokens, which are hidden at random."""
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
         tokens = self._vocabulary(shape) + 1

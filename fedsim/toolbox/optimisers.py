@@ -19,7 +19,9 @@ from fedsim.strategies.state import State
 def second_moment(
     models: list[NDArray[np.float32]], rule: str, at_first: float, beta: float
 ) -> Floats:
-    """Compute the second moment v after an update delta, float64 [d] (Reddi 2021, Algorithm 2).
+    """Compute the second moment v of an adaptive server optimiser after an update, float64 [d].
+
+    Source: Reddi 2021, Algorithm 2. The update delta is the aggregated update minus the model.
 
     Args:
         models: delta and v, each float32 [d]; if v is missing, all its entries are ``at_first``.
@@ -43,14 +45,16 @@ def second_moment(
 def adaptive_step(
     models: list[NDArray[np.float32]], lr: float, tau: float, mean_scale: float, square_scale: float
 ) -> Floats:
-    """Compute the next model w + lr m / (sqrt(v) + tau), float64 [d].
+    """Compute the next model of an adaptive server optimiser, float64 [d].
+
+    With the model w, the first moment m and the second moment v it is w + lr m / (sqrt(v) + tau).
 
     Args:
         models: w, m and v, each float32 [d].
         lr: the server's learning rate.
-        tau: added to the root of v.
-        mean_scale: factor of m.
-        square_scale: factor of v.
+        tau: constant that is added to the root of v.
+        mean_scale: factor of m, for bias correction.
+        square_scale: factor of v, for bias correction.
     """
     weights, mean, square = (array.astype(np.float64) for array in models)
     return weights + mean * mean_scale * lr / (np.sqrt(square * square_scale) + tau)
@@ -58,36 +62,41 @@ def adaptive_step(
 
 @dataclass
 class AdaptiveState(State):
-    """Memory of an adaptive server optimiser, for one model."""
+    """State of an adaptive server optimiser for one model: its moments.
+
+    Attributes:
+        steps: Number of steps made.
+        mean: m, the first moment [d]; None while it is 0.
+        square: v, the second moment [d]; None before the first step.
+    """
 
     steps: int = 0
-    """Number of steps made."""
     mean: Ref | None = None
-    """m, the first moment [d]; None while it is 0."""
     square: Ref | None = None
-    """v, the second moment [d]; None before the first step."""
 
 
 class Adaptive(ServerOptimizer):
-    """Base of the optimisers that scale steps by moments of past updates.
+    """Base of the server optimisers that scale steps by moments of past updates, such as FedAdam.
 
-    With delta = aggregated - w: m <- beta1 m + (1 - beta1) delta, v by each kind's rule, and w <- w
-    + lr m / (sqrt(v) + tau).
+    With the model w and delta, the aggregated update minus w, a step sets m <- beta1 m + (1 -
+    beta1) delta, v by each kind's rule, and w <- w + lr m / (sqrt(v) + tau).
 
     Source: Reddi et al., "Adaptive federated optimization" (ICLR 2021), Algorithm 2: v begins at
     tau^2 and m at 0, and neither is corrected. With ``bias_correction`` v begins at 0 too, and a
     moment that is a decaying mean is divided by 1 - beta^t, as in Adam (Kingma and Ba, 2015).
+
+    Attributes:
+        lr: the server's learning rate, eta.
+        beta1: decay factor of the first moment in each step.
+        tau: constant that is added to the root of v; the smaller it is, the more a step is scaled
+            by v.
+        bias_correction: whether both moments begin at 0 and are divided by 1 - beta^t, as in Adam.
     """
 
     lr: float = Field(default=0.01, gt=0.0, le=1e6)
-    """the server's learning rate, eta."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
-    """decay factor of the first moment in each step."""
     tau: float = Field(default=1e-3, ge=1e-12, le=1e6)
-    """constant that is added to the root of v; the smaller it is, the more a step is scaled by v.
-    """
     bias_correction: bool = False
-    """whether both moments begin at 0 and are divided by 1 - beta^t, as in Adam."""
 
     State = AdaptiveState
 
@@ -122,24 +131,33 @@ class Adaptive(ServerOptimizer):
 
 
 class Adagrad(Adaptive):
-    """FedAdagrad: v <- v + delta^2. v never falls, and has no bias correction."""
+    """FedAdagrad: v <- v + delta^2. v never falls, and has no bias correction.
+
+    Attributes:
+        beta1: 0 by default, as in the paper's experiments.
+    """
 
     kind: Literal["adagrad"] = "adagrad"
     beta1: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """0 by default, as in the paper's experiments."""
 
 
 class Adam(Adaptive):
-    """FedAdam: v <- beta2 v + (1 - beta2) delta^2."""
+    """FedAdam: v <- beta2 v + (1 - beta2) delta^2.
+
+    Attributes:
+        beta2: decay factor of the second moment in each step.
+    """
 
     kind: Literal["adam"] = "adam"
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
-    """decay factor of the second moment in each step."""
 
 
 class Yogi(Adaptive):
-    """FedYogi: v <- v - (1 - beta2) delta^2 sign(v - delta^2), so that v falls slowly."""
+    """FedYogi: v <- v - (1 - beta2) delta^2 sign(v - delta^2), so that v falls slowly.
+
+    Attributes:
+        beta2: 1 - beta2 is the rate at which the second moment follows delta^2.
+    """
 
     kind: Literal["yogi"] = "yogi"
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
-    """1 - beta2 is the rate at which the second moment follows delta^2."""

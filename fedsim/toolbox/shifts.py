@@ -26,15 +26,16 @@ class SwapPart(Shift):
 
     A device that has exchanged is of no group (``NO_GROUP``) from then on. Samples move without
     a transform, so devices with different rotations, label maps or distortions are refused.
+
+    Attributes:
+        probability: probability that a pair exchanges, on each occasion.
+        quirk: as in the published code: a pair that cannot exchange ends the occasion for all pairs
+            after it.
     """
 
     kind: Literal["swap-part"] = "swap-part"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
-    """probability that a pair exchanges, on each occasion."""
     quirk: bool = False
-    """as in the published code: a pair that cannot exchange ends the occasion for all pairs
-    after it.
-    """
 
     def check(self, data: FederatedData) -> None:
         if not data.pool.labelled:
@@ -139,6 +140,11 @@ class Incremental(Shift):
     shuffled once for each device. Test data and the true group stay. Before the first occasion a
     device holds all samples. By default a share of 25 % is added every 50 rounds (FlexCFL, section
     5.3).
+
+    Attributes:
+        shares: shares of a device's training samples, in (0, 1], not falling.
+        as_published: as in the published code: each share is a share of the samples that are
+            released at that time; by default n/4, n/8, 3n/32 and 3n/32 samples.
     """
 
     apart: ClassVar[bool] = True
@@ -147,11 +153,7 @@ class Incremental(Shift):
     shares: list[Annotated[float, Field(gt=0.0, le=1.0)]] = Field(
         default=[0.25, 0.5, 0.75, 1.0], min_length=1
     )
-    """shares of a device's training samples, in (0, 1], not falling."""
     as_published: bool = False
-    """as in the published code: each share is a share of the samples that are released at that
-    time; by default n/4, n/8, 3n/32 and 3n/32 samples.
-    """
 
     @field_validator("shares")
     @classmethod
@@ -176,7 +178,7 @@ class Incremental(Shift):
         return changes
 
     def released(self, samples: int, occasion: int) -> int:
-        """Return how many training samples a device holds after data have been released several times.
+        """Return how many training samples a device holds after a number of releases of its data.
 
         Args:
             samples: count of all training samples of the device.
@@ -195,12 +197,14 @@ class LabelPermutation(Shift):
     The permutation, uniform among all but the identity, is applied to the current labels of
     training and test samples. The device is of no group (``NO_GROUP``) from then on. The draws of a
     device do not depend on other candidates.
+
+    Attributes:
+        probability: probability that a candidate changes, on each occasion.
     """
 
     apart: ClassVar[bool] = True
     kind: Literal["label-permutation"] = "label-permutation"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
-    """probability that a candidate changes, on each occasion."""
 
     def check(self, data: FederatedData) -> None:
         if data.pool.targets is not None:
@@ -243,12 +247,14 @@ class Rotation(Shift):
     If the true groups differ by their rotations alone (partition ``rotations``), the device joins
     the group with its new rotation. Otherwise the device is of no group (``NO_GROUP``) from then
     on.
+
+    Attributes:
+        probability: probability that a candidate changes, on each occasion.
     """
 
     apart: ClassVar[bool] = True
     kind: Literal["rotation"] = "rotation"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
-    """probability that a candidate changes, on each occasion."""
 
     def check(self, data: FederatedData) -> None:
         shape = data.pool.shape

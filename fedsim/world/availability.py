@@ -58,11 +58,11 @@ def _find_wrong_spans(
 
 
 class Availability(Protocol):
-    """Interface of objects that know when each device can be reached, for all devices of a run.
+    """Base of objects that compute when each device of a run is on (can be reached) or off.
 
-    A phase is an interval in which a device is on (can be reached), or off. A class has to define
-    ``span``. All other methods have slower defaults that call ``span``. A run calls ``on`` when a
-    strategy queries many devices, and ``spans`` when it writes the run folder.
+    An on or off phase is an interval of simulated time. A class has to define ``span``. All other
+    methods have slower defaults that call ``span``. A run calls ``on`` when a strategy queries many
+    devices, and ``spans`` when it writes the run folder.
 
     Example:
         >>> import numpy as np
@@ -81,25 +81,27 @@ class Availability(Protocol):
     @abstractmethod
     @returns("a Span that begins at that time or before, and ends later", _find_wrong_span)
     def span(self, device: int, time: float) -> Span:
-        """Return whether a device can be reached at a time, and since when and until when that is so.
+        """Return the on or off phase in which a device is at a time.
 
         Args:
             device: index of the device.
-            time: the time (s).
+            time: simulated time (s).
 
         Returns:
-            The phase, which begins at ``time`` or before, and ends later.
+            Whether the device is on, and begin and end of this state (s). The phase begins at
+            ``time`` or before, and ends later.
         """
 
     @returns("that time (s) or a later one", _find_wrong_return)
     def next_on(self, device: int, time: float) -> float:
-        """Return the first time (s), not before a time, at which a device is on.
-
-        The result is infinity if there is no such time.
+        """Return the first time (s), not before ``time``, at which a device is on.
 
         Args:
             device: index of the device.
-            time: the time (s).
+            time: simulated time (s).
+
+        Returns:
+            ``time`` itself if the device is on then; infinity if it is never on again.
         """
         while time < math.inf:
             span = self.span(device, time)
@@ -136,7 +138,7 @@ class Availability(Protocol):
 
 
 class AvailabilityModel(Spec):
-    """Base of the kinds of ``population.availability``, which build a run's ``Availability``.
+    """Base of the scenario's models of when devices can be reached (``population.availability``).
 
     A model defines ``build``, or ``build_on`` if it depends on the time of day.
     """
@@ -170,7 +172,7 @@ class AvailabilityModel(Spec):
 
 
 class AlwaysOn(AvailabilityModel):
-    """Every device can be reached at any time."""
+    """Availability model in which every device can be reached at any time."""
 
     kind: Literal["always"] = "always"
 
@@ -191,9 +193,12 @@ class AlwaysOn(AvailabilityModel):
 
 
 class Renewal(AvailabilityModel):
-    """Devices can be reached in phases: on and off in turn, each of random exponential length.
+    """Availability model in which each device is on and off in turn, for random exponential times.
 
     Devices are independent of each other.
+
+    Attributes:
+        mean_on, mean_off: mean length of the times in which a device is on, and off.
     """
 
     kind: Literal["renewal"] = "renewal"
@@ -227,13 +232,16 @@ Spans = Callable[[Ints, Floats], tuple[Flags, Floats]]
 
 
 def one_by_one(span: Callable[[int, float], Span]) -> Spans:
-    """Make a function like ``Availability.spans``, which takes many devices, from ``span``.
+    """Make a function with the interface of ``Availability.spans`` from a function of one device.
 
     Args:
-        span: function of a device and a time (s) that returns the device's phase at this time.
+        span: function of a device's index and a time (s) that returns the device's phase at this
+            time.
 
     Returns:
-        Function of devices and times that calls ``span`` for each.
+        Function of several devices, int64 [n], and a time for each (s), float64 [n]. It calls
+        ``span`` for each device, and returns arrays [n]: whether the device is on, and until when
+        (s).
     """
 
     def spans(devices: Ints, times: Floats) -> tuple[Flags, Floats]:
@@ -247,16 +255,16 @@ def one_by_one(span: Callable[[int, float], Span]) -> Spans:
 
 
 def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, AnyArray]:
-    """Return a table of when devices could be reached: each one's state at 0 s, and its changes.
+    """Return a table of each device's state (on or off) at 0 s and of its changes up to a time.
 
     Rows are ordered by device and time.
 
     Args:
-        spans: function ``Availability.spans`` of the devices.
+        spans: method ``spans`` of the run's ``Availability``.
         devices: indices of the devices, all different, int64 [n].
-        end: the last time (s).
-        most: largest count of rows. If there are more, devices are left out, evenly spread over
-            ``devices``.
+        end: last time of the table (s).
+        most: largest count of rows. If there were more, some of the devices are left out, evenly
+            spread over ``devices``.
 
     Returns:
         Columns ``device`` int64, ``time`` (s) float64 and ``on`` bool; [rows] each.

@@ -30,7 +30,15 @@ _LOOK_S = 3_600.0  # s until the next check of a battery during a transfer, whos
 
 
 class BatteriesState(TypedDict):
-    """State of ``Batteries`` in a snapshot; each dict maps a device to its state."""
+    """State of ``Batteries`` in a checkpoint.
+
+    Attributes:
+        points: level and total energies of each device's battery at its last update, float64
+            [devices, 7].
+        loads: device with a running task -> power and energy that the running step draws.
+        turns: device -> times (s) at which its battery ran flat or restarted, in turn.
+        paths: device -> times (s) and levels (J) in turn, since its last record ``battery``.
+    """
 
     points: Floats
     loads: dict[int, "Load"]
@@ -125,13 +133,13 @@ class _Course:
 
 
 class Batteries:
-    """Batteries of all devices; a battery of infinite capacity is ignored.
+    """Energy in the devices' batteries, by simulated time; exists if the scenario has batteries.
 
-    They emit a record ``battery`` when a task begins or ends, when a device runs flat within the
-    tail of a task, and at the end of the run for each device that had a task. Its fields are the
-    ``level`` (J), the energy since the device joined that was ``charged``, drawn as ``idle`` power
-    and ``drawn`` for tasks (J), whether the battery is ``flat``, and ``path``, the breakpoints
-    [time, level] since the device's last record.
+    A battery of infinite capacity is ignored. The batteries emit a record ``battery`` when a task
+    begins or ends, when a device runs flat within the tail of a task, and at the end of the run for
+    each device that had a task. Its fields are the ``level`` (J), the energy since the device
+    joined that was ``charged``, drawn as ``idle`` power and ``drawn`` for tasks (J), whether the
+    battery is ``flat``, and ``path``, the breakpoints [time, level] since the device's last record.
 
     Args:
         simulation: the clock.
@@ -170,10 +178,10 @@ class Batteries:
         return self._coefficient(device, "capacity_j") < math.inf
 
     def up(self, devices: Ints, time: float) -> Flags:
-        """Return for each device whether its battery is not flat at a time; bool [len(devices)].
+        """Return whether the batteries of devices have energy (are not flat) at a time; bool [n].
 
         Args:
-            devices: indices of devices.
+            devices: indices of the devices, int64 [n].
             time: the time (s).
         """
         columns = self._columns
@@ -279,16 +287,17 @@ class Batteries:
         return point.at if point.flat else math.inf
 
     def look(self, device: int, left: float, rate: float) -> tuple[float, bool, bool]:
-        """Predict whether a device that sends, receives or waits runs flat within an hour.
+        """Predict when a device that sends, receives or waits will run flat, up to an hour ahead.
 
         Args:
             device: index of the device.
-            left: remaining bytes of the message.
+            left: remaining bytes of its message; 0 while it waits.
             rate: present rate of the message (bytes/s).
 
         Returns:
-            The time (s) at which the device runs flat, or at which to predict again; whether it is flat
-            at this time; and whether the prediction depends on the rate.
+            The time (s) at which the device runs flat, or at which to call this method again;
+            whether it is flat at this time; and whether the prediction is only valid while the rate
+            stays as it is.
         """
         point = self._point(device)
         load = self._loads[device]
@@ -432,9 +441,9 @@ class Batteries:
                     self._paths[device].extend((point.at, point.level))
 
     def settle(self, device: int, moved: float = 0.0) -> None:
-        """Store the state of a battery now, after all energy drawn since its last breakpoint.
+        """Update a battery to the present time: subtract the energy drawn since its last update.
 
-        The energy of transferred bytes is spread evenly over this time.
+        The energy of transferred bytes is spread evenly over the time since the last update.
 
         Args:
             device: index of the device.
@@ -495,10 +504,14 @@ class Batteries:
 
 
 class Powered(Availability):
-    """Availability of devices (when they can be reached) that is interrupted by flat batteries.
+    """Availability in which a device is also unreachable while its battery is flat.
 
-    The end of an on phase is the time at which the device disconnects, although its battery may run
-    flat before.
+    An on phase ends when the model of availability says so, even if the battery will be flat
+    earlier; the end of a phase that is already over does take the battery into account.
+
+    Args:
+        within: availability without batteries.
+        batteries: the devices' batteries.
     """
 
     def __init__(self, within: Availability, batteries: Batteries) -> None:

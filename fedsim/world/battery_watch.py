@@ -12,20 +12,28 @@ if TYPE_CHECKING:
 
 
 class BatteryWatchState(TypedDict):
-    """State of ``BatteryWatch`` in a snapshot."""
+    """State of ``BatteryWatch`` in a checkpoint.
+
+    Attributes:
+        batteries: levels of the batteries; None if no device has one.
+        scarce: IDs of the tasks whose battery may run out during their message.
+    """
 
     batteries: "BatteriesState | None"
     scarce: list[int]
-    """IDs of the tasks whose battery may run out during their message."""
 
 
 class BatteryWatch:
-    """Observer of the batteries of devices that work on a task; it ends tasks when one is flat.
+    """Part of ``TaskRunner`` that ends a device's task when the device's battery is flat.
 
     A device without a battery is ignored.
 
-    Attributes:
+    Args:
+        runner: the runner of the tasks.
         batteries: the batteries of all devices; None if no device has one.
+
+    Attributes:
+        batteries: the same.
     """
 
     def __init__(self, runner: StepServices, batteries: "Batteries | None") -> None:
@@ -80,14 +88,14 @@ class BatteryWatch:
     # alarms for flat batteries
 
     def runs_flat(self, task: Task, until: float) -> bool:
-        """Whether the battery of a task's device runs flat during the running step.
+        """Compute whether the battery of a task's device runs flat during the running step.
 
-        The time at which it does is stored in ``task.flat_at``, which does not change if the device has
-        no battery.
+        The time at which it runs flat is stored in ``task.flat_at`` (infinity for never). For a
+        device without a battery the result follows from the present value of ``task.flat_at``.
 
         Args:
             task: the task.
-            until: last time (s) that is looked at.
+            until: last time for which the battery is computed (s).
         """
         battery = self._find_batteries(task)
         if battery is not None:
@@ -95,10 +103,14 @@ class BatteryWatch:
         return task.flat_at < math.inf
 
     def look(self, task: Task) -> None:
-        """Set the alarm for the next check of the battery during a message or a wait.
+        """Predict when the battery of a task's device will be flat, and set an alarm for that time.
 
-        If the time at which the battery is flat depends on the rate of the message, the battery is
-        checked again when rates change.
+        Called while the device sends, receives or waits. At the alarm the task ends, or a new
+        prediction is made. If the prediction depends on the rate of the device's message, it is
+        also repeated when rates change.
+
+        Args:
+            task: the task.
         """
         battery = None if self.batteries is None else self._find_batteries(task)
         if battery is None:
@@ -164,5 +176,5 @@ class BatteryWatch:
             self.batteries.restore(batteries)
 
     def restore_tasks(self, state: BatteryWatchState) -> None:
-        """Restore which tasks' batteries may run out during a message; called after the tasks."""
+        """Restore the set of tasks whose battery may run out during a message, after the tasks."""
         self._scarce = {number: self._runner.running[number] for number in state["scarce"]}

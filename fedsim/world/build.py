@@ -30,7 +30,7 @@ from fedsim.world.task import Task, TaskStep
 
 
 class WorldBuilder:
-    """Builder of a simulation's devices, network and tasks; its methods are called in their order.
+    """Builder of the devices, network and task runner of a run; call its methods in their order.
 
     Args:
         simulation: the clock.
@@ -150,7 +150,7 @@ class WorldBuilder:
         )
 
     def build_lifetimes(self, on_arrival: Callable[[int], None]) -> Lifetimes:
-        """Build the object that announces arrivals and departures of devices.
+        """Build the object that records arrivals and departures of devices, and reports arrivals.
 
         Args:
             on_arrival: function that is called with the index of a newly arrived device when it first
@@ -167,7 +167,13 @@ class WorldBuilder:
     def build_processes(
         self, specs: Sequence[Process], on_switched_on: Callable[[int], None]
     ) -> Processes:
-        """Build and start the processes of the world; see ``Processes`` for the arguments."""
+        """Build and start the SimPy processes of the scenario's ``[world]``, such as outages.
+
+        Args:
+            specs: the processes of the scenario.
+            on_switched_on: function that is called with the index of a device that a process has
+                switched on again.
+        """
         return Processes(specs, self._streams, self.capacity, self.tasks, on_switched_on)
 
 

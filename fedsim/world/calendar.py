@@ -49,14 +49,17 @@ def _parse(text: str) -> datetime:
 
 
 class CalendarSpec(Spec):
-    """``population.calendar``: date and time of simulated time 0, and the devices' time zones."""
+    """``population.calendar``: date and time of simulated time 0, and the devices' time zones.
+
+    Attributes:
+        starts: date and time (ISO 8601), or time of day, of simulated time 0; UTC unless it has an
+            offset.
+        zone: names of time zones (``"Europe/Berlin"``): one for all, a choice with shares, a list,
+            or a column of a file.
+    """
 
     starts: Annotated[str, BeforeValidator(_instant)] = "2024-01-01T00:00"
-    """date and time (ISO 8601), or time of day, of simulated time 0; UTC unless it has an offset."""
     zone: NameDistribution = Constant[str](value="UTC")
-    """names of time zones (``"Europe/Berlin"``): one for all, a choice with shares, a list, or a
-    column of a file.
-    """
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> "Calendar":
         """Build the devices' calendar; draws from ``world/zone``.
@@ -65,6 +68,9 @@ class CalendarSpec(Spec):
             streams: random streams of the run.
             devices: number of devices.
             root: folder of data files; None for the working directory.
+
+        Returns:
+            Map from simulated time to each device's local time.
 
         Raises:
             ScenarioError: a time zone is unknown.
@@ -111,7 +117,7 @@ class Calendar:
         return each(lambda which: zone_s[which], self.which)
 
     def simulated_s(self, instant: datetime, device: int) -> float:
-        """Return the simulated time of a date and time (s).
+        """Convert a date and time to simulated time (s).
 
         Args:
             instant: date and time, in the device's time zone if it has no offset.

@@ -25,9 +25,14 @@ class Charging(Protocol):
     """
 
     def span(self, device: int, time: float) -> Span:
-        """Return whether a device is plugged in at a time (s), since when and until when.
+        """Return whether a device is plugged in at a time (s), and since when and until when.
 
-        ``on`` of the phase says that it is. A phase in which it is not may follow another such phase.
+        The result's ``on`` is true if the device is plugged in. Two phases in which it is not may
+        follow each other.
+
+        Args:
+            device: index of the device.
+            time: simulated time (s).
         """
 
 
@@ -49,7 +54,7 @@ class ChargingModel(Spec):
 
 
 class Never(ChargingModel):
-    """No charging: a device has only the energy that is in its battery at first."""
+    """Charging model without chargers: a device has only the energy of its battery at the start."""
 
     kind: Literal["never"] = "never"
 
@@ -61,9 +66,12 @@ class Never(ChargingModel):
 
 
 class RenewalCharging(ChargingModel):
-    """Devices are plugged in and unplugged in turn, each for a random exponential time.
+    """Charging model: devices are plugged in and unplugged in turn, for random exponential times.
 
     Devices are independent of each other.
+
+    Attributes:
+        mean_on, mean_off: mean length of the times in which a device is plugged in, and unplugged.
     """
 
     kind: Literal["renewal"] = "renewal"
@@ -75,15 +83,19 @@ class RenewalCharging(ChargingModel):
 
 
 class Daily(ChargingModel):
-    """Plugged in each day, at an individual time and for an individual duration."""
+    """Charging model: a device is plugged in once a day, at a time and for a duration of its own.
+
+    Attributes:
+        begins: time of day at which the device is plugged in; from '24 h', a time of the next
+            morning.
+        lasts: time for which the device is plugged in, at most 24 h.
+        chance: probability that a device is plugged in on a day.
+    """
 
     kind: Literal["daily"] = "daily"
     begins: TimeDistribution
-    """time of day at which the device is plugged in; from '24 h', a time of the next morning."""
     lasts: TimeDistribution
-    """time for which the device is plugged in, at most 24 h."""
     chance: float = Field(default=1.0, ge=0.0, le=1.0)
-    """probability that a device is plugged in on a day."""
 
     def build(self, streams: Streams, devices: int, starts: float, root: Path | None) -> Charging:
         def draw(name: str, distribution: Distribution) -> Floats:

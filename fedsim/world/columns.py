@@ -20,7 +20,7 @@ _ROOM = 4_096  # first count of rows in the caches of a large population
 
 
 def alike(value: object, devices: int) -> AnyArray:
-    """Return an array of one value for all devices, [devices], that stores the value only once."""
+    """Return a read-only array [devices] that stores one value for all devices only once."""
     return np.broadcast_to(np.asarray(value), (devices,))
 
 
@@ -62,17 +62,20 @@ def distinct(column: AnyArray) -> tuple[AnyArray, NDArray[np.integer]]:
 
 
 def pieces(devices: int) -> Iterator[slice]:
-    """Yield consecutive slices that cover all devices; arrays over one slice take little memory."""
+    """Yield consecutive slices that together cover the indices of all devices.
+
+    Callers compute arrays over one slice at a time, so that they need little memory.
+    """
     return (slice(begin, begin + _PIECE) for begin in range(0, devices, _PIECE))
 
 
 def mean(entries: Callable[[slice], Floats], devices: int) -> float:
-    """Compute the mean of an array over devices slice by slice, so that memory is bounded.
+    """Compute the mean of a value over all devices slice by slice, so that memory is bounded.
 
     The result equals ``np.mean`` in all bits, because both add recursively by halves.
 
     Args:
-        entries: function that computes the array's entries in a slice of the devices.
+        entries: function that returns the values of the devices in a slice, float64 [slice].
         devices: number of devices.
     """
 
@@ -87,17 +90,17 @@ def mean(entries: Callable[[slice], Floats], devices: int) -> float:
 
 
 class DeviceRows:
-    """Assigns each device a row in arrays that cache something of devices.
+    """Map from devices to rows of arrays that cache values of devices.
 
-    The row is the device's index. In a population larger than ``MANY``, a device gets the next free
-    row at its first look-up.
+    The row is the device's index. In a population larger than ``MANY`` devices the arrays have rows
+    only for devices that were used: a device gets the next free row at its first look-up.
 
     Args:
         devices: count of devices.
 
     Attributes:
-        all: whether every device has a row.
-        room: count of rows that the arrays need.
+        all: whether every device has a row from the start.
+        room: count of rows that the caching arrays must have.
     """
 
     def __init__(self, devices: int) -> None:
@@ -106,10 +109,13 @@ class DeviceRows:
         self._rows: dict[int, int] = {}
 
     def of(self, devices: Ints) -> Ints:
-        """Return the rows of devices in the caching arrays, int64 [len(devices)].
+        """Return the rows of devices in the caching arrays, int64 [n].
 
-        A device without a row gets one. If this increases ``room``, the caller has to extend its arrays
-        by ``grown``.
+        A device without a row gets one. If this increases ``room``, the caller has to extend its
+        arrays by ``grown``.
+
+        Args:
+            devices: indices of the devices, int64 [n].
         """
         if self.all:
             return devices

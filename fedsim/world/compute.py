@@ -37,7 +37,14 @@ _TIE_S = 2 / _TICKS_PER_SECOND
 
 
 class SlowPhases(Spec):
-    """Phases in which a device is slow, because another app runs or the phone is hot."""
+    """``population.slow_phases``: each device is slow from time to time, as a hot or busy phone is.
+
+    Normal and slow phases follow in turn, each of a random exponential length.
+
+    Attributes:
+        factor: factor of the device's speed in slow phases, at most 1.
+        mean_normal, mean_slow: mean length of normal phases, and of slow phases.
+    """
 
     factor: float = Field(ge=1e-6, le=1.0)
     mean_normal: PositiveSeconds
@@ -45,7 +52,7 @@ class SlowPhases(Spec):
 
 
 class EpochTimes:
-    """Model of the times of epochs, with random variation and phases in which devices are slow.
+    """Model of how long epochs take on devices: random variation, and phases of slow devices.
 
     Args:
         streams: random streams.
@@ -55,7 +62,7 @@ class EpochTimes:
         devices: count of devices.
 
     Attributes:
-        reach_s: time from now for which ends of epochs can be computed (s).
+        reach_s: longest time ahead for which ends of epochs can be computed (s).
     """
 
     def __init__(
@@ -100,7 +107,8 @@ class EpochTimes:
                 epochs of a task; None if each epoch has its own, drawn by its begin.
 
         Returns:
-            The ends (s, on the grid). An end beyond the limit or horizon is only a lower bound.
+            End of each epoch (s, in whole ticks of the clock). An end beyond the limit or horizon
+            is only a lower bound.
 
         Raises:
             SimulationError: the epochs contain too many slow phases.
@@ -121,7 +129,7 @@ class EpochTimes:
 
     @staticmethod
     def adapt(start: float, ends: list[float], limit: float) -> list[float]:
-        """Return the ends (s) of the epochs that a device begins if it adapts to a time limit.
+        """Return the ends (s) of the epochs that a device carries out if it respects a time limit.
 
         The device begins the first epoch in any case. It begins another epoch only if an epoch of
         the mean length so far would end before the limit (CATA-Fed, Eq. 8).
@@ -182,24 +190,26 @@ class HostSpec(Spec):
     """``population.host``: machines on which the devices run, several on each.
 
     Device i is on host i mod ``number``.
+
+    Attributes:
+        number: number of hosts, all alike.
+        cores: number of computations that run at full speed at once; more share the cores evenly.
+        throughput: instead of ``cores``, points [computations at once, total speed relative to
+            one], linear from [1, 1], flat at the end.
+        workers: number of tasks that run at once; others wait, first come, first served. None: all
+            run.
+        memory: memory of a host, which limits the tasks that run at once. None: all fit.
+        task_memory: memory that a task takes from its begin to its end.
+        start_up: fixed time before a task's first step, which takes a worker and no core.
     """
 
     number: int = Field(default=1, ge=1)
-    """number of hosts, all alike."""
     cores: int | None = Field(default=None, ge=1)
-    """number of computations that run at full speed at once; more share the cores evenly."""
     throughput: list[CurvePoint] | None = Field(default=None, min_length=1)
-    """instead of ``cores``, points [computations at once, total speed relative to one], linear
-    from [1, 1], flat at the end.
-    """
     workers: int | None = Field(default=None, ge=1)
-    """number of tasks that run at once; others wait, first come, first served. None: all run."""
     memory: Bytes | None = None
-    """memory of a host, which limits the tasks that run at once. None: all fit."""
     task_memory: Annotated[Bytes | None, OnlyWith("memory")] = None
-    """memory that a task takes from its begin to its end."""
     start_up: Seconds = 0.0
-    """fixed time before a task's first step, which takes a worker and no core."""
 
     @model_validator(mode="after")
     def _check_host(self) -> "HostSpec":
@@ -227,7 +237,7 @@ class HostSpec(Spec):
 
     @property
     def slots(self) -> float:
-        """Count of tasks that may run at once on a host; infinity if there is no limit."""
+        """Count of tasks that may run at once on a host; infinity without a limit."""
         slots = math.inf
         if self.memory is not None and self.task_memory:
             slots = self.memory // self.task_memory
@@ -236,7 +246,11 @@ class HostSpec(Spec):
         return slots
 
     def rate(self, busy: int) -> float:
-        """Return the speed of each of ``busy`` computations on a host, relative to a single one."""
+        """Return the speed of each of ``busy`` computations on a host, relative to a single one.
+
+        Returns:
+            Factor, at most 1.
+        """
         if self.throughput is None:
             return min(1.0, (self.cores or 1) / busy)
         counts, work = zip([1.0, 1.0], *self.throughput, strict=True)
@@ -276,15 +290,19 @@ class _Cores:
 
 
 class HostsState(TypedDict):
-    """State of ``Hosts`` in a snapshot."""
+    """State of ``Hosts`` in a checkpoint.
+
+    Attributes:
+        cores: host -> ``at`` and ``served`` of its cores (s).
+        jobs: task ID -> begin and end of its running computation, as values of ``served`` (s).
+        used: task ID -> core time of its ending step (core seconds).
+        pools: host -> IDs of the tasks that hold a worker, then of tasks that wait.
+    """
 
     cores: dict[int, tuple[float, float]]
-    """host -> ``at`` and ``served`` of its cores (s)."""
     jobs: dict[int, tuple[float, float]]
-    """task ID -> begin and end of its running computation, as values of ``served`` (s)."""
     used: dict[int, float]
     pools: dict[int, list[int]]
-    """host -> IDs of the tasks that hold a worker, then of tasks that wait."""
 
 
 class Hosts:
@@ -310,11 +328,14 @@ class Hosts:
         simulation.env.declare_alarm("host", self._set_alarm)
 
     def admit(self, task: Task) -> tuple[TaskStep, ...]:
-        """Request a worker of its machine for a task that begins.
+        """Request a worker (a place to run) on its device's host for a task that begins.
+
+        Args:
+            task: the task.
 
         Returns:
-            Steps to carry out before the task's own: ``Queue`` if no worker is free, and a pause if
-            workers take time to start.
+            Steps to carry out before the task's own steps: ``Queue`` if all workers are busy, and a
+            pause if workers take time to start.
         """
         steps: tuple[TaskStep, ...] = ()
         if self._spec.slots < math.inf and not self._take_worker(task):
@@ -335,7 +356,7 @@ class Hosts:
         cores.jobs[task.id] = _HostComputation(task, cores.served, cores.served + seconds)
 
     def is_due(self, task: Task) -> bool:
-        """Return whether the running computation of a task ends now, up to the rounding of times."""
+        """Return whether the running computation of a task is complete now, within rounding."""
         job = self._job(task)
         if job is None:
             return False
@@ -344,7 +365,14 @@ class Hosts:
         return job.end - cores.served <= rate * tie_s(self._simulation.now)
 
     def stop(self, task: Task) -> bool:
-        """End the running computation of a task; return whether it had one."""
+        """End the running computation of a task, complete or not, and free its core.
+
+        Args:
+            task: the task.
+
+        Returns:
+            Whether the task had a running computation.
+        """
         job = self._job(task)
         if job is not None:
             cores = self._update_cores(self._host(task), changes=True)
@@ -365,7 +393,7 @@ class Hosts:
             job.end = served + (job.end - served) * factor
 
     def used_s(self, task: Task) -> float:
-        """Return the core time of the ending step of a task (core seconds), and forget it."""
+        """Return the core time (s) of the step of a task that ends now, and forget it."""
         return self._used.pop(task.id, 0.0)
 
     def _host(self, task: Task) -> int:

@@ -17,7 +17,14 @@ from fedsim.world.task import Cause, StepServices, Task
 
 
 class TimerState(TypedDict):
-    """State of ``EpochTimer`` in a snapshot."""
+    """State of ``EpochTimer`` in a checkpoint.
+
+    Attributes:
+        paces: device -> present factor of its speed, if it is not 1.
+        fixed_ends: task ID -> ends of its epochs up to the last change of the device's pace (s).
+        budget_used: device -> time of a limit's budget that its last task has used (s).
+        hosts: state of shared hosts; None if each device has its own cores.
+    """
 
     paces: dict[int, float]
     fixed_ends: dict[int, list[float]]
@@ -26,7 +33,7 @@ class TimerState(TypedDict):
 
 
 class EpochTimer:
-    """Timer of tasks' trainings and evaluations, which sets the alarms for their ends.
+    """Part of ``TaskRunner`` that sets the alarms for the ends of trainings and evaluations.
 
     Attributes:
         paces: device -> present factor of its speed, if it is not 1.
@@ -48,18 +55,26 @@ class EpochTimer:
         self._budget_used: dict[int, float] = {}
 
     def take_budget(self, device: int) -> float:
-        """Return the part of the time budget (s) that the device's last task has used, and forget it.
+        """Return the time (s) that a device's last task has used of its time budget, and forget it.
 
-        It is 0 if the task had no budget.
+        Args:
+            device: index of the device.
+
+        Returns:
+            The time; 0 if the task had no budget (``Limit.budget``).
         """
         return self._budget_used.pop(device, 0.0)
 
     # begins of computations
 
     def begin(self, task: Task, training: Training | None) -> None:
-        """Begin a training, or an evaluation if ``training`` is None.
+        """Begin the computation of a task's step, and set the alarm for its end.
 
-        The computation will fail if it does not fit into the device's memory.
+        If the computation does not fit into the device's memory, it will fail at the alarm.
+
+        Args:
+            task: the task.
+            training: the training; None for an evaluation.
         """
         now = self._simulation.now
         if task.budget_from is None:
@@ -73,10 +88,14 @@ class EpochTimer:
             self._runner.end_step_at(task, on_grid_after(now + failing_s))
 
     def look_ahead(self, task: Task) -> None:
-        """Set the alarm for the end of the running computation of a task.
+        """Compute the end of a task's running computation, and set the alarm for it.
 
-        If the end is far away, the alarm calls this method again at an earlier time. Each such check is
-        twice as far away as the check before, because mostly a deadline comes first.
+        If the end is too far away to be computed, the alarm calls this method again at an earlier
+        time. The time between two calls doubles, since in most cases a deadline comes before the
+        end.
+
+        Args:
+            task: the task.
         """
         plan = self._plan(task)
         if self.hosts is not None:
@@ -122,9 +141,10 @@ class EpochTimer:
         )
 
     def limit_of(self, task: Task, limit: Limit) -> float:
-        """Return the simulated time (s) at which a time limit ends a task's running computation.
+        """Return the simulated time (s) at which a time limit ends a task's computation.
 
-        It is infinity if there is no limit. Time that the limit reserves for the upload is subtracted.
+        It is infinity if there is no limit. Time that the limit reserves for the upload is
+        subtracted.
 
         Args:
             task: the task.

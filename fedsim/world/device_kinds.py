@@ -145,7 +145,7 @@ class Figure(NamedTuple):
 
 
 def catalogue(file: Path = _TABLE) -> dict[str, str]:
-    """Return the kinds in a catalogue file: name -> description.
+    """Return the kinds of devices (or links) in a catalogue file: name -> description.
 
     Args:
         file: the catalogue of kinds of devices, or ``LINKS``, that of links.
@@ -178,14 +178,17 @@ def figures(name: object, key: str, file: Path = _TABLE) -> dict[str, Figure]:
 
 
 def estimates(names: Sequence[str], *, links: bool, energy: bool) -> str:
-    """Return a warning that names the properties of kinds whose values are only estimates.
+    """Return a warning that names the properties of kinds whose published values are missing.
 
-    The text is empty if there are none.
+    Such properties have estimated values.
 
     Args:
         names: names of kinds of devices; the user's own kinds are ignored.
         links: whether properties of links are included.
         energy: whether powers are included.
+
+    Returns:
+        The warning; empty if no property is an estimate.
     """
     fields = {"flops", "flops_share", "bandwidth", "bandwidth_share", "batch"}
     if links:
@@ -243,16 +246,17 @@ KIND_POWERS = {
 
 @dataclass(frozen=True)
 class Capacity:
-    """Speeds, links and kinds of all devices, as they were drawn or read.
+    """Speeds, links and kinds of all devices, as the scenario gives them or as they were drawn.
 
     Attributes:
-        speed: speed of each device (samples/s), float64 [devices].
-        links: rates down and up (bytes/s) and latencies (s), float64 [devices] each; None if
-            the model has no links.
-        kinds: the kinds of devices; empty if devices have no kinds.
-        which: index in ``kinds`` of each device's kind, int [devices]; None if devices have no
+        speed: speeds of training (samples/s), infinity if the kinds of devices give the speed;
+            float64 [devices].
+        links: rates of the links to and from each device (bytes/s), and perhaps latencies (s);
+            float64 [devices] each. None if the table of the network gives the links.
+        kinds: kinds of devices that occur; empty if devices have no kinds.
+        which: index of each device's kind in ``kinds``; int64 [devices]. None if devices have no
             kinds.
-        names: name of each kind in ``kinds``, in their order.
+        names: names of the kinds, in the order of ``kinds``.
     """
 
     speed: Floats
@@ -288,7 +292,7 @@ class Capacity:
 
 
 class CapacityModel(Spec):
-    """Base of models that draw a device's speed and link together."""
+    """Base of the models of ``population.capacity``, which draw speed and link of devices together."""
 
     kind: str
 
@@ -299,18 +303,21 @@ class CapacityModel(Spec):
             streams: random streams of the run.
             devices: number of devices.
             root: folder of data files; None for the working directory.
+
+        Returns:
+            The speeds, links and kinds of all devices.
         """
         raise NotImplementedError
 
     def jitters(self, streams: Streams, devices: int) -> Floats | None:
-        """Return how much each device's epoch times vary, unless ``population.jitter`` is set.
+        """Return how much each device's epoch times vary, if ``population.jitter`` is not set.
 
         Args:
             streams: random streams of the run.
             devices: number of devices.
 
         Returns:
-            Coefficient of variation of each device, float64 [devices]; None: epochs do not vary.
+            Coefficient of variation for each device, float64 [devices]; None if epochs do not vary.
         """
         return None
 

@@ -117,10 +117,10 @@ class DeviceTable:
                 )
 
     def note(self, meaning: str) -> None:
-        """Store a note that tells the user how the table is read.
+        """Show the user a note on how the table is read.
 
         Args:
-            meaning: end of the note's sentence.
+            meaning: end of the note's sentence, after the file and the names of its columns.
         """
         columns = ", ".join(map(repr, self._names))
         note(f"{self._key} from {str(self._path)!r} (columns {columns}): {meaning}")
@@ -131,7 +131,7 @@ class DeviceTable:
         Args:
             row: index of the row from 0; the message counts from 1, without the header.
             column: name of the column.
-            why: reason, with which the message ends.
+            why: reason why the cell is wrong; the message ends with it.
         """
         cell = f"{column} is {show_value(self.cells[column][row])}"
         return DataError(f"{self._key}: row {row + 1} of {str(self._path)!r}: {cell}: {why}")

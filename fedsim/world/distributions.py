@@ -54,7 +54,7 @@ def _normalise(shares: list[float] | None) -> Floats | None:
 
 
 class Distribution(Spec):
-    """Base of distributions by which a key of a scenario gives each device a value.
+    """Base of the distributions from which a key of a scenario draws a value for each device.
 
     A user's distribution is allowed for ``population.speed``. Its keys that are speeds have the
     type ``SamplesPerSecond``.
@@ -92,7 +92,11 @@ class Distribution(Spec):
 
 
 class Constant(Distribution, Generic[Q]):
-    """One value for all devices. In a scenario a bare quantity means this."""
+    """Distribution with one value for all devices; in a scenario a bare quantity is short for it.
+
+    Attributes:
+        value: the value of every device.
+    """
 
     kind: Literal["constant"] = "constant"
     value: Q
@@ -102,7 +106,11 @@ class Constant(Distribution, Generic[Q]):
 
 
 class Uniform(Distribution, Generic[Amount]):
-    """Uniform between two values."""
+    """Uniform distribution between two values.
+
+    Attributes:
+        low, high: least and greatest value.
+    """
 
     kind: Literal["uniform"] = "uniform"
     low: Amount
@@ -123,8 +131,11 @@ class Uniform(Distribution, Generic[Amount]):
 
 
 class LogNormal(Distribution, Generic[Amount]):
-    """Lognormal by its median and its spread, the factor by which one standard deviation
-    multiplies (exp of sigma).
+    """Lognormal distribution, given by its median and its spread.
+
+    Attributes:
+        median: median of the devices' values.
+        spread: factor by which one standard deviation multiplies a value (exp of sigma).
     """
 
     kind: Literal["lognormal"] = "lognormal"
@@ -143,7 +154,12 @@ class LogNormal(Distribution, Generic[Amount]):
 
 
 class Choice(Distribution, Generic[Q]):
-    """One of several values, with given shares (equal when none are given)."""
+    """Distribution over a list of values.
+
+    Attributes:
+        values: the values from which each device's value is drawn.
+        shares: share of the devices that have each value; None for equal shares.
+    """
 
     kind: Literal["choice"] = "choice"
     values: list[Q] = Field(min_length=1)
@@ -163,7 +179,11 @@ class Choice(Distribution, Generic[Q]):
 
 
 class Listed(Distribution, Generic[Q]):
-    """A value for each device, in order of their numbers. In a scenario a bare list means this."""
+    """One value for each device, in order of their indices; in a scenario a list is short for it.
+
+    Attributes:
+        values: value of each device.
+    """
 
     kind: Literal["list"] = "list"
     values: list[Q] = Field(min_length=1)
@@ -180,17 +200,19 @@ class Listed(Distribution, Generic[Q]):
 
 
 class FileColumn(Spec):
-    """Base of a scenario's keys whose values, one for each device, are a column of a file."""
+    """Base of scenario keys that read one value for each device from a column of a file.
+
+    Attributes:
+        file: path of the file. A relative path starts from ``data.root``, else the working
+            directory, else ``$FEDSIM_DATA``.
+        column: the column's name.
+        unit: unit of the cells that are bare numbers, such as ``"s"``; other cells have a unit.
+    """
 
     kind: Literal["file"] = "file"
     file: str
-    """path of the file. A relative path starts from ``data.root``, else the working directory, else
-    ``$FEDSIM_DATA``.
-    """
     column: str
-    """the column's name."""
     unit: str | None = None
-    """unit of the cells that are bare numbers, such as ``"s"``; other cells have a unit."""
 
     def cells(
         self, key: str, devices: int, root: Path | None, quantity: object, **empty: object
@@ -213,11 +235,11 @@ class FileColumn(Spec):
 
 
 class FromFile(FileColumn, Distribution, Generic[Q]):
-    """A column of a CSV or Parquet file with one row per device, in order of their numbers or of
-    its column ``device``.
+    """Values of the devices in a column of a CSV or Parquet file, with one row per device.
 
-    Without ``device``, a column such as ``id``, ``client`` or an index that pandas has written
-    gives the order: the indices of the devices in any order, or other names in ascending order.
+    Rows are in order of the devices, or of the indices in the column ``device``. Without that
+    column, a column such as ``id``, ``client`` or an index that pandas has written gives the order:
+    indices of the devices in any order, or other names in ascending order.
     """
 
     def by_device(
@@ -232,10 +254,10 @@ Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
 def by_device(quantity: Any, *forms: type[Distribution], base: str = "", key: str = "") -> Registry:
-    """Make the registry of the forms in which a key of a scenario may give each device a value.
+    """Make the registry of distributions that a scenario key allows for a value of each device.
 
-    Short forms are a bare value for all devices, a list with one value per device, and a table
-    with the key ``file``.
+    Beside tables with a ``kind``, the key then allows short forms: a bare value for all devices, a
+    list with one value per device, and a table with the key ``file``.
 
     Args:
         quantity: type of the values, such as ``Seconds``.

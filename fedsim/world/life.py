@@ -33,12 +33,20 @@ from fedsim.world.task import Cause, Task, TaskStep
 
 
 class RunnerState(TypedDict):
-    """State of ``TaskRunner`` in a snapshot."""
+    """State of ``TaskRunner`` in a checkpoint.
+
+    Attributes:
+        tasks: count of all tasks so far.
+        times_asked: device and count of its tasks so far; int64 [devices with a count, 2].
+        times_selected: device and count of its selections for a round; int64 [devices with a count,
+            2].
+        running: the tasks that have not ended.
+        switched_off: indices of the devices that processes hold switched off.
+        batteries, computations, slots: states of batteries, running computations and message slots.
+    """
 
     tasks: int
-    """count of all tasks so far."""
     times_asked: Ints
-    """rows of device and count; int64 [devices with a count, 2]."""
     times_selected: Ints
     running: list[Task]
     switched_off: list[int]
@@ -48,12 +56,15 @@ class RunnerState(TypedDict):
 
 
 class TaskRunner:
-    """Runs the tasks of all devices, step by step, as SimPy processes, and offers what steps use.
+    """Runner of the tasks of all devices, each as a SimPy process that carries out its steps.
+
+    ``Dispatch`` starts tasks here for the server's requests. Steps of tasks, such as ``Download``,
+    use its attributes and methods.
 
     Args:
         messages: messages outside of tasks.
-        population: the devices.
-        availability: availability of the devices, cut to their lifetimes.
+        population: properties of the devices, such as speeds and sample counts.
+        availability: times in which devices can be reached, within their lifetimes.
         compute: model of the times of epochs.
         next_steps: function that returns the next steps of a task that has carried out all of its
             steps; an empty tuple ends the task.
@@ -63,10 +74,11 @@ class TaskRunner:
 
     Attributes:
         running: task ID -> task, for all tasks that have not ended.
-        computing, charge, slots: computations, batteries and message queues of the tasks.
-        times_asked, times_selected: device -> count of its tasks, and count of its selections for
-            a round.
-        switched_off: devices that processes hold switched off, whatever their availability.
+        computing, charge, slots: parts that time computations, watch batteries and limit the
+            messages at a time.
+        times_asked, times_selected: device -> count of its tasks, and count of its selections for a
+            round.
+        switched_off: devices that processes of the world hold switched off.
     """
 
     def __init__(
@@ -109,9 +121,12 @@ class TaskRunner:
     # course of a task
 
     def life(self, task: Task) -> ProcessGenerator:
-        """Carry out a task's steps one after the other, as the SimPy process of its device.
+        """Carry out the steps of a task one after the other; this is its SimPy process.
 
-        The task of a resumed run continues with the step that it was in.
+        In a resumed run the task continues in the step in which it was saved.
+
+        Args:
+            task: the task.
         """
         if not task.begun:
             self._begin(task)
@@ -226,13 +241,13 @@ class TaskRunner:
         task.version = self.population.version.item(task.device)
 
     def task_of(self, device: int) -> Task | None:
-        """The task on which a device works; None if it does not work."""
+        """Return the running task of a device; None if the device has no task."""
         return self._working.get(device)
 
     # states of the devices
 
     def is_idle(self, device: int) -> bool:
-        """Whether the device is available now and has no task."""
+        """Return whether a device is available now and has no task."""
         return device not in self._working and self.reachable_until(device) > self.simulation.now
 
     def idle(self, devices: Ints) -> Flags:
@@ -249,9 +264,12 @@ class TaskRunner:
         return free
 
     def reachable(self, devices: Ints) -> Flags:
-        """Whether each device is available now, with or without a task; bool [len(devices)].
+        """Return whether devices are available now, with or without a task; bool [n].
 
-        The devices are all different.
+        Processes of the world may switch a device off, whatever its availability model says.
+
+        Args:
+            devices: indices of different devices, int64 [n].
         """
         on = self._availability.on(devices, self.simulation.now)
         return on & ~np.isin(devices, sorted(self.switched_off)) if self.switched_off else on
@@ -278,7 +296,7 @@ class TaskRunner:
         return self._availability.next_on(device, time) if time <= self.simulation.end else time
 
     def anyone_ever(self) -> bool:
-        """Whether any device can be reached now or at a later time of the run."""
+        """Return whether any device can be reached now or at a later time of the run."""
         now = self.simulation.now
         departure = self.population.departure
         staying = (device for device in range(len(departure)) if departure.item(device) > now)
@@ -352,7 +370,7 @@ class TaskRunner:
 
         Args:
             task_id: ID of the task.
-            cause: outcome of the task, such as ``late``.
+            cause: why the task ends, which becomes its outcome, such as ``late``.
         """
         if (task := self.running.get(task_id)) is None:
             return
@@ -364,9 +382,10 @@ class TaskRunner:
             self._interrupt(task, cause)
 
     def cut(self, task: Task) -> None:
-        """Interrupt a task now because its device leaves, has a flat battery, or disconnects.
+        """Interrupt and end a task now, as its device leaves, has a flat battery or disconnects.
 
-        The task then ends, at the present time.
+        Args:
+            task: the task.
         """
         now = self.simulation.now
         if now >= self.population.departure[task.device]:

@@ -18,7 +18,10 @@ from fedsim.world.phases import Span
 
 
 class Turnover(Spec):
-    """Base of models of the times at which devices join a run, or leave it for good."""
+    """Base of the models of ``population.arrivals`` and ``population.departures``.
+
+    A model draws the times at which devices join a run, or leave it for good.
+    """
 
     kind: str
 
@@ -82,15 +85,14 @@ DeparturesSpec = Annotated[Turnover, DEPARTURES]
 
 
 class Bounded:
-    """Availability (when devices can be reached) that is cut to each device's time in the run.
+    """Availability in which a device is unreachable before its arrival and after its departure.
 
-    Before its arrival and after its departure a device cannot be reached. Two such intervals may
-    follow each other.
+    Two phases in which a device is off may follow each other.
 
     Args:
         within: availability without arrivals and departures.
         arrival: arrival of each device (s), float64 [devices].
-        departure: departure of each device (s), float64 [devices].
+        departure: departure of each device (s), float64 [devices]; infinity for none.
     """
 
     def __init__(self, within: Availability, arrival: Floats, departure: Floats) -> None:
@@ -129,14 +131,14 @@ class Bounded:
 
 
 def bounded(within: Availability, arrival: Floats, departure: Floats) -> Availability:
-    """Cut an availability (when devices can be reached) to each device's time in the run.
+    """Return an availability in which devices are unreachable before arrival and after departure.
 
     The result is ``within`` itself if all devices are present throughout.
 
     Args:
         within: availability without arrivals and departures.
         arrival: arrival of each device (s), float64 [devices].
-        departure: departure of each device (s), float64 [devices].
+        departure: departure of each device (s), float64 [devices]; infinity for none.
     """
     if arrival.any() or (departure < math.inf).any():
         return Bounded(within, arrival, departure)
@@ -144,7 +146,13 @@ def bounded(within: Availability, arrival: Floats, departure: Floats) -> Availab
 
 
 class LifetimesState(TypedDict):
-    """State of ``Lifetimes`` in a snapshot."""
+    """State of ``Lifetimes`` in a checkpoint.
+
+    Attributes:
+        arrived, left: count of arrivals, and of departures, that were announced.
+        waiting: time (s) at which each device that has arrived, but was never available, first will
+            be, and its index; a heap.
+    """
 
     arrived: int
     left: int
@@ -152,9 +160,10 @@ class LifetimesState(TypedDict):
 
 
 class Lifetimes:
-    """Announces arrivals and departures of devices at their times, by records and to the strategy.
+    """Part of a run that records arrivals and departures of devices, and reports arrivals.
 
-    An arrival at time 0 has no record.
+    The strategy learns of an arrival when the device is first available. An arrival at time 0 has
+    no record.
 
     Args:
         simulation: the clock.

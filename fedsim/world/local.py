@@ -33,8 +33,12 @@ DEFAULT = "default"
 
 
 class ByKind(Distribution, Generic[Q]):
-    """A value for each kind of device, and ``default`` for the kinds that are not named. In a
-    scenario a table of kinds and values means this.
+    """Distribution that gives each kind of device a value; in ``[population.local]``.
+
+    In a scenario a table from kinds to values is short for it.
+
+    Attributes:
+        values: name of a kind -> value; ``default`` is the value of all other kinds.
     """
 
     kind: Literal["by-kind"] = "by-kind"
@@ -102,7 +106,7 @@ def _by_device(quantity: object, *forms: type[Distribution]) -> Registry:
 
 
 class OwnTraining(NamedTuple):
-    """Local trainings that differ by device: arrays [devices], 0 for the scenario's value.
+    """Keys of local trainings that differ by device; arrays [devices], with 0 for the usual value.
 
     Attributes:
         epochs: passes over the data, in place of ``strategy.local_epochs``; int64.
@@ -143,13 +147,13 @@ class OwnTraining(NamedTuple):
         return Batching(size, usual.last)
 
     def passes(self, devices: slice, epochs: int, samples: Ints, usual: Batching) -> Floats:
-        """Return how often a training of each device in a slice passes over its data, float64.
+        """Return how often a training of each device passes over its samples, float64 [slice].
 
         Args:
-            devices: the slice.
+            devices: slice of the devices.
             epochs: ``strategy.local_epochs``, for devices without their own epochs or steps.
             samples: count of samples of each device in the slice.
-            usual: batches of devices without an own batch size (section ``[training]``).
+            usual: batches of devices without a batch size of their own (section ``[training]``).
         """
         own_epochs = self.epochs[devices]
         passes = np.where(own_epochs == 0, epochs, own_epochs).astype(np.float64)
@@ -166,16 +170,18 @@ class LocalSpec(Spec):
     Each key takes one value, a list, shares, a column of a file, or a table of kinds of
     ``population.device`` such as ``{ phone-mid = 1, default = 5 }``. Devices without a value train
     as ``[strategy]`` and ``[training]`` say.
+
+    Attributes:
+        epochs: passes over the data, in place of ``strategy.local_epochs``.
+        steps: SGD steps, in place of epochs.
+        batch_size: samples in a batch, in place of ``training.batch_size``.
+        lr: learning rate, in place of ``training.lr``; it decays as that one does.
     """
 
     epochs: Annotated[Distribution, _by_device(Epochs)] | None = None
-    """passes over the data, in place of ``strategy.local_epochs``."""
     steps: Annotated[Distribution, _by_device(Iterations)] | None = None
-    """SGD steps, in place of epochs."""
     batch_size: Annotated[Distribution, _by_device(_OwnBatchSize)] | None = None
-    """samples in a batch, in place of ``training.batch_size``."""
     lr: Annotated[Distribution, _by_device(_OwnRate, Uniform, LogNormal)] | None = None
-    """learning rate, in place of ``training.lr``; it decays as that one does."""
 
     @model_validator(mode="after")
     def _gives_something(self) -> "LocalSpec":

@@ -22,7 +22,7 @@ from fedsim.world.steps import Outcome, Payload
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """Message that is being sent outside of a device's task, such as between edge and server.
+    """Message under way that belongs to no device's task, such as from edge server to server.
 
     Attributes:
         id: ID of the message.
@@ -57,7 +57,13 @@ OnEnd = Callable[[Message, Outcome], None]
 
 
 class MessagesState(TypedDict):
-    """State of ``Messages`` in a snapshot."""
+    """State of ``Messages`` in a checkpoint.
+
+    Attributes:
+        off: indices of the edge servers that are lost.
+        under_way: message ID -> message, for all messages that have not ended.
+        sent: count of all messages so far.
+    """
 
     off: list[int]
     under_way: dict[int, Message]
@@ -65,7 +71,7 @@ class MessagesState(TypedDict):
 
 
 class Messages:
-    """Sender of messages outside of devices' tasks: to and from edge servers, between devices.
+    """Sender of messages outside of devices' tasks, such as from edge servers or between devices.
 
     Args:
         simulation: the clock.
@@ -191,7 +197,7 @@ class Messages:
                 self.cut(message, "lost")
 
     def cut(self, message: Message, outcome: Outcome) -> None:
-        """End a message now with ``outcome``, or with ``done`` if all of its bytes have arrived."""
+        """End a message now as ``outcome``, or as ``done`` if all of its bytes have arrived."""
         flow = message.flow
         if flow is not None and message.id in self.under_way:
             self.network.cancel(flow)
@@ -199,7 +205,7 @@ class Messages:
             self._end(message, "done" if arrived else outcome)
 
     def delivered(self, message: Message) -> float:
-        """Return how many bytes of a message have arrived."""
+        """Return how many bytes of a message have arrived by now."""
         return 0.0 if message.flow is None else self.network.sent(message.flow)
 
     def end_all(self) -> None:

@@ -22,10 +22,10 @@ _MOST_PHASES = 10_000_000  # phases of a device per look-up, which takes some 10
 
 
 class Span(NamedTuple):
-    """Phase of a device, an interval in which the device is on, or off.
+    """Interval in which a device is on, or off: a phase.
 
     Attributes:
-        on: whether the device is on; of a phase of ``Availability``, whether it is available.
+        on: whether the device is on; in ``Availability``, whether it can be reached.
         start: begin of the phase (simulated s).
         end: end of the phase (s), which is not part of the phase; infinity if it does not end.
 
@@ -42,12 +42,12 @@ class Span(NamedTuple):
 
 
 class Phases:
-    """On and off phases of devices, in turn and of random exponential lengths.
+    """On and off phases of devices, which alternate and have random exponential lengths.
 
     Phases are drawn only up to the times for which a caller asks. The length of a device's phase k
     is its k-th draw from the stream ``purpose``. The phase at time 0 (drawn from ``purpose/first``)
-    is on with a probability equal to the long-run share of on time, so that the population starts in
-    its steady state.
+    is on with a probability equal to the long-run share of on time, so that the population starts
+    in its steady state.
 
     Args:
         streams: random streams of the run.
@@ -103,12 +103,12 @@ class Phases:
         return Span(on, start, end)
 
     def check_walk(self, device: int, start: float, end: float) -> None:
-        """Raise an error if a time is so long that too many phases of a device would be drawn.
+        """Raise an error if an interval has too many phases of a device to draw them all.
 
         Args:
             device: index of the device.
-            start: begin of the time (s).
-            end: end of the time (s).
+            start: begin of the interval (s).
+            end: end of the interval (s).
 
         Raises:
             SimulationError: the expected count of phases between the two exceeds the limit.

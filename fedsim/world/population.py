@@ -28,7 +28,7 @@ the stragglers at their reduced speed.
 
 @dataclass
 class Population:
-    """Properties of all devices as arrays with one entry per device.
+    """Properties of all devices, such as speeds and sample counts, as arrays [devices].
 
     Attributes:
         speed: training speed on the reference model (samples/s). If devices have kinds, it is the
@@ -69,7 +69,13 @@ class Population:
         self.slowness = np.broadcast_to(self.slowness, self.speed.shape)
 
     def shift(self, device: int, version: int, samples: int) -> None:
-        """Replace the device's data by another version, which has ``samples`` training samples."""
+        """Replace the device's data by another version of the data, after a shift.
+
+        Args:
+            device: index of the device.
+            version: number of the new version, from 0.
+            samples: count of training samples in the new version.
+        """
         if not self.version.flags.writeable:  # arrays that were shared until this first shift
             self.version, self.samples = self.version.copy(), self.samples.copy()
         self.version[device] = version
@@ -99,13 +105,13 @@ class Population:
         )
 
     def testing_s(self, device: int, samples: int) -> float:
-        """Return the time (s) of a forward pass over ``samples`` samples, without jitter."""
+        """Return the time (s) of a forward pass over ``samples`` samples, without random variation."""
         if self.rooflines is not None:
             return self.rooflines.testing_s(device, samples) / self.slowness.item(device)
         return samples * self.cost / self.speed.item(device) * _FORWARD_SHARE
 
     def working_s(self, device: int, work: WorkAmounts) -> float:
-        """Return the time (s) of a step ``Work``, which computes without a model.
+        """Return the time (s) of a device's step ``Work``, which needs no model.
 
         Random variation and slow phases are not included.
 
@@ -197,10 +203,10 @@ class Population:
         return self.own.batching(device, self.batching)
 
     def passes(self, devices: slice, epochs: int) -> Floats:
-        """Return how often a training of each device in a slice passes over its data, float64.
+        """Return how often a training of each device passes over its samples, float64 [slice].
 
         Args:
-            devices: the slice.
+            devices: slice of the devices.
             epochs: ``strategy.local_epochs``, for devices without their own epochs or steps.
         """
         samples = self.samples[devices]

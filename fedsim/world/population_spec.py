@@ -45,17 +45,20 @@ from fedsim.world.rooflines import Rooflines
 
 
 class Stragglers(Spec):
-    """Tentative stragglers (CATA-Fed, section 5.2.2): a share of the devices, in a random order,
-    is always slow.
+    """``population.stragglers``: a random share of the devices is slow in the whole run.
+
+    Source: CATA-Fed, section 5.2.2, tentative stragglers.
+
+    Attributes:
+        share: share of the devices that are slow, 0 to 1.
+        factor: factor of the speed of each slow device.
     """
 
     share: float = Field(ge=0.0, le=1.0)
-    """share of the devices that are slow, 0 to 1."""
     factor: FactorDistribution = Constant[Factor](value=0.5)
-    """factor of the speed of each slow device."""
 
     def slowness(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        """Draw by which factor each device's speed is reduced; float64 [devices].
+        """Draw the factor by which each device's speed is multiplied, at most 1; float64 [devices].
 
         The factor is 1 for devices that are no stragglers. Draws are from ``world/stragglers`` and
         ``world/stragglers/factor``.
@@ -88,68 +91,61 @@ SamplesByDevice = Annotated[
 
 
 class PopulationSpec(Spec):
-    """``[population]``: how many devices, how fast, and when they can be reached."""
+    """``[population]``: how many devices, how fast, and when they can be reached.
+
+    Attributes:
+        devices: count of devices.
+        tested_only: count of devices, the last ones, that are tested and never train: no strategy
+            meets them. None: all may train.
+        speed: training speed in samples/s, for the scenario's own model, or for the reference model
+            if that is given.
+        capacity: speeds and links of real phones or hospitals, instead of ``speed`` and links;
+            short: ``population = "fedscale"``.
+        device: kinds of the devices by name (see ``fedsim list``), instead of ``speed``: one,
+            shares, a list, or from a file.
+        kinds: kinds of your own by name: all figures of a kind of device, or the kind that they are
+            ``like`` and other figures.
+        short_of_memory: devices with too little memory for the training. ``fail``: their tasks end
+            for lack of memory; ``refuse``: they are never admitted; ``fewer-layers``: they train
+            the last layers that fit.
+        samples: training samples without learning: ``{low, high}``, ``"long-tail"``, a list or a
+            file's column; None: as dealt.
+        reference_flops: FLOPs a sample (forward and backward) of the model that ``speed`` is for;
+            None: ``speed`` is for the trained model.
+        jitter: coefficient of variation of an epoch's time.
+        slow_phases: phases in which a device is slow.
+        stragglers: devices that are slow all the time.
+        host: machines that the devices share; None: each computes alone.
+        calendar: date and time of simulated time 0, and the devices' time zones; None: midnight UTC
+            for all devices.
+        availability: when devices can be reached while they are there.
+        fitted_at_once: clients at a time in the log that this was fitted to (``fedsim calibrate``);
+            ``fedsim check`` warns of other numbers.
+        local: epochs, steps, batch size and learning rate by device or by kind of device; None: all
+            devices train alike.
+        arrivals: devices that join later; None if all are there from the start.
+        departures: devices that leave for good; None if all stay.
+    """
 
     devices: int = Field(default=100, ge=1, le=100_000_000)
-    """count of devices."""
     tested_only: int | None = Field(default=None, ge=1)
-    """count of devices, the last ones, that are tested and never train: no strategy meets them. None:
-    all may train.
-    """
     speed: SpeedDistribution | None = None
-    """training speed in samples/s, for the scenario's own model, or for the reference model if
-    that is given.
-    """
     capacity: Annotated[CapacityModel, CAPACITIES] | None = None
-    """speeds and links of real phones or hospitals, instead of ``speed`` and links; short:
-    ``population = "fedscale"``.
-    """
     device: NameDistribution | None = None
-    """kinds of the devices by name (see ``fedsim list``), instead of ``speed``: one, shares, a
-    list, or from a file.
-    """
     kinds: dict[str, OwnKind] = Field(default_factory=dict)
-    """kinds of your own by name: all figures of ``DeviceKind``, or the kind that they are
-    ``like`` and other figures.
-    """
     short_of_memory: Annotated[Shortage, OnlyWith("device")] = "fail"
-    """devices with too little memory for the training. ``fail``: their tasks end for lack of memory;
-    ``refuse``: they are never admitted; ``fewer-layers``: they train the last layers that fit.
-    """
     samples: SamplesByDevice | None = None
-    """training samples without learning: ``{low, high}``, ``"long-tail"``, a list or a file's
-    column; None: as dealt.
-    """
     reference_flops: float | None = Field(default=None, ge=1.0, le=1e30)
-    """FLOPs a sample (forward and backward) of the model that ``speed`` is for; None: ``speed``
-    is for the trained model.
-    """
     jitter: JitterDistribution = Constant[Jitter](value=0.0)
-    """coefficient of variation of an epoch's time."""
     slow_phases: SlowPhases | None = None
-    """phases in which a device is slow."""
     stragglers: Stragglers | None = None
-    """devices that are slow all the time."""
     host: HostSpec | None = None
-    """machines that the devices share; None: each computes alone."""
     calendar: CalendarSpec | None = None
-    """date and time of simulated time 0, and the devices' time zones; None: midnight UTC for all
-    devices.
-    """
     availability: AvailabilitySpec = AlwaysOn()
-    """when devices can be reached while they are there."""
     fitted_at_once: int | None = Field(default=None, ge=1)
-    """clients at a time in the log that this was fitted to (``fedsim calibrate``); ``fedsim
-    check`` warns of other numbers.
-    """
     local: LocalSpec | None = None
-    """epochs, steps, batch size and learning rate by device or by kind of device; None: all devices
-    train alike.
-    """
     arrivals: ArrivalsSpec | None = None
-    """devices that join later; None if all are there from the start."""
     departures: DeparturesSpec | None = None
-    """devices that leave for good; None if all stay."""
 
     @model_validator(mode="before")
     @classmethod
@@ -211,7 +207,7 @@ class PopulationSpec(Spec):
 
     @property
     def comes_and_goes(self) -> bool:
-        """Whether any device may be unavailable, arrive late or depart."""
+        """Whether any device may be unavailable at some time, arrive late or depart."""
         return (
             self.availability.kind != "always"
             or self.arrivals is not None
@@ -310,7 +306,7 @@ class PopulationSpec(Spec):
         rooflines: Rooflines | None = None,
         flops: Floats | None = None,
     ) -> Population:
-        """Build the population from its sampled columns.
+        """Build the object with the properties of all devices, from columns that are already drawn.
 
         Args:
             streams: random streams.

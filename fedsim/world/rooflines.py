@@ -50,7 +50,9 @@ def operations_s(
     bandwidth: float,
     processor: Processor = "cpu",
 ) -> float:
-    """Compute the time that a processor needs for a pass over one batch.
+    """Compute the time (s) of a pass (forward, or forward and backward) over one batch.
+
+    By the roofline rule, an operation takes the longer of its arithmetic and its memory traffic.
 
     Args:
         operations: the operations of the pass.
@@ -75,7 +77,7 @@ def operations_s(
 
 
 class AlikeDevices(NamedTuple):
-    """Group of devices of a kind whose usual trainings need equal memory.
+    """Devices of one kind whose usual trainings need equal memory, so that one check serves all.
 
     Attributes:
         kind: index of the kind.
@@ -91,7 +93,7 @@ class AlikeDevices(NamedTuple):
 
 
 class Rooflines:
-    """Training times and memory of devices of several kinds, by their FLOP/s and memory bandwidth.
+    """Training times and memory needs of devices of known kinds, by FLOP/s and memory bandwidth.
 
     Args:
         kinds: the kinds of devices.
@@ -191,7 +193,7 @@ class Rooflines:
         return [_RULES[processor] for processor in sorted(processors & {*_RULES})]
 
     def outside_of_rules(self, numbers: int) -> list[str]:
-        """Return warnings about trainings for which the fitted formulas of times were not measured.
+        """Return warnings about trainings outside the range that the fitted time formulas cover.
 
         Args:
             numbers: count of values in a sample.
@@ -360,7 +362,7 @@ class Rooflines:
         return is_short
 
     def groups(self, samples: Ints, sizes: Ints | None = None) -> Iterator[AlikeDevices]:
-        """Iterate over the groups of devices whose usual trainings need equal memory.
+        """Yield the groups of devices whose usual trainings need equal memory.
 
         Args:
             samples: count of samples of each device, int64 [devices].

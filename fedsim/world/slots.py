@@ -11,10 +11,13 @@ from fedsim.world.task import Task, TaskStep, in_line
 
 
 class SlotsState(TypedDict):
-    """State of ``MessageSlots`` in a snapshot."""
+    """State of ``MessageSlots`` in a checkpoint.
+
+    Attributes:
+        lines: direction -> IDs of the tasks that hold a slot, then of those that wait for one.
+    """
 
     lines: dict[Direction, list[int]]
-    """task IDs by direction, holders of slots first."""
 
 
 class MessageSlots:

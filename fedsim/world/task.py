@@ -31,7 +31,7 @@ Ending = tuple[Cause | None, dict[str, object]]
 
 
 class WorkAmounts(Protocol):
-    """Interface of a step ``Work``: how much a device computes without a model."""
+    """Interface of the step ``Work``: amounts of computation that need no model."""
 
     @property
     def samples(self) -> float:
@@ -47,17 +47,25 @@ class WorkAmounts(Protocol):
 
 
 class HostQueue(Protocol):
-    """Machines whose cores several devices share; ``Hosts`` implements it."""
+    """Interface of ``Hosts``: machines whose cores several devices share."""
 
     def admit(self, task: "Task") -> "tuple[TaskStep, ...]":
-        """Request a worker for a task; return the queue and start-up steps before its own steps."""
+        """Request a worker (a place to run) on its device's host for a task that begins.
+
+        Args:
+            task: the task.
+
+        Returns:
+            Steps to carry out before the task's own: ``Queue`` if all workers are busy, and a pause
+            if workers take time to start.
+        """
 
     def is_due(self, task: "Task") -> bool:
         """Whether the computation of a task is complete now, within the rounding of times."""
 
 
 class DeviceTimes(Protocol):
-    """Times of undisturbed work on each device; a ``Population`` has them."""
+    """Interface of ``Population``: times of work on each device, without random variation."""
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
         """Time of an epoch of a training on ``samples`` samples (s)."""
@@ -80,27 +88,27 @@ class ComputationTimer(Protocol):
         """Machines whose cores the devices share; None if each device has its own."""
 
     def begin(self, task: "Task", training: Training | None) -> None:
-        """Begin a training, or an evaluation if ``training`` is None."""
+        """Begin the computation of a task's step: a training, or an evaluation if it is None."""
 
     def look_ahead(self, task: "Task") -> None:
-        """Set the alarm for the end of the running computation.
+        """Compute the end of a task's running computation, and set the alarm for it.
 
-        If its end is too far away to be computed now, the alarm is set for a time at which this method
-        is called again.
+        If the end is too far away to be computed, the alarm calls this method again at an earlier
+        time.
         """
 
     def limit_of(self, task: "Task", limit: Limit) -> float:
         """Return the time at which a limit ends the running step (s); infinity without a limit."""
 
     def end(self, task: "Task", limit: Limit, cause: "Cause | None") -> dict[str, object]:
-        """End the running computation; return fields for the record of its step."""
+        """End the running computation of a task; return fields for the record of its step."""
 
 
 class ChargeWatch(Protocol):
     """Interface of ``BatteryWatch``, which observes the batteries of working devices."""
 
     def look(self, task: "Task") -> None:
-        """Set the alarm for the next check of the battery during a message or a wait."""
+        """Predict when the battery of a task's device will be flat; set an alarm for that time."""
 
     def runs_flat(self, task: "Task", until: float) -> bool:
         """Whether the battery runs flat by ``until`` (s)."""
@@ -111,11 +119,11 @@ class StepServices(Protocol):
 
     @property
     def simulation(self) -> Simulation:
-        """The clock, which receives the records."""
+        """Clock of the run, which also receives the records."""
 
     @property
     def network(self) -> Network:
-        """The links on which messages are sent."""
+        """Network on which messages are sent."""
 
     @property
     def population(self) -> DeviceTimes:
@@ -123,15 +131,15 @@ class StepServices(Protocol):
 
     @property
     def computing(self) -> ComputationTimer:
-        """The timing of computations."""
+        """Timer of the trainings and evaluations of tasks."""
 
     @property
     def charge(self) -> ChargeWatch:
-        """The watch over the batteries of devices that carry out tasks."""
+        """Part that ends a task when its device's battery is flat."""
 
     @property
     def running(self) -> Mapping[int, "Task"]:
-        """The tasks that have not ended, by task ID."""
+        """Tasks that have not ended, by task ID."""
 
     def end_step_at(self, task: "Task", end: float) -> None:
         """Set the alarm for the end of the running step of ``task`` at ``end`` (s)."""
@@ -140,14 +148,14 @@ class StepServices(Protocol):
         """Store the sample count and the data version of the task's device in the task."""
 
     def task_of(self, device: int) -> "Task | None":
-        """The task on which a device works; None if it does not work."""
+        """Return the running task of a device; None if the device has no task."""
 
     def cut(self, task: "Task") -> None:
-        """Interrupt a task whose device leaves, is flat, or disconnects at this instant."""
+        """Interrupt and end a task now, as its device leaves, has a flat battery or disconnects."""
 
 
 class TaskStep:
-    """Base of the kinds of steps of a device's task, such as ``Download`` and ``Train``.
+    """Base of the steps of a device's task, such as ``Download`` and ``Train``.
 
     Attributes:
         kinds: class name -> class of every kind of step; checkpoints save steps of these classes.
@@ -226,9 +234,16 @@ def _is_shipped(cls: type) -> bool:
 
 @dataclass(slots=True)
 class Task:
-    """Running or ended task, with all the state from which its process can be started again.
+    """Work of a device for one request of the server, as a list of steps, with its present state.
+
+    Its SimPy process can be started again from these attributes, after a restore.
 
     Attributes:
+        id: ID of the task, unique within the run.
+        device: ID of the device.
+        steps: the steps, which the device does in order.
+        round: index of the round; None for a task outside of rounds.
+        group: ID of the group (cluster), if any.
         count: count of the device's earlier tasks.
         continues: whether the task continues the device's previous task, which has computed for
             ``spent_s`` (s).
@@ -239,18 +254,21 @@ class Task:
             begun, and the time of its begin (s).
         epochs, trained: count of local epochs that count in the last training so far, and in each
             training that has ended.
-        samples, version: count of training samples on which the device computes, and the version
-            of its data.
+        samples, version: count of training samples on which the device computes, and the version of
+            its data.
         epoch_ends: ends of the epochs of the running training or evaluation (simulated s).
         budget_from: time from which the budget of a limit counts (s).
-        disconnects_at, flat_at: time at which the device disconnects, and time at which its battery is flat (s);
-            infinity if unknown.
+        disconnects_at, flat_at: time at which the device disconnects, and time at which its battery
+            is flat (s); infinity if unknown.
         fails: whether the running computation ends for lack of memory.
         flow: flow of the running message.
+        outcome: ``done`` or the reason of a failure; None before the end.
+        process: SimPy process that carries out the steps.
         done: event of the end of the running step, for which the device's ``process`` waits.
         slot, worker: requests for a slot for a message, and for a worker of a host.
         alarm, vanish, battery: alarms for the end of a computation, for the time at which the
             device disconnects, and for the next check of its battery.
+        fields: entries that each record of the task has: IDs of task, device, round and group.
     """
 
     not_saved: ClassVar[tuple[str, ...]] = (
@@ -307,14 +325,14 @@ class Task:
         }
 
     def take_up(self) -> None:
-        """Set the attributes that a snapshot omits, such as alarms, as at a task's start."""
+        """Set the attributes that a checkpoint omits, such as alarms, as they are at the start."""
         self.process = self.done = None
         self.slot = self.worker = None
         self.alarm = self.vanish = self.battery = None
         self.__post_init__()
 
     def carried_out(self) -> None:
-        """End the running step now as complete; or, if it ``fails``, for lack of memory."""
+        """End the running step now as complete; if the task ``fails``, for lack of memory."""
         assert self.done is not None
         self.done.fire("memory" if self.fails else None)
 
@@ -340,7 +358,7 @@ class Task:
 
     @property
     def waits(self) -> bool:
-        """Whether the running step has begun and not ended."""
+        """Whether the running step has begun and has not ended."""
         return self.begun and self.done is not None and not self.done.triggered
 
     def request(self, name: Literal["slot", "worker"], resource: simpy.Resource) -> bool:

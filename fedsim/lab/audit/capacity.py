@@ -15,15 +15,21 @@ SLACK = 1 + 1e-9  # factor on a rate that allows for rounding errors
 
 
 class Stretch(NamedTuple):
-    """Interval in which a link would have had to carry more bytes than its rate allows."""
+    """Interval in which a link, by the records, carried more bytes than its rate allows.
 
-    begin: float  # begin of the interval (s)
-    end: float  # end of the interval (s)
-    carried: float  # bytes of the messages that lie wholly within the interval
+    Attributes:
+        begin: begin of the interval (s).
+        end: end of the interval (s).
+        carried: size of the messages that lie wholly within the interval (bytes).
+    """
+
+    begin: float
+    end: float
+    carried: float
 
 
 def slack_s(end: Floats) -> Floats:
-    """Return by how much rounding may shorten a message that ends at a given time.
+    """Return the time by which rounding of the simulated clock may shorten each message.
 
     The slack also covers a message that ends in the very instant of a deadline.
 
@@ -37,7 +43,7 @@ def slack_s(end: Floats) -> Floats:
 
 
 class LinkCapacity(ABC):
-    """Rate of a link over time, to test whether the link can have carried a run's messages."""
+    """Base class of a link's rate over time, to test whether it can have carried a run's messages."""
 
     @abstractmethod
     def carried(self, until: Floats) -> Floats:
@@ -102,7 +108,7 @@ class LinkCapacity(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Rate(LinkCapacity):
-    """Rate of a link over time, as a step function.
+    """Link whose rate is a step function of time.
 
     Attributes:
         since: begin of each rate (s), ascending, the first 0; float64 [n].

@@ -46,7 +46,9 @@ class _Aggregate(NamedTuple):
 
 
 def weights_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each aggregation whose recorded weights break the strategy's rule.
+    """Check the recorded weights of aggregations against the strategy's rule for weights.
+
+    A finding is yielded for each aggregation with wrong weights.
 
     A user's own strategy and Flower apps are not checked.
     """
@@ -423,10 +425,12 @@ def _count_samples(evidence: Evidence) -> dict[int, float]:
 
 
 def edges_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each combination of edge servers' models with wrong weights.
+    """Check the weights with which the server combined the models of edge servers.
 
     The weight of an edge server is its share of the samples behind the updates that it aggregated
     last in the same round.
+
+    A finding is yielded for each combination with wrong weights.
     """
     combined = evidence.data_of("edges-combined")
     if not len(combined):

@@ -199,7 +199,7 @@ READERS: Mapping[str, DataReader] = {
 
 
 class PayloadTable:
-    """Index of the distinct payload lists of a run's messages, so that tables have integers.
+    """Index of the distinct payload lists of a run's messages; tables have the index, not the list.
 
     A payload list has purpose and size (bytes) of each part of a message. ``intern`` gives a list
     its index, in order of first occurrence; ``lists`` has the lists by index.

@@ -21,11 +21,13 @@ Section = Mapping[str, Any]
 class OwnPart(NamedTuple):
     """User code that a scenario names by import path, such as a strategy or a meter.
 
-    ``path`` is the import path (``module:name``), ``section`` the table of the scenario that has
-    it.
+    Attributes:
+        key: dotted key in the scenario, such as ``strategy.kind``.
+        path: the import path (``module:name``).
+        section: the table of the scenario that has the path, with the part's options.
     """
 
-    key: str  # dotted key in the scenario, such as "strategy.kind"
+    key: str
     path: str
     section: Section
 
@@ -229,7 +231,7 @@ Every new kind needs an entry.
 
 
 def is_unchecked(name: str) -> bool:
-    """Whether a column, field, entry or key of a run folder is declared to have no check.
+    """Whether a column, field, entry or key of a run folder is declared to be covered by no check.
 
     Args:
         name: the thing's name in the style of ``UNCHECKED``, such as ``rounds.parquet: loss`` or

@@ -12,7 +12,9 @@ from fedsim.lab.audit.frames import read
 
 
 def draw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: object) -> Floats:
-    """Draw a quantity of every device again, as the run drew it from the scenario's seed.
+    """Repeat the random draw of a quantity of every device, by the scenario's seed.
+
+    The checks compare the values with those in the table of devices.
 
     Args:
         scenario: the scenario.

@@ -84,7 +84,7 @@ class Evidence:
         return bool(self.run.scenario["population"].get("short_of_memory") == "refuse")
 
     def data_of(self, kind: str) -> pd.DataFrame:
-        """Return the fields that only records of a kind have, as a table with a row per record.
+        """Return the fields in ``data`` of the records of a kind, as a table with a row per record.
 
         They are parsed from the JSON text ``data`` of the records; the index is the row of the
         record in ``events``.
@@ -179,7 +179,7 @@ class Evidence:
 
     @cached_property
     def events(self) -> pd.DataFrame:
-        """DataFrame of all records of what happened in the run, without their ``data``.
+        """DataFrame of all records of the run, without the JSON in their ``data``.
 
         The index is the record's row, its position in the run.
         """
@@ -210,7 +210,7 @@ class Evidence:
 
     @property
     def core_s(self) -> "pd.Series[float]":
-        """Time (s) that each computation had a core of its host, by the record that ends it.
+        """Time (s) that each computation had a core of its host, from the record of its end.
 
         It is NaN if the device shares no host.
         """
@@ -232,17 +232,17 @@ class Evidence:
     def steps(self) -> pd.DataFrame:
         """DataFrame of the records that end a step of a task, such as ``upload``.
 
-        It has two more columns. ``begun`` is the row of the record that begins the step, -1 if
-        there is no such record; ``start`` is the time of that record (s).
+        Besides the columns of the records it has ``begun``, the index of the record that begins the
+        step (-1 for no such record), and ``start``, the time of that record (s).
         """
         return self._find_spans("step")
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
-        """DataFrame of the records that end a task, with two columns about the task's begin.
+        """DataFrame of the records that end a task.
 
-        ``begun`` is the row of the record that begins the task, -1 if there is no such record;
-        ``start`` is the time of that record (s).
+        Besides the columns of the records it has ``begun``, the index of the record that begins the
+        task (-1 for no such record), and ``start``, the time of that record (s).
         """
         return self._find_spans("task")
 
@@ -347,9 +347,10 @@ class Evidence:
 
     @cached_property
     def availability(self) -> pd.DataFrame:
-        """DataFrame of the times at which devices could be reached or not any more; empty for old folders.
+        """DataFrame of the times from which devices could or could not be reached.
 
-        Columns are ``device``, ``time`` (s) and ``on``, whether the device is online from then on.
+        It is empty for run folders of older versions. Columns are ``device``, ``time`` (s) and
+        ``on``, whether the device is online from then on.
         """
         if not self.run.has(files.AVAILABILITY):
             return pd.DataFrame({name: [] for name in AVAILABILITY.names})

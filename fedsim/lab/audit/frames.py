@@ -89,7 +89,7 @@ def plain_value(value: object) -> object:
 
 
 def latest(mask: ArrayLike, keys: ArrayLike) -> Ints:
-    """Return for each row the last masked row with the same key, at or before the row.
+    """Return, for each row, the position of the last marked row with the same key up to that row.
 
     For example, if the mask marks the records that begin a task and the key is the device, this is
     the begin of the device's current task.
@@ -120,13 +120,16 @@ def at_places(values: ArrayLike, places: Ints) -> Floats:
 def is_close(
     stated: ArrayLike, due: ArrayLike, atol: float = 1e-6, equal_nan: bool = False
 ) -> Flags:
-    """Compare numbers up to the rounding error of sums; bool, of their shape.
+    """Return whether numbers of a folder equal their due values, up to the rounding error of sums.
 
     Args:
-        stated: numbers of the folder.
-        due: numbers that follow from the records or the scenario.
+        stated: numbers of the folder; of any shape.
+        due: numbers that follow from the records or the scenario; of the same shape.
         atol: absolute tolerance, which is added to a relative tolerance of 1e-9.
         equal_nan: whether NaN equals NaN.
+
+    Returns:
+        bool, of the shape of the numbers.
     """
     return np.isclose(stated, due, rtol=1e-9, atol=atol, equal_nan=equal_nan)
 
@@ -145,7 +148,7 @@ def read(kind: object, text: object) -> Any:
 
 
 def endpoint_numbers(names: "pd.Series[str]", kind: str) -> Ints:
-    """Return the index in the name of each endpoint of a message, such as 3 for ``edge 3``.
+    """Return the index in the name of each message's endpoint, such as 3 for ``edge 3``.
 
     Args:
         names: names of endpoints; [n].
@@ -164,8 +167,10 @@ def endpoint_numbers(names: "pd.Series[str]", kind: str) -> Ints:
 
 
 def grain_s(times: ArrayLike) -> Floats:
-    """Return the resolution of the simulated clock at given times (s); float64, of their shape.
+    """Return the distance between neighbouring simulated times at given times (s).
 
     It is one tick, or, beyond 97 days, the spacing of float64.
+
+    The result is float64, of the shape of ``times``.
     """
     return np.maximum(TICK_S, np.spacing(np.asarray(times, dtype=np.float64)))

@@ -44,7 +44,7 @@ def hosts_shared(evidence: Evidence) -> Iterator[str]:
 
 
 def workers_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for hosts that ran too many tasks, and for tasks that waited without need.
+    """Yield findings for hosts with more tasks than workers, and for tasks that waited needlessly.
 
     A host is a machine that several devices share; a task waits only while all of its workers are
     taken.
@@ -120,14 +120,14 @@ def fewest_at_once(times: Floats, busy: Floats, start: Floats, end: Floats) -> F
 
 
 def counts_at_once(spans: pd.DataFrame) -> tuple[Floats, Floats]:
-    """Count the intervals that overlap at each time at which an interval begins or ends.
+    """Return how many intervals overlap at a time, as a step function.
 
     Args:
         spans: DataFrame of intervals from ``start`` to ``time`` (s).
 
     Returns:
-        Times (s), ascending, ends before begins of the same time, and the count from each time
-        until the next; float64 [2 spans] each.
+        Times (s) at which an interval begins or ends, ascending, ends first; and the count of
+        overlapping intervals from each time until the next; float64 [2 spans] each.
     """
     times = np.concatenate([spans["time"], spans["start"]])
     order = np.argsort(times, kind="stable")

@@ -66,7 +66,7 @@ def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
 
 
 def members(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors]:
-    """Return the models in a model file, as a dict from member to the shapes of its tensors.
+    """Return the models in a saved model file: the shapes of each model's tensors.
 
     A file may have a model for each group or device. A member is the group or device ID as text, or
     ``""`` if the file is a single model.
@@ -74,6 +74,9 @@ def members(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors
     Args:
         tensors: dict from name of a tensor in the file to the tensor.
         name: name of the file, without suffix.
+
+    Returns:
+        Dict from member (group or device ID as text, or ``""``) to shape by name of tensor.
     """
     models: dict[str, Tensors] = {}
     for key, values in tensors.items():
@@ -86,7 +89,7 @@ def members(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors
 
 
 def left_tensors(evidence: Evidence) -> Tensors | None:
-    """Return the tensors' shapes of a model that the run saved; None if it saved none."""
+    """Return the shapes of the tensors of a model that the run saved; None if it saved none."""
     for name, tensors in sorted(evidence.models.items()):
         if name in _FILES:
             return next(iter(members(tensors, name).values()), None)
@@ -234,7 +237,7 @@ def _is_norm(name: str, tensors: Tensors) -> bool:
 
 
 def cut_numbers(tensors: Tensors, cut: str, size: float) -> int | None:
-    """Count the parameters of a model that is reduced in width or in rank.
+    """Count the parameters of a model that some devices train with smaller layers or ranks.
 
     Args:
         tensors: shapes of the whole model's tensors.

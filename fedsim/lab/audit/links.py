@@ -34,13 +34,17 @@ _User = tuple[str, int, int]
 class Link(NamedTuple):
     """Link of the network that carries the messages of several devices.
 
-    ``users`` are the messages that use it: by direction, part of the way, and place (cell) or edge
-    server.
+    Attributes:
+        name: name of the link in findings.
+        key: name of the link in the run's records.
+        rate: rate at the run's begin (bytes/s).
+        users: messages that cross the link, each a direction, a part of the route, and a place
+            (such as a cell) or an edge server.
     """
 
-    name: str  # name in findings
-    key: str  # name in records
-    rate: float  # rate at the run's begin (bytes/s)
+    name: str
+    key: str
+    rate: float
     users: Sequence[_User]
 
 

@@ -73,11 +73,11 @@ def _check_strangers(evidence: Evidence) -> Iterator[str]:
 
 
 def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each device that could be reached or not any more at other times than its seed gives.
+    """Yield a finding for each device that came or went at times other than those drawn.
 
-    Only the kind ``renewal`` is checked, in which a device alternates between random online and
-    off phases. Scenarios with arrivals, departures or batteries are skipped, because these cut
-    phases short.
+    Only the kind ``renewal`` is checked, in which a device alternates between random online and off
+    phases. Scenarios with arrivals, departures or batteries are skipped, because these cut phases
+    short.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]
@@ -219,10 +219,10 @@ def shifts_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def tests_agree(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding if the devices' accuracies do not give the last accuracy of the rounds.
+    """Yield a finding unless the last accuracy of a round is the mean of the devices' accuracies.
 
-    That accuracy has to be the devices' mean, plain or weighted by test samples. If no round has an
-    accuracy, no device may have one.
+    The mean may be plain or weighted by test samples. If no round has an accuracy, no device may
+    have one.
     """
     rounds = evidence.rounds
     devices = evidence.devices

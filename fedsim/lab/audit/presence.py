@@ -12,10 +12,10 @@ from fedsim.lab.audit.frames import NOTHING, at_places, endpoint_numbers, latest
 
 
 def reachable(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for work of devices that could not be reached, and for tasks lost without a cause.
+    """Yield findings for work of unreachable devices, and for tasks that were lost without a cause.
 
-    A task may be lost only if its device cannot be reached, is switched off, or loses its edge server.
-    Devices that have no row in the table of availability are not checked.
+    A task may be lost only if its device cannot be reached, is switched off, or loses its edge
+    server. Devices that have no row in the table of availability are not checked.
     """
     table = evidence.availability
     wrong = _is_impossible(evidence, table)

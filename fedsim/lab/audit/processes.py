@@ -32,7 +32,7 @@ class _Outages(NamedTuple):
 
 
 def processes(evidence: Evidence) -> Sequence[TomlTable]:
-    """Return the scenario's sections on the world's processes, such as outages of links."""
+    """Return the tables ``[[world.processes]]`` of the scenario, such as outages of links."""
     sections: Sequence[TomlTable] = evidence.run.scenario.get("world", {}).get("processes", [])
     return sections
 
@@ -43,7 +43,7 @@ def _has_user_code(sections: Sequence[TomlTable]) -> bool:
 
 
 def outages_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for outages of links and edge servers at times that the seed does not give."""
+    """Yield findings for outages of links or edge servers at times other than the seed gives."""
     sections = processes(evidence)
     if _has_user_code(sections):
         return

@@ -37,7 +37,7 @@ def time_order(evidence: Evidence) -> Iterator[str]:
 
 
 def task_lives(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for tasks whose records are out of order or incomplete.
+    """Yield findings for tasks whose records lack a begin, a step or an end, or are out of order.
 
     A task starts, takes its steps (such as ``train``) one after another on one device, and ends
     with the outcome of its last step.
@@ -67,10 +67,10 @@ def task_lives(evidence: Evidence) -> Iterator[str]:
 
 
 def one_place(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for devices that do two things at a time.
+    """Yield findings for devices that do two things at the same time.
 
-    A device may not begin a task before its previous one has ended, and may not record steps of
-    any task but its current one.
+    A device may not begin a task before its previous one has ended, and may not record steps of any
+    task but its current one.
     """
     events = evidence.events[evidence.events["kind"].isin(OF_TASKS)]
     device = events["device"].to_numpy()
@@ -131,7 +131,7 @@ def _round_limits(evidence: Evidence, name: str) -> Floats:
 
 
 def rounds_begin(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for rounds that are out of order, or ask a wrong count of clients.
+    """Yield findings for rounds that are out of order, or that select a wrong count of clients.
 
     The record of a round's begin has the count of selected clients. With edge servers, the round
     may ask fewer.

@@ -22,13 +22,15 @@ _PLACE = 1  # number of the draw of a link's place in its trace
 
 @dataclass(frozen=True, eq=False)
 class RecordedTrace:
-    """Trace of ``link_traces.parquet``: rate, latency or loss of a link over time.
+    """Step function of time from ``link_traces.parquet``: the rate, latency or loss of a link.
+
+    Positions are times since the trace's begin (s).
 
     Attributes:
         since: begins of its pieces of constant value (s), the first 0; float64 [pieces].
         rates: rates (bytes/s), latencies (s) or shares of lost packets; float64 [pieces].
-        length: its length (s).
-        loops: whether it begins anew at its end.
+        length: duration of the trace (s).
+        loops: whether the trace begins anew at its end.
     """
 
     since: Floats
@@ -38,7 +40,7 @@ class RecordedTrace:
 
     @property
     def mean(self) -> float:
-        """Mean over the length: bytes/s, or the unit of the trace's values."""
+        """Mean of the values over the trace's duration (bytes/s, s or a share)."""
         if len(self.rates) == 1:
             return self.rates.item(0)
         lengths = np.diff(np.append(self.since, self.length))
@@ -82,7 +84,7 @@ class RecordedTrace:
 
 @dataclass(frozen=True, eq=False)
 class TraceRate(LinkCapacity):
-    """Rate of a link that follows a trace, and that processes such as outages may limit.
+    """Link whose rate follows a trace, and is limited at times by processes such as outages.
 
     Attributes:
         trace: the trace.
@@ -108,7 +110,7 @@ class TraceRate(LinkCapacity):
 
 
 class LinkRates:
-    """Rates of the links of a run over time, by the recorded changes of rates and by traces.
+    """Rates of a run's links over time, from the recorded changes of rates and the traces.
 
     Args:
         evidence: the run folder.
@@ -142,11 +144,11 @@ class LinkRates:
         return link in self._changes or link in self._traces
 
     def of(self, link: str, built: float) -> LinkCapacity:
-        """Return the rate of a link over time.
+        """Return how the rate of a link developed over the run.
 
         Args:
             link: name of the link.
-            built: its rate at the begin of the run (bytes/s), which traces replace.
+            built: rate at the begin of the run (bytes/s); not used for a link that follows a trace.
         """
         changes = self._changes.get(link)
         trace = self._traces.get(link)
@@ -158,7 +160,11 @@ class LinkRates:
 
 
 def read_traces(evidence: Evidence) -> dict[str, tuple[RecordedTrace, float]]:
-    """Return trace, and position in it at time 0 (s), of each link that follows one, by name."""
+    """Return the trace that each link follows, with the link's position in it at time 0 (s).
+
+    Returns:
+        Dict from name of a link to trace and position; links without a trace are left out.
+    """
     if not evidence.run.has(files.TRACED_LINKS):
         return {}
     pieces = evidence.frame(files.TRACES, TRACES.names)
@@ -185,11 +191,11 @@ def has_trace(section: object) -> bool:
 
 
 def places_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each link that begins at another place of its trace than the seed draws.
+    """Check that each link begins at the position of its trace that the seed draws.
 
-    A trace gives a link's rate over time. Links have to follow traces exactly if they do in the
-    scenario, and the mean of a trace has to be the rate of its device's link in the table of
-    devices.
+    A finding is yielded for each other link. A trace gives a link's rate over time. Links have to
+    follow traces exactly if they do in the scenario, and the mean of a trace has to be the rate of
+    its device's link in the table of devices.
     """
     network = evidence.run.scenario["network"]
     sections = _traced_sections(network)

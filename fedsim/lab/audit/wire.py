@@ -64,7 +64,7 @@ The state also has one step count per tensor.
 
 
 def bytes_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each part of a message whose size model and codec do not explain.
+    """Yield a finding for each part of a message whose size does not follow from model and codec.
 
     A part is what is sent for one purpose, such as ``update``. User code and Flower apps, which
     choose their own purposes, are not checked.

@@ -36,7 +36,9 @@ _UNITS = {  # quantity of clients: unit, and its size in the base unit
 
 
 def draw(world: FittedWorld, seed: int) -> FittedWorld:
-    """Draw speeds, rates and latencies of clients anew, to see how much a prediction depends on them.
+    """Return a fitted world with speeds, rates and latencies of clients drawn anew.
+
+    It is used to see how much a prediction depends on the clients.
 
     Each quantity is drawn from the lognormal distribution that fits the values of the log's
     clients.

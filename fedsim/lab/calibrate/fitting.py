@@ -27,21 +27,29 @@ _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
 
 
 class Fitted(NamedTuple):
-    """World fitted to a log, with estimates that a world does not contain.
+    """World (clients' speeds and links) that was fitted to a log, with how it was fitted.
 
-    These are other worlds that explain the log as well, the fixed part of a training, whether
-    latencies are known, samples and epochs of trainings, count of tasks, and notes for the user.
-    Arrays have one value per client.
+    Attributes:
+        world: the fitted world.
+        rivals: other worlds that explain the log as well.
+        overhead: fixed part of each client's trainings (s), NaN if unknown; the speeds of ``world``
+            contain it; float64 [clients].
+        latency_is_known: whether latencies were given or fitted; if not, the rates of links contain
+            them.
+        samples: samples per epoch of each client; float64 [clients].
+        epochs: median count of epochs of a training.
+        tasks: count of tasks to which each client was fitted; int64 [clients].
+        notes: sentences about unknown quantities, for users.
     """
 
     world: FittedWorld
-    rivals: tuple[FittedWorld, ...]  # other worlds that explain the log as well
-    overhead: Floats  # fixed part of a training (s), NaN if unknown; the world's speeds contain it
-    latency_is_known: bool  # whether it is given or fitted; if not, rates contain latencies
-    samples: Floats  # count of samples per epoch
-    epochs: int  # median count of epochs of a training
-    tasks: Ints  # count of tasks to which the client was fitted
-    notes: tuple[str, ...]  # sentences about unknown quantities, for users
+    rivals: tuple[FittedWorld, ...]
+    overhead: Floats
+    latency_is_known: bool
+    samples: Floats
+    epochs: int
+    tasks: Ints
+    notes: tuple[str, ...]
 
 
 class _Links(NamedTuple):
@@ -79,6 +87,9 @@ def fit(
             evenly.
         all_tasks: tasks of all rounds, by which it is tested whether clients share a link; None for
             ``tasks``.
+
+    Returns:
+        The fitted world and what is known about the fit.
     """
     if protocol is None:
         protocol = Fluid()

@@ -41,7 +41,7 @@ _LONGEST_LINE = 10_000  # most characters that are read of a line
 def rows_of(
     path: Path, where: str, size: float | None, samples: int | None, epochs: int, notes: list[str]
 ) -> pd.DataFrame | None:
-    """Read NVFlare's or APPFL's logs.
+    """Read logs of NVFlare or APPFL.
 
     Args:
         path: log file, or folder of logs.

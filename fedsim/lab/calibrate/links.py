@@ -39,7 +39,7 @@ _MANY = 5
 
 
 def find_rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
-    """Return the link rates at which messages take given times.
+    """Return the rates at which a link alone would need the given durations for given messages.
 
     Args:
         protocol: protocol of the messages.
@@ -66,12 +66,21 @@ def find_rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floa
 
 
 class LinkSearch:
-    """Search for the links of a direction that explain the durations of a log's transfers.
+    """Search for the rates of all links in one direction that explain a log's transfers.
 
-    For each trial capacity of the server's link, the rates of clients are fitted by replaying the
-    transfers in the simulator. Each client's rate is fitted to the median of the transfers that its
-    own link delays. The capacity with the smallest errors, of single transfers and of whole busy
-    periods, is the estimate. A limit is dropped if it explains little more than no limit.
+    The links are the clients' own and the server's, which all transfers share. For each trial
+    capacity of the server's link, the clients' rates are fitted by replaying the transfers in the
+    simulator: each rate to the median of the transfers that the client's link delays. The capacity
+    with the smallest errors, of single transfers and of whole busy periods (times without a break
+    between transfers), is the estimate. A limit is dropped if it explains little more than no
+    limit.
+
+    Args:
+        direction: ``down`` to the clients, ``up`` to the server.
+        steps: transfers of the log in this direction.
+        client: index of each transfer's client; int64 [steps].
+        latency: latencies of the clients (s); float64 [clients].
+        protocol: protocol of the messages.
     """
 
     def __init__(
@@ -85,7 +94,7 @@ class LinkSearch:
         self._last_end = np.maximum.accumulate(steps.end)
 
     def capacity(self) -> float:
-        """Estimate the capacity of the server's link (bytes/s); infinity if it limits nothing."""
+        """Return the fitted capacity of the server's link (bytes/s); infinity if it limits nothing."""
         most = min(_MOST, len(self._client))
         if len(self._begins(most)) == most:
             return math.inf
@@ -116,7 +125,7 @@ class LinkSearch:
     def explains(
         self, rates: Floats, capacity: float, fitted_rates: Floats, fitted_capacity: float
     ) -> bool:
-        """Return whether links explain the times of transfers nearly as well as the fitted ones.
+        """Return whether given links explain the durations nearly as well as the fitted ones.
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
@@ -129,7 +138,7 @@ class LinkSearch:
         return error <= fitted_error * _AS_WELL + _WORTH
 
     def may_share(self, rates: Floats, capacity: float, own_rates: Floats) -> bool:
-        """Return whether a link that all clients share may cause the times of transfers.
+        """Return whether one link that all clients share may explain the transfers' durations.
 
         Real flows do not share a link evenly, as replayed ones do, which is allowed for.
 
@@ -142,7 +151,7 @@ class LinkSearch:
         return self._error_of(rates, capacity) <= error_of_own + _UNEVEN
 
     def needed(self, rates: Floats) -> float:
-        """Return the least capacity of the server's link with which it delays no client (bytes/s).
+        """Return the least capacity of the server's link (bytes/s) at which it delays no client.
 
         It is the largest sum of the rates of clients that send in the same busy period.
 
@@ -161,7 +170,7 @@ class LinkSearch:
         return [np.unique(cohort) for cohort in cohorts]
 
     def level(self, rates: Floats) -> Flags:
-        """Return which clients have the highest of all rates, as clients that share a link would.
+        """Return which clients have (nearly) the highest rate, as if a shared link limited them.
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
@@ -196,14 +205,14 @@ class LinkSearch:
         return _log_error(took_s, took(steps))
 
     def seen_together(self) -> float:
-        """Return the rate (bytes/s) at which all clients together were seen to send.
+        """Return the total rate (bytes/s) at which clients were observed to send.
 
         It is the 90th percentile over the busy periods of the log.
         """
         return self._least(min(_MOST, len(self._client)))
 
     def shared_link(self) -> CommonLink | None:
-        """Return the link that clients share; None if a permutation test finds no such link."""
+        """Return the link that clients share by a permutation test; None if the test finds none."""
         begins = self._begins(len(self._client))
         return find_shared_link(self._steps, self._client, self._latency, begins)
 
@@ -219,7 +228,7 @@ class LinkSearch:
         return min(len(clients) for clients in self._clients_at_once()) == len(rates)
 
     def settle(self, capacity: float, most: int) -> tuple[Floats, Floats]:
-        """Fit the rates of the clients' links, for a given capacity of the server's link.
+        """Fit the rates of the clients' links to a given capacity of the server's link.
 
         Args:
             capacity: capacity of the server's link (bytes/s), infinity allowed.

@@ -81,24 +81,27 @@ _TASK = [
 
 
 class LogDefaults(NamedTuple):
-    """Values for the columns ``bytes``, ``samples`` and ``epochs`` of a task log without them.
+    """Values for optional columns that a task log may lack.
 
-    None: the column has no default.
+    Attributes:
+        bytes: size of a message (bytes); None if the log has to have the column.
+        samples: samples of a training; None if the log has to have the column.
+        epochs: epochs of a training; None counts as 1.
     """
 
     bytes: float | None = None
     samples: int | None = None
-    epochs: int | None = None  # None counts as 1
+    epochs: int | None = None
 
     @property
     def names(self) -> list[str]:
-        """Names of the log's optional columns for which a default value is given."""
+        """Names of the optional columns for which a value is given."""
         return [name for name in _MORE if getattr(self, name) is not None]
 
 
 @dataclass(frozen=True)
 class Log:
-    """Log that was checked for contradictions.
+    """Log of a deployment's tasks, parsed and checked for contradictions, to fit a world to it.
 
     Attributes:
         clients: names of the clients.
@@ -131,7 +134,7 @@ class Log:
 
     @property
     def per_version(self) -> int:
-        """Median count of updates between two versions."""
+        """Median count of updates that an asynchronous server receives between two model versions."""
         ends = np.sort(self.tasks.up.end[whole(self.tasks)])
         first = np.searchsorted(ends, self.rounds.start, side="right")
         last = np.searchsorted(ends, self.rounds.end, side="right")

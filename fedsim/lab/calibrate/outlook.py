@@ -59,13 +59,13 @@ class Outlook:
 def not_refuted(
     log: Log, is_held_out: Flags, world: FittedWorld, rivals: Sequence[FittedWorld]
 ) -> list[FittedWorld]:
-    """Return the rival worlds whose error on held-out rounds is not much above the fitted world's.
+    """Return the rival worlds that predict held-out rounds about as well as the fitted world.
 
     All rivals are returned if no round is held out, or if the server is asynchronous.
 
     Args:
         log: the log.
-        is_held_out: whether each round is held out of the fit; bool [rounds].
+        is_held_out: whether each round was left out of the fit, to test it; bool [rounds].
         world: the fitted world.
         rivals: other worlds that may explain the log.
     """

@@ -12,19 +12,21 @@ _MOSTLY = 0.8
 
 
 class Presence(NamedTuple):
-    """Estimates of the times in which clients are online or not.
+    """Estimated durations of the phases in which clients are online or unreachable.
 
-    ``mean_on`` and ``mean_off`` are mean durations (s); ``share`` is the part of the time that each
-    client is online, float64 [clients].
+    Attributes:
+        mean_on: mean duration of an online phase (s).
+        mean_off: mean duration of an unreachable phase (s).
+        share: share of the time (0..1) that each client is online; float64 [clients].
     """
 
-    mean_on: float  # duration of an online phase (s)
-    mean_off: float  # duration of a phase in which the client is disconnected (s)
-    share: Floats  # of the time that each client is online; float64 [clients]
+    mean_on: float
+    mean_off: float
+    share: Floats
 
 
 def presence(log: Log) -> Presence | None:
-    """Estimate the online and unreachable phases of clients.
+    """Estimate the online and unreachable phases of a log's clients.
 
     The phases are read from the log. If it has none, and nearly all clients take part in every
     round, the absent clients count as unreachable. The means are fitted to exponential phases, of

@@ -24,18 +24,25 @@ _UPDATES = 200  # count of updates over which the rate of an asynchronous server
 
 
 class FittedWorld(NamedTuple):
-    """Clients' speeds, links and latencies, the server's link, and the protocol, fitted to a log.
+    """Speeds, links and latencies of clients, fitted to a log so that it can be replayed.
 
-    Arrays have one value per client.
+    Attributes:
+        down: rates of the clients' links to the client (bytes/s); float64 [clients].
+        up: rates of the clients' links from the client (bytes/s); float64 [clients].
+        latency: latencies of the clients' messages (s); float64 [clients].
+        server: rate of the server's link by direction (bytes/s), infinity allowed.
+        protocol: protocol of the messages.
+        speed: speeds of training (samples/s); float64 [clients].
+        jitter: coefficient of variation of an epoch's time.
     """
 
-    down: Floats  # rates of the clients' links (bytes/s)
+    down: Floats
     up: Floats
-    latency: Floats  # latencies of messages (s)
-    server: dict[Direction, float]  # rates of the server's link (bytes/s), infinity allowed
+    latency: Floats
+    server: dict[Direction, float]
     protocol: Protocol = Fluid()
-    speed: Floats = np.zeros(0)  # speeds of training (samples/s)
-    jitter: float = 0.0  # coefficient of variation of an epoch's time
+    speed: Floats = np.zeros(0)
+    jitter: float = 0.0
 
     @property
     def quantities(self) -> dict[str, Floats]:
@@ -115,7 +122,7 @@ class _Replay:
 
 
 def transfers(world: FittedWorld, direction: Direction, steps: Steps, client: Ints) -> Floats:
-    """Replay downloads or uploads.
+    """Replay downloads or uploads of a log in a fitted world, and return their durations.
 
     Each transfer begins at its time in the log, or when the client's previous transfer has ended.
 
@@ -146,7 +153,9 @@ def transfers(world: FittedWorld, direction: Direction, steps: Steps, client: In
 
 
 def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -> Floats:
-    """Replay rounds one after another; all tasks of a round begin at once.
+    """Replay rounds of a log one after another in a fitted world, and return their durations.
+
+    All tasks of a round begin at once.
 
     Args:
         world: the fitted world.
@@ -217,7 +226,7 @@ class Prediction(NamedTuple):
     updates: tuple[float, float] | None
 
     def summary(self, source: str) -> Iterator[str]:
-        """Yield lines of text that describe the errors to users.
+        """Yield lines of text for users on how far predictions are from measured durations.
 
         Args:
             source: end of each line, which says how the predictions were made.
@@ -254,7 +263,7 @@ class Prediction(NamedTuple):
 
 
 def held_out(log: Log) -> Flags:
-    """Choose the rounds that are held out of the fit.
+    """Choose the rounds that are left out of the fit, to test its predictions.
 
     Every third round is chosen. Versions of an asynchronous server overlap in time, so the last
     third of them is chosen.

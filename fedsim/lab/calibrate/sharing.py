@@ -26,7 +26,7 @@ _STEADY = 0.3
 
 
 class CommonLink(NamedTuple):
-    """Link that clients were found to share.
+    """Link that several clients were found to share, from a test of a log's transfers.
 
     Attributes:
         capacity: rate of the link (bytes/s of payload).
@@ -48,7 +48,7 @@ class CommonLink(NamedTuple):
 def find_shared_link(
     steps: Steps, client: Ints, latency: Floats, begins: Ints
 ) -> CommonLink | None:
-    """Find a link that all clients share.
+    """Test whether all clients of a log share a link, and estimate its capacity.
 
     Args:
         steps: transfers in one direction, in order of their starts.

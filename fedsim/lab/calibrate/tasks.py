@@ -71,7 +71,7 @@ class Rounds(Protocol):
 
 
 def took(steps: Steps) -> Floats:
-    """Return the durations of steps (s), NaN for a missing step; float64 [tasks]."""
+    """Return the duration of each task's step (s), NaN for a missing step; float64 [tasks]."""
     return steps.end - steps.start
 
 
@@ -90,5 +90,5 @@ def spans(tasks: Tasks) -> tuple[Floats, Floats]:
 
 
 def whole(tasks: Tasks) -> Flags:
-    """Return whether each task has finished its upload; bool [tasks]."""
+    """Return whether each task of a log has finished its upload; bool [tasks]."""
     return np.asarray(~np.isnan(tasks.up.end))

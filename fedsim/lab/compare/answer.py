@@ -61,7 +61,7 @@ class WorldAnswer:
 
     @property
     def words(self) -> list[str]:
-        """Sentences that state the result: the best line, its costs, and unreached targets."""
+        """Sentences for people: the best line, its costs, and targets that no line reached."""
         words = []
         if self.unranked:
             words.append(f"{self.where}No run has a figure to rank by {self.unranked}.")
@@ -112,7 +112,7 @@ class WorldAnswer:
 
     @property
     def missing(self) -> str:
-        """Sentence that names the lines which did not reach the target in all their runs."""
+        """Sentence with the names of the lines that did not reach the target in all their runs."""
         names = []
         for name, reached, runs in self.missed:
             names.append(f"{name} (reached in {reached} of {runs} runs)" if runs > 1 else name)
@@ -120,10 +120,10 @@ class WorldAnswer:
 
     @property
     def order(self) -> list[int]:
-        """Indices of the lines with a figure in the ranking by the goal, or else by accuracy.
+        """Indices of the lines to show in a short table, the best first.
 
-        They are in the order of the ranking by the goal, the best first; lines that only the
-        ranking by accuracy has follow.
+        These are the lines with a figure in the ranking by the goal, in its order, then the further
+        lines in the ranking by accuracy.
         """
         places: dict[int, None] = {}
         for ranking in self.rankings[:1] + self.rankings[-1:]:

@@ -25,10 +25,11 @@ _CHOSEN = (
 
 
 def worlds_of(lines: Lines) -> list[list[int]]:
-    """Group the lines that have runs by world, which are compared with each other.
+    """Group the lines of a comparison by world: devices, network and data that they share.
 
     A line is a variant at a point of a study's grid, or a single run. Lines share a world if their
-    scenarios differ only in strategy, training, model, messages or end. Single runs are one group.
+    scenarios differ only in strategy, training, model, messages or end. Only lines of the same
+    world are compared with each other. Single runs are one group; lines without runs are left out.
 
     Returns:
         Indices of the lines of each world, ascending.
@@ -82,6 +83,9 @@ def varying_keys(lines: Lines, places: Sequence[int]) -> list[str]:
 
     A key that only some of the lines have is one of them.
 
+    A line is a variant at a point of the grid; the grid has lists of values for keys of the
+    scenario.
+
     Args:
         lines: the lines of the comparison.
         places: indices of the lines that are compared.
@@ -94,7 +98,7 @@ def varying_keys(lines: Lines, places: Sequence[int]) -> list[str]:
 
 
 def cells_of(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
-    """Return what distinguishes the lines of a world: variant and values of the varying grid keys.
+    """Return the variant and grid values by which the lines of a world differ.
 
     Lines with identical runs give one entry, in which a key by which they differ is ``any``.
 
@@ -124,7 +128,7 @@ def cells_of(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
 
 
 def cell_names(lines: Lines) -> list[str]:
-    """Return a name for each line, made of its variant and its values of the varying grid keys."""
+    """Return a short name for each line of a comparison: its variant and the grid values that vary."""
     places = [place for place, line in enumerate(lines.lines) if line.runs]
     names = name_cells(cells_of(lines, places))
     return [names.get(place, line.name) for place, line in enumerate(lines.lines)]

@@ -9,18 +9,26 @@ from fedsim.lab.compare.paired import Estimate
 
 @dataclass(frozen=True)
 class PublishedComparison:
-    """Cell of a table with a figure of a study and the published figure of the same quantity."""
+    """Cell of a table with a figure of a study and the published figure of the same quantity.
+
+    Attributes:
+        ours: figure of the study, as a mean over seeds with its interval.
+        published: the published figure, if the paper has one.
+        within: whether the figures differ by the tolerance at most; None if they are not judged.
+    """
 
     ours: Estimate
     published: float | None = None
-    """the published figure, if the paper has one."""
     within: bool | None = None
-    """whether the figures differ by the tolerance at most; None if they are not judged."""
 
 
 @dataclass(frozen=True)
 class Absent:
-    """Cell of a table without a value, with the reason for people; a CSV has an empty cell."""
+    """Cell of a table without a value. A CSV has an empty cell instead.
+
+    Attributes:
+        reason: why the value is missing, as text for people.
+    """
 
     reason: str
 
@@ -33,19 +41,24 @@ class ComparedColumn:
     """Column of a table of a comparison, with one cell per row and directions for showing it.
 
     An empty cell is None.
+
+    Attributes:
+        head: heading of the column.
+        cells: the cells from the first row to the last; None for an empty cell.
+        topic: the table that shows the column; empty for columns that identify a row.
+        over_seeds: whether cells may be estimates; a CSV has three columns for such a column.
+        unit: unit of the numbers; empty if they have none.
+        signed: whether the cells are differences, shown with their sign.
+        best: whether the least or the greatest number is the best one, if there is a best one.
     """
 
     head: str
     cells: tuple[Cell, ...]
     topic: str = ""
-    """the table that shows the column; empty for columns that identify a row."""
     over_seeds: bool = False
-    """whether cells may be estimates; a CSV has three columns for such a column."""
     unit: str = ""
     signed: bool = False
-    """whether the cells are differences, shown with their sign."""
     best: Preferred = None
-    """whether the least or the greatest number is the best one, if there is a best one."""
 
     @property
     def is_text(self) -> bool:
@@ -88,9 +101,12 @@ class ComparedColumn:
 
 @dataclass(frozen=True)
 class ComparedTable:
-    """Table of a comparison, for any format: columns of equal length, notes below, and a title.
+    """Table of a comparison, which is then formatted as CSV, Markdown or text.
 
-    The columns that name a row, such as the variant, are first.
+    Attributes:
+        columns: columns of equal length. Columns that name a row, such as the variant, are first.
+        notes: sentences below the table.
+        title: title of the table; may be empty.
     """
 
     columns: tuple[ComparedColumn, ...]

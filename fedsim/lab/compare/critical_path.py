@@ -47,7 +47,9 @@ AFTER = "after the last round"
 
 @dataclass(frozen=True)
 class PathStep:
-    """Step (such as ``train``) for which a round waited, cut to the part within the round.
+    """Step, such as ``train``, for which a round waited; only its part within the round.
+
+    Paths of rounds consist of such steps.
 
     Attributes:
         step: name of the step; ``edge-transfer`` or ``message`` outside of tasks, ``wait`` if
@@ -165,9 +167,9 @@ class RoundPath:
 
 
 class CriticalPaths:
-    """Finds, for each round of a run, the chain of steps for which the round waited.
+    """Critical paths of a run: for each round, the chain of steps for which the round waited.
 
-    This critical path has no gaps, so that the times of its steps sum to the round's length. The
+    A critical path has no gaps, so that the times of its steps sum to the round's length. The
     attribute ``end`` is the simulated time at which the run ended (s).
 
     Attributes:

@@ -104,7 +104,7 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
 
 
 def category_in_words(paths: CriticalPaths, category: str) -> str:
-    """Return the name of a kind of waiting for people.
+    """Return the name for people of a kind of waiting, such as ``computing``.
 
     It is the name itself, except that the time after the last round uses the run's noun for a
     round.
@@ -155,7 +155,7 @@ def _longest_in_words(path: RoundPath) -> list[str]:
 
 
 def path_table(path: RoundPath) -> ComparedTable:
-    """Return a table with a row for each step for which a round waited.
+    """Return a table of the steps of a round's critical path, with a row for each step.
 
     Many messages in a row, as of an all-reduce, share a row. It has a column for the time that
     transfers lost on shared links, if any did.

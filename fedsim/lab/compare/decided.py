@@ -20,9 +20,11 @@ _USUAL_STEP = 0.01  # difference of accuracies and metrics
 
 @dataclass(frozen=True)
 class Decided:
-    """Decision on the best of several lines, after seeds were added, with its cost in runs.
+    """Decision on the best of several lines, in a study that adds seeds until it is sure.
 
     A line is a variant of a study; its place is its index in the comparison.
+
+    It has what the decision cost in runs and time, and words it for people.
 
     Attributes:
         decision: the decision.
@@ -48,11 +50,12 @@ class Decided:
 
     @property
     def status(self) -> Literal["best", "tie", "budget", "open"]:
-        """State of the decision which of the compared strategies is the best.
+        """State of the decision: one line is the best, several are about equal, or it is open.
 
-        ``best``: one strategy is. ``tie``: several may be, and one of them is at most ``within``, the
-        difference that does not matter, worse than any other. ``open``: not decided yet; further seeds
-        will be run. ``budget``: not decided, and no seed will be run, as the budget is spent.
+        ``best``: one strategy is. ``tie``: several may be, and one of them is at most ``within``,
+        the difference that does not matter, worse than any other. ``open``: not decided yet;
+        further seeds will be run. ``budget``: not decided, and no seed will be run, as the budget
+        is spent.
         """
         status = self.decision.status
         assert status != "none", "a world without a decision has no ranking that follows it"
@@ -113,9 +116,10 @@ def decided(
     lines: Sequence[ComparedLine],
     values: Mapping[int, Mapping[int, float]],
 ) -> Decided:
-    """Decide which of several lines (variants of a study) is the best by a figure.
+    """Decide which of several lines is the best by a figure, from the seeds that have been run.
 
-    Runs count in the order of their seeds, up to the first unfinished one.
+    A line is a variant of a study. Its runs count in the order of their seeds, up to the first
+    unfinished one.
 
     Args:
         rule: rule of the study by which seeds are added.

@@ -78,7 +78,7 @@ class HeatMap:
 
 
 class CostPoint(NamedTuple):
-    """Variant at a point of the grid, as a point in a plane of two costs.
+    """Variant at a point of a study's grid, placed by two of its costs, such as time and traffic.
 
     Attributes:
         line: the ranked line of the variant.
@@ -97,10 +97,14 @@ class CostPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """Points of all ranked variants by two costs, and which of them are Pareto optimal.
+    """Variants of a study compared by two costs, such as time and traffic to the target.
 
-    ``first`` and ``second`` are the rankings by the two costs; ``points`` are in order of the first
-    cost.
+    A variant is on the Pareto front if no other variant is better in both costs.
+
+    Attributes:
+        first: ranking by the first cost.
+        second: ranking by the second cost.
+        points: all variants that both rankings have, in order of the first cost.
     """
 
     first: Ranking
@@ -109,12 +113,15 @@ class ParetoFront:
 
     @property
     def front(self) -> list[CostPoint]:
-        """Points that no other point beats in both costs, in order of the first cost."""
+        """Variants that no other variant beats in both costs, in order of the first cost."""
         return [point for point in self.points if point.factor == 1]
 
     @property
     def runners_up(self) -> list[CostPoint]:
-        """Up to three points that cost at most 1.5 times a front point, the closest first."""
+        """Up to three variants that cost at most 1.5 times as much as one on the front.
+
+        The closest to the front is first.
+        """
         near = [point for point in self.points if 1 < point.factor <= _NEAR]
         return sorted(near, key=lambda point: point.factor)[:_RUNNERS_UP]
 
@@ -145,7 +152,7 @@ class ParetoFront:
 
 
 def heat_map(answer: WorldAnswer) -> HeatMap | None:
-    """Return the means of the goal's figure by the two grid keys with the most values.
+    """Return the mean of the goal's figure by the two grid keys that have the most values.
 
     The variant is one of the two if there are several. None if fewer than two keys vary, or nothing
     is ranked.
@@ -165,7 +172,7 @@ def heat_map(answer: WorldAnswer) -> HeatMap | None:
 
 
 def fronts(answer: WorldAnswer) -> list[ParetoFront]:
-    """Return a Pareto front for each pair of costs by which three or more variants are ranked.
+    """Return a Pareto front for each pair of costs by which at least three variants are ranked.
 
     Pairs with the goal's cost come first.
     """

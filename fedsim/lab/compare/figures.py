@@ -40,7 +40,7 @@ _OF_VALUES: "dict[str, Callable[[pd.Series[float]], float]]" = {
 
 
 class Reading(Spec):
-    """Figure of a run, and how it is computed.
+    """Definition of a figure, such as a paper's rounds to 80 % accuracy, and how a run gives it.
 
     Attributes:
         title: the figure's name, with its unit.

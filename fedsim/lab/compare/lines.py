@@ -116,9 +116,9 @@ class Lines:
         return not any(line.study for line in self.lines)
 
     def begun(self) -> "Lines":
-        """Return these lines without the lines of which no run has a folder yet.
+        """Return a copy without the lines of which no run has begun.
 
-        If no run of any line has begun, all lines are returned.
+        A run has begun if it has a folder. If no run of any line has begun, all lines are kept.
         """
         places = [place for place, line in enumerate(self.lines) if line.is_begun]
         if not places:
@@ -135,10 +135,10 @@ class Lines:
         )
 
     def first(self, figures: Sequence[Sequence[_RunFigures]]) -> Sequence[Sequence[_RunFigures]]:
-        """Return the figures of only the seeds that all lines run, line by line.
+        """Return the figures of the runs with the seeds that all lines have, line by line.
 
-        Where seeds were added to some lines, a target is chosen by these figures, so that it does
-        not change with the added seeds.
+        If further seeds were added to some lines, the target is chosen by the figures of these
+        common seeds, so that it does not change with the added ones.
 
         Args:
             figures: the figures of all runs of each line.
@@ -170,7 +170,7 @@ class Lines:
     def by_seed(
         self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str
     ) -> dict[int, float]:
-        """Return one figure, such as the energy, of each run of a line, by seed.
+        """Return one figure, such as the energy, of the runs of a line: a dict from seed to value.
 
         The seed of a single run is set to 0, so that any two single runs can be compared.
 
@@ -364,7 +364,7 @@ def _find_baseline(
 
 
 def short_key(key: str, keys: Iterable[str]) -> str:
-    """Return the last part of a dotted key if it is unique among ``keys``, otherwise the whole key.
+    """Return the last part of a dotted key, or the whole key if another key ends in this part.
 
     Args:
         key: a dotted key.

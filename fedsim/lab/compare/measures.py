@@ -45,8 +45,11 @@ _LEAST_SHARE = 0.0005  # share that needs more than three decimals
 class CostWords(NamedTuple):
     """Words for sentences on a cost, such as "takes the least time" or "takes 1.5 times as long".
 
-    ``verb`` is "takes", ``noun`` "time", ``as_much`` "as long"; ``show`` formats a value with its
-    unit.
+    Attributes:
+        verb: verb for spending the cost, such as "takes".
+        noun: name of the cost, such as "time".
+        as_much: words that follow a factor, such as "as long".
+        show: formats a value with its unit.
     """
 
     verb: str
@@ -212,7 +215,7 @@ class Budget(Spec):
 def read_goal(
     goal: str | None, limits: Sequence[str]
 ) -> tuple[str | None, Mapping[str, float] | None]:
-    """Read a goal and a budget from the options of the command line.
+    """Read goal and budget of a comparison from the options of the command line.
 
     Args:
         goal: value of ``--goal``; None if not given.
@@ -250,7 +253,7 @@ def read_goal(
 
 
 def goal_of(goal: str, target: float | Target | None) -> Measure | None:
-    """Return the figure by which a goal, such as ``time``, ranks runs.
+    """Return the figure by which a goal of the user, such as ``time``, ranks runs.
 
     Args:
         goal: one of ``GOALS``, or a metric.
@@ -267,7 +270,7 @@ def goal_of(goal: str, target: float | Target | None) -> Measure | None:
 
 
 def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
-    """Return all kinds of figures of a run, in the order of table columns.
+    """Return all kinds of figures by which runs are compared, in the order of table columns.
 
     Args:
         targets: each target adds six costs until it is reached.
@@ -295,7 +298,7 @@ def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
 def of_metric(
     value: str, name: str, more_is_better: Mapping[str, bool] = MORE_IS_BETTER
 ) -> Measure:
-    """Return the figure that is the final, or the best, value of a metric over a run.
+    """Return the kind of figure for the final, or the best, value of a metric.
 
     Args:
         value: ``final`` or ``best``.
@@ -306,7 +309,7 @@ def of_metric(
 
 
 def cost_of(cost: str, target: float | Target) -> Measure:
-    """Return the figure that is a run's cost until a test first reached a target.
+    """Return the kind of figure for a cost of a run up to the first test that reaches a target.
 
     Args:
         cost: name of the cost: ``rounds``, ``time``, ``traffic``, ``energy``, ``carbon`` or
@@ -443,7 +446,7 @@ def costs_until(run: RunFolder, target: float | Target) -> Values:
 
 
 def read_work(run: RunFolder) -> Values:
-    """Return how long a run's devices computed, how much of it was wasted, and the moves of groups.
+    """Return a run's time of computing, wasted time of computing, and moves between groups.
 
     Wasted compute is the whole time of an unfinished task, and the time of a finished task after
     its last epoch that counted. A split of a group is no move.

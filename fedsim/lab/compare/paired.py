@@ -80,9 +80,11 @@ def paired_difference(above: Sequence[float], below: Sequence[float]) -> Estimat
 
 
 def pairs_to_tell(mean: float, half: float, pairs: int, most: int = 1000) -> int | None:
-    """Return after how many pairs the interval of a mean difference is expected to exclude 0.
+    """Estimate how many pairs of runs are needed until a mean difference is significant.
 
     New differences are assumed to have the same mean and standard deviation.
+
+    Significant means that the 95 % interval excludes 0.
 
     Args:
         mean: mean of the differences so far.

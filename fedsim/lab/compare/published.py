@@ -88,7 +88,7 @@ class PublishedRow(Spec):
 
 
 class Claims(Spec):
-    """Claim of a paper on pairs of rows of a table, such as "A is more than B", to be judged.
+    """Claim of a paper that some rows of a table exceed others, to be judged by a study's figures.
 
     Attributes:
         says: the sentence, with ``{above}`` and ``{below}`` for the titles of the rows.
@@ -129,7 +129,7 @@ class PublishedFigures(Spec):
     note: str = ""
 
     def apart(self) -> "list[PublishedFigures]":
-        """Return this table once for each value, or combination of values, that ``at`` lists.
+        """Return a table for each value, or combination of values, that ``at`` lists.
 
         The published figures may be given for each value separately, or once for all values.
 
@@ -175,10 +175,14 @@ class PublishedFigures(Spec):
 
 
 class Published(Spec):
-    """Content of a file of published figures: tables of papers, and how runs are read for them.
+    """Content of a file of published figures: tables of papers, and how a run gives each figure.
 
-    ``measures`` defines how each column's figure is computed from a run, ``titles`` has names of
-    variants for people, and ``judged`` the grid values at which tolerances apply.
+    Attributes:
+        about: introduction for readers.
+        judged: grid values at which figures are judged by their tolerances.
+        titles: dict from variant to its name for people.
+        measures: dict from name of a column to the definition of its figure.
+        tables: the tables of the papers.
     """
 
     about: str = ""
@@ -269,10 +273,10 @@ def beside_published(lines: Sequence[ComparedLine], published: Published) -> lis
 
 
 def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
-    """Convert tables of ``beside_published``, one row per figure, to the form that papers print.
+    """Rearrange tables of published figures into the form that papers print.
 
-    There, each figure is a column. Tables without runs are left out; the note of an added last
-    table names them.
+    ``beside_published`` returns tables with a row per figure; in papers each figure is a column.
+    Tables without runs are left out; the note of an added last table names them.
     """
     printed = []
     missing = []

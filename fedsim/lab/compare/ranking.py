@@ -16,7 +16,7 @@ _MOST_DIGITS = 7  # most digits of the ends of a ratio's interval
 
 @dataclass(frozen=True)
 class RankedLine:
-    """Line (a variant of a study, or a run) in a ranking by a figure, with one value per seed.
+    """Line of a ranking: a variant or a run, with one value of the ranked figure per seed.
 
     Attributes:
         place: index of the line in the comparison.
@@ -34,7 +34,7 @@ class RankedLine:
 
     @property
     def of(self) -> int:
-        """Count of the line's runs, whether they have the figure or not."""
+        """Count of the line's runs, with or without the figure."""
         return len(self.seeds)
 
     @property
@@ -49,7 +49,7 @@ class RankedLine:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Ranking by a figure, such as the time to a target, of lines (variants or runs) to compare.
+    """Variants or runs, ranked by a figure such as the time to a target.
 
     Attributes:
         measure: the figure.
@@ -76,7 +76,7 @@ class Ranking:
         return [line for line in self.entries if line.is_complete and not line.reference]
 
     def against(self, line: RankedLine, first: RankedLine) -> Estimate | None:
-        """Return how a line's figure compares with a second line's, with a confidence interval.
+        """Return the ratio or difference of a line's figure to a second line's, with interval.
 
         The lines are compared seed by seed.
 
@@ -98,7 +98,7 @@ class Ranking:
 
     @property
     def alike(self) -> list[RankedLine]:
-        """Lines that are not significantly worse than the best line.
+        """Lines that are worse than the best line by an insignificant difference.
 
         The interval of their ratio (for costs) or difference to it includes 1 or 0. If seeds were
         added until a decision, these are the further lines that may still be the best.
@@ -134,11 +134,11 @@ class Ranking:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the best line's lead over the second line is significant.
+        """Whether the best line is significantly better than the second one.
 
-        A lead is significant if the confidence interval excludes equality: a ratio of 1 for a
-        cost, a difference of 0 for other figures. With a single run per line there is no interval,
-        and any lead counts. If seeds were added until a decision, the decision has to be made.
+        A lead is significant if the confidence interval excludes equality: a ratio of 1 for a cost,
+        a difference of 0 for other figures. With a single run per line there is no interval, and
+        any lead counts. If seeds were added until a decision, the decision has to be made.
         """
         whole = self.whole
         if len(whole) < 2:
@@ -152,7 +152,7 @@ class Ranking:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences on the best line, the next one, the baseline, and how sure the lead is.
+        """Sentences for people: the best line, the next one, the baseline, and how sure that is.
 
         If lines are not significantly worse than the best, the first sentence names no best line.
         Empty if fewer than two lines compete.

@@ -167,7 +167,7 @@ def _plain(cell: Cell) -> str:
 
 
 def in_full(table: ComparedTable) -> list[ComparedColumn]:
-    """Return the columns of a table with plain values only.
+    """Return the columns of a table for CSV: with plain values only.
 
     A column of means with intervals becomes three columns: mean, low and high end.
     """
@@ -365,7 +365,7 @@ def _scale(size: float) -> tuple[str, float]:
 
 
 def by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
-    """Split a table of a comparison into one group of columns per topic, such as "cost".
+    """Split a table of a comparison into groups of columns by topic, such as "cost".
 
     Yields:
         The topic, which is empty for a table without topics, and its columns: columns that identify

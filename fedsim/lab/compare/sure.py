@@ -34,7 +34,7 @@ LEAST_SEEDS = 5
 
 @dataclass(frozen=True)
 class DroppedLine:
-    """Line that is out of the race for the best line, because it is surely worse than another.
+    """Variant that can no longer be the best one, because it is surely worse than another variant.
 
     Attributes:
         place: index of the line in the comparison.
@@ -49,9 +49,9 @@ class DroppedLine:
 
 @dataclass(frozen=True)
 class Decision:
-    """Decision on which of several lines has the least mean cost, or that more seeds are needed.
+    """Result of ``decide``: the variant with the least mean cost, or that more seeds are needed.
 
-    Lines are named by their place, the index in the comparison.
+    Variants are called lines, and identified by their place, the index in the comparison.
 
     Attributes:
         status: ``best`` if one line is left, ``tie`` if the leader is worse than none of the lines
@@ -81,12 +81,12 @@ class Decision:
 
 
 def radius(count: int, squares: float, error: float) -> float:
-    """Return half the width of a confidence interval that stays valid as values are added.
+    """Return half the width of a confidence interval of a mean that is valid after every new value.
 
-    It is one of a sequence of intervals of a mean, one after each value. The interval contains each
-    mean at which the martingale is below ``1 / error``. With the sum of squares ``Q`` around the
-    mean ``m``, the martingale at ``mu`` is ``(n + 1)^(-1/2) ((n + 1) (Q + n d^2) / ((n + 1) Q + n
-    d^2))^(n/2)``, ``d = m - mu``.
+    Values can thus be added until a decision is reached, without a greater risk of error. The
+    interval contains each mean at which the martingale is below ``1 / error``. With the sum of
+    squares ``Q`` around the mean ``m``, the martingale at ``mu`` is ``(n + 1)^(-1/2) ((n + 1) (Q +
+    n d^2) / ((n + 1) Q + n d^2))^(n/2)``, ``d = m - mu``.
 
     Args:
         count: count of values, n.
@@ -116,11 +116,11 @@ def _unit_radius(count: int, error: float) -> float:
 
 
 def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error: float) -> Decision:
-    """Decide which line (variant of a study) has the least mean cost, or that seeds lack.
+    """Decide which of several lines (variants) has the least mean cost, or that seeds are lacking.
 
     Values are compared in their order, so that a line that was dropped by some seeds stays dropped
-    when seeds are added. A line without a figure in one of its runs is not compared. If it had
-    dropped another line before, that line may come back.
+    when seeds are added. A line without a figure in one of its runs is not compared. A line that it
+    had dropped may come back.
 
     Args:
         costs: costs by the place of the line, in the order of the seeds, the same for all lines;
@@ -152,7 +152,7 @@ def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error:
 
 
 def next_counts(decision: Decision, counts: Mapping[int, int]) -> dict[int, int]:
-    """Return how many seeds each line that may still be the best should have for the next decision.
+    """Return the counts of seeds to run before the next decision, for each line still in the race.
 
     A line that is behind catches up; if all have as many, all get a quarter more seeds, at least
     one.

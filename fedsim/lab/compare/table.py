@@ -30,7 +30,7 @@ Pairs = dict[int, tuple[float, float]]
 
 
 class Comparison:
-    """Comparison of the runs of several lines (variants of studies, or runs) by all their figures.
+    """Compares several lines (variants of studies, or single runs) by all their figures.
 
     Methods return tables for people and programs, and ``answers`` names the best line.
 
@@ -256,7 +256,7 @@ class Comparison:
         return ComparedTable.of(heads, rows)
 
     def paired(self, seeds: Sequence[int]) -> ComparedTable:
-        """Return each line's differences to its baseline, seed by seed, with mean and interval.
+        """Return a table of each line's differences to its baseline, seed by seed.
 
         The mean is empty unless both lines have the figure in every seed. A mean of fewer seeds
         would flatter lines that often fail.
@@ -504,9 +504,9 @@ def _mean(values: Sequence[float | int | None], most: float) -> Cell:
 def absence(
     measure: measures.Measure, line: ComparedLine, figures: Sequence[float | int | None]
 ) -> str:
-    """Return why a line has no mean of a figure, such as "not reached".
+    """Return the reason why a line has no mean of a figure, such as "not reached".
 
-    The text is empty if it has one, or if no reason is known.
+    It is the text of the empty cell; empty if the line has a mean, or no reason is known.
 
     Args:
         measure: the figure.

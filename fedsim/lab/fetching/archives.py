@@ -23,7 +23,7 @@ _MOST_MEMBERS = 10_000  # most entries of an archive that are looked at
 
 
 def unpack(archive: Path, file: RemoteFile, folder: Path, progress: FetchProgress) -> None:
-    """Unpack the members of a file into a folder, each in place of an earlier one.
+    """Unpack files from a downloaded archive into a folder, replacing earlier ones.
 
     Args:
         archive: the downloaded file.

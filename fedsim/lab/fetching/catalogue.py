@@ -18,7 +18,7 @@ Checksum = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]+$")]
 
 
 class Member(Spec):
-    """File that is unpacked from an archive.
+    """File to unpack from a downloaded archive of a public data set.
 
     Attributes:
         source: its name in the archive; "" in an archive with a single file without a name.
@@ -43,7 +43,7 @@ class Member(Spec):
 
 
 class RemoteFile(Spec):
-    """File of a data set at its publisher's address.
+    """File of a public data set that fedsim can download from its publisher.
 
     Attributes:
         name: name of the downloaded file.
@@ -90,12 +90,12 @@ class RemoteFile(Spec):
 
     @property
     def outputs(self) -> list[str]:
-        """Names of the files that are written."""
+        """Names of the files in the folder afterwards: the unpacked files, or the download itself."""
         return list(self.members) or [self.name]
 
 
 class RemoteDataset(Spec):
-    """Public data set.
+    """Public data set that ``fedsim data fetch`` downloads, or explains how to get by hand.
 
     Attributes:
         title: what it is, and its authors.
@@ -118,16 +118,16 @@ class RemoteDataset(Spec):
 
 @cache
 def read_catalogue() -> dict[str, RemoteDataset]:
-    """Return all data sets, by name."""
+    """Return all public data sets that fedsim can fetch: a dict from name to data set."""
     tables = read_toml(_CATALOGUE)
     return {name: RemoteDataset(**table) for name, table in tables.items()}
 
 
 def find_dataset(name: str) -> RemoteDataset:
-    """Return the data set called ``name``.
+    """Return a public data set that fedsim can fetch, by name.
 
     Raises:
-        ScenarioError: there is none.
+        ScenarioError: no data set has this name.
     """
     datasets = read_catalogue()
     if name not in datasets:

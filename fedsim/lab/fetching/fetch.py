@@ -32,7 +32,7 @@ FileState = Literal["there", "part", "missing"]
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """File of a data set, as it will be fetched.
+    """File of a data set that is to be fetched, with what is already downloaded.
 
     Attributes:
         file: the file.
@@ -50,7 +50,7 @@ class PlannedFile:
 
 @dataclass(frozen=True)
 class FetchPlan:
-    """Files of a data set, and where they come from and go to.
+    """Plan of the download of a data set: its files, their addresses, and the folder.
 
     Attributes:
         name: name of the data set.
@@ -71,7 +71,7 @@ class FetchPlan:
 
     @property
     def missing(self) -> list[PlannedFile]:
-        """Files that are not complete."""
+        """Files of the data set that are not complete on this machine."""
         return [planned for planned in self.files if planned.state != "there"]
 
     @property
@@ -92,7 +92,7 @@ class FetchPlan:
         return list(dict.fromkeys(urlsplit(url).netloc for url in urls))
 
     def lines(self) -> list[str]:
-        """Describe the plan: title, licence, page, size, hosts and folder."""
+        """Return lines of text about the plan: title, licence, page, size, hosts and folder."""
         size = show_bytes(self.download_bytes)
         disk = show_bytes(self.disk_bytes)
         about = "" if all(planned.file.bytes for planned in self.missing) else "at most "
@@ -112,7 +112,9 @@ class FetchPlan:
 def plan_fetch(
     name: str, dataset: RemoteDataset, root: Path, mirror: str | None = None
 ) -> FetchPlan:
-    """Find what of a data set is missing; writes nothing, and asks no server.
+    """Plan the download of a data set: find which files are missing on this machine.
+
+    Nothing is written, and no server is asked.
 
     Args:
         name: name of the data set.

@@ -29,7 +29,7 @@ FetchProgress = Callable[[str, int, int | None], None]
 
 
 class DownloadError(FedsimError):
-    """Error of a download, which can be repeated."""
+    """Error of a download, such as a server that does not answer; another attempt may succeed."""
 
 
 class _UnusableError(Exception):
@@ -234,6 +234,6 @@ def _first_byte(answer: http.client.HTTPResponse) -> int:
 
 
 def digest(path: Path, file: RemoteFile) -> str:
-    """Return the checksum of a file on the disk, by the algorithm of ``file``."""
+    """Return the checksum of a file on this machine, by the algorithm that its publisher uses."""
     with open_file(path) as content:
         return hashlib.file_digest(content, file.algorithm).hexdigest()

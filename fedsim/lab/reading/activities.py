@@ -24,7 +24,7 @@ _OF_DEVICES = ("task-end", "arrival", "departure", "shift", "shift-test", "assig
 
 @dataclass(frozen=True, slots=True)
 class TimeSpan:
-    """Interval of simulated time that a timeline shows in the row of a device or edge server.
+    """Interval of simulated time in a timeline, in the row of a device or edge server.
 
     Attributes:
         device: ID of the device, or index of the edge server.
@@ -104,7 +104,7 @@ class MessageEnd(TimeSpan):
 
 @dataclass(frozen=True, slots=True)
 class MessageSpan:
-    """Message between two endpoints; messages of a device may overlap in time.
+    """Message between two endpoints, such as devices, with its begin and end.
 
     Attributes:
         source: name of the sender, such as ``device 3``.
@@ -162,7 +162,7 @@ class EdgeTransfer(MessageSpan):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Instant event that a timeline shows in the row of a device, or else of the server.
+    """Event without duration in a timeline, in the row of a device or else of the server.
 
     Attributes:
         kind: ``move`` for an assignment from one group to another, ``noticed`` for a test that
@@ -189,7 +189,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class RoundPeriod:
-    """Time of a round, or of a version of the model if the strategy has no rounds.
+    """Interval of a round in a timeline; if the strategy has no rounds, of a model version.
 
     Attributes:
         number: index of the round, from 0.
@@ -214,9 +214,12 @@ class RoundPeriod:
 
 
 class Activities:
-    """Activities of a run's devices and servers, with their times, as lists for timelines.
+    """Steps, messages, absences and other activities of a run, as lists for timelines.
 
     Each list is built from the run's records when it is first used.
+
+    Args:
+        history: records of the run.
 
     Attributes:
         history: records of the run.
@@ -251,7 +254,7 @@ class Activities:
 
     @cached_property
     def presence(self) -> list[TimeSpan]:
-        """Interval from arrival to departure of each device; it ends with the run at the latest."""
+        """Intervals from each device's arrival to its departure or the run's end."""
         return _spans(self.history.presence)
 
     @cached_property
@@ -294,7 +297,10 @@ class Activities:
 
     @property
     def act_times(self) -> list[float]:
-        """Times (s), ascending, at which a process of the world acted, such as on a link's rate."""
+        """Times (s), ascending, at which a process of the world changed something.
+
+        An example is the rate of a link.
+        """
         return [mark.time for mark in self.marks if is_act(mark.kind)]
 
     @cached_property

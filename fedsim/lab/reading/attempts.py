@@ -35,7 +35,7 @@ _UPDATE = "update"
 
 @dataclass(frozen=True)
 class Attempt:
-    """A client's task in a round, or a task in preparation for the rounds, and how it went.
+    """Task of a client, from its begin to its end, with its steps and its outcome.
 
     Attributes:
         task: ID of the task.
@@ -97,7 +97,7 @@ class Attempt:
 
 
 class Attempts:
-    """The tasks of a run's clients, each with its outcome, as ``Attempt`` objects.
+    """All tasks of a run's clients, as a list and by round.
 
     Each list is computed when it is first used.
 
@@ -183,7 +183,7 @@ class Attempts:
 
     @cached_property
     def openings(self) -> dict[int, RecordData]:
-        """Dict from index of a round to the record of its begin; empty without rounds."""
+        """Record of the begin of each round: a dict from index of the round; empty without rounds."""
         return {int(row["round"]): row for row in self.history.data("round-start")}
 
     @cached_property

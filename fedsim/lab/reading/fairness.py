@@ -47,12 +47,12 @@ def worst_decile(values: Iterable[float]) -> float:
 
 
 def selectable(run: RunFolder) -> int:
-    """Return the count of a run's devices that may train, whether they have arrived or not."""
+    """Return the count of a run's devices that strategies may select, arrived or not."""
     return run.population - int(run.scenario["population"].get("tested_only") or 0)
 
 
 def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
-    """Return how fairly a run selected devices, as Jain's index at the end of each round.
+    """Return how evenly a run had selected its devices by the end of each round, as Jain's index.
 
     The index is over the devices' counts of selections up to that time: 1 if all were selected
     equally often, 1/n if only one of n was. Devices that are tested and never train do not count.

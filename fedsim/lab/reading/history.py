@@ -16,9 +16,9 @@ MARKS = ("arrival", "departure", "shift", "noticed", "move")
 
 
 class History:
-    """Records of a run as DataFrames, each of which is built when it is first used.
+    """Records of a finished or unfinished run, as DataFrames for analysis and pictures.
 
-    All times are simulated seconds.
+    Each DataFrame is built when it is first used. All times are simulated seconds.
 
     Attributes:
         run: the run folder.
@@ -38,11 +38,11 @@ class History:
         return events.assign(period=rounds.searchsorted(events.index))
 
     def of(self, *kinds: str) -> pd.DataFrame:
-        """Return a DataFrame of the records of given kinds, such as ``task-end``."""
+        """Return a DataFrame of the records of some kinds, such as ``task-end``."""
         return self.events[self.events["kind"].isin(kinds)]
 
     def data(self, *kinds: str) -> list[RecordData]:
-        """Return the records of given kinds, such as ``task-end``, as dicts from field to value.
+        """Return the records of some kinds, such as ``task-end``, as dicts from field to value.
 
         The value of ``data`` is itself a dict, parsed from JSON; empty fields are None.
         """
@@ -130,7 +130,7 @@ class History:
 
     @cached_property
     def acts(self) -> pd.DataFrame:
-        """DataFrame of the records of what the world's processes did, such as lowering link rates.
+        """DataFrame of the times at which a process of the world changed, say, a link's rate.
 
         Its only column, ``end``, is the time of the record (s).
         """
@@ -141,10 +141,9 @@ class History:
 
     @cached_property
     def presence(self) -> pd.DataFrame:
-        """DataFrame of the interval in which each device was present, in simulated seconds.
+        """DataFrame of the interval from each device's arrival to its departure or the run's end.
 
-        It begins with the arrival, and ends with the departure or the run. Columns are ``device``,
-        ``start`` and ``end``.
+        Columns are ``device``, ``start`` and ``end``.
         """
         stays = self.population[["arrival", "departure"]].reset_index()
         stays = stays.rename(columns={"arrival": "start", "departure": "end"})
@@ -169,7 +168,7 @@ class History:
 
     @property
     def devices_with_phases(self) -> Ints:
-        """IDs of the devices of which the run has written when they were away, ascending.
+        """IDs, ascending, of the devices whose phases of absence the run has recorded.
 
         Only for these devices ``away`` has intervals. Empty for an unfinished run.
         """
@@ -283,7 +282,10 @@ class History:
 
     @property
     def final(self) -> "pd.Series[int]":
-        """Last group of each device that ever arrived, indexed by device ID; -1 for no group."""
+        """Group of each device at its departure or the run's end; -1 for no group.
+
+        It is indexed by the ID of each device that ever arrived.
+        """
         return self.stays.groupby("device")["group"].last()
 
     @property
@@ -295,10 +297,10 @@ class History:
         return dict(zip(groups.tolist(), counts.tolist(), strict=True))
 
     def order(self) -> Ints:
-        """Return the IDs of all devices that ever arrived, sorted by last group.
+        """Return the IDs of all devices that ever arrived, in the order of rows in pictures.
 
-        Devices of a group are sorted by their first assignment. Devices that have no group are
-        last.
+        They are sorted by last group, within a group by the time of their first assignment. Devices
+        that have no group are last.
         """
         final = self.final
         first = self.moves.groupby("device")["time"].min().reindex(final.index).fillna(np.inf)

@@ -115,7 +115,7 @@ class StudyIndex(_IndexPart):
 
 
 def is_study(path: Path) -> bool:
-    """Whether a folder is one of a study: it has ``study.toml`` or ``index.json``."""
+    """Whether a folder has a study: a file ``study.toml`` or ``index.json``."""
     return any((path / name).is_file() for name in (INDEX, STUDY))
 
 
@@ -171,7 +171,7 @@ def write_index(path: Path, index: StudyIndex) -> None:
 
 
 def names_apart(paths: Sequence[Path]) -> list[str]:
-    """Return a distinct name for each folder: as few of the last parts of its path as needed.
+    """Return a distinct name for each folder, with as few of the last parts of its path as needed.
 
     All names have the same count of parts. If two paths are equal, each name is the position of the
     path, from 1, and its last part.
@@ -185,5 +185,5 @@ def names_apart(paths: Sequence[Path]) -> list[str]:
 
 
 def is_done(run: Path) -> bool:
-    """Whether the run in a folder has ended as planned; False if its summary cannot be read."""
+    """Whether the run in a folder has ended as planned; False for a missing or damaged summary."""
     return bool(files.summarised_status(run) == "done")

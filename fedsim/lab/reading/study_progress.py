@@ -23,7 +23,7 @@ _LONGEST = 300  # most characters of a note
 
 @dataclass
 class RunNews:
-    """Newest facts on an active or failed run, as the progress file of its process has them.
+    """Progress of an active run, or the error of a failed one, as a progress file has it.
 
     Attributes:
         share: part of the run that is done (0..1).
@@ -37,7 +37,7 @@ class RunNews:
 
 
 class ProgressFile:
-    """File in a study's folder by which pages show how far this process's runs are.
+    """File in a study's folder with the progress of this process's runs, for pages on the study.
 
     It is rewritten after changes, every two seconds at most, and removed by ``close`` unless runs
     have failed. A new instance also removes such files of processes that have ended.
@@ -53,7 +53,9 @@ class ProgressFile:
         self._written = time.monotonic()
 
     def take_share(self, label: str, share: float) -> None:
-        """Store how much of a run is done, and write the file if it was not written just before.
+        """Store the progress of a run (0..1).
+
+        The file is written if it was not written just before.
 
         Args:
             label: name of the run.
@@ -63,7 +65,9 @@ class ProgressFile:
         self._write()
 
     def take_note(self, label: str, note: str) -> None:
-        """Store a line of text about a run, and write the file if it was not written just before.
+        """Store a line of text about a run, such as its node.
+
+        The file is written if it was not written just before.
 
         Args:
             label: name of the run.

@@ -13,9 +13,11 @@ COSTS = ("rounds", "time", "bytes", "joules", "grams", "cost")
 
 
 class Target(NamedTuple):
-    """Value that a test result has to reach.
+    """Value of a metric that a test of the model has to reach.
 
-    ``metric`` is ``accuracy`` (0..1) or another column of the table of rounds.
+    Attributes:
+        value: the value; of an accuracy in 0..1.
+        metric: ``accuracy``, or another column of the table of rounds.
     """
 
     value: float
@@ -51,7 +53,7 @@ class Target(NamedTuple):
         return value if self.metric == "accuracy" else f"{self.metric} {value}"
 
     def is_reached(self, value: float | None, summary: RecordData) -> bool:
-        """Whether a value of the metric reaches the target.
+        """Whether a test's value of the metric is at least as good as the target.
 
         Args:
             value: result of a test; None if the test did not measure the metric.
@@ -69,7 +71,7 @@ def until(
     target: float | str | Target,
     summary: RecordData,
 ) -> dict[str, float | int | None]:
-    """Return the costs of a run until a test first reached a target.
+    """Return the costs of a run up to the first test that reached a target.
 
     Args:
         rows: rows of ``rounds.parquet``.
@@ -94,7 +96,7 @@ def until(
 
 
 def within(rows: Sequence[RecordData], budget: Mapping[str, float]) -> float | None:
-    """Return the best accuracy that a run showed in a test before it exceeded a budget.
+    """Return the best accuracy of a run's tests before its costs exceeded a budget.
 
     Args:
         rows: rows of ``rounds.parquet``.
@@ -123,7 +125,7 @@ def costs_to(
     target: float | str | Target,
     summary: RecordData,
 ) -> dict[str, float]:
-    """Return the costs of a run until a test first reached a target, for plots.
+    """Return the costs of a run up to the first test that reached a target, as floats for plots.
 
     Args:
         rows: rows of ``rounds.parquet``.

@@ -46,7 +46,7 @@ _FOLDERS = ("app", "logs", "steps", "homes")
 
 @dataclass(frozen=True)
 class RehearsalPlan:
-    """Options of a rehearsal, which runs a scenario with real processes on this machine.
+    """Options of a rehearsal, in which a scenario is run by real processes on this machine.
 
     Attributes:
         has_namespaces: whether there are namespaces with shaped links, and not only loopback.
@@ -64,13 +64,16 @@ class RehearsalPlan:
 def rehearse(
     scenario: Scenario, out: Path, plan: RehearsalPlan, tell: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """Run a scenario for real, and return the measured run folder.
+    """Run a scenario with real processes of Flower on this machine, and record the times.
 
     Args:
         scenario: the scenario.
         out: folder of the rehearsal. It gets the folders ``app``, ``logs`` and ``rehearsed``.
-        plan: the choices.
+        plan: options of the rehearsal.
         tell: is called with lines of progress.
+
+    Returns:
+        The measured run folder, in ``out``.
 
     Raises:
         ScenarioError: the scenario, or this machine, does not allow the rehearsal.
@@ -121,7 +124,7 @@ def refuse(scenario: Scenario, out: Path, plan: RehearsalPlan) -> None:
 
 
 def links_of(scenario: Scenario, run: Run) -> tuple[NodeLink, list[NodeLink]]:
-    """Return the server's link and the devices' links, in Mbit/s.
+    """Return the links of the server and of each device as a rehearsal shapes them, in Mbit/s.
 
     Args:
         scenario: the scenario, whose network is a star.

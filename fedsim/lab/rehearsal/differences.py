@@ -62,7 +62,13 @@ class TaskTimes:
 
 
 class RoundTimes(NamedTuple):
-    """Begin and end of a round (s)."""
+    """Begin and end of a round, simulated or measured.
+
+    Attributes:
+        number: index of the round.
+        start: begin (s).
+        end: end (s).
+    """
 
     number: int
     start: float
@@ -127,7 +133,12 @@ def read_times(folder: Path) -> RunTimes:
 
 
 class Pair(NamedTuple):
-    """A quantity, such as the length of a round, as it was simulated and as it was measured."""
+    """Quantity, such as the length of a round, in a simulation and in a real run.
+
+    Attributes:
+        simulated: value in the simulation.
+        measured: value in the real run.
+    """
 
     simulated: float
     measured: float
@@ -140,7 +151,7 @@ class Pair(NamedTuple):
 
 @dataclass(slots=True)
 class Differences:
-    """Comparison of the times of a run that really happened with the times of its simulation.
+    """Comparison of the times of a real run with the times of its simulation.
 
     Attributes:
         simulated, measured: the times of both runs.
@@ -236,7 +247,7 @@ def _lengths(task: TaskTimes) -> dict[str, float]:
 
 
 def compare(simulated: Path, measured: Path, wire: WireCounters | None = None) -> Differences:
-    """Compare the times of a run that really happened with those of its simulation.
+    """Compare the times of a real run with those of its simulation.
 
     Args:
         simulated: the simulated run folder.

@@ -17,7 +17,14 @@ _GRACE_S = 1.0  # time that processes have to end by themselves (s)
 
 
 def guard(lines: Iterable[str]) -> None:
-    """Read all lines, then end the process groups and remove the namespaces that they name."""
+    """Wait until a rehearsal is over, then end its processes and remove its namespaces.
+
+    It runs in a process that outlives the rehearsal, even if the rehearsal is killed.
+
+    Args:
+        lines: lines ``group ID`` (of a process group) and ``namespace NAME`` of what to end. They
+            end when the rehearsal is over.
+    """
     groups: list[int] = []
     namespaces: list[str] = []
     for line in lines:

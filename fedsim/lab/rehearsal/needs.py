@@ -27,7 +27,7 @@ _SERVER_BYTES = 1.2e9  # memory of SuperLink and ServerApp
 
 
 def obstacles(scenario: Scenario, *, has_namespaces: bool) -> Iterator[str]:
-    """Yield each reason for which a scenario cannot be rehearsed here.
+    """Yield each reason why a scenario cannot be rehearsed on this machine.
 
     Args:
         scenario: the scenario.

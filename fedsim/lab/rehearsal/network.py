@@ -36,7 +36,7 @@ _BURST_S = 0.001  # a bucket holds at least what its link sends in this time (s)
 
 
 class NodeLink(NamedTuple):
-    """Link of an endpoint to the core.
+    """Link of the server or of a client to the core, the namespace between them, in a rehearsal.
 
     Attributes:
         to_core: rate from the endpoint (Mbit/s on the wire); None for no limit.
@@ -57,7 +57,9 @@ def _do(*words: object) -> None:
 
 
 class Namespaces:
-    """Namespaces of a server and of clients around a core, which are removed on exit.
+    """Network namespaces of Linux for a rehearsal: one for the server and one for each client.
+
+    Links join them to the namespace ``core``. All are removed on exit.
 
     Args:
         server: the server's link.
@@ -111,7 +113,7 @@ class Namespaces:
         """Return the words that start a command in a namespace, to put before the command.
 
         Args:
-            where: ``core``, ``server``, or a name by ``client_name``.
+            where: the namespace: ``core``, ``server``, or a name by ``client_name``.
         """
         return ["ip", "netns", "exec", self.name(where)]
 
@@ -120,13 +122,18 @@ class Namespaces:
         return f"{self._prefix}-{where}"
 
     def delaying(self) -> list[str]:
-        """Return the command of the process that delays packets."""
+        """Return the command of the process that delays packets by the links' latencies."""
         latencies = [str(link.latency_ms) for link in self._clients]
         module = "fedsim.lab.rehearsal.network"
         return [*self.within("core"), sys.executable, "-m", module, *latencies]
 
     def cut(self, client: int, *, is_cut: bool) -> None:
-        """Cut a client's link, or join it again."""
+        """Take a client's link down, or up again.
+
+        Args:
+            client: index of the client, from 0.
+            is_cut: whether to take it down.
+        """
         state = "down" if is_cut else "up"
         _do("ip", "-n", self.name("core"), "link", "set", f"c{client + 1}", state)
 
@@ -182,7 +189,7 @@ def remove(name: str) -> None:
 
 
 def remove_leftovers() -> list[str]:
-    """Remove the namespaces of processes that have been killed; return their names."""
+    """Remove namespaces that killed rehearsals have left, and return their names."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
     removed: list[str] = []
     for line in listed.stdout.splitlines():

@@ -48,7 +48,7 @@ def write_page(
     after: Differences | None,
     simulated_only: Sequence[str] = (),
 ) -> None:
-    """Write the page of a rehearsal.
+    """Write the HTML page that compares a rehearsal with its simulation.
 
     Args:
         path: the file.

@@ -16,7 +16,10 @@ _END_S = 20.0  # time that the guard has to end everything (s)
 
 
 class RehearsalProcesses:
-    """Processes in sessions of their own, which a guard ends when this process ends.
+    """Processes of a rehearsal (Flower's server and clients), which end when the rehearsal ends.
+
+    Each has its own session. A further process, the guard, ends them even if this process is
+    killed.
 
     Args:
         logs: folder for the output of each process.
@@ -35,7 +38,7 @@ class RehearsalProcesses:
         self.end()
 
     def guard_namespace(self, name: str) -> None:
-        """Let the guard remove a namespace when the rehearsal ends."""
+        """Let the guard remove a network namespace when the rehearsal ends."""
         self._tell(f"namespace {name}")
 
     def _tell(self, line: str) -> None:

@@ -51,7 +51,7 @@ class _Active:
 
 
 class RayWorkers:
-    """Carries out runs of a study on the nodes of a Ray cluster, which need not see its folder.
+    """Workers for runs of a study on the nodes of a Ray cluster, which need not see its folder.
 
     It has the methods of ``WorkerPool``, which does the same in processes of this machine: ``run``,
     ``interrupt`` and ``close``.

@@ -105,7 +105,7 @@ def run_study(
 
 @dataclass(frozen=True)
 class StudyWorkers:
-    """Way to carry out the runs of a study: in which processes, and how many at a time.
+    """Choice of the processes that carry out the runs of a study, and of how many run at a time.
 
     The choice does not influence results.
 
@@ -164,7 +164,7 @@ class StudyWorkers:
 
 
 class Conductor:
-    """Carries out the missing runs of a study, with ``run``, and writes its tables.
+    """Carries out the missing runs of a study and writes the study's tables.
 
     Making one plans the runs, and builds a run of each variant to reject invalid ones.
 

@@ -131,7 +131,7 @@ def _start_s() -> float:
 
 
 def load_worker() -> None:
-    """Import all modules that a worker needs for a run with learning, to measure the time."""
+    """Import all modules that a worker process needs, so that the time of this can be measured."""
     import fedsim.lab.study.worker  # noqa: F401
 
     load_learning()

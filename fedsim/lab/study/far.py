@@ -32,7 +32,7 @@ _MOST_LINES = 100  # most lines of a run's output that are passed on
 
 @dataclass(frozen=True)
 class FarOrder:
-    """Order to carry out a run, as sent to a worker on another node of a Ray cluster.
+    """Message that asks a worker on another node of a Ray cluster to carry out a run.
 
     Attributes:
         place: index of the run's order in the study.
@@ -50,7 +50,7 @@ class FarOrder:
 
 
 class Board:
-    """Ray actor through which workers on other nodes talk to the study's process.
+    """Ray actor that passes messages of workers on other nodes on to the study's process.
 
     Workers leave messages by ``report``, whose answer is whether they must stop. The study's
     process fetches the messages by ``collect``.
@@ -123,7 +123,7 @@ class _Output(TextIOBase):
 
 
 def carry_out(board: Any, home: str, order: FarOrder) -> News:
-    """Carry out a run of a study on a node of a Ray cluster, and return its outcome.
+    """Carry out a run of a study as a task on a node of a Ray cluster, and return its outcome.
 
     Messages, and the files of the run folder as they change, are sent to the study's process.
 

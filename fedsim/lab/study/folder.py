@@ -54,7 +54,7 @@ def refuse_unusable(path: Path) -> None:
 
 
 def states(path: Path, study: Study) -> list[RunState]:
-    """Return how far each run of a study is, by its folder, in the order of the runs.
+    """Return the state of each run of a study, such as ``done``, in the order of the runs.
 
     A run is ``new``, ``done``, to ``resume`` from a checkpoint, or to be run ``anew``.
 
@@ -83,9 +83,10 @@ def states(path: Path, study: Study) -> list[RunState]:
 
 
 def state_of(folder: Path, scenario: str) -> RunState:
-    """Return how far a run is: ``new``, ``done``, to ``resume`` or to be run ``anew``.
+    """Return the state of a run by its folder: ``new``, ``done``, ``resume`` or ``anew``.
 
-    A run that has a folder but has not ended is resumed if it has a checkpoint.
+    A run that has a folder but has not ended is to be resumed from its checkpoint, or, without a
+    checkpoint, to be run anew.
 
     Args:
         folder: the run folder, which need not exist.
@@ -139,7 +140,7 @@ def _present_scenario(text: str) -> str | None:
 
 
 def mark(path: Path, study: Study) -> None:
-    """Write ``study.toml`` alone, so that other processes see the folder as one of a study.
+    """Write ``study.toml``, which marks a folder as a study's for other processes.
 
     Args:
         path: the study's folder.
@@ -204,7 +205,7 @@ def _plain(value: object) -> Any:
 
 
 def claimed(folder: Path) -> AbstractContextManager[list[int]]:
-    """Return a context in which no other process carries out a run of the study.
+    """Return a context in which this process alone carries out a run of a study.
 
     The claim is a lock file next to the run folder, whose parent is made if it does not exist.
 

@@ -17,7 +17,7 @@ from fedsim.running.scenario import Scenario
 
 @dataclass(frozen=True)
 class CopiedFile:
-    """Copy of a file that a scenario names, in memory, to send it to another machine.
+    """Copy in memory of a file that a scenario names, to send it to another machine.
 
     Attributes:
         reference: the file as scenarios name it.
@@ -83,7 +83,7 @@ class RunInputs:
 
 
 class StudyInputs:
-    """Data and files that the runs of a study read, collected to send them to other machines.
+    """Data and files that the runs of a study read, collected to send them to nodes of a cluster.
 
     ``record`` collects them while a run of each variant is built; ``of`` returns the inputs of a
     run.
@@ -121,7 +121,7 @@ class StudyInputs:
             find_file(file, scenario.data.own_folder())
 
     def of(self, text: str) -> RunInputs:
-        """Return the data set of a run, and copies of all files that any run of the study reads.
+        """Return the data set of a run, and copies of the files that the study's runs read.
 
         Args:
             text: the run's scenario, as TOML.

@@ -21,9 +21,13 @@ JOURNAL = "search.journal"
 
 
 class StoredResult(TypedDict):
-    """Result of a trial as the journal of a search stores it.
+    """Result of a trial in the journal of a search.
 
-    ``figures`` has the searched metric of each run, ``nearest`` the best accuracy of each run.
+    Attributes:
+        state: state of the trial, such as ``done``.
+        figures: the searched metric of each run, in the order of the seeds; None if a run lacks it.
+        nearest: best accuracy of each run, which ranks runs that miss a target.
+        error: message of the error if the trial is refused.
     """
 
     state: TrialState
@@ -33,10 +37,10 @@ class StoredResult(TypedDict):
 
 
 class Journal:
-    """File in which all processes that share a search write their trials and results.
+    """File in a study's folder in which processes that share a search write trials and results.
 
-    It is in the study's folder, in a format of Optuna, and is made if it does not exist. Each call
-    must be made under the lock of the study's folder.
+    It is in a format of Optuna, and is made if it does not exist. Each call must be made under the
+    lock of the study's folder.
 
     Args:
         path: the study's folder.
@@ -135,7 +139,7 @@ class Journal:
 
 
 class JournalEntry:
-    """Trial of a search as a process has written it into the shared journal.
+    """Trial of a shared search, as read from the journal.
 
     Attributes:
         values: values by the keys of the search space.

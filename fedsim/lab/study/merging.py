@@ -19,7 +19,7 @@ _PROMISED = ("events", "events_sha256", "models_sha256", "bytes", "accuracy")
 
 @dataclass
 class Merged:
-    """Result of merging folders of a study: its run folders, by origin.
+    """Result of ``merge``: the folders of a study's runs, by where they came from.
 
     Attributes:
         copied: run folders that were copied, relative to the study's folder.

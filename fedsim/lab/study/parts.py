@@ -29,7 +29,13 @@ Pieces: TypeAlias = list[AnyArray]
 
 
 class FileStamp(NamedTuple):
-    """Size (bytes), time of the last change (ns) and inode of a file; a change alters them."""
+    """Size, time of change and inode of a file; they differ after a change of the file.
+
+    Attributes:
+        bytes: size (bytes).
+        modified_ns: time of the last change (ns since 1970).
+        inode: number of the file's inode.
+    """
 
     bytes: int
     modified_ns: int
@@ -37,7 +43,7 @@ class FileStamp(NamedTuple):
 
 
 def list_files(folder: Path) -> dict[str, FileStamp]:
-    """Return the files of a run folder: dict from path in it to size and time of the last change.
+    """Return the files of a run folder: a dict from path in the folder to size and time of change.
 
     The lock, links and unfinished files are left out.
     """
@@ -86,10 +92,10 @@ def write_pieces(path: Path, pieces: Sequence[AnyArray]) -> None:
 
 
 class PartSender:
-    """Sends the changed files of a run folder to a process that keeps a copy of the folder.
+    """Sends a run folder from a worker to the study's process, which keeps a copy of it.
 
-    Each ``send_part`` sends a part: all files that have changed since the last one, in pieces, and
-    then a list of all files.
+    Each ``send_part`` sends all files that have changed since the last one, in pieces, and then a
+    list of all files.
 
     Args:
         folder: the run folder.
@@ -107,7 +113,7 @@ class PartSender:
 
     @property
     def newest(self) -> tuple[str, ...]:
-        """Times of change of checkpoints and intermediate results, to see whether one is new."""
+        """Times of change of the folder's checkpoints and intermediate results, to notice new ones."""
         saves = self._stamps_of("checkpoint/*/manifest.json")
         return (*saves, *self._stamps_of(f"{LIVE}/{SUMMARY}"))
 
@@ -134,7 +140,7 @@ class PartSender:
 
 
 class PartReceiver:
-    """Keeps a copy of a run folder on a remote machine, from the messages of a ``PartSender``.
+    """Keeps a copy of a remote run folder, from the messages of its ``PartSender``.
 
     ``take_piece`` stores pieces in another folder; ``take_part`` then changes the copy in an order
     in which it can be resumed if this process is killed in between.
@@ -149,11 +155,11 @@ class PartReceiver:
         self.drop()
 
     def drop(self) -> None:
-        """Remove the received pieces of files that are not in the copy yet."""
+        """Remove received pieces that ``take_part`` has not moved into the copy."""
         shutil.rmtree(self._incoming, ignore_errors=True)
 
     def take_piece(self, name: str, content: bytes) -> None:
-        """Append a piece to a received file, which is not in the copy before ``take_part``.
+        """Append a received piece to a file that ``take_part`` will move into the copy.
 
         Args:
             name: path of the file in the folder.

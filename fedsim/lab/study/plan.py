@@ -45,7 +45,7 @@ _NEEDS = {
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Run that a study needs: one variant with one seed.
+    """Run that a study needs: the scenario of a variant with a seed, and the run's folder.
 
     Attributes:
         variant: the first variant with this scenario.
@@ -63,9 +63,10 @@ class PlannedRun:
 
 
 class Study:
-    """Study with all runs that are planned for it so far; runs with equal scenarios are one run.
+    """Study as read from its file, with all runs that are planned for it so far.
 
-    ``add`` plans more runs, for trials of a search or for seeds that are added.
+    Variants with equal scenarios share a run. ``add`` plans more runs, for trials of a search or
+    for seeds that are added.
 
     Attributes:
         spec: content of the study's file.
@@ -160,7 +161,7 @@ class Study:
         return tomli_w.dumps(self.spec.model_dump(exclude_unset=True, mode="python"))
 
     def only(self, texts: Sequence[str]) -> "frozenset[Path]":
-        """Return the folders of the runs that the texts of ``--only`` select.
+        """Return the folders of the runs that the option ``--only`` selects.
 
         Args:
             texts: ``KEY=VALUE``, or the name of a variant. A key is ``variant``, ``seed``,
@@ -401,7 +402,7 @@ def expand_variants(spec: StudySpec) -> list[Variant]:
 
 
 def searched(spec: StudySpec) -> list[Variant]:
-    """Return the variants for which the study's search tries values, at each point of the grid.
+    """Return the variants, at each point of the grid, for which the study's search tries values.
 
     Raises:
         ScenarioError: a run of a variant with extreme values is invalid, or does not measure the

@@ -40,7 +40,7 @@ _MOST_AT_WORK = 2  # most active runs that a line of progress names
 
 @dataclass(frozen=True)
 class RunOrder:
-    """Order to a worker to carry out a run of a study.
+    """Order to a worker process to carry out one run of a study.
 
     Attributes:
         label: name of the run for people.
@@ -58,7 +58,7 @@ class RunOrder:
 
 @dataclass(frozen=True)
 class Ended:
-    """Outcome of a run that a worker was to carry out.
+    """Outcome of a run of a study, as its worker reported it.
 
     Attributes:
         order: the order to carry it out.
@@ -126,7 +126,7 @@ class StudyProgress:
         self._show()
 
     def take(self, place: int, news: News) -> None:
-        """Show a message from a run's worker: its progress (0..1), or a note to the user.
+        """Show a worker's message about its run: the progress (0..1), or a note to the user.
 
         Args:
             place: index of the run's order.
@@ -251,7 +251,7 @@ _GRACE_S = 30.0  # an idle worker that does not end within this time is killed
 
 
 class WorkerPool:
-    """Carries out runs in worker processes of this machine, which it starts, reuses and ends.
+    """Worker processes on this machine that carry out the runs of a study.
 
     Args:
         workers: greatest number of processes.

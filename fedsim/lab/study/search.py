@@ -80,7 +80,7 @@ else:
 
 
 def measure_of(metric: str, targets: Sequence[float | str]) -> Measure | None:
-    """Return the kind of figure (such as time to a target) that a search optimises.
+    """Return the figure that a search optimises, such as the time to a target.
 
     Args:
         metric: name of the search's metric.
@@ -150,14 +150,14 @@ class Range(Spec):
 
     @property
     def extremes(self) -> list[object]:
-        """Lowest and highest value, as in a scenario."""
+        """Low and high end of the range, as written in the study."""
         return [self.low, self.high]
 
     def at(self, share: float) -> Number:
-        """Return the number in the range below which a share (0..1) of its values lies.
+        """Return the value of the range at a position from its low end (0) to its high end (1).
 
-        With ``log``, the share is of the range of logarithms. Random draws of ``share`` give random
-        values.
+        With ``log``, positions are linear in the logarithm. Uniformly drawn positions give the
+        random values of a search.
         """
         low, high = self.ends
         start = low
@@ -173,9 +173,9 @@ class Range(Spec):
         return min(max(number, low), high)
 
     def scenario_value(self, number: Number) -> object:
-        """Convert a number to a value for a scenario: with four digits, and with the range's unit.
+        """Convert a number of the range to a value for a scenario, with the range's unit.
 
-        Whole numbers keep all digits.
+        It has four digits, or all digits of a whole number.
         """
         low, high = self.ends
         if not self.whole:
@@ -199,7 +199,7 @@ class Range(Spec):
 
 
 class OneOf(RootModel[Annotated[list[object], Field(min_length=1)]]):
-    """List of values of which a search may try each for a key of the scenario.
+    """List of values for a key of the scenario, each of which a search may try.
 
     Where a ``Range`` has numbers, a value is represented by its index in the list.
     """
@@ -268,23 +268,25 @@ class Search(Spec):
     """Search for the values of some keys with which a study's variants have the best metric.
 
     Each trial runs a variant with other values. A subclass defines how ``ask`` chooses them.
+
+    Attributes:
+        trials: number of trials of each variant at each point of the grid.
+        metric: a goal of studies or one of ``METRICS``; a cost to the target may end in
+            ``_to_accuracy``.
+        space: ranges or lists of values, by a dotted key of a scenario or the name of one of the
+            study's sets.
+        variants: further keys of the space of a variant, by its name.
+        seed: seed of the draws.
+        prune: whether to stop a trial that is worse than the median after some of the seeds.
     """
 
     kind: str
     trials: int = Field(default=40, ge=1, le=10_000)
-    """number of trials of each variant at each point of the grid."""
     metric: _Metric
-    """a goal of studies or one of ``METRICS``; a cost to the target may end in ``_to_accuracy``."""
     space: Space = Field(default={})
-    """ranges or lists of values, by a dotted key of a scenario or the name of one of the study's
-    sets.
-    """
     variants: dict[str, Space] = Field(default={})
-    """further keys of the space of a variant, by its name."""
     seed: int = Field(default=0, ge=0)
-    """seed of the draws."""
     prune: bool = False
-    """whether to stop a trial that is worse than the median after some of the seeds."""
 
     def space_of(self, variant: str) -> Space:
         """Return which values a search tries for a variant: a range or a list by dotted key.
@@ -296,18 +298,18 @@ class Search(Spec):
 
     @property
     def batch(self) -> int:
-        """Count of a variant's trials that are proposed together, without each other's results."""
+        """Count of trials of a variant that are proposed at once, before any of them has a result."""
         return self.trials
 
     @property
     def is_planned_ahead(self) -> bool:
-        """Whether no trial depends on the results of others, so that all runs are known at once."""
+        """Whether all trials are known before the first one runs, as none depends on results."""
         return self.batch == self.trials and not self.prune
 
     def ask(
         self, line: str, space: Space, results: Sequence[TrialResult], count: int
     ) -> list[dict[str, object]]:
-        """Propose the values of a variant's next trials, from the results of its trials so far.
+        """Propose the values of a variant's next trials from the results so far.
 
         Args:
             line: label of the variant.
@@ -390,7 +392,7 @@ def import_optuna() -> ModuleType:
 
 
 def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float]:
-    """Return how much each key of a search explains of its trials' ranks, by functional ANOVA.
+    """Return the importance of each searched key for the ranks of trials, by functional ANOVA.
 
     Source: F. Hutter, H. Hoos and K. Leyton-Brown, "An efficient approach for assessing
     hyperparameter importance", ICML 2014.

@@ -26,7 +26,7 @@ from fedsim.records.reading import RunFolder
 
 
 class Seeding:
-    """Adds seeds to the variants of a study that may still be the best, until that is decided.
+    """Plans more seeds for the variants of a study that may still be the best, until it is sure.
 
     All variants run the first seeds. ``grow`` then decides from the results, for each world
     (devices, network and data that variants share), which variants may be the best, and plans more
@@ -71,7 +71,7 @@ class Seeding:
         return self._study.until_sure is not None and self._study.until_sure.is_over
 
     def grow(self, path: Path) -> None:
-        """Plan the seeds that follow from the finished runs; none while a planned run is missing.
+        """Plan the seeds that are needed next; none while a planned run has not finished.
 
         Args:
             path: the study's folder.
@@ -178,7 +178,7 @@ class Seeding:
         self._study.add(variants, seeds[before:count])
 
     def lines_of_text(self) -> Iterator[str]:
-        """Yield a sentence on each undecided world: how many variants may still be the best."""
+        """Yield a sentence for each undecided world: how many variants may still be the best."""
         for world in self.worlds:
             if not world.decision.is_over:
                 yield (

@@ -21,7 +21,7 @@ _FORM = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 
 @dataclass(frozen=True)
 class StudyShard:
-    """One of several shares into which a study's runs are split, for processes on several machines.
+    """Share of a study's runs that one process carries out; others are left to other machines.
 
     Attributes:
         number: index of the share, from 1.
@@ -61,10 +61,10 @@ class StudyShard:
 
 
 def predicted_work(scenario: Scenario) -> float:
-    """Return the predicted work of a run: epochs of all tasks, plus one for each task.
+    """Return the predicted work of a run in epochs of all tasks, to split runs into even shares.
 
-    Only ratios between runs of a study are meaningful. A run without a limit of rounds counts
-    as 100 rounds. A round of an asynchronous strategy has as many updates as the strategy expects.
+    Only ratios between runs of a study are meaningful. A run without a limit of rounds counts as
+    100 rounds. A round of an asynchronous strategy has as many updates as the strategy expects.
     Where a strategy counts local steps, ten steps count as an epoch, as no data are read here.
     """
     params = scenario.strategy
@@ -85,17 +85,17 @@ def _epochs(params: StrategyParams) -> float:
 
 
 def work_of_share(runs: Sequence[PlannedRun], all_runs: Sequence[PlannedRun]) -> float:
-    """Return how much of the predicted work of ``all_runs`` the runs of a share have (0..1)."""
+    """Return the fraction (0..1) of a study's predicted work that some of its runs make up."""
     work = sum(predicted_work(run.scenario) for run in runs)
     whole = sum(predicted_work(run.scenario) for run in all_runs)
     return work / whole if whole else 0.0
 
 
 def deal(runs: Sequence[PlannedRun], count: int) -> list[list[PlannedRun]]:
-    """Split runs into ``count`` shares of about equal predicted work.
+    """Split the runs of a study into shares of about equal predicted work.
 
-    Runs are assigned in order of decreasing work, each to the share with the least work so far
-    (R. L. Graham, 1969: the greatest share has at most 4/3 of the optimal work).
+    Runs are assigned in order of decreasing work, each to the share with the least work so far (R.
+    L. Graham, 1969: the greatest share has at most 4/3 of the optimal work).
 
     Args:
         runs: runs of the study, in their order.
@@ -116,7 +116,7 @@ def deal(runs: Sequence[PlannedRun], count: int) -> list[list[PlannedRun]]:
 
 
 def folders_of(shard: StudyShard, runs: Sequence[PlannedRun]) -> frozenset[Path]:
-    """Return the run folders that one of several shares of a study has to carry out.
+    """Return the folders of the runs that belong to one share of a study.
 
     Args:
         shard: the share.

@@ -53,7 +53,7 @@ _CHANGES_SAMPLES = ("label-permutation", "rotation")
 
 
 def local(base: Mapping[str, object]) -> Tables:
-    """Return a scenario to compare with, in which every device trains alone and nothing is sent.
+    """Return the reference scenario in which every device trains alone and nothing is sent.
 
     A device trains as often in a round, and for as many epochs, as a client of the base.
 
@@ -71,7 +71,7 @@ def local(base: Mapping[str, object]) -> Tables:
 
 
 def centralised(base: Mapping[str, object]) -> Tables:
-    """Return a scenario to compare with, in which one device trains on the data of all devices.
+    """Return the reference scenario in which one device trains on the data of all devices.
 
     It has the rounds of the base, and in each round the epochs of a client of the base. Nothing is
     sent or late, and comparisons omit its times. A data shift that swaps data has no effect, and
@@ -215,32 +215,37 @@ class Size(Spec):
     """Table of a study's file that makes the study larger or smaller, such as for a quick trial.
 
     It changes the base scenario of all variants.
+
+    Attributes:
+        base: the base scenario; by default the study's.
+        changes: changes to the base, before a part's or a variant's own.
+        sets: replace the study's sets with the same names.
     """
 
     base: Base | None = None
-    """the base scenario; by default the study's."""
     changes: Changes = Field(default={})
-    """changes to the base, before a part's or a variant's own."""
     sets: dict[str, dict[str, Changes]] = Field(default={})
-    """replace the study's sets with the same names."""
 
 
 class StudyPart(Spec):
     """Table of a study's file for a part: some of the variants, with changes of their own.
 
     For example, a part has the variants of a figure in a paper.
+
+    Attributes:
+        base: the base scenario; by default the size's or the study's.
+        changes: changes to the base, before the variants' own.
+        variants: names of the variants to run, or a table of further changes by name; by default
+            all.
+        grid: further keys of the grid, with their values.
+        sizes: the sizes in which the part is run; by default all.
     """
 
     base: Base | None = None
-    """the base scenario; by default the size's or the study's."""
     changes: Changes = Field(default={})
-    """changes to the base, before the variants' own."""
     variants: dict[str, Changes] | None = None
-    """names of the variants to run, or a table of further changes by name; by default all."""
     grid: Grid = Field(default={})
-    """further keys of the grid, with their values."""
     sizes: list[str] | None = None
-    """the sizes in which the part is run; by default all."""
 
     @field_validator(
         "variants", mode="before", json_schema_input_type=list[str] | dict[str, Changes]
@@ -254,66 +259,62 @@ class StudySpec(Spec):
     """Content of a study's file: a base scenario, its variants, and the seeds.
 
     All variants run with the same seeds, so that they share devices, network and data.
+
+    Attributes:
+        name: a title for people, which goes into reports, and never into a path or a command.
+        about: an introduction for readers, with which reports begin.
+        base: tables of the base scenario; in a file also the path of a scenario, relative to the
+            study file, or the name of a scenario that comes with fedsim.
+        seeds: seeds of the runs; every variant is run once with each seed.
+        variants: by name, the changes that make a variant out of the base: tables as in a scenario,
+            or dotted keys.
+        grid: values by dotted key, or names of changes by the name of one of the ``sets``. Every
+            variant is run with every combination.
+        search: a search for the best values of each variant, at every point of the grid.
+        sets: changes for the grid that belong together, by the name of the set and of the change.
+        parts: parts of the study, by name, if not every variant is run at every point of the grid.
+        sizes: ways to run the study, by name.
+        size: the size in which the study is run; by default the first.
+        references: names of reference lines (``REFERENCES``), which are added as variants.
+        baseline: the variant with which all variants are compared, seed by seed; None compares
+            none.
+        target: one or several accuracies (0..1) at which costs are compared; other metrics as
+            ``"perplexity=8"``.
+        goal: criterion of the ranking of cells: the least ``time``, ``bytes``, ``energy``,
+            ``carbon``, ``money`` or ``rounds`` to the highest target that is reached; the least of
+            a ``battery`` (%) or the fewest devices that run ``flat``, over whole runs; the highest
+            ``accuracy`` at the end, or within the ``budget``. By default the time, or with a budget
+            the accuracy within the budget.
+        budget: limits on the costs of a run.
+        until_sure: seeds are added where they decide, until the best line is sure; by default all
+            variants run the same seeds.
+        published: published figures of papers, see ``fedsim.lab.compare.published``: tables, or in
+            a file the path of a file of tables.
     """
 
     name: str = Field(default=UNNAMED, max_length=200)
-    """a title for people, which goes into reports, and never into a path or a command."""
     about: str = Field(default="", max_length=2000)
-    """an introduction for readers, with which reports begin."""
     base: Base
-    """tables of the base scenario; in a file also the path of a scenario, relative to the study
-    file, or the name of a scenario that comes with fedsim.
-    """
     seeds: list[int] = Field(default=[1], min_length=1)
-    """seeds of the runs; every variant is run once with each seed."""
     variants: dict[str, Changes] = Field(default={})
-    """by name, the changes that make a variant out of the base: tables as in a scenario, or
-    dotted keys.
-    """
     grid: Grid = Field(default={})
-    """values by dotted key, or names of changes by the name of one of the ``sets``.
-
-    Every variant is run with every combination.
-    """
     search: AnySearch | None = None
-    """a search for the best values of each variant, at every point of the grid."""
     sets: dict[str, dict[str, Changes]] = Field(default={})
-    """changes for the grid that belong together, by the name of the set and of the change."""
     parts: dict[str, StudyPart] = Field(default={})
-    """parts of the study, by name, if not every variant is run at every point of the grid."""
     sizes: dict[str, Size] = Field(default={})
-    """ways to run the study, by name."""
     size: str | None = None
-    """the size in which the study is run; by default the first."""
     references: list[str] = Field(default=[])
-    """names of reference lines (``REFERENCES``), which are added as variants."""
     baseline: str | None = None
-    """the variant with which all variants are compared, seed by seed; None compares none."""
     target: Targets = Field(default=[])
-    """one or several accuracies (0..1) at which costs are compared; other metrics as
-    ``"perplexity=8"``.
-    """
     goal: _Goal | None = None
-    """criterion of the ranking of cells: the least ``time``, ``bytes``, ``energy``, ``carbon``,
-    ``money`` or ``rounds`` to the highest target that is reached; the least of a ``battery`` (%)
-    or the fewest devices that run ``flat``, over whole runs; the highest ``accuracy`` at the end,
-    or within the ``budget``. By default the time, or with a budget the accuracy within the budget.
-    """
     budget: Budget = Field(default=Budget())
-    """limits on the costs of a run."""
     until_sure: UntilSure | None = None
-    """seeds are added where they decide, until the best line is sure; by default all variants run
-    the same seeds.
-    """
     published: (
         Annotated[
             dict[str, object], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})
         ]
         | None
     ) = None
-    """published figures of papers, see ``fedsim.lab.compare.published``: tables, or in a file the
-    path of a file of tables.
-    """
 
     def __init__(self, **tables: object) -> None:
         try:

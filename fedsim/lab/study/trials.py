@@ -76,7 +76,7 @@ class Trial:
         return sum(figures) / len(figures)
 
     def rank(self, most: bool, seeds: int | None = None) -> tuple[float, ...]:
-        """Return a sort key of trials; sorted by it, the best trial comes first.
+        """Return the key by which trials are sorted, the best one first.
 
         Finished trials come first, then trials with more runs, then trials whose runs lack fewer
         figures, then trials with better figures.
@@ -99,7 +99,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class SearchedVariant:
-    """Variant of a study at a point of its grid for which a search tries values, and its trials."""
+    """Variant of a study, at a point of its grid, for which a search tries values.
+
+    Attributes:
+        variant: the variant, without values of the searched keys.
+        trials: its trials so far.
+    """
 
     variant: Variant
     trials: list[Trial] = field(default_factory=list)
@@ -140,9 +145,9 @@ class Trials:
         return all(len(line.trials) == self.search.trials for line in self.lines)
 
     def runs_of_others(self) -> set[Path]:
-        """Return the folders of planned runs that this process must not carry out.
+        """Return the folders of planned runs that another process carries out.
 
-        They belong to other processes that share the search; none if the search is not shared.
+        It is empty if this process does not share the search with others.
         """
         return set()
 
@@ -168,7 +173,7 @@ class Trials:
             self.grow(path, lambda run: None)  # only results are new
 
     def close(self) -> None:
-        """Give up this process's claims, so that other processes may carry out its open trials."""
+        """Release this process's claims of trials, so that other processes may carry them out."""
 
     def grow(self, path: Path, try_to_build: Build) -> None:
         """Read the results of finished runs, and plan the trials that follow from them.
@@ -412,7 +417,7 @@ class Trials:
 
 
 def gave_up(folder: Path) -> bool:
-    """Whether the run in a folder has failed, so that it is not carried out again."""
+    """Whether the run in a folder has failed; it is not repeated."""
     return bool(files.summarised_status(folder) == "failed")
 
 

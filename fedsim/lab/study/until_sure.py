@@ -35,22 +35,24 @@ class UntilSure(Spec):
     """Table ``[until_sure]`` of a study: how seeds are added until one variant is surely best.
 
     Only variants that may still be the best get more seeds.
+
+    Attributes:
+        within: indifference zone: the difference that does not matter, a share of a cost such as
+            ``"5 %"``, or a difference of accuracies or metrics such as 0.01; by default 5 % or
+            0.01.
+        error: greatest probability of dropping the best line, or of naming one that is worse by
+            more than the zone.
+        most_runs: greatest count of runs of the study, with its first seeds; by default ten for
+            each line.
+        most_time: greatest real time of all runs together, as their summaries have it. No run is
+            begun that would exceed it if it took as long as the longest of its line. The first
+            seeds are always run.
     """
 
     within: ShareOrPercent | None = None
-    """indifference zone: the difference that does not matter, a share of a cost such as ``"5 %"``,
-    or a difference of accuracies or metrics such as 0.01; by default 5 % or 0.01.
-    """
     error: ShareOrPercent = Field(default=0.05, gt=0, le=0.5)
-    """greatest probability of dropping the best line, or of naming one that is worse by more than
-    the zone.
-    """
     most_runs: int | None = Field(default=None, ge=1)
-    """greatest count of runs of the study, with its first seeds; by default ten for each line."""
     most_time: PositiveSeconds | None = None
-    """greatest real time of all runs together, as their summaries have it. No run is begun that
-    would exceed it if it took as long as the longest of its line. The first seeds are always run.
-    """
 
     def first_seeds(self, seeds: list[int]) -> list[int]:
         """Return the seeds that all variants run: the study's, and more if these are below 5."""

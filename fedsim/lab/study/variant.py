@@ -57,7 +57,7 @@ VariantLayers = dict[str, Mapping[str, object]]
 
 
 def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
-    """Return the tables from which a variant's scenario is merged, by their place in the study.
+    """Return the tables from which a variant's scenario is merged: the base and all changes.
 
     They are the base scenario, then the changes by size, part, variant and grid, in this order;
     later ones override earlier ones.
@@ -94,7 +94,7 @@ def merge(layers: VariantLayers) -> Tables:
 
 
 def find_last_layer(layers: VariantLayers, keys: Sequence[str]) -> str:
-    """Return a text on the place in a study that decides about a key, with the value there.
+    """Return a text for people on which part of a study sets a key, and to which value.
 
     It is the last of the tables that sets the key, or a table that contains the key.
 

@@ -56,7 +56,7 @@ class SentOrder(TypedDict):
 
 
 class Worker:
-    """Carries out runs of a study one after another, and reports on them to its parent process.
+    """Carries out runs of a study, one at a time, in a worker process, and reports to the parent.
 
     Args:
         say: sends a message to the parent; its keyword arguments are the entries of the message.
@@ -160,7 +160,7 @@ class Worker:
 
 
 def failure(error: Exception, folder: Path | None = None) -> str:
-    """Return the message of the error with which a run failed, for the study's report.
+    """Return the message about an error of a run for the study's report.
 
     Args:
         error: the error.

@@ -50,7 +50,7 @@ _WANDB_SWITCHES = ("x_disable_stats", "x_disable_meta", "disable_git", "disable_
 
 @dataclass(frozen=True)
 class Export:
-    """Run to export, with its name in the tracker.
+    """Run to export to a tracker such as TensorBoard or MLflow.
 
     Attributes:
         run: the run folder.
@@ -86,9 +86,9 @@ class Export:
         return 0 if self.run.summary["status"] == "done" else 1
 
     def scalars(self) -> Iterator[tuple[float, int, dict[str, float]]]:
-        """Yield the scalars of each round.
+        """Yield the metrics and bytes of each round.
 
-        They are the round's measures, the round's bytes, and all bytes sent so far.
+        They are the results of tests, the bytes of the round, and all bytes sent so far.
 
         Yields:
             Time of the round's end (s), index of the round, and scalars by tag.

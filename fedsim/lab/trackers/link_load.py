@@ -82,7 +82,7 @@ def _load(table: "pd.DataFrame", latency: Floats) -> Curve:
 
 
 def summed(times: Floats, changes: Floats) -> Curve:
-    """Return the running sum of changes, with one step per distinct time.
+    """Return a step function as the running sum of changes at given times.
 
     Args:
         times: times of the changes (s), in any order; float64 [n].
@@ -99,7 +99,7 @@ def summed(times: Floats, changes: Floats) -> Curve:
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """Reduce a curve to at most ``most`` steps, evenly spaced.
+    """Return a curve with fewer steps, to draw it: at most ``most``, evenly spaced.
 
     Each value is the mean of ``curve`` until the next step. A shorter curve is returned unchanged.
 
@@ -114,7 +114,7 @@ def thinned(curve: Curve, most: int) -> Curve:
 
 
 def means(curve: Curve, edges: Floats) -> Floats:
-    """Return the mean of a curve between each edge and the next.
+    """Return the mean value of a curve in each interval between two edges.
 
     The curve counts as 0 after its last step.
 

@@ -57,7 +57,7 @@ def write_trace(run: RunFolder, path: Path) -> int:
 
 
 def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
-    """Yield all events of a run's trace, lane by lane.
+    """Yield all events of a run as a Chrome trace, row by row.
 
     Lanes of devices show steps and phases of absence as slices, and losses, arrivals, departures,
     data shifts, splits of data, ends of T (the time for training), groups and acts of processes as

@@ -36,10 +36,14 @@ _BLOCK = 4096
 
 
 class TokenShape(tuple[int, ...]):
-    """Shape of a sample that consists of tokens, i.e. integers from 0 to ``vocabulary`` - 1.
+    """Shape of a sample of tokens, which are integers: a tuple with two attributes.
 
-    It is a tuple. A sample whose shape is a plain tuple consists of numbers.
-    ``answers`` is the kind of outputs that a model has for such a sample.
+    A sample whose shape is a plain tuple consists of numbers.
+
+    Attributes:
+        vocabulary: count of different tokens; these are 0 to ``vocabulary`` - 1.
+        answers: the outputs of a model for a sequence: ``one`` in all, one at ``each`` token, or
+            the ``next`` token at each.
     """
 
     vocabulary: int
@@ -65,7 +69,7 @@ class TokenShape(tuple[int, ...]):
 
 @dataclass(frozen=True)
 class Pool:
-    """All samples of a data set, each once; devices' shards have indices into the pool.
+    """All samples of a data set, each stored once; devices hold indices into the pool.
 
     Attributes:
         x: samples, [n, *shape]; uint8 as published, float32, or int64 for tokens.
@@ -121,7 +125,9 @@ class Pool:
 
 @dataclass(frozen=True)
 class Shard:
-    """Version of a device's data: which samples of the pool it has, and their transform.
+    """A device's data: which samples of the pool it holds, and how they are transformed.
+
+    A shift of data replaces the shard by a new version.
 
     Attributes:
         train, test: pool indices, int32. A training image may occur several times, with different
@@ -143,27 +149,27 @@ class Shard:
 
 @dataclass
 class FederatedData:
-    """The data of all devices of a run: all samples, and which of them each device has.
+    """The data of all devices of a run: the pool of samples, and each device's shard of it.
 
-    Partitions make an instance by ``federated``. A shift of data adds a new version of a device's
-    shard; earlier versions are kept.
+    A partition makes it by ``federated``. A shift of data adds a new version of a device's shard;
+    earlier versions are kept.
+
+    Attributes:
+        pool: all samples.
+        shards: version 0 of each device's shard; the position is the device.
+        augmentation: distortion of training images (``data.augmentation``); None for none.
+        truth: true group of each device's present data, int64 [devices], or ``NO_GROUP``; None:
+            unknown. Hidden from strategies.
+        flipping: devices that flip their training labels, in every version of their data.
+        initial_truth: ``truth`` as it was before any shift.
     """
 
     pool: Pool
-    """all samples."""
     shards: list[Shard]
-    """version 0 of each device's shard; the position is the device."""
     augmentation: Augmentation | None = None
-    """distortion of training images (``data.augmentation``); None for none."""
     truth: NDArray[np.int64] | None = None
-    """true group of each device's present data, int64 [devices], or ``NO_GROUP``; None: unknown.
-
-    Hidden from strategies.
-    """
     flipping: frozenset[int] = frozenset()
-    """devices that flip their training labels, in every version of their data."""
     initial_truth: NDArray[np.int64] | None = field(init=False, repr=False)
-    """``truth`` as it was before any shift."""
     _versions: NDArray[np.int64] = field(init=False, repr=False)
     _later: dict[tuple[int, int], Shard] = field(init=False, repr=False, default_factory=dict)
 
@@ -173,7 +179,7 @@ class FederatedData:
         self._versions = np.zeros(len(self.shards), dtype=np.int64)
 
     def shard(self, device: int, version: int = 0) -> Shard:
-        """Return a version of a device's shard: which samples it has, and their transform.
+        """Return a device's shard (sample indices and transform) in a version of its data.
 
         Args:
             device: index of the device.
@@ -194,7 +200,7 @@ class FederatedData:
         return int(self._versions[device])
 
     def current(self, device: int) -> Shard:
-        """Return the current shard of a device: its samples' indices, and their transform.
+        """Return the current shard of a device: its sample indices and their transform.
 
         Args:
             device: index of the device.
@@ -202,7 +208,7 @@ class FederatedData:
         return self.shard(device, self.version(device))
 
     def replace_shard(self, device: int, shard: Shard) -> int:
-        """Replace the current shard of a device by a new version; its true group stays as it is.
+        """Replace a device's data by a new version, in a shift of data; its true group stays.
 
         Args:
             device: index of the device.
@@ -224,7 +230,7 @@ class FederatedData:
         """Return the training samples of a shard, transformed and normalised.
 
         Args:
-            shard: the shard.
+            shard: a device's data: samples of the pool, and their transformation.
 
         Returns:
             The samples, float32 (tokens: int64) [n, *shape], and their targets, [n, ...].
@@ -236,7 +242,7 @@ class FederatedData:
         """Return the test samples of a shard, transformed and normalised, and never augmented.
 
         Args:
-            shard: the shard.
+            shard: a device's data: samples of the pool, and their transformation.
 
         Returns:
             The samples, float32 (tokens: int64) [m, *shape], and their targets, [m, ...].
@@ -248,7 +254,7 @@ class FederatedData:
         """Return the training samples of a shard, transformed and not normalised.
 
         Args:
-            shard: the shard.
+            shard: a device's data: samples of the pool, and their transformation.
 
         Returns:
             The samples in new memory, [n, *shape]; float32 if they are augmented, otherwise in the
@@ -263,7 +269,7 @@ class FederatedData:
         """Return the test samples of a shard, transformed and not normalised.
 
         Args:
-            shard: the shard.
+            shard: a device's data: samples of the pool, and their transformation.
 
         Returns:
             The samples in new memory, [m, *shape], in the dtype of the pool.
@@ -274,7 +280,7 @@ class FederatedData:
         """Return the target of each training sample of a shard, [n, ...].
 
         Args:
-            shard: the shard.
+            shard: a device's data: samples of the pool, and their transformation.
         """
         if self.pool.targets is None:
             return self.train_labels(shard)
@@ -284,7 +290,7 @@ class FederatedData:
         """Return the target of each test sample of a shard, [m, ...].
 
         Args:
-            shard: the shard.
+            shard: a device's data: samples of the pool, and their transformation.
         """
         if self.pool.targets is None:
             return self.test_labels(shard)
@@ -297,7 +303,7 @@ class FederatedData:
         labels.
 
         Args:
-            shard: the shard.
+            shard: a device's data: samples of the pool, and their transformation.
         """
         labels = self._mapped_labels(shard, shard.train)
         return self.pool.classes - 1 - labels if shard.flips else labels
@@ -308,7 +314,7 @@ class FederatedData:
         Labels are mapped by the shard's ``label_map``, and never flipped.
 
         Args:
-            shard: the shard.
+            shard: a device's data: samples of the pool, and their transformation.
         """
         return self._mapped_labels(shard, shard.test)
 
@@ -316,12 +322,12 @@ class FederatedData:
         """Return the count of training samples with each label, int64 [C].
 
         Args:
-            shard: the shard.
+            shard: a device's data: samples of the pool, and their transformation.
         """
         return np.bincount(self.train_labels(shard), minlength=self.pool.classes)
 
     def on_one_device(self) -> "FederatedData":
-        """Return the data of centralised training: one device with the samples of all devices.
+        """Return the same samples as data of a single device, for centralised training.
 
         The samples keep the rotation and the label map of their device's shard.
         """
@@ -353,10 +359,10 @@ class FederatedData:
 
 
 def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDArray[np.int64]:
-    """Choose one of 2^``splits`` parts of a device's samples, with similar counts of each label.
+    """Choose one of 2^``splits`` parts of a device's samples, alike in size and in label counts.
 
-    A label's counts in two parts differ by at most 1, and so do the parts' sizes. One more split
-    halves each part x into x and x + 2^splits.
+    A label's counts in two parts differ by at most 1, and so do the parts' sizes. With one more
+    split, part x is halved into the parts x and x + 2^splits.
 
     Args:
         labels: label of each sample, int64 [n].
@@ -371,7 +377,7 @@ def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDAr
 
 @dataclass(frozen=True)
 class Raw:
-    """A data set as a source has loaded it, before normalisation and partition.
+    """A data set as a source has loaded it, before normalisation and before its partition.
 
     Attributes:
         name: name of the data set, in messages.
@@ -409,7 +415,7 @@ class Raw:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Loaded data set that a partition deals: a pool of samples, training samples first.
+    """Loaded data set, which a partition divides among the devices.
 
     Attributes:
         name: name of the data set, in messages.
@@ -463,7 +469,7 @@ class Dataset:
 def pooled(
     raw: Raw, normalize: Normalize, *, over_test: bool = False, column: str | None = None
 ) -> Dataset:
-    """Put the training and the test samples of a data set into one pool.
+    """Build a data set that a partition can divide: all samples in one pool, with normalisation.
 
     Args:
         raw: the data set.

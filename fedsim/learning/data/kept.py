@@ -12,7 +12,7 @@ from fedsim.learning.data.federated import Dataset
 
 @dataclass
 class KeptData:
-    """Data sets that are loaded once and used by several runs, by a key of their settings.
+    """Store of loaded data sets, so that several runs in one process load each of them only once.
 
     Attributes:
         datasets: key -> loaded data set, whose arrays are read-only.
@@ -23,7 +23,12 @@ class KeptData:
     shapes: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
 
     def keep(self, key: str, dataset: Dataset) -> None:
-        """Store a data set under a key, and make its arrays read-only."""
+        """Store a data set under a key, and make its arrays read-only.
+
+        Args:
+            key: text that is equal for equal settings of the data.
+            dataset: the data set.
+        """
         pool = dataset.pool
         for array in (pool.x, pool.y, pool.mean, pool.std, pool.targets):
             if isinstance(array, np.ndarray):
@@ -36,7 +41,7 @@ _kept: ContextVar[KeptData | None] = ContextVar("_kept", default=None)
 
 @contextmanager
 def keeping(data: KeptData) -> Iterator[None]:
-    """Return a context in which each data set is loaded at most once.
+    """Return a context in which runs share loaded data sets, so that each is loaded at most once.
 
     Args:
         data: the store of loaded data sets, which is read, and to which new ones are added.
@@ -49,5 +54,5 @@ def keeping(data: KeptData) -> Iterator[None]:
 
 
 def kept_data() -> KeptData | None:
-    """Return the store of loaded data sets of ``keeping``; None outside of its context."""
+    """Return the store of the surrounding ``keeping`` context; None outside of such a context."""
     return _kept.get()

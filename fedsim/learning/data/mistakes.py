@@ -31,7 +31,7 @@ class DeclaredSource(Protocol):
 
 
 def find_wrong_raw(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
-    """Check the data that a user's source has loaded.
+    """Check the data that a user's source has returned, and describe the first mistake.
 
     Args:
         raw: the data.
@@ -56,13 +56,13 @@ def find_wrong_raw(raw: Raw, source: DeclaredSource, root: Path | None) -> str:
 
 
 def find_wrong_sizes(sizes: tuple[tuple[int, ...], int], *_: object, **__: object) -> str:
-    """Check the shape of a sample and the count of classes that a source returns.
+    """Check the shape of a sample and the count of classes that a user's source has returned.
 
     Args:
         sizes: shape of a sample, and count of classes.
 
     Returns:
-        A text that shows them if a number is below 1; otherwise "".
+        A text that shows both if a number is below 1; otherwise "".
     """
     shape, classes = sizes
     return show_value(sizes) if min(*shape, classes) < 1 else ""
@@ -155,7 +155,7 @@ def find_wrong_split(
     devices: int,
     streams: object,
 ) -> str:
-    """Check the data that a partition has dealt to the devices.
+    """Check the data that a user's partition has returned, and describe the first mistake.
 
     Args:
         data: the dealt data.
@@ -188,7 +188,7 @@ def find_wrong_change(
     candidates: NDArray[np.int64],
     streams: object,
 ) -> str:
-    """Check the changes that a shift of data has made to devices.
+    """Check the changes that a user's shift has made, and describe the first mistake.
 
     Args:
         changes: the changes that the shift has returned.

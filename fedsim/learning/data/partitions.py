@@ -22,7 +22,7 @@ _SHARDS = "a FederatedData with the shard of each device, such as 'federated' ma
 
 
 class Partition(Spec):
-    """A rule that assigns samples to devices.
+    """Base of the rules that divide the samples of a data set among the devices.
 
     Example:
         >>> import numpy as np
@@ -64,7 +64,7 @@ class Partition(Spec):
     @abstractmethod
     @returns(_SHARDS, find_wrong_split, keyed="streams.generator('world/data/NAME')")
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """Deal the samples to devices.
+        """Divide the samples among devices.
 
         Args:
             dataset: all samples, divided into training and test samples; ``dataset.by_class``
@@ -92,7 +92,7 @@ class Partition(Spec):
 def federated(
     dataset: Dataset, train: Sequence[Index], test: Sequence[Index], truth: Ints | None = None
 ) -> FederatedData:
-    """Build the devices' shards, without transforms, from pool indices.
+    """Build the data of all devices from the pool indices that each of them gets.
 
     Args:
         dataset: all samples.
@@ -126,7 +126,7 @@ def federated(
 
 
 def require_devices(devices: int, most: int, why: str) -> None:
-    """Raise an error if a run has more devices than a partition can serve.
+    """Raise ``ScenarioError`` if a run has more devices than a partition can serve.
 
     Args:
         devices: count of devices.
@@ -143,7 +143,7 @@ def require_devices(devices: int, most: int, why: str) -> None:
 
 
 def require_classes(count: int, dataset: Dataset) -> None:
-    """Raise an error if a device is to have more classes than the data set has.
+    """Raise ``ScenarioError`` if a data set has fewer classes than each device should hold.
 
     Args:
         count: count of classes of a device.
@@ -175,7 +175,7 @@ def deal_evenly(index: Index, devices: int, generator: np.random.Generator) -> l
 
 
 def gather(owner: Ints, index: Index, devices: int) -> list[Index]:
-    """Split pool indices by the device that gets each, keeping their order.
+    """Split pool indices by the device that owns each; the order is kept.
 
     Args:
         owner: device of each index, int64 [n].
@@ -192,7 +192,7 @@ def gather(owner: Ints, index: Index, devices: int) -> list[Index]:
 def hold_out_tenths(
     dataset: Dataset, held: Sequence[Index], streams: Streams, truth: Ints | None = None
 ) -> FederatedData:
-    """Build the devices' shards, with a tenth of each device's samples for testing, as in FedProx.
+    """Build the data of all devices, with a tenth of each device's samples for tests (FedProx).
 
     Each device's samples are shuffled; floor(0.9 n) are for training, the remaining for testing.
 
@@ -216,7 +216,7 @@ def hold_out_tenths(
 
 
 def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) -> list[Index]:
-    """Deal the published test samples in proportion to the devices' training samples.
+    """Divide the published test samples so that each device's labels resemble its training labels.
 
     Each test sample goes to one device, in proportion to the devices' training samples of the
     sample's class. Classes without training samples are left out. With fewer test samples than
@@ -295,6 +295,10 @@ class SyntheticSizes(Partition):
 
     A device has int(lognormal(``log_mean``, ``log_std``)) + ``least`` samples, of which a tenth is
     for testing.
+
+    Attributes:
+        log_mean, log_std: mean and standard deviation of the logarithm.
+        least: count of samples that is added for each device.
     """
 
     kind: Literal["synthetic"] = "synthetic"
@@ -305,7 +309,7 @@ class SyntheticSizes(Partition):
     least: int = Field(default=50, ge=2, le=1_000_000_000)
 
     def sizes(self, devices: int, streams: Streams) -> Ints:
-        """Draw the count of samples of each device, those for tests included; int64 [devices]."""
+        """Draw the count of samples of each device, test samples included; int64 [devices]."""
         generator = streams.generator("world/data/sizes")
         draws = generator.lognormal(self.log_mean, self.log_std, devices)
         return draws.astype(np.int64) + self.least

@@ -21,16 +21,19 @@ _FORESEEN = 1_000  # greatest count of occasions that ``foreseen`` computes
 
 
 class Occasions(Spec):
-    """``at``: the occasions on which a rule of data shift is applied, by exactly one key."""
+    """``at``: when a shift changes the devices' data; exactly one of the keys is given.
+
+    Attributes:
+        rounds: at the start of these rounds (from 0), before any client is asked.
+        every_rounds: at the start of every n-th round, the first included; 1 is every round.
+        times: at these simulated times.
+        every: at every multiple of this simulated time.
+    """
 
     rounds: list[int] | None = None
-    """at the start of these rounds (from 0), before any client is asked."""
     every_rounds: int | None = Field(default=None, ge=1)
-    """at the start of every n-th round, the first included; 1 is every round."""
     times: list[Seconds] | None = None
-    """at these simulated times."""
     every: PositiveSeconds | None = None
-    """at every multiple of this simulated time."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -51,9 +54,9 @@ class Occasions(Spec):
         return self
 
     def has_round(self, number: int) -> bool:
-        """Return whether a round begins with an occasion, on which the devices' data change.
+        """Return whether the data change at the start of a round.
 
-        It is False for occasions that are given as times.
+        False if the occasions are given as times.
 
         Args:
             number: index of the round, from 0.
@@ -63,7 +66,7 @@ class Occasions(Spec):
         return self.rounds is not None and number in self.rounds
 
     def time(self, index: int) -> float | None:
-        """Return the simulated time of an occasion, at which the devices' data change (s).
+        """Return the simulated time at which the data change for the ``index``-th time (s).
 
         Args:
             index: index of the occasion, from 0.
@@ -80,7 +83,7 @@ class Occasions(Spec):
 
 @dataclass(frozen=True)
 class Change:
-    """Change of a device's data by a shift, as ``Shift.apply`` returns it.
+    """Record of how a shift has changed a device's data; ``Shift.apply`` returns it.
 
     Attributes:
         device: index of the device.
@@ -97,10 +100,16 @@ _CHANGES = "a list of Change, one for each device that replace_shard has given a
 
 
 class Shift(Spec):
-    """A rule by which the data of devices change on each occasion.
+    """Base of the rules by which the data of devices change during a run (data drift).
 
-    The changes are a function of the occasion's index, the devices that may change, their data, and
-    draws from the streams ``world/drift...``.
+    An occasion is a round or a time at which data change. The changes are a function of the
+    occasion's index, the devices that may change, their data, and draws from the streams
+    ``world/drift...``.
+
+    Attributes:
+        at: the occasions of the shift.
+        among: the candidates: ``all`` available devices, or only devices that were ``selected`` for
+            an earlier round (FlexCFL).
     """
 
     apart: ClassVar[bool] = False
@@ -108,11 +117,7 @@ class Shift(Spec):
 
     kind: str
     at: Occasions = Occasions(every_rounds=1)
-    """the occasions of the shift."""
     among: Literal["all", "selected"] = "all"
-    """the candidates: ``all`` available devices, or only devices that were ``selected`` for an
-    earlier round (FlexCFL).
-    """
 
     def check(self, data: FederatedData) -> None:
         """Check, before a run, that the shift can be applied to the data; by default it always can.
@@ -133,9 +138,9 @@ class Shift(Spec):
         *,
         all_present: bool,
     ) -> list[dict[int, int]]:
-        """Predict the devices' counts of training samples during a run, as far as possible.
+        """Predict the devices' counts of training samples during a run, as far as is possible.
 
-        A shift changes them on occasions, such as the begin of each round.
+        Each occasion of the shift, such as the begin of a round, may change them.
 
         Args:
             data: the data before any shift, which are not changed.
@@ -208,11 +213,13 @@ class SwapAll(Shift):
     On each occasion the candidates are paired at random, and each pair exchanges with
     ``probability``. Rotation, labels, distortions and the true group go along (Duan et al. 2021,
     FlexCFL, section 5.3, and its code).
+
+    Attributes:
+        probability: probability that a pair swaps, on each occasion.
     """
 
     kind: Literal["swap-all"] = "swap-all"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
-    """probability that a pair swaps, on each occasion."""
 
     def apply(
         self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams
@@ -246,7 +253,7 @@ def draw_pairs(candidates: NDArray[np.int64], generator: np.random.Generator) ->
 def exchange(
     data: FederatedData, first: int, second: int, first_shard: Shard, second_shard: Shard
 ) -> list[Change]:
-    """Give each of two devices a new version of its data, in an exchange between them.
+    """Give two devices new data, in an exchange between them.
 
     Args:
         data: the data of all devices, changed in place.

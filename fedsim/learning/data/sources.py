@@ -28,7 +28,9 @@ _SIZES = "the shape of a sample and the number of classes, each number 1 or more
 
 
 class Source(Spec):
-    """A data set that does not depend on the population.
+    """Base of the data sets that a scenario can name as ``data.source``.
+
+    A source loads samples, which a partition then divides among the devices.
 
     Example:
         >>> import numpy as np
@@ -55,23 +57,23 @@ class Source(Spec):
         """Read the data set.
 
         Args:
-            root: ``data.root``, or None.
+            root: the folder of data folders, ``data.root``; None for the default places.
 
         Returns:
-            The samples and labels for training and for tests.
+            Training and test samples with their labels.
 
         Raises:
             DataError: files are missing or malformed.
         """
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
-        """Return the columns of a user's data that neither the scenario nor the source uses.
+        """Return the columns of a user's data that nothing uses, so that the scenario is rejected.
 
-        If there are any, the scenario is rejected. By default there are none.
+        By default there are none.
 
         Args:
             raw: the data set as loaded.
-            column: ``data.column``.
+            column: ``data.column``, the column used as labels or users; None if it is not set.
         """
         return []
 
@@ -82,7 +84,7 @@ class Source(Spec):
         The data set is loaded for it if the class does not declare both in ``known``.
 
         Args:
-            root: ``data.root``, or None.
+            root: the folder of data folders, ``data.root``; None for the default places.
         """
         if self.known is not None:
             return self.known
@@ -111,7 +113,7 @@ def check_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArr
 
 
 def every_fifth(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark test samples: the fifth, tenth, ... sample of each class is True; bool [n].
+    """Return which samples become test samples: the fifth, tenth, ... of each class; bool [n].
 
     Args:
         labels: the class of each sample, int64 [n].
@@ -155,24 +157,27 @@ def _rows() -> NDArray[np.uint8]:
 
 
 class Synthetic(Spec):
-    """Samples drawn for each device.
+    """Random samples that differ by device, the data set "Synthetic(alpha, beta)" of FedProx.
 
     Source: Li et al. 2020, section 5.1, with the constants of the authors' code.
 
-    Device k draws u ~ N(0, alpha) and B ~ N(0, beta); the entries of W and b ~ N(u, 1); x ~ N(v,
-    Sigma) with v_j ~ N(B, 1) and Sigma_jj = j^-1.2; y = argmax(x W + b). Its partition is
-    ``synthetic``, which has the number of each device's samples.
+    Each device draws numbers u from N(0, alpha) and B from N(0, beta), and then a linear model: the
+    entries of W and b from N(u, 1). Its samples x are from N(v, Sigma) with v_j from N(B, 1) and
+    the diagonal Sigma_jj = j^-1.2, and their labels are argmax(x W + b). The partition
+    ``synthetic`` determines the count of samples of each device.
+
+    Attributes:
+        alpha: standard deviation between the devices' models.
+        beta: standard deviation between the devices' places.
+        features: length of a sample.
+        classes: number of classes.
     """
 
     kind: Literal["synthetic"] = "synthetic"
     alpha: float = Field(default=1.0, ge=0.0, le=1e6)
-    """standard deviation between the devices' models."""
     beta: float = Field(default=1.0, ge=0.0, le=1e6)
-    """standard deviation between the devices' places."""
     features: int = Field(default=60, ge=1, le=1_000_000)
-    """length of a sample."""
     classes: int = Field(default=10, ge=2, le=100_000)
-    """number of classes."""
 
     def draw(self, sizes: NDArray[np.int64], streams: Streams) -> Dataset:
         """Draw the samples of all devices, one device after the other.

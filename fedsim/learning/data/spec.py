@@ -29,38 +29,35 @@ _WITHOUT_LABELS = {"iid", "rotations", "file"}
 
 
 class DataSpec(Spec):
-    """``[data]``: a source of samples and a partition among the devices."""
+    """``[data]``: a source of samples and a partition among the devices.
+
+    Attributes:
+        source: a name such as ``"mnist"``, or a table with ``kind`` and the source's options.
+        root: the folder of data folders; None: the working directory, and then ``$FEDSIM_DATA``.
+        partition: a name, or a table with ``kind`` and options; by default ``iid``, or
+            ``synthetic`` for the source ``synthetic``.
+        normalize: ``pixel`` scales bytes to [0, 1] (digits: 0..16) and leaves floats;
+            ``standardize`` takes (x - mean) / (std + 0.001) of each pixel over the samples that the
+            partition trains on. By default as published: ``standardize`` for ``power-law`` (over
+            all samples) and ``ditto``, ``none`` for ``synthetic``, ``pixel`` for all other
+            partitions.
+        augmentation: distortion of training images. By default the defaults of ``Augmentation`` for
+            ``class-bias``, and ``none`` for all other partitions.
+        column: an integer column of the source, such as the writer, that partitions and strategies
+            take for labels; None: the labels.
+        pooled_from: number of devices among which the data are dealt, before one device gets all
+            data: the reference line of centralised training; None: no pooling.
+    """
 
     renamed: ClassVar[Mapping[str, str]] = former.DATA
 
     source: SourceSpec = Digits()
-    """a name such as ``"mnist"``, or a table with ``kind`` and the source's options."""
     root: str | None = None
-    """the folder of data folders; None: the working directory, and then ``$FEDSIM_DATA``."""
     partition: PartitionSpec = Iid()
-    """a name, or a table with ``kind`` and options; by default ``iid``, or ``synthetic`` for the
-    source ``synthetic``.
-    """
     normalize: Normalize = "pixel"
-    """``pixel`` scales bytes to [0, 1] (digits: 0..16) and leaves floats; ``standardize`` takes (x
-    - mean) / (std + 0.001) of each pixel over the samples that the partition trains on. By default
-    as published: ``standardize`` for ``power-law`` (over all samples) and ``ditto``, ``none`` for
-    ``synthetic``, ``pixel`` for all other partitions.
-    """
     augmentation: Augmentation | Literal["none"] = "none"
-    """distortion of training images.
-
-    By default the defaults of ``Augmentation`` for ``class-bias``, and ``none`` for all other
-    partitions.
-    """
     column: str | None = None
-    """an integer column of the source, such as the writer, that partitions and strategies take
-    for labels; None: the labels.
-    """
     pooled_from: int | None = Field(default=None, ge=1)
-    """number of devices among which the data are dealt, before one device gets all data: the
-    reference line of centralised training; None: no pooling.
-    """
 
     @model_validator(mode="before")
     @classmethod
@@ -111,7 +108,7 @@ class DataSpec(Spec):
 
     @property
     def kept_key(self) -> str:
-        """Key under which the loaded data set is kept; equal for scenarios that load the same."""
+        """Text that is equal for scenarios that load the same data set, so that it is loaded once."""
         form = self.normalize, self.partition.pools_test, self._deals_by_labels, self.column
         source = type(self.source)
         name = f"{source.__module__}:{source.__qualname__}"
@@ -126,7 +123,7 @@ class DataSpec(Spec):
         return Path(self.root) if self.root else None
 
     def build(self, devices: int, streams: Streams) -> FederatedData:
-        """Load the source and deal its samples to the devices.
+        """Load the data set, and divide it among the devices.
 
         Args:
             devices: count of devices.

@@ -14,19 +14,20 @@ _BLOCK = 512  # images distorted at once, which limits the working memory
 
 
 class Augmentation(Spec):
-    """Random distortions of training images.
+    """``data.augmentation``: random distortions of training images.
 
     Source of the defaults: CATA-Fed (Jeong and Kim 2022, section 5.1).
+
+    Attributes:
+        max_degrees: each image is rotated by an angle uniform in [-max_degrees, max_degrees].
+        flip: probability of a mirror image, left to right.
+        shift: each image is moved by a fraction of its side, uniform in [-shift, shift], in both
+            directions.
     """
 
     max_degrees: float = Field(default=15.0, ge=0.0, le=180.0)
-    """each image is rotated by an angle uniform in [-max_degrees, max_degrees]."""
     flip: float = Field(default=0.5, ge=0.0, le=1.0)
-    """probability of a mirror image, left to right."""
     shift: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """each image is moved by a fraction of its side, uniform in [-shift, shift], in both
-    directions.
-    """
 
 
 def rotate(raw: AnyArray, quarter_turns: int) -> AnyArray:

@@ -22,30 +22,32 @@ _NARROW = 64  # batches up to this size are always padded to the full batch size
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of a local training on n samples: for each SGD step the indices of its samples."""
+    """Batches of a local training: for each SGD step, the indices of its samples.
+
+    Attributes:
+        rows: indices of the samples, int64 [steps, width]; the count n of samples marks an empty
+            cell, in the last batch of an epoch.
+        counts: count of samples in each batch, int64 [steps].
+        last_epoch: index of the first step of the last epoch.
+        per_epoch: count of steps in an epoch.
+    """
 
     rows: NDArray[np.int64]
-    """indices of the samples, int64 [steps, width]; n marks an empty cell, in the last batch of an
-    epoch.
-    """
     counts: NDArray[np.int64]
-    """count of samples in each batch, int64 [steps]."""
     last_epoch: int
-    """index of the first step of the last epoch."""
     per_epoch: int = 1
-    """count of steps in an epoch."""
 
     @property
     def steps(self) -> int:
         return len(self.counts)
 
     def between(self, begin: int, end: int) -> "Batches":
-        """Return the batches of some SGD steps, from ``begin`` (included) to ``end`` (excluded)."""
+        """Return the batches of the SGD steps from ``begin`` (included) to ``end`` (excluded)."""
         last_epoch = max(0, min(self.last_epoch, end) - begin)
         return Batches(self.rows[begin:end], self.counts[begin:end], last_epoch, self.per_epoch)
 
     def mean_loss(self, total: float) -> float:
-        """Divide the sum of losses over the last epoch by its count of samples.
+        """Return the mean loss over the last epoch, given the sum of its samples' losses.
 
         Args:
             total: sum of the samples' losses over the last epoch.
@@ -82,7 +84,7 @@ def shuffled(
     only: int | None = None,
     last: LastBatch = "keep",
 ) -> Batches:
-    """Draw the batches of a local training, from a new permutation of the samples in each epoch.
+    """Draw the batches of a local training: each epoch is a new random permutation of the samples.
 
     Args:
         generator: source of the random permutations.
@@ -123,11 +125,19 @@ def shuffled(
 class Descent:
     """Rule of an SGD step: v <- momentum v + gradient, w <- w - lr v.
 
-    The gradient is g + weight_decay w + 2 l2 w + mu (w - anchor) + linear; the anchor and the
-    linear term are inputs of a device's training. g is the gradient of the mean loss with the
-    contrastive term. If ``clip`` is given, g is scaled down to a norm of at most ``clip``. The L2
-    penalty applies to all kernels, or only to those of dense layers (``l2_on``). ``held`` has
-    (begin, end) slices of the flat model whose tensors are frozen.
+    The gradient is g + weight_decay w + 2 l2 w + mu (w - anchor) + linear. Here w is the model, v
+    the velocity, and g the gradient of the mean loss with the contrastive term; the anchor and the
+    linear term are inputs of a device's training.
+
+    Attributes:
+        lr: learning rate.
+        momentum: factor of the velocity v.
+        weight_decay: factor of w in the gradient of every parameter.
+        l2: factor of the L2 penalty on kernels.
+        mu: factor of the proximal term.
+        l2_on: the kernels with the L2 penalty: all, or those of dense layers.
+        held: ranges (begin, end) of the flat model that are frozen.
+        clip: greatest norm of g, to which g is scaled down; None for no limit.
     """
 
     lr: float
@@ -152,7 +162,7 @@ class Descent:
         return self
 
     def shrinkage(self, kernel: bool, dimensions: int = 2) -> float:
-        """Return the factor of a parameter w in its own gradient: weight_decay + mu (+ 2 l2).
+        """Return the factor of a parameter in its own gradient: weight_decay + mu (+ 2 l2).
 
         Args:
             kernel: whether the parameter is a kernel, to which the L2 penalty may apply.
@@ -164,7 +174,7 @@ class Descent:
 
 
 class ParameterStep:
-    """SGD of a parameter of a model, in place, with its momentum and its proximal term.
+    """SGD of a parameter tensor, in place, with momentum and proximal term.
 
     Args:
         parameter: the tensor that is trained.
@@ -187,7 +197,7 @@ class ParameterStep:
         )
 
     def descend(self, gradient: Tensor) -> None:
-        """Change the parameter by one SGD step.
+        """Change the parameter by one SGD step, given the gradient of the mean loss.
 
         Args:
             gradient: gradient of the mean loss, of the parameter's shape; other terms are added
@@ -206,7 +216,7 @@ class ParameterStep:
         weight.sub_(gradient, alpha=descent.lr)
 
     def descend_product(self, left: Tensor, right: Tensor) -> None:
-        """Change the parameter, a matrix, by one SGD step, given its gradient as a product.
+        """Change a matrix by one SGD step, given its gradient as a product of two matrices.
 
         The gradient of the mean loss is ``left @ right``, which is added in place, without a
         temporary tensor.
@@ -238,31 +248,36 @@ class ParameterStep:
 
 @dataclass(frozen=True)
 class LocalSolve:
-    """Inputs of a device's local training: its start, samples, batches, and terms of the loss."""
+    """Inputs of a device's local training for a solver: start, samples, batches, terms of the loss.
+
+    Attributes:
+        weights: the model before the training, float [d].
+        x: samples, float32 [n, *shape], on the solver's torch device.
+        y: labels, int64 [n], or other targets, on the solver's torch device.
+        batches: the indices of each step's samples.
+        key: 64 random bits, for dropout.
+        anchor: the point to which the proximal term pulls, float [d]; None for the start.
+        linear: added to the gradient of every step, float [d]; None for 0.
+        contrast: a contrastive term, with the weights of the previous model, float [d]; None for no
+            term.
+        task: index of the device, index of the round (from 0), and count of local epochs.
+        state: name: array of the trainer's state after the device's last training; None if it has
+            none.
+    """
 
     weights: Weights
-    """the model before the training, float [d]."""
     x: Tensor
-    """samples, float32 [n, *shape], on the solver's torch device."""
     y: Tensor
-    """labels, int64 [n], or other targets, on the solver's torch device."""
     batches: Batches
-    """the indices of each step's samples."""
     key: int = 0
-    """64 random bits, for dropout."""
     anchor: Weights | None = None
-    """the point to which the proximal term pulls, float [d]; None for the start."""
     linear: Weights | None = None
-    """added to the gradient of every step, float [d]; None for 0."""
     contrast: Contrast | None = None
-    """a contrastive term, with the weights of the previous model, float [d]; None for no term."""
     task: tuple[int, int, int] = (0, 0, 1)
-    """index of the device, index of the round (from 0), and count of local epochs."""
     state: Mapping[str, AnyArray] | None = None
-    """name: array of the trainer's state after the device's last training; None if it has none."""
 
     def constant(self, descent: Descent) -> Weights | None:
-        """Return the part of the gradient that is equal in all steps, float [d]; None for 0.
+        """Return the part of the gradient that is the same in all steps, float [d]; None for 0.
 
         The part is linear + mu (start - anchor). The remaining proximal term, mu (w - start), is
         computed in each step.
@@ -275,22 +290,30 @@ class LocalSolve:
 
 
 class Solved(NamedTuple):
-    """Result of a device's local training: the weights, and what the trainer reports."""
+    """Result of a device's local training: the weights, and what the trainer reports.
+
+    Attributes:
+        weights: the trained weights, float [d].
+        train_loss: the mean loss over the samples of the last epoch; NaN if there were no steps.
+        numbers: name: value that the trainer reports.
+        state: name: array of the trainer's state.
+    """
 
     weights: Weights
-    """the trained weights, float [d]."""
     train_loss: float
-    """the mean loss over the samples of the last epoch; NaN if there were no steps."""
     numbers: Mapping[str, float] = {}
-    """name: value that the trainer reports."""
     state: Mapping[str, AnyArray] = {}
-    """name: array of the trainer's state."""
 
 
 class Solver(ABC):
-    """Base of the solvers, which train a model on devices' samples, and apply it to samples.
+    """Base of the implementations of local training and of tests, for the model of a run.
 
-    A solver is built for the model of a run. Several threads may use it at once.
+    Several threads may use a solver at once.
+
+    Args:
+        device: torch device of the computation.
+        tensors: name and shape of each of the model's tensors, in the order of a flat model.
+        kernels: names of the tensors that are kernels, to which the L2 penalty applies.
 
     Attributes:
         device: the torch device of the computation.
@@ -326,6 +349,9 @@ class Solver(ABC):
         Args:
             solve: the device's start, samples and batches.
             descent: the rule of an SGD step.
+
+        Returns:
+            The trained weights, the loss, and what the trainer reports.
         """
 
     def solve_all(self, trainings: Sequence[tuple[LocalSolve, Descent]]) -> list[Solved]:
@@ -353,7 +379,7 @@ class Solver(ABC):
 
     @property
     def plain(self) -> "Solver":
-        """Solver of the same model by autograd, for losses without a closed form."""
+        """Solver of the same model by autograd, for losses whose gradient has no closed form."""
         return self
 
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
@@ -441,7 +467,7 @@ _threads = threading.local()
 
 
 def one_thread() -> None:
-    """Make torch compute on a single thread in the calling thread.
+    """Let torch compute on a single thread when the calling thread uses it.
 
     With several threads the last bits of results would depend on how torch splits the work.
     """

@@ -46,27 +46,30 @@ _warn_of_operations(False)
 
 
 class StackKind(NamedTuple):
-    """Properties that all trainings in a stack have in common, so that a computation serves all."""
+    """Properties that trainings must share to be computed together, as one stack of models.
+
+    Attributes:
+        width: samples in a padded batch.
+        descent: the rule of a step, with ``lr`` 0, which may differ.
+        contrast: weight and temperature of the contrastive term.
+        has_constant: whether a constant is added to the gradients.
+        session: numbers on which the steps of a trainer's optimiser depend; None for steps of SGD.
+    """
 
     width: int
-    """samples in a padded batch."""
     descent: Descent
-    """the rule of a step, with ``lr`` 0, which may differ."""
     contrast: tuple[float, float] | None
-    """weight and temperature of the contrastive term."""
     has_constant: bool
-    """whether a constant is added to the gradients."""
     session: TrainingSession | None = None
-    """numbers on which the steps of a trainer's optimiser depend; None for steps of SGD."""
 
 
 class Cohort(Reference):
-    """Solver that trains several devices' models at once, as one stack, by ``torch.func``.
+    """Solver that trains the models of several devices at once, stacked by ``torch.func``.
 
-    A stack has a fixed count of lanes, each with one model, and all lanes have batches of a padded
-    size, so that no bit of a result depends on further lanes or on a lane's place. Lanes that are
-    left over repeat a training, and their results are dropped. A model that cannot be stacked is
-    trained one device at a time, as by ``Reference``.
+    A stack has a fixed count of places (lanes), each with one model, and all lanes have batches of
+    a padded size, so that no bit of a result depends on further lanes or on a lane's place. Lanes
+    that are left over repeat a training, and their results are dropped. A model that cannot be
+    stacked is trained one device at a time, as by ``Reference``.
 
     Args:
         module: the module, which is copied and not changed.
@@ -165,13 +168,13 @@ class Cohort(Reference):
         kind: StackKind,
         trainings: Sequence[tuple[LocalSolve, Descent]],
     ) -> list[Solved]:
-        """Carry out several trainings at once, as one stack of models of the width ``lanes``.
+        """Carry out several devices' trainings at once, as one stack of models.
 
-        Places of the stack that are free repeat the last training.
+        If there are fewer trainings than ``lanes``, the last one is repeated.
 
         Args:
             copied_module: a copy of the module.
-            kind: what all trainings have in common.
+            kind: properties that all trainings share.
             trainings: for each training, its inputs and its rule of descent; 1 to ``lanes``
                 trainings, each with at least one step.
 
@@ -244,13 +247,13 @@ class Cohort(Reference):
     def stack(
         self, copied_module: ModuleCopy, kind: StackKind, solves: Sequence[LocalSolve]
     ) -> Iterator["Stack"]:
-        """Return a context that provides a stack of models in training mode.
+        """Return a context that provides a stack of models for training, without weights yet.
 
-        Their weights are still to be loaded.
+        ``Stack.load`` sets the weights.
 
         Args:
             copied_module: a copy of the module.
-            kind: what the trainings of the lanes have in common.
+            kind: properties that all trainings share.
             solves: the inputs of the training in each lane.
         """
         module = copied_module.module
@@ -305,7 +308,7 @@ class Cohort(Reference):
         return contrast_of
 
     def try_stack(self, solve: LocalSolve, descent: Descent) -> str:
-        """Try one SGD step of a stack of models, and allow stacks of such batches if it succeeds.
+        """Test by one SGD step whether trainings with such batches can be stacked; allow it if so.
 
         The stack must agree with plain torch, and give each lane, i.e. each model of the stack, the
         same bits at other places. On a CPU the latter fails for some sizes of tensors, as matrices
@@ -382,7 +385,7 @@ class Cohort(Reference):
 
 
 class CohortByTrainer(Cohort, ByTrainer):
-    """Solver that trains several devices' models at once, as one stack, by a trainer's optimiser.
+    """Solver that trains the models of several devices at once, by a trainer's own optimiser.
 
     Args:
         module: the module, which is copied and not changed.
@@ -425,7 +428,7 @@ class CohortByTrainer(Cohort, ByTrainer):
 
 
 def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
-    """Return what a training must have in common with all others in its stack of models.
+    """Return the properties of a training that decide with which others it can be stacked.
 
     Args:
         solve: the inputs of the training.

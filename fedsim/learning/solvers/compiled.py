@@ -59,13 +59,13 @@ class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
 
 
 def compiled(function: F) -> F:
-    """Compile a function that only compiled functions of its folder call (a decorator)."""
+    """Decorator that compiles a function which only compiled functions call (numba)."""
     dispatcher: F = _njit(no_cpython_wrapper=True)(function)
     return dispatcher
 
 
 def compiled_entry(function: F) -> F:
-    """Compile a function that Python calls, and store its machine code on disk (a decorator).
+    """Decorator that compiles a function which Python calls, and caches its machine code on disk.
 
     The function is compiled at its first call. Later processes load the stored code, which includes
     all functions that the function calls. The code is compiled again if a file of the function's

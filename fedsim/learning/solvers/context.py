@@ -20,10 +20,10 @@ from fedsim.learning.transfers import to_device, to_host
 
 
 class LocalData:
-    """A device's samples in a local training, and an iterable over the batches of all its epochs.
+    """A device's samples in a local training; iterating over it yields the batches of all epochs.
 
-    Iteration yields each batch once, as samples [b, *shape] and labels [b]. The order is a function
-    of the device and the task. Each step sets the key of the model's random draws.
+    Each batch is yielded once, as samples [b, *shape] and labels [b]. The order is a function of
+    the device and the task. Each step sets the key of the model's random draws.
 
     Attributes:
         x, y: all samples, [n, *shape], and their labels, [n].
@@ -70,7 +70,7 @@ class LocalData:
 
     @cached_property
     def ends(self) -> list[bool]:
-        """For each batch, whether it is the last one of its epoch or of the training; in order."""
+        """Whether each batch is the last one of its epoch or of the training; in order."""
         steps = len(self.counts)
         ends = []
         for number in range(1, steps + 1):
@@ -79,7 +79,7 @@ class LocalData:
 
 
 class TrainingContext:
-    """Inputs of a trainer for a device's local training: settings, data, and the loss to minimise.
+    """Inputs of ``Trainer.train`` for one local training: settings, data, and the loss to minimise.
 
     Attributes:
         device: index of the device.
@@ -178,7 +178,7 @@ class TrainingContext:
 
 
 class Representations:
-    """Recorder of what a module's last dense layer receives: the representations of samples.
+    """Recorder of the inputs of a module's last dense layer, the representations of samples.
 
     Args:
         module: the module, which gets a hook until ``close``.
@@ -193,13 +193,13 @@ class Representations:
         self._inputs.append(args[0])
 
     def take_all(self) -> Tensor:
-        """Return and forget the representations of all passes since the last call, [n, r]."""
+        """Return the representations of all passes since the last call, [n, r], and forget them."""
         representation = torch.cat(self._inputs).flatten(1)
         self._inputs.clear()
         return representation
 
     def take_last(self) -> Tensor:
-        """Return the representations of the last pass, [b, r], and forget all."""
+        """Return the representations of the last forward pass, [b, r]; forget all."""
         representation = self._inputs[-1].flatten(1)
         self._inputs.clear()
         return representation
@@ -230,7 +230,7 @@ def contrastive_terms(
 def contrastive_loss(
     module: nn.Module, contrast: Contrast, start: Weights, apply: Callable[[Weights], object]
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Return a context that provides MOON's contrastive term of the loss.
+    """Return a context that provides MOON's contrastive term of the loss for a training.
 
     The term compares representations of a batch by three models: the current one, the received one
     and the device's previous one. A representation is the input of the module's last dense layer.
@@ -264,7 +264,7 @@ def contrastive_loss(
 
 
 def parts_of(model: Weights | None, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Split a flat model, the values of all trained tensors, into tensors.
+    """Split a flat model into the tensors of a module.
 
     Args:
         model: the flat model, [d], or None.
@@ -284,11 +284,14 @@ def parts_of(model: Weights | None, trained: Mapping[str, Tensor]) -> dict[str, 
 
 
 def rules(descent: Descent, trained: Mapping[str, Tensor]) -> dict[str, Descent]:
-    """Return the rule of an SGD step of each trained tensor by name; ``lr`` is 0 if frozen.
+    """Return the rule of an SGD step for each trained tensor.
 
     Args:
         descent: the rule for the whole model.
         trained: the trained tensors by name, in the order of the flat model.
+
+    Returns:
+        Name -> rule; its ``lr`` is 0 if the tensor is frozen.
     """
     rule = {}
     begin = 0

@@ -46,7 +46,7 @@ _FEW = 32
 
 
 def split(flat: Array, sizes: Sequence[int]) -> Iterator[tuple[Array, Array]]:
-    """Split flat models (vectors of all weights) into the layers' kernels and biases, as views.
+    """Split flat models of dense layers into kernels and biases, as views.
 
     Args:
         flat: flat models, [..., d].
@@ -212,7 +212,7 @@ def _shares(share: float, pull: float, descent: Descent, steps: int) -> list[flo
 
 @cache
 def prepare(dtype: torch.dtype) -> None:
-    """Compile the loops for a dtype, or load their stored code, by a training of a single step.
+    """Compile the training loops for a dtype, or load their machine code, before they are used.
 
     Later calls for the same dtype do nothing.
     """
@@ -229,12 +229,12 @@ def train(
     descent: Descent,
     form: Callable[..., TrainedEntry],
 ) -> float:
-    """Train a flat model of dense layers in place, by compiled loops, in at least one step.
+    """Train a model of dense layers in place, by compiled loops.
 
     Args:
         flat: the model, [d], in torch's memory, which is aligned.
         sizes: count of features, then the count of outputs of each layer.
-        solve: the device's start, samples and batches.
+        solve: the device's start, samples and batches, of at least one step.
         descent: the rule of an SGD step.
         form: ``_in_weight_space`` or ``_in_sample_space``, which prepares the first layer.
 
@@ -299,7 +299,7 @@ def _unstack(parameter: Parameter, matrices: Sequence[AnyFloats]) -> None:
 def train_by_products(
     weights: Tensor, sizes: Sequence[int], solve: LocalSolve, descent: Descent
 ) -> float:
-    """Train a flat model of dense layers in place, by torch's matrix products, without autograd.
+    """Train a model of dense layers in place, by torch's matrix products, without autograd.
 
     Args:
         weights: the model, [d].
@@ -385,9 +385,10 @@ _APPLIED_AT_ONCE = 256
 
 
 class Dense(Solver):
-    """Solver of softmax regression and perceptrons with ReLU, trained by cross-entropy on a CPU.
+    """Solver for logistic regression and perceptrons with cross-entropy, on a CPU.
 
-    Gradients are computed in closed form, without autograd. ``Reference`` trains the same models.
+    Gradients are computed in closed form, without autograd, which is much faster for small models.
+    ``Reference`` trains the same models.
 
     Args:
         architecture: the layers, which are dense (``Architecture.is_dense``).
@@ -418,7 +419,7 @@ class Dense(Solver):
         return Reference(module_of(self._architecture), self.device, self.dtype)
 
     def way(self, samples: int, width: int, steps: int) -> Way:
-        """Choose the fastest of three methods to train a device, by an estimate of their times.
+        """Choose the fastest of three training methods for a device, by an estimate of their times.
 
         Costs are counted in multiplications of the loops. They were fitted to the times of 165
         trainings of different shapes on one core. The choice depends only on the arguments, so that

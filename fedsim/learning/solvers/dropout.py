@@ -23,7 +23,7 @@ def _signed(word: int) -> int:
 
 
 def step_key(key: int, step: int) -> int:
-    """Return the key of the dropout masks of an SGD step, as a signed 64-bit integer.
+    """Return the random key of the dropout masks in an SGD step, as a signed 64-bit integer.
 
     Args:
         key: the key of the local training.
@@ -33,7 +33,7 @@ def step_key(key: int, step: int) -> int:
 
 
 def advanced_key(key: int, steps: int) -> int:
-    """Return the key for a training that continues the dropout masks of an earlier training.
+    """Return the random key for a training that continues where an earlier one has stopped.
 
     Args:
         key: the key of the earlier local training.
@@ -43,9 +43,9 @@ def advanced_key(key: int, steps: int) -> int:
 
 
 class KeyedDropout(nn.Module):
-    """Dropout layer whose mask is a hash of its key and each element's (or channel's) index.
+    """Dropout layer whose random mask is a function of its key and each element's index.
 
-    The buffer ``key`` must be set before each step.
+    So masks are the same for every solver. The buffer ``key`` must be set before each step.
 
     Args:
         rate: probability of a zero.
@@ -64,11 +64,11 @@ class KeyedDropout(nn.Module):
 
     @property
     def p(self) -> float:
-        """Probability of a zero, by the name that ``nn.Dropout`` gives it; modules may read it."""
+        """Probability of a zero, under the name that ``nn.Dropout`` gives it."""
         return self.rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """Set random elements of ``x`` to zero, and scale up the rest; the identity in tests."""
+        """Set random elements of ``x`` to zero, and scale the rest up; in tests return ``x``."""
         if not self.training or self.rate == 0.0:
             return x
         shape = x.shape

@@ -52,9 +52,9 @@ R = TypeVar("R")
 
 
 def probe(solver: Reference, objective: Objective, x: AnyArray, y: AnyArray) -> None:
-    """Try a user's module on some samples before a run, and set the solver's checks accordingly.
+    """Try a user's module on some samples before a run, and choose the checks that it needs.
 
-    Its ``watch``, ``keyed`` and ``fails_on_one`` are set.
+    ``watch``, ``keyed`` and ``fails_on_one`` of the solver are set.
 
     Args:
         solver: solver of a user's module.

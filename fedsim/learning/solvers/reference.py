@@ -48,7 +48,7 @@ _LOSS_KEY = 0x7E58  # key of random draws in the loss of tests
 
 
 class Reference(Solver):
-    """Solver of any ``nn.Module`` by autograd; it defines the results that other solvers must have.
+    """Solver of any ``nn.Module`` by autograd, whose results other solvers must reproduce.
 
     Each thread computes with its own copy of the module. If the module has a method ``loss(outputs,
     y)``, this method computes the loss of each sample.
@@ -94,7 +94,7 @@ class Reference(Solver):
         super().__init__(device, tensors, kernels(module))
 
     def use_bf16(self) -> None:
-        """Compute products in bfloat16 in all later trainings.
+        """Let all later trainings compute products in bfloat16.
 
         Raises:
             ScenarioError: the module has tensors of other types than float32.
@@ -124,19 +124,22 @@ class Reference(Solver):
 
     @property
     def has_usual_loss(self) -> bool:
-        """Whether the loss is fedsim's cross-entropy, neither the module's nor an objective's."""
+        """Whether the loss is fedsim's cross-entropy; False if module or objective define one."""
         return not self._has_loss and self._losses is None
 
     def losses_of(
         self, copied_module: ModuleCopy, outputs: Tensor, y: Tensor, **options: Any
     ) -> Tensor:
-        """Compute the loss of each sample, float [n]; by the module's own ``loss`` if it has one.
+        """Compute the loss of each sample, by the module's own method ``loss`` if it has one.
 
         Args:
             copied_module: the copy of the module.
             outputs: outputs of the module for the samples.
             y: targets of the samples.
             **options: options of ``torch.nn.functional.cross_entropy``.
+
+        Returns:
+            The losses, float [n].
         """
         if not self._has_loss:
             return self.losses(outputs, y, **options)
@@ -166,13 +169,16 @@ class Reference(Solver):
     def judge(
         self, copied_module: ModuleCopy, weights: Weights, outputs: Tensor, y: Tensor
     ) -> Tensor:
-        """Compute the loss of each sample of a test, float [n], without gradients.
+        """Compute the loss of each sample of a test, without gradients.
 
         Args:
             copied_module: the copy of the module.
             weights: the model, float [d].
             outputs: outputs of the model for the samples.
             y: targets of the samples.
+
+        Returns:
+            The losses, float [n].
         """
         with torch.no_grad(), self._testing(copied_module, weights) as draws:
             if draws is not None:
@@ -282,7 +288,7 @@ class Reference(Solver):
     def context(
         self, copied_module: ModuleCopy, solve: LocalSolve, descent: Descent
     ) -> Iterator[tuple[dict[str, Tensor], TrainingContext]]:
-        """Return a context of a training, in which a copy of the module has the start weights.
+        """Return a context for a training of a copy of the module, which holds the start weights.
 
         Args:
             copied_module: the copy of the module.
@@ -400,7 +406,7 @@ def _load(module: ModuleCopy, weights: Weights) -> dict[str, Tensor]:
 
 
 class SingleSampleError(ScenarioError):
-    """Error that a batch norm got a batch of a single sample, of which there is no variance.
+    """Error that a batch norm got a batch with a single sample, which has no variance.
 
     Args:
         part: text that names the norm.
@@ -466,7 +472,12 @@ def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float
 
 
 def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:
-    """Copy a flat model, float [d], into parameters in place, in their order."""
+    """Copy a flat model into a module's parameters, in place.
+
+    Args:
+        parameters: the parameters, in the order of the flat model.
+        weights: the flat model, float [d].
+    """
     sizes = [math.prod(real_shape(parameter)) for parameter in parameters]
     parts = torch.split(to_device(weights, next(iter(parameters)).device), sizes)
     with torch.no_grad():
@@ -475,7 +486,7 @@ def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:
 
 
 def same_results(first: Solved, second: Solved) -> bool:
-    """Return whether two trainings have weights and losses that are equal bit for bit."""
+    """Return whether two trainings have bitwise equal weights and losses."""
     first_loss = np.float64(first.train_loss)
     second_loss = np.float64(second.train_loss)
     if first_loss.tobytes() != second_loss.tobytes():  # a comparison by bytes holds for NaN
@@ -484,7 +495,7 @@ def same_results(first: Solved, second: Solved) -> bool:
 
 
 def same_bits(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors have values that are equal bit for bit."""
+    """Return whether two tensors are bitwise equal."""
     return torch.equal(_bytes_of(first), _bytes_of(second))
 
 
@@ -493,7 +504,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def first_steps(solve: LocalSolve, steps: int) -> LocalSolve:
-    """Return the inputs of a device's training, cut to its first ``steps`` steps."""
+    """Return the inputs of a device's training with only its first ``steps`` SGD steps."""
     batches = solve.batches
     part = replace(batches, rows=batches.rows[:steps], counts=batches.counts[:steps], last_epoch=0)
     return replace(solve, batches=part)

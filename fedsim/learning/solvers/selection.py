@@ -22,7 +22,7 @@ def pick(
     losses: Callable[..., torch.Tensor] | None = None,
     lanes: int = LANES,
 ) -> Solver:
-    """Return the fastest solver that can train a model, in the precision of the trainer.
+    """Choose the fastest solver that can train a model in the trainer's precision.
 
     Args:
         model: layers as data, or a module.

@@ -20,28 +20,28 @@ from fedsim.learning.transfers import to_device
 
 @dataclass(frozen=True)
 class LanePlan:
-    """Batches of several trainings that are computed as one stack, padded to one shape.
+    """Batches of several devices' trainings that are computed together, padded to one shape.
 
-    A lane is the place of a training in the stack. There are S steps, W lanes, and b samples in a
-    batch.
+    A lane is one training of the stack. There are S steps, W lanes, and b samples in a batch.
+
+    Attributes:
+        rows: indices among the samples of all lanes, int64 [S, W * b]; a cell without a sample
+            repeats the first sample of its lane.
+        mask: 1 for cells with a sample, else 0; float [S, W, b].
+        counts: count of samples in each batch, at least 1; float [S, W].
+        is_active: whether a lane takes the step, bool [S, W].
+        counts_loss: whether the loss of a step counts for the training loss, bool [S, W].
+        keys: key of each lane's dropout masks, int64 [S, W].
+        all_active: for each step, whether all lanes take it.
     """
 
     rows: Tensor
-    """indices among the samples of all lanes, int64 [S, W * b]; a cell without a sample
-    repeats the first sample of its lane.
-    """
     mask: Tensor
-    """1 for cells with a sample, else 0; float [S, W, b]."""
     counts: Tensor
-    """count of samples in each batch, at least 1; float [S, W]."""
     is_active: Tensor
-    """whether a lane takes the step, bool [S, W]."""
     counts_loss: Tensor
-    """whether the loss of a step counts for the training loss, bool [S, W]."""
     keys: Tensor
-    """key of each lane's dropout masks, int64 [S, W]."""
     all_active: tuple[bool, ...]
-    """for each step, whether all lanes take it."""
 
     @property
     def steps(self) -> int:
@@ -49,7 +49,7 @@ class LanePlan:
 
 
 def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -> LanePlan:
-    """Pad the batches of several trainings to one shape, for one stack of models.
+    """Pad the batches of several trainings to one shape, so that one stack of models has them all.
 
     Args:
         solves: the trainings, one for each lane.
@@ -93,9 +93,9 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
 
 
 class LaneLoss(nn.Module):
-    """Module that applies the trained module to one model's batch, and returns the loss.
+    """Module that computes the loss of a stacked model on its batch, vectorised over the stack.
 
-    It is vectorised over the lanes of a stack, each of which has a model.
+    A stack holds the models of several devices, one in each lane.
 
     Args:
         solver: the solver, which has the loss of a sample.
@@ -127,7 +127,7 @@ class LaneLoss(nn.Module):
             y: targets, [b, ...].
             mask: 1 for samples that count, else 0; [b].
             count: count of these samples.
-            rows: indices among the samples of all lanes, [b].
+            rows: indices of the samples among the samples of all models in the stack, [b].
 
         Returns:
             The mean loss with any contrastive term, and the sum of the samples' losses without it.
@@ -143,25 +143,29 @@ class LaneLoss(nn.Module):
 
 
 class LaneSteps(Protocol):
-    """Interface of a rule, such as SGD, that changes the models of a stack by their gradients."""
+    """Interface of an optimiser, such as SGD, for the stacked models of several devices."""
 
     def begin(self, tensors: dict[str, Tensor]) -> None:
-        """Prepare the rule's state, such as zero momentum, for tensors [W, *shape] by name."""
+        """Prepare the optimiser's state, such as zero momentum.
+
+        Args:
+            tensors: name -> tensor of all W models, [W, *shape].
+        """
 
     def take(
         self, tensors: dict[str, Tensor], gradients: dict[str, Tensor], active: Tensor | None
     ) -> None:
-        """Change the models of a stack by one step.
+        """Change all stacked models by one step.
 
         Args:
             tensors: name: tensor [W, *shape], which is changed or replaced.
             gradients: name: gradient of the tensor.
-            active: whether each lane, i.e. each model, takes the step, bool [W]; None if all do.
+            active: whether each model takes the step, bool [W]; None if all do.
         """
 
 
 class SgdSteps:
-    """Steps of SGD for a stack of W models: v <- momentum v + gradient, w <- w - lr v.
+    """SGD for the stacked models of W devices: v <- momentum v + gradient, w <- w - lr v.
 
     Args:
         lr: learning rate of each model, float64 [W].
@@ -190,7 +194,7 @@ class SgdSteps:
 
 
 class OptimizerSteps:
-    """Steps of a stack of models by an optimiser of torch that treats all numbers alike.
+    """Steps of stacked models by a torch optimiser that treats each number separately.
 
     Args:
         make: makes the step for stacked parameters by name: a function that is called once their
@@ -281,10 +285,10 @@ class Stack:
         return loss, total
 
     def load(self, weights: Tensor, constant: Tensor | None) -> None:
-        """Set the models of the stack to their start.
+        """Set the weights with which the trainings of the stack begin.
 
         Args:
-            weights: the start of each lane on the torch device, float [W, d].
+            weights: start weights of each model on the torch device, float [W, d].
             constant: added to the gradient of every step, float [W, d]; None for 0.
         """
         for name, tensor in self._split(weights).items():
@@ -306,7 +310,7 @@ class Stack:
         return parts
 
     def weights(self) -> Tensor:
-        """Return the present models of the stack, each flat, float [W, d]."""
+        """Return the present models of the stack as rows of a matrix; float [models, d]."""
         parts = []
         for name in self._flat:
             tensor = self._tensors[name] if name in self._tensors else self._fixed[name]
@@ -315,7 +319,9 @@ class Stack:
         return flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
 
     def descend(self, plan: LanePlan, x: Tensor, y: Tensor, steps: LaneSteps) -> Tensor:
-        """Train all models of the stack, without waiting for the torch device between steps.
+        """Carry out all SGD steps of the stacked trainings.
+
+        The host does not wait for the torch device between steps.
 
         Args:
             plan: the batches.
@@ -369,7 +375,7 @@ def _by_lane(samples: Tensor, lanes: int) -> Tensor:
 
 
 def where_active(active: Tensor | None, moved: Tensor, weight: Tensor) -> Tensor:
-    """Choose for each model of a stack its weights after or before a step.
+    """Choose for each stacked model its weights after a step or before it.
 
     Args:
         active: whether each model takes the step, bool [W]; None if all do.
@@ -396,7 +402,7 @@ def _along(values: Tensor, like: Tensor) -> Tensor:
 
 
 def clip_lanes(gradients: dict[str, Tensor], most: float) -> dict[str, Tensor]:
-    """Scale the gradients of each model of a stack down to a joint norm of at most ``most``.
+    """Scale down the gradients of each stacked model to a joint norm of at most ``most``.
 
     Args:
         gradients: name: gradient, [W, *shape].

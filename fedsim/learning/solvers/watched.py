@@ -26,7 +26,7 @@ _TRIES = 3  # repetitions after which draws are attributed to the module, not to
 
 
 class ModuleCopy:
-    """Copy of a module for one thread, with the tensors of its flat model.
+    """A thread's copy of a torch module, with the tensors of its flat model.
 
     Args:
         template: the module that is copied.
@@ -54,7 +54,7 @@ class ModuleCopy:
         self.uses = 0
 
     def restore(self) -> dict[str, Tensor]:
-        """Put back buffers that a forward pass has replaced, and return the flat model's tensors.
+        """Put back buffers that a forward pass has replaced; return the tensors of the flat model.
 
         Returns:
             Name -> tensor.
@@ -70,7 +70,10 @@ class ModuleCopy:
         return any(part._buffers.get(key) is not original for part, key in places)
 
     def moved(self) -> dict[str, Tensor]:
-        """Return the flat model's tensors by name after a training that may replace buffers.
+        """Return the tensors of the flat model after a training, which may have replaced buffers.
+
+        Returns:
+            Name -> tensor.
 
         Raises:
             ScenarioError: the training has replaced a parameter, or changed the shape of a tensor.
@@ -99,7 +102,7 @@ def _tensor_of(module: nn.Module, name: str) -> Tensor:
 
 
 class Watch:
-    """Runner of trainings and tests of a user's module, which checks that it keeps no hidden state.
+    """Runner of a user's module, which checks that trainings and tests leave no hidden state.
 
     Each thread has its own copy of the module.
 
@@ -146,11 +149,11 @@ class Watch:
         *,
         trains: bool,
     ) -> R:
-        """Run a training or test on this thread's copy of the module, and check the copy.
+        """Run a training or test on this thread's copy of the module, and check for hidden state.
 
-        Memory is all that the module keeps outside its flat model. Tests are checked ever more
-        seldom. Draws are checked in each training. Memory is checked in the first trainings, and
-        then in each eighth, as a change of memory persists.
+        Hidden state (memory) is all that the module keeps outside its flat model. Tests are checked
+        ever more seldom. Draws are checked in each training. Memory is checked in the first
+        trainings, and then in each eighth, as a change of memory persists.
 
         Args:
             work: loads the copy's flat model, and computes.

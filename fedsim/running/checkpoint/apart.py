@@ -22,7 +22,7 @@ _NAME = "weights"  # name of the tensor in a file
 
 
 class LinkedTensor(StoredTensor):
-    """Array in a file of its own, of which each checkpoint with the array has a hard link.
+    """Large array of a checkpoint in a file of its own, which checkpoints share by hard links.
 
     Args:
         path: the file in the newest checkpoint that has it.
@@ -64,7 +64,11 @@ class LinkedTensor(StoredTensor):
         return tensor.read()
 
     def move(self, path: Path) -> None:
-        """Let the array be read from another link to its file."""
+        """Let the array be read from another link to its file.
+
+        Args:
+            path: path of that link.
+        """
         self.path = path
         self._open = None
 
@@ -74,9 +78,9 @@ class LinkedTensor(StoredTensor):
 
 
 def is_apart(tensor: AnyTensor) -> TypeGuard[AnyTensor]:
-    """Whether a checkpoint stores an array in a file of its own.
+    """Return whether a checkpoint stores an array in a file of its own.
 
-    It does so with large arrays that never change, so that later checkpoints can share the file.
+    This holds for large arrays that never change, so that later checkpoints can share the file.
     """
     if tensor.nbytes < LEAST_BYTES:
         return False
@@ -84,7 +88,7 @@ def is_apart(tensor: AnyTensor) -> TypeGuard[AnyTensor]:
 
 
 class LinkedTensors:
-    """The arrays of a run's checkpoints that have files of their own.
+    """Register of the large arrays of a run's checkpoints, which have files of their own.
 
     Attributes:
         newest: id() of an array that was written to the newest checkpoint -> the array there.
@@ -96,11 +100,11 @@ class LinkedTensors:
         self._all: weakref.WeakSet[LinkedTensor] = weakref.WeakSet()
 
     def note(self, tensor: LinkedTensor) -> None:
-        """Note an array of the checkpoint from which a run is resumed."""
+        """Register an array of the checkpoint from which a run is resumed."""
         self._all.add(tensor)
 
     def find(self, tensor: AnyTensor) -> LinkedTensor | None:
-        """Return the file of an array that is in a checkpoint already; None if it is in none."""
+        """Return the file of an array that an earlier checkpoint has; None if none has it."""
         if isinstance(tensor, LinkedTensor):
             return tensor
         if isinstance(tensor, StoredTensor):
@@ -109,7 +113,11 @@ class LinkedTensors:
         return None if reference is None or reference() is not tensor else linked
 
     def write(self, path: Path, tensor: AnyTensor) -> str:
-        """Write an array to a new file, or link the file that it has.
+        """Write an array to a file, or a hard link if an earlier checkpoint has the array.
+
+        Args:
+            path: path of the new file or link.
+            tensor: the array.
 
         Returns:
             SHA-256 of the file, as hexadecimal digits.
@@ -130,7 +138,7 @@ class LinkedTensors:
         return sha256
 
     def take(self, path: Path, tensor: AnyTensor, sha256: str) -> None:
-        """Note that an array has a file in the newest checkpoint.
+        """Register an array that was written to the newest checkpoint.
 
         Args:
             path: the file.
@@ -153,9 +161,9 @@ class LinkedTensors:
         self._of_arrays[key] = forget, linked
 
     def leave(self, folder: Path) -> None:
-        """Open the files in a checkpoint that is about to be removed, as far as arrays need them.
+        """Keep arrays readable whose only files are in a checkpoint that is about to be removed.
 
-        Arrays whose newest file is there can then be read although the file has no name any more.
+        Their files are opened, so that they can be read although they have no name any more.
 
         Args:
             folder: folder of the checkpoint, which the caller removes afterwards.

@@ -25,10 +25,10 @@ _TAGS = ("~tuple", "~named", "~dict", "~float", "~array", "~object")
 
 
 class Encoder:
-    """Turns the objects of a run into JSON-compatible tables and arrays, for a checkpoint.
+    """Converter of a run's objects into JSON-compatible tables and arrays, for a checkpoint.
 
     Args:
-        classes: the classes of objects that may be written, by name.
+        classes: name -> class of objects that may be written.
         left_out: fields that are not written, as ``Class.field``.
 
     Attributes:
@@ -46,7 +46,7 @@ class Encoder:
         self.objects: list[object] = []
 
     def encode(self, value: object) -> dict[str, object]:
-        """Encode a value, with all objects that can be reached from it.
+        """Convert a value, with all objects that can be reached from it.
 
         Args:
             value: the value.
@@ -115,11 +115,11 @@ def _field_of(instance: object, field: str) -> object:
 
 
 class Decoder:
-    """Turns the tables and arrays of a checkpoint back into the objects of a run.
+    """Converter of a checkpoint's tables and arrays back into the objects of a run.
 
     Args:
         arrays: the arrays by name. Stored arrays are read, except large weights of models.
-        classes: the classes of objects that may be read, by name.
+        classes: name -> class of objects that may be read.
         left_out: fields that are not written, as ``Class.field``.
 
     Attributes:
@@ -139,7 +139,7 @@ class Decoder:
         self.objects: list[object] = []
 
     def decode(self, tables: Any) -> Any:
-        """Decode a value, with all objects that can be reached from it.
+        """Convert a value back, with all objects that can be reached from it.
 
         Args:
             tables: the result of ``Encoder.encode``.

@@ -90,9 +90,9 @@ def _unsaved_fields() -> tuple[str, ...]:
 
 
 class Origins:
-    """Fingerprints of the data and of the files that a run was built from.
+    """Fingerprints of the data and input files from which a run was built.
 
-    A resumed run reads the files again, so their content must not have changed.
+    They show whether a resumed run, which reads the files again, has the same data.
     """
 
     def __init__(self, run: "Run") -> None:
@@ -188,7 +188,7 @@ def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 class Checkpointer:
-    """Saves a run to its folder whenever ``[checkpoint]`` says so, from the run's records.
+    """Part of a run that saves it to its folder at the times that ``[checkpoint]`` gives.
 
     Args:
         spec: ``[checkpoint]`` of the scenario.
@@ -221,7 +221,11 @@ class Checkpointer:
             self.request()
 
     def watch(self, record: Record) -> None:
-        """Request a save if ``record`` completes the ``rounds`` or ``time`` between two saves."""
+        """Request a save if a record shows that the next save is due.
+
+        Args:
+            record: the record that was just emitted.
+        """
         rounds = self._spec.rounds
         time = self._spec.time
         if record.kind == "round":
@@ -238,7 +242,7 @@ class Checkpointer:
         return 0 if self._spec.time is None else int(time // self._spec.time)
 
     def request(self) -> None:
-        """Have the run saved after all events of the present time."""
+        """Request a save of the run after all events of the present time."""
         if not self._due:
             self._due = True
             self._run.simulation.between_instants(self._save)
@@ -305,7 +309,17 @@ def saved_models(run: "Run") -> list[Ref]:
 
 
 class PartsState(TypedDict):
-    """Saved state of each part of a run, such as network and server, in a checkpoint."""
+    """Saved states of the parts of a run, as ``SavedRun`` contains them.
+
+    Attributes:
+        drift: past shifts of data; None if data do not shift.
+        network: flows and links.
+        messages: messages outside of tasks.
+        tasks: running tasks.
+        lifetimes: arrivals and departures.
+        learner: count of references to models so far.
+        server: notifications, timers and residuals of ``Dispatch``.
+    """
 
     drift: "DriftState | None"
     network: dict[str, Any]
@@ -343,7 +357,21 @@ def _restore_parts(run: "Run", state: PartsState) -> None:
 
 
 class SavedRun(TypedDict):
-    """Whole state of a run, as a checkpoint stores it: time, alarms, and the state of every part."""
+    """Whole state of a run in a checkpoint: time, alarms, and the state of every part.
+
+    Attributes:
+        origins: fingerprints of data and files.
+        now: simulated time (s).
+        stopped: the reason of a requested end; None if there is none.
+        alarms: kind, number and time (s) of each future alarm.
+        recorder: state of the recorder.
+        data: sample count and data version of each device, if data shift.
+        parts: states of network, tasks and so on.
+        processes: states of the world's processes.
+        strategy: the strategy's ``state``.
+        last: the last evaluation; None before the first.
+        ever, unseen, progress: attributes of the evaluator with these names, or of its parts.
+    """
 
     origins: dict[str, str]
     now: float
@@ -351,7 +379,6 @@ class SavedRun(TypedDict):
     alarms: list[tuple[str, int, float]]
     recorder: "RecorderState"
     data: "tuple[Ints, Ints] | None"
-    """sample count and data version of each device, if data shift."""
     parts: PartsState
     processes: "ProcessesState"
     strategy: Any

@@ -27,18 +27,21 @@ _FORMAT = 22
 
 
 class Checkpoint(NamedTuple):
-    """Content of a checkpoint."""
+    """Content of a checkpoint: the state of a run as tables and arrays.
+
+    Attributes:
+        events: count of events before the checkpoint.
+        tree: state of the run as JSON-compatible tables.
+        arrays: arrays by the names to which the tables refer; weights of models may be on disk.
+    """
 
     events: int
-    """count of events before the checkpoint."""
     tree: Any
-    """state of the run as JSON-compatible tables."""
     arrays: Arrays
-    """arrays by the names to which the tables refer; weights of models may be on disk."""
 
 
 def write(folder: Path, checkpoint: Checkpoint, linked: LinkedTensors | None = None) -> Path:
-    """Write a checkpoint, and remove all but the last two.
+    """Write a new checkpoint of a run, and remove all but the last two.
 
     Args:
         folder: the run folder, whose tables already have all events before the checkpoint.
@@ -191,7 +194,11 @@ def refuse_other_format(place: Path) -> None:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the folders of a run's checkpoints, oldest first."""
+    """Return the folders of a run's checkpoints, oldest first.
+
+    Args:
+        folder: the run folder.
+    """
     if not (folder / FOLDER).is_dir():
         return []
     places = []
@@ -203,7 +210,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def remove_after(place: Path) -> None:
-    """Remove the checkpoints of a run that are newer than ``place``."""
+    """Remove the checkpoints of a run that are newer than a given one.
+
+    Args:
+        place: folder of the checkpoint that remains the newest.
+    """
     for checkpoint in list_checkpoints(place.parent.parent):
         if checkpoint.name > place.name:
             shutil.rmtree(checkpoint)

@@ -8,10 +8,10 @@ from fedsim.world.steps import Computation
 
 
 class PartClient(Client[Any]):
-    """Base of a part's code on devices, which does the part's ``jobs`` and wraps a strategy's code.
+    """Base of a part's code on devices: it wraps the strategy's code, and handles its own ``jobs``.
 
-    A task of any other job is passed to the wrapped code. A part is a selection, secure aggregation
-    or tensors that stay on devices.
+    Any other job is passed to the wrapped code. A part is a selection, secure aggregation, or the
+    keeping of tensors on devices.
 
     Args:
         client: the strategy's code on devices.

@@ -60,13 +60,14 @@ PROTECTS: dict[Protection, str] = {
 
 
 def changes(server: Server, entries: Sequence[Entry]) -> list[Ref]:
-    """Return how each update changed the model from which it was trained: update - start.
+    """Return how each update has changed the model from which it was trained: update - start.
 
-    A change is not finite if its update is not finite.
+    The differences are computed when they are needed. A difference is not finite if its update is
+    not.
 
     Args:
-        server: all that a strategy can do; it computes the differences when they are needed.
-        entries: the updates.
+        server: API of the strategy's server code.
+        entries: the updates, with ``update`` and ``start``.
     """
     return [
         server.models.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries
@@ -110,7 +111,7 @@ def _is_part(part: object) -> bool:
 
 
 class Aggregation(Spec):
-    """Base of rules by which the server makes one model of many updates; by default their plain mean.
+    """Base of the rules by which the server combines updates into one model; by default their mean.
 
     A scenario names the rule by ``strategy.aggregation``.
     """
@@ -135,9 +136,10 @@ class Aggregation(Spec):
 
     @property
     def looks_at_each(self) -> str | None:
-        """Why the server needs single updates, as text for the user; None if their sum is enough.
+        """Reason why the server needs single updates, as text for the user; None if it does not.
 
-        If there is a reason, ``secure_aggregation`` is refused, as it shows the server only sums.
+        If there is a reason, ``secure_aggregation`` is refused, as it shows the server only sums of
+        updates.
         """
         return None
 
@@ -150,7 +152,7 @@ class Aggregation(Spec):
         return False
 
     def for_rounds_of(self, updates: int) -> "Aggregation":
-        """Return the aggregation to use in rounds of a given size; by default this aggregation itself.
+        """Return the aggregation for rounds of a given size; by default this object itself.
 
         Args:
             updates: count of updates in a round if no client disconnects.
@@ -158,7 +160,7 @@ class Aggregation(Spec):
         return self
 
     def check(self, clients: int) -> None:
-        """Check that the values of the keys work with the size of a round.
+        """Check that the values of the keys work with the count of updates in a round.
 
         Args:
             clients: count of updates that are combined at once.
@@ -168,7 +170,7 @@ class Aggregation(Spec):
         """
 
     def why_not(self, codec: Codec) -> str | None:
-        """Return why updates that a codec has encoded cannot be aggregated.
+        """Return the reason why updates encoded by a codec cannot be aggregated by this rule.
 
         Args:
             codec: the codec of ``messages.up``, with which clients encode their updates.
@@ -180,7 +182,7 @@ class Aggregation(Spec):
 
     @returns("a list of a finite number for each update", _find_wrong_weight)
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """Return the weight of each update, independent of the updates' values.
+        """Return the weight of each update, by sample counts and the like, not by its values.
 
         Args:
             entries: the updates, as ``Synchronous.entry`` returns them; at least one.
@@ -207,10 +209,10 @@ class Aggregation(Spec):
         return weights
 
     def on_device(self, device: Device, update: Ref, start: Ref) -> Ref:
-        """Return the update as a device sends it; by default as it was trained.
+        """Change an update before the device sends it; by default it is unchanged.
 
         Args:
-            device: the device.
+            device: the device on which this code runs, with its data and its state.
             update: the trained update.
             start: the model from which it was trained.
         """
@@ -227,7 +229,7 @@ class Aggregation(Spec):
         """Combine the finite updates into one model.
 
         Args:
-            server: API of the server half, with ``models`` for arithmetic.
+            server: API of the strategy's server code, with ``models`` for arithmetic.
             state: state of the aggregation for this model, a ``State``.
             entries: the updates; at least one.
             weights: the weight of each update, as ``weigh`` has returned them.
@@ -266,7 +268,7 @@ class Aggregation(Spec):
         return {}
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
-        """Return the privacy that all rounds so far have cost, for the record of the round.
+        """Return the privacy budget that all rounds so far have used, for the record of the round.
 
         Args:
             draws: (count of drawn clients, count of devices from which they were drawn) -> count of
@@ -274,7 +276,7 @@ class Aggregation(Spec):
             devices: count of all devices.
 
         Returns:
-            Name of a field of the record ``round`` -> its value; by default empty.
+            Field of the record ``round`` -> value, such as ``epsilon``; by default empty.
         """
         return {}
 

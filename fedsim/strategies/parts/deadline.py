@@ -31,9 +31,9 @@ DEADLINES = Registry(
 
 
 class Deadline(Spec):
-    """Base of rules for how long clients may take in a round. What it remembers is in ``state``.
+    """Base of the rules for how long the clients of a round may take (``strategy.deadline``).
 
-    A scenario names the rule by ``strategy.deadline``.
+    Memory between rounds is in the argument ``state``.
     """
 
     kind: str
@@ -51,14 +51,14 @@ class Deadline(Spec):
 
     @property
     def mean_over(self) -> DeadlineBase | None:
-        """Set of devices whose mean time of an epoch is the unit of the deadline's times.
+        """Set of devices whose mean time of an epoch is the unit of the rule's times.
 
         None if the times are in seconds.
         """
         return None
 
     def among(self, mean_epoch_s: float) -> "Deadline":
-        """Return the same deadline with its times in seconds; by default the deadline itself.
+        """Return the deadline with its times converted to seconds; by default this object itself.
 
         Args:
             mean_epoch_s: mean time of an epoch over the devices (s), the unit of some deadlines.
@@ -76,7 +76,7 @@ class Deadline(Spec):
 
     @returns("a finite time above 0 (s), or None", find_outside(above=0.0))
     def limit_s(self, state: PartState, number: int) -> float | None:
-        """Return the time that clients have in a round (s); None if unlimited.
+        """Return the time limit of a round's clients (s); None if they have no limit.
 
         Called when the round begins.
 
@@ -87,7 +87,7 @@ class Deadline(Spec):
         raise NotImplementedError
 
     def on_task_end(self, state: PartState, took_s: float, in_time: bool) -> None:
-        """Called when a task of a round has ended.
+        """Hook after each task of a round has ended, for rules that adapt to the times of clients.
 
         Args:
             state: state of the deadline.
@@ -97,16 +97,18 @@ class Deadline(Spec):
 
 
 class Fixed(Deadline):
-    """Clients have ``time`` (s) in every round; ``deadline = "90 s"`` is short for it."""
+    """Clients have ``time`` (s) in every round; ``deadline = "90 s"`` is short for it.
+
+    Attributes:
+        since: ``round``: the time counts from the begin of the round, and limits whole tasks.
+            ``download``: the time counts from the end of each client's download, and limits only
+            its training (in CATA-Fed also its upload, unless ``upload_time`` is ``ignored``); the
+            round closes after the last upload. None: ``round``, and ``download`` in CATA-Fed.
+    """
 
     kind: Literal["fixed"] = "fixed"
     time: PositiveSeconds
     since: Since | None = None
-    """``round``: the time counts from the begin of the round, and limits whole tasks. ``download``:
-    the time counts from the end of each client's download, and limits only its training (in
-    CATA-Fed also its upload, unless ``upload_time`` is ``ignored``); the round closes after the
-    last upload. None: ``round``, and ``download`` in CATA-Fed.
-    """
 
     def least_s(self) -> float:
         return self.time

@@ -23,9 +23,11 @@ from fedsim.world.steps import Computation
 
 
 class Split(NamedTuple):
-    """Division of a model's parameters into ``sent`` and ``kept``.
+    """Division of a model's parameters: some are sent, the rest stays on devices.
 
-    Both are ranges (begin, end) in the array of all parameters. Kept ranges stay on each device.
+    Attributes:
+        sent: ranges (begin, end) of the sent parameters in the flat array of all parameters.
+        kept: ranges of the parameters that stay on each device.
     """
 
     sent: Places
@@ -61,13 +63,14 @@ class Split(NamedTuple):
 
 
 class ServerKeeping:
-    """Work of the server if some tensors of the model stay on the devices.
+    """Server's part of strategies in which some tensors of the model stay on devices.
 
-    It takes from models the part that is sent, and puts together the model of each device.
+    Its methods cut out the part of a model that is sent, and assemble the whole model of each
+    device.
 
     Args:
         split: the ranges that are sent, and the ranges that stay.
-        server: all that a strategy can do, with ``models`` for arithmetic.
+        server: API of the strategy's server code, with ``models`` for arithmetic.
     """
 
     def __init__(self, split: Split, server: Server) -> None:
@@ -79,11 +82,11 @@ class ServerKeeping:
         return Partial(model, model, self._split.sent)
 
     def restore(self, before: Ref, model: Ref) -> Ref:
-        """Return ``model`` with the tensors that stay on devices taken from the model ``before``."""
+        """Return ``model`` with the tensors that stay on devices replaced by those of ``before``."""
         return self._apply(spliced, [before, model], places=self._split.sent)
 
     def device_models(self, model: Ref, kept: Mapping[int, Ref]) -> dict[int, Ref]:
-        """Return the model of each device: the global model with the device's kept tensors.
+        """Return the whole model of each device: the global model with the device's kept tensors.
 
         Args:
             model: the global model [d].
@@ -99,10 +102,10 @@ class ServerKeeping:
 
 
 class KeepingClient(PartClient):
-    """Code of a device on which some tensors of the model stay.
+    """Client's part of strategies in which some tensors of the model stay on the device.
 
-    It trains them together with those that it receives, and sends only the latter back. The
-    device's state has the tensors that stay as ``kept``.
+    The client trains the kept tensors together with the received ones, and sends only the latter
+    back. The kept tensors are the entry ``kept`` of the device's state.
     """
 
     jobs = ()

@@ -37,7 +37,9 @@ NeighbourLists = Mapping[int, Sequence[int]]
 
 
 class SecureAggregation(Spec):
-    """``strategy.secure_aggregation``: the cost of SecAgg+, which hides all but sums of updates.
+    """``strategy.secure_aggregation``: SecAgg+, which shows the server only sums of updates.
+
+    Its messages and the server's computations are simulated; updates themselves are not encrypted.
 
     A round has three additional phases. Before the training each client sends two public keys and
     receives the keys of its k neighbours. It then sends each neighbour a share of each of its two
@@ -47,27 +49,26 @@ class SecureAggregation(Spec):
     update has arrived. In a round a client moves (2 k + 2) keys and 5 k shares. If fewer than
     ``threshold`` of a client's neighbours send their shares, the sum cannot be read, and no model
     changes. Computations on devices take no time.
+
+    Attributes:
+        neighbors: k, even; the clients form a ring in random order, and the neighbours of a client
+            are the k nearest. None: all clients of the round.
+        threshold: share of a client's neighbours whose secret shares suffice to remove its masks.
+        key: bytes of a public key.
+        share: bytes of an encrypted share.
+        mask_rate: bytes of float32 for which the server computes masks in a second; None: masks
+            take no time.
+        patience: time that clients have for each of the three additional phases (s).
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"neighbours": "neighbors"}
 
     neighbors: int | None = Field(default=None, ge=2, le=1_000_000)
-    """k, even; the clients form a ring in random order, and the neighbours of a client are the k
-    nearest.
-
-    None: all clients of the round.
-    """
     threshold: float = Field(default=0.5, gt=0.0, le=1.0)
-    """share of a client's neighbours whose secret shares suffice to remove its masks."""
     key: Bytes = 32.0
-    """bytes of a public key."""
     share: Bytes = 32.0
-    """bytes of an encrypted share."""
     mask_rate: LinkRate | None = None
-    """bytes of float32 for which the server computes masks in a second; None: masks take no time.
-    """
     patience: PositiveSeconds = 60.0
-    """time that clients have for each of the three additional phases (s)."""
 
     @field_validator("neighbors")
     @classmethod
@@ -87,7 +88,9 @@ class SecureAggregation(Spec):
             )
 
     def graph(self, clients: Sequence[int]) -> dict[int, list[int]]:
-        """Put clients in a ring, and return the k nearest of each, with whom it exchanges keys and shares.
+        """Arrange clients in a ring, and return the k nearest of each, its neighbours.
+
+        Neighbours exchange keys and shares.
 
         Args:
             clients: the clients, in the random order of the ring.
@@ -108,7 +111,7 @@ class SecureAggregation(Spec):
     def can_be_read(
         self, graph: NeighbourLists, masked: Collection[int], answered: Collection[int]
     ) -> bool:
-        """Return whether the server can read the sum of the updates.
+        """Return whether enough clients have answered for the server to read the sum of updates.
 
         Args:
             graph: client -> its neighbours.
@@ -133,7 +136,7 @@ class SecureAggregation(Spec):
         summed: Collection[int],
         numbers: float,
     ) -> float:
-        """Return the server's time to remove the masks from the sum (s).
+        """Return the time that the server takes to remove the masks from the sum (s).
 
         Args:
             graph: client -> its neighbours.
@@ -151,10 +154,10 @@ class SecureAggregation(Spec):
         return masks * 4 * numbers / self.mask_rate
 
     def sends(self, phase: Phase, neighbours: int) -> Contents:
-        """Return the message that a client sends in a phase.
+        """Return the message of a client to the server in a phase: keys or shares, with their size.
 
         Args:
-            phase: the phase.
+            phase: ``secure-keys``, ``secure-shares`` or ``secure-unmask``.
             neighbours: count of the client's neighbours.
         """
         shares = neighbours * self.share
@@ -162,7 +165,7 @@ class SecureAggregation(Spec):
         return _sized(phase, sizes[phase])
 
     def receives(self, phase: Phase, neighbours: int) -> Contents:
-        """Return the message with 2 keys or 2 shares of each neighbour to a client.
+        """Return the message of the server to a client: its neighbours' keys or shares.
 
         Args:
             phase: the phase that has collected the keys or shares.
@@ -188,30 +191,33 @@ class _Float32(NamedTuple):
 
 @dataclass
 class SecureState(State):
-    """Memory of the server's part in secure aggregation during a round.
+    """State of secure aggregation on the server during a round.
 
     It has the present phase with its open tasks, each client's neighbours, and the clients that
     have shared their secrets.
+
+    Attributes:
+        phase: The present phase, or the last one if no phase is open.
+        open: Open tasks of the phase: task -> device.
+        answered: Devices that have answered in the phase.
+        graph: Client of the round -> its neighbours.
+        masked: Devices that have shared their secrets in the round.
+        unread: Whether the sum of the round cannot be read.
+        take_back: Devices that must still be notified that the sum with their last update was not
+            read.
     """
 
     phase: Phase = "secure-keys"
-    """The present phase, or the last one if no phase is open."""
     open: dict[int, int] = field(default_factory=dict)
-    """Open tasks of the phase: task -> device."""
     answered: list[int] = field(default_factory=list)
-    """Devices that have answered in the phase."""
     graph: dict[int, list[int]] = field(default_factory=dict)
-    """Client of the round -> its neighbours."""
     masked: list[int] = field(default_factory=list)
-    """Devices that have shared their secrets in the round."""
     unread: bool = False
-    """Whether the sum of the round cannot be read."""
     take_back: list[int] = field(default_factory=list)
-    """Devices that must still be notified that the sum with their last update was not read."""
 
 
 class RoundState(Protocol):
-    """Interface of the part of a strategy's state that ``SecurePhases`` reads and changes.
+    """Interface of a strategy's state for ``SecurePhases``: the round, its cohort and updates.
 
     Attributes:
         round: index of the round, from 0.
@@ -227,13 +233,14 @@ class RoundState(Protocol):
 
 
 class SecurePhases:
-    """Work of the server in secure aggregation: the phases before and after a round's training.
+    """Server's part of secure aggregation: the message phases before and after a round's training.
 
-    In a phase it asks clients for keys or shares; it ends when all have answered or are late.
+    In each phase clients are asked for keys or shares. The phase ends when all clients have
+    answered or are late.
 
     Args:
         costs: the keys of ``strategy.secure_aggregation``.
-        server: all that a strategy can do.
+        server: API of the strategy's server code.
         state: state of the strategy, which is changed.
     """
 
@@ -244,7 +251,12 @@ class SecurePhases:
         self._state = state.secure
 
     def begin(self, phase: Phase, devices: Sequence[int]) -> None:
-        """Begin a phase: ask those of ``devices`` that are idle for their messages."""
+        """Begin a phase: ask the idle devices among ``devices`` for their keys or shares.
+
+        Args:
+            phase: ``secure-keys``, ``secure-shares`` or ``secure-unmask``.
+            devices: IDs of the devices.
+        """
         state = self._state
         server = self._server
         state.phase = phase
@@ -285,11 +297,11 @@ class SecurePhases:
         return sum(neighbour in self._state.masked for neighbour in neighbours)
 
     def shares(self, device: int) -> Contents:
-        """Return the message part with the shares of a client's neighbours, sent along with the model."""
+        """Return the neighbours' shares for a client, as contents to be sent with the model."""
         return self._costs.receives("secure-shares", self._neighbours(device, "secure-unmask"))
 
     def ended(self, message: TaskEnd) -> None:
-        """Take in the end of a task of the present phase, with the client's keys or shares.
+        """Process the end of a client's task in the present phase.
 
         When all tasks of the phase have ended, the timer ``phase`` is set to begin the next one.
         """
@@ -348,10 +360,10 @@ class SecurePhases:
 
 
 class SecureClient(PartClient):
-    """Work of a device in secure aggregation: it answers the server in each phase.
+    """Client's part of secure aggregation: it answers the server in each phase.
 
-    The device's state has as ``before_sum`` what it was before the last answer. It is restored if
-    the server could not read the sum with that answer.
+    The entry ``before_sum`` of the device's state is a copy of the state before the last answer. It
+    is restored if the server could not read the sum with that answer.
     """
 
     jobs = PHASES

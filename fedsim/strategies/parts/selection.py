@@ -110,10 +110,12 @@ def _find_wrong_candidate(
 
 
 class Selection(Spec):
-    """Base of rules by which the server chooses the devices of a round.
+    """Base of the rules by which the server chooses the clients of a round.
 
-    Most selections implement only ``select``. ``on_task_end`` and ``learn`` receive ends of tasks and
-    clients' reports (``report``). With a ``question``, ``select`` returns candidates, and
+    A scenario names the rule by ``strategy.selection``.
+
+    Most selections implement only ``select``. ``on_task_end`` and ``learn`` receive ends of tasks
+    and clients' reports (``report``). With a ``question``, ``select`` returns candidates, and
     ``choose`` selects some of the candidates that have answered.
 
     Example:
@@ -167,10 +169,10 @@ class Selection(Spec):
 
     @property
     def repeats(self) -> bool:
-        """Whether a client may be drawn more than once for a round.
+        """Whether one client may be drawn several times for a round.
 
-        Its update then has the weight of as many updates (``draws_of``). Refused in strategies that
-        do more with updates than to average them.
+        Its update then counts several times in the mean (``draws_of``). Strategies that do more
+        with updates than to average them refuse such a selection.
         """
         return False
 
@@ -185,7 +187,7 @@ class Selection(Spec):
 
     @property
     def looks_at_data(self) -> bool:
-        """Whether the selection uses results of clients' data: of questions, reports or updates."""
+        """Whether the selection depends on clients' data, by questions, reports or updates."""
         hooks = ("look", "report", "on_round_end")
         return any(getattr(type(self), hook) is not getattr(Selection, hook) for hook in hooks)
 
@@ -218,9 +220,9 @@ class Selection(Spec):
 
     @property
     def talks(self) -> bool:
-        """Whether clients exchange more with the server because of the selection.
+        """Whether the selection causes more messages: questions to clients, or their reports.
 
-        They do if they answer its questions, or add its reports to their updates.
+        Reports are contents that clients add to their updates.
         """
         return self.asks or type(self).report is not Selection.report
 
@@ -242,7 +244,7 @@ class Selection(Spec):
         """Return the devices of a round; called again later if the result is empty.
 
         Args:
-            server: API of the server half, with clients and random streams.
+            server: API of the strategy's server code, with devices and random generators.
             state: state of the selection.
             count: wanted count of devices.
             ids: numbers in the name of a random stream: the round (or the draw) from 0, and more
@@ -257,9 +259,9 @@ class Selection(Spec):
 
     @returns("a list of devices that 'select' has chosen", _find_wrong_candidate)
     def asked_first(self, state: PartState, chosen: list[int]) -> list[int]:
-        """Return which candidates are asked a question, if the selection ``asks``; by default all.
+        """Return which of the chosen devices are candidates, which are asked a question first.
 
-        Devices of ``chosen`` that are not returned join the cohort without a question.
+        By default all are if the selection ``asks``. The others join the cohort without a question.
 
         Args:
             state: state of the selection.
@@ -268,12 +270,12 @@ class Selection(Spec):
         return chosen
 
     def on_task_end(self, server: Server, state: PartState, message: TaskEnd) -> None:
-        """Called when a task of the round has ended, with any outcome, before its update is used.
+        """Hook after a task of the round has ended, before its update is used.
 
         Args:
-            server: all that a strategy can do.
+            server: API of the strategy's server code.
             state: state of the selection.
-            message: the ended task.
+            message: the ended task, with any outcome.
         """
 
     async def on_round_end(
@@ -284,7 +286,7 @@ class Selection(Spec):
         By default nothing is done. Strategies without rounds do not call this method.
 
         Args:
-            server: all that a strategy can do.
+            server: API of the strategy's server code.
             state: state of the selection.
             received: the round's updates, as ``Synchronous.entry`` returns them.
             models: the new models by name, each with the devices that it serves (None: all).
@@ -296,12 +298,12 @@ class Selection(Spec):
         By default nothing is done. ``ServerModels.numbers`` reads the reports' values.
 
         Args:
-            server: all that a strategy can do.
+            server: API of the strategy's server code.
             state: state of the selection.
         """
 
     def question(self, models: Sequence[Ref]) -> Contents:
-        """Return the message that asks a candidate, before the selection chooses.
+        """Return the message that asks a candidate for information, before the selection chooses.
 
         Args:
             models: the present model that the candidate would receive, or several models if its
@@ -330,10 +332,10 @@ class Selection(Spec):
         raise NotImplementedError
 
     def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """Return the steps that a candidate computes before it answers; by default no steps.
+        """Return the computations by which a candidate prepares its answer; by default none.
 
         Args:
-            device: the device.
+            device: the device on which this code runs, with its data and its state.
             instruction: the message with the question.
 
         Returns:
@@ -344,10 +346,10 @@ class Selection(Spec):
     def answer(
         self, device: Device, instruction: Instruction, result: LocalResult, params: Spec
     ) -> Contents:
-        """Return the answer of a candidate to a question.
+        """Return a candidate's answer to the selection's question.
 
         Args:
-            device: the device.
+            device: the device on which this code runs, with its data and its state.
             instruction: the message with the question.
             result: the result of the computations.
             params: the keys of ``[strategy]``.
@@ -358,10 +360,10 @@ class Selection(Spec):
         raise NotImplementedError
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        """Return contents that a client sends in addition to its update; by default an empty dict.
+        """Return contents that a client adds to its update for the selection; by default none.
 
         Args:
-            device: the device.
+            device: the device on which this code runs, with its data and its state.
             instruction: the message to the device.
             result: the result of the steps.
 
@@ -372,7 +374,7 @@ class Selection(Spec):
 
 
 class SelectionClient(PartClient):
-    """Work of a device for a selection: it answers questions, and adds reports to its updates."""
+    """Client's part of a selection: it answers questions, and adds reports to updates."""
 
     jobs = (QUESTION,)
     _part: Selection
@@ -398,10 +400,14 @@ SelectionSpec = Annotated[Selection, SELECTIONS]
 
 @dataclass
 class RandomState(State):
-    """Memory of the selection ``random``: how often it drew each device for the present cohort."""
+    """State of the selection ``random``: how often each device was drawn for the present cohort.
+
+    Attributes:
+        draws: Device ID -> how often the device was drawn for the present cohort, with
+            ``replacement``.
+    """
 
     draws: dict[int, int] = field(default_factory=dict)
-    """Device ID -> how often the device was drawn for the present cohort, with ``replacement``."""
 
 
 class Random(Selection):
@@ -410,6 +416,10 @@ class Random(Selection):
     With ``replacement`` the cohort is K independent draws (scheme I of Li et al., "On the
     convergence of FedAvg on non-IID data", ICLR 2020, with equal probabilities). A client that is
     drawn n times trains once, and its update counts n times in the mean.
+
+    Attributes:
+        replacement: whether a client may be drawn more than once for a cohort. Looks at every
+            available device: O(population).
     """
 
     uniform: ClassVar[bool] = True
@@ -417,9 +427,6 @@ class Random(Selection):
 
     kind: Literal["random"] = "random"
     replacement: bool = False
-    """whether a client may be drawn more than once for a cohort. Looks at every available device:
-    O(population).
-    """
 
     @property
     def repeats(self) -> bool:

@@ -34,7 +34,7 @@ OPTIMISERS = Registry(
 
 
 class ServerOptimizer(Spec):
-    """Base of rules by which the server moves the model towards the aggregated updates.
+    """Base of the rules by which the server moves its model towards the aggregated updates.
 
     A scenario names the rule by ``strategy.server``.
     """
@@ -45,10 +45,10 @@ class ServerOptimizer(Spec):
     """Class of the optimiser's state for one model: a plain dict, or a subclass of ``State``."""
 
     def step(self, server: Server, state: PartState, model: Ref, aggregated: Ref) -> Ref:
-        """Return the next model.
+        """Return the server's next model, one optimiser step from the present one.
 
         Args:
-            server: API of the server half, with ``models`` for arithmetic.
+            server: API of the strategy's server code, with ``models`` for arithmetic.
             state: state of the optimiser for this model, a ``State``.
             model: the model [d] from which the updates were trained.
             aggregated: the aggregation [d] of the updates.
@@ -64,10 +64,13 @@ ServerOptimizerSpec = Annotated[ServerOptimizer, OPTIMISERS]
 
 @dataclass
 class SGDState(State):
-    """Memory of the server optimiser ``sgd`` for one model: the velocity of its momentum."""
+    """State of the server optimiser ``sgd`` for one model: the velocity of its momentum.
+
+    Attributes:
+        velocity: Velocity v [d]; None before the first step, and if the momentum is 0.
+    """
 
     velocity: Ref | None = None
-    """Velocity v [d]; None before the first step, and if the momentum is 0."""
 
 
 class SGD(ServerOptimizer):
@@ -77,17 +80,18 @@ class SGD(ServerOptimizer):
 
     Source: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution" (2019):
     FedAvgM.
+
+    Attributes:
+        lr: the server's learning rate.
+        momentum: factor of the velocity v in each step.
+        nesterov: w <- w + lr (momentum v + (aggregated - w)) instead, with the new v (Sutskever et
+            al., 2013).
     """
 
     kind: Literal["sgd"] = "sgd"
     lr: float = Field(default=1.0, gt=0.0, le=1e6)
-    """the server's learning rate."""
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """factor of the velocity v in each step."""
     nesterov: Annotated[bool, OnlyWith("momentum")] = False
-    """w <- w + lr (momentum v + (aggregated - w)) instead, with the new v (Sutskever et al.,
-    2013).
-    """
 
     State = SGDState
 

@@ -30,7 +30,7 @@ WeightsList = list[NDArray[np.float32]]
 
 
 def clipped(change: NDArray[np.floating], clip: float) -> Floats:
-    """Shorten a change of a model to an L2 norm of at most C; a shorter change is not altered.
+    """Scale a change of a model down to an L2 norm of at most C; a shorter change is unchanged.
 
     Args:
         change: the change, [d].
@@ -95,11 +95,12 @@ def adapted_clip(
     divide_by: int | None,
     rng: Generator,
 ) -> NDArray[np.floating]:
-    """Compute the next clipping bound, C exp(-lr (b - quantile)), from a round's changes.
+    """Compute the next clipping bound, C exp(-lr (b - quantile)), from the changes of a round.
 
     A change is a client's update minus the model that it received. It is short if its L2 norm is at
-    most C. b is the noisy share of short changes in all finite changes. It is (sum (b_i - 1/2) +
-    N(0, noise^2)) / n + 1/2, with b_i = 1 for a short change, otherwise 0.
+    most C. b is the noisy share of short changes in all finite changes. With b_i = 1 for a short
+    change and 0 for any other, b is (sum (b_i - 1/2) + N(0, noise^2)) / n + 1/2, where N is a
+    normal draw.
 
     Args:
         models: C [1] if ``clip`` is None, then the changes [d].
@@ -210,28 +211,33 @@ def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "
 
 
 class AdaptiveClip(Spec):
-    """Keys of a clipping bound C that follows a quantile of the norms of clients' changes.
+    """Keys of a clipping bound C that adapts to the norms of clients' changes.
 
-    After each round C <- C exp(-lr (b - quantile)). b is the share of changes whose L2 norm is at
-    most C (Andrew et al., "Differentially private learning with adaptive clipping", 2021).
+    After each round C becomes C exp(-lr (b - quantile)). Here b is the share of changes whose L2
+    norm is at most C (Andrew et al., "Differentially private learning with adaptive clipping",
+    2021).
+
+    Attributes:
+        quantile: gamma, the share of changes that are to be shorter than C.
+        lr: eta_C, the rate at which C adapts.
+        count_noise: sigma_b, standard deviation of the noise of the count behind b; in the paper a
+            20th of a round's clients.
     """
 
     quantile: float = Field(default=0.5, gt=0.0, lt=1.0)
-    """gamma, the share of changes that are to be shorter than C."""
     lr: float = Field(default=0.2, gt=0.0, le=10.0)
-    """eta_C, the rate at which C adapts."""
     count_noise: float = Field(ge=0.0, le=1e6)
-    """sigma_b, standard deviation of the noise of the count behind b; in the paper a 20th of a
-    round's clients.
-    """
 
 
 @dataclass
 class PrivateState(State):
-    """Memory of the aggregation ``private`` for one model: the adaptive clipping bound."""
+    """State of the aggregation ``private`` for one model: the adaptive clipping bound.
+
+    Attributes:
+        clip: Adaptive bound C [1]; None before the first round, and always for a fixed bound.
+    """
 
     clip: Ref | None = None
-    """Adaptive bound C [1]; None before the first round, and always for a fixed bound."""
 
 
 class Private(Aggregation):
@@ -256,31 +262,32 @@ class Private(Aggregation):
     The paper's Poisson sampling then approximates draws of exactly K clients. In all other rounds,
     and with local noise, q is 1. Strategies that use updates or losses before clipping refuse to
     compute epsilon.
+
+    Attributes:
+        clip: C, the maximum L2 norm of a change; with ``adaptive`` the initial C.
+        noise: z, the noise multiplier. 0: changes are clipped, and nothing is private.
+        where: the place at which noise is added: ``central``, the server; ``local``, each client.
+        adaptive: the adaptation of C, with central noise only; None: C is fixed.
+        divide_by: n, the divisor of the sum of changes. None: the number of updates that a round
+            asks for, of all groups; with local noise, and at edge servers, the number of received
+            updates.
+        account: whether epsilon is computed (needs the package dp-accounting).
+        accountant: ``rdp``, Renyi divergences, a bound; ``pld``, privacy loss distributions, nearly
+            exact, for .1 s a round.
+        delta: delta of the recorded (epsilon, delta); None: devices^-1.1, as in the paper.
     """
 
     protection: ClassVar[Protection | None] = "private"
     uses_weights: ClassVar[bool] = False
     kind: Literal["private"] = "private"
     clip: float = Field(default=1.0, gt=0.0, le=1e12)
-    """C, the maximum L2 norm of a change; with ``adaptive`` the initial C."""
     noise: float = Field(default=1.0, ge=0.0, le=1e6)
-    """z, the noise multiplier. 0: changes are clipped, and nothing is private."""
     where: Literal["central", "local"] = "central"
-    """the place at which noise is added: ``central``, the server; ``local``, each client."""
     adaptive: AdaptiveClip | None = None
-    """the adaptation of C, with central noise only; None: C is fixed."""
     divide_by: int | None = Field(default=None, ge=1)
-    """n, the divisor of the sum of changes. None: the number of updates that a round asks for, of
-    all groups; with local noise, and at edge servers, the number of received updates.
-    """
     account: bool = True
-    """whether epsilon is computed (needs the package dp-accounting)."""
     accountant: Accountant = "rdp"
-    """``rdp``, Renyi divergences, a bound; ``pld``, privacy loss distributions, nearly exact,
-    for .1 s a round.
-    """
     delta: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """delta of the recorded (epsilon, delta); None: devices^-1.1, as in the paper."""
 
     @model_validator(mode="after")
     def _check_privacy(self) -> Self:
@@ -331,7 +338,7 @@ class Private(Aggregation):
 
     @property
     def noise_of_sum(self) -> float:
-        """Standard deviation of the noise in the sum of changes, divided by the clipping bound.
+        """Standard deviation of the noise in the sum of changes, relative to the clipping bound.
 
         It is ``noise`` without ``adaptive``. With ``adaptive`` it is larger, as the noisy count of
         short changes spends privacy too, and both together must spend no more than ``noise`` alone.

@@ -55,11 +55,10 @@ class Robust(Aggregation):
         )
 
     def record_fields(self, updates: int) -> dict[str, int]:
-        """Return the field ``bears`` of the record ``aggregate``, if too few updates have arrived.
+        """Return ``bears``, the count of malicious updates that this round's result tolerates.
 
-        The result has the field ``bears``, with this count, for the record ``aggregate`` of the
-        run's events. It is empty if enough updates have arrived. Here ``bears`` is 0 with one or
-        two updates.
+        The field is added to the record ``aggregate`` if too few updates have arrived. Here it is 0
+        with one or two updates, and missing otherwise.
 
         Args:
             updates: count of received updates.
@@ -118,9 +117,9 @@ class Median(Robust):
 
 
 def cut_off(share: float, updates: int) -> int:
-    """Return how many of n sorted values a trimmed mean leaves out at either end.
+    """Return how many values a trimmed mean leaves out at each end of n sorted values.
 
-    It is floor(share n), but at least 1 if n is above 2 and ``share`` is above 0.
+    The count is floor(share n), but at least 1 if n is above 2 and ``share`` is above 0.
 
     Args:
         share: share of the values, 0 to below 0.5.
@@ -153,14 +152,15 @@ class TrimmedMean(Robust):
     At either end the values of ``share`` of the updates are cut off. A scenario is refused if
     ``share`` of a cohort is less than one update. If fewer updates arrive, one update is cut off at
     either end. If only one or two updates arrive, the result is their mean.
+
+    Attributes:
+        share: beta, the part of the updates that is cut off at either end, rounded down to whole
+            updates; 0: the plain mean.
     """
 
     kind: Literal["trimmed-mean"] = "trimmed-mean"
     function: ClassVar[Function | None] = trimmed_mean
     share: float = Field(default=0.1, ge=0.0, lt=0.5)
-    """beta, the part of the updates that is cut off at either end, rounded down to whole
-    updates; 0: the plain mean.
-    """
 
     def check(self, clients: int) -> None:
         if self.share and math.floor(self.share * clients + 1e-9) == 0:
@@ -213,6 +213,9 @@ class _ByDistance(Robust):
 
     The result is the selected update, or the mean of the selected ones. If too few updates arrive
     to tolerate ``malicious`` malicious ones, the model does not change.
+
+    Attributes:
+        malicious: f, malicious updates that are tolerated.
     """
 
     by_coordinate: ClassVar[bool] = False
@@ -222,7 +225,6 @@ class _ByDistance(Robust):
     """(a, b), by which f of n updates may be malicious if n >= a f + b."""
 
     malicious: int = Field(default=1, ge=0, le=1_000_000)
-    """f, malicious updates that are tolerated."""
 
     def tolerated(self, updates: int) -> int:
         """Return how many of n updates may be malicious without spoiling the result.

@@ -21,7 +21,7 @@ Labels = NDArray[np.int64]
 
 
 def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
-    """Renumber groups of devices as 0, 1, ... in the order of their first members.
+    """Renumber groups of devices as 0, 1, 2, ... in the order in which they first appear.
 
     Args:
         labels: the group of each device, any ints [n].
@@ -34,7 +34,7 @@ def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
 
 
 def members(labels: Labels) -> list[list[int]]:
-    """Return the members of each group, for the groups 0, 1, ....
+    """Return the members of each group.
 
     Args:
         labels: the group index of each device, int64 [n].
@@ -202,7 +202,7 @@ def _build_medoids(distance: Matrix, groups: int) -> NDArray[np.int64]:
 
 
 def plus_plus(distance: Matrix, groups: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Draw devices as the first centres of clusters, by the rule of k-means++.
+    """Draw devices as first centres of clusters, far from each other, by the rule of k-means++.
 
     Source: Arthur and Vassilvitskii (2007). The first one is drawn uniformly, each further one with
     probability proportional to the squared distance from the nearest centre drawn before.
@@ -286,7 +286,7 @@ def bipartition(
 def threshold(
     loss: float, first_loss: float, least_loss: float = 0.0, theta: float = math.pi / 36
 ) -> float:
-    """Compute the least cosine of gradients for which CCS puts devices into one cluster.
+    """Compute the least cosine of two gradients at which CCS puts devices into one cluster.
 
     The cosine falls from cos(theta) to 0 with the progress of training (CCS, Eq. 7), (l_0 - l_t) /
     (l_0 - l_*), limited to [0, 1]. The progress is 0 if l_0 is not above l_*.
@@ -343,7 +343,7 @@ def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
 
 
 class Clusterer(Spec):
-    """Base of the clusterers: algorithms, selected by kind in a scenario, that group devices.
+    """Base of the clustering algorithms that a scenario can choose to group devices.
 
     A subclass implements ``labels``, which clusters devices by their distances. A clusterer that
     needs something else does not define it, and the strategy treats that kind separately.
@@ -367,33 +367,36 @@ class Clusterer(Spec):
 
 
 class KMedoids(Clusterer):
-    """Devices are clustered by k-medoids, which alternates assignment and choice of medoids.
+    """Devices are clustered by k-medoids: each cluster has a device, its medoid, as its centre.
 
-    A medoid is the device that represents a cluster. Each device is assigned to the nearest medoid.
+    Each device is assigned to the nearest medoid; then the best medoid of each cluster is chosen
+    anew, until none changes.
+
+    Attributes:
+        start: the first medoids: ``build`` (each lowers the sum of distances most) or
+            ``k-medoids++`` (drawn far from each other).
     """
 
     kind: Literal["k-medoids"] = "k-medoids"
     start: Literal["build", "k-medoids++"] = "build"
-    """the first medoids: ``build`` (each lowers the sum of distances most) or ``k-medoids++``
-    (drawn by distance).
-    """
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
         return k_medoids(distance, groups, self.start, generator)
 
 
 class Hierarchical(Clusterer):
-    """Devices are clustered agglomeratively, by repeated merges of the two nearest clusters."""
+    """Devices are clustered agglomeratively, by repeated merges of the two nearest clusters.
+
+    Attributes:
+        linkage: distance of two clusters: the ``single`` (least), ``complete`` (largest) or
+            ``average`` distance of two members.
+        threshold: largest distance at which two clusters are merged. None: clusters are merged
+            until ``groups`` remain.
+    """
 
     kind: Literal["hierarchical"] = "hierarchical"
     linkage: Linkage = "complete"
-    """distance of two clusters: the ``single`` (least), ``complete`` (largest) or ``average``
-    distance of two members.
-    """
     threshold: float | None = Field(default=None, gt=0.0)
-    """largest distance at which two clusters are merged. None: clusters are merged until ``groups``
-    remain.
-    """
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
         return agglomerative(distance, groups, self.linkage, self.threshold)

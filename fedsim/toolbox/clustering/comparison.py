@@ -12,7 +12,7 @@ Rows: TypeAlias = NDArray[np.floating]
 
 
 class ModelComparison(NamedTuple):
-    """Pairwise distances of the devices whose losses, models or updates are finite.
+    """Pairwise distances of devices, by their losses, models or updates, for a clustering.
 
     Devices with non-finite numbers are left out.
 

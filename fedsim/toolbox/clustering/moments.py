@@ -10,63 +10,69 @@ from fedsim.common.units import PositiveSeconds
 
 
 class Once(Spec):
-    """Base of ``moment`` kinds by which devices are divided into groups once in a run.
+    """Base of the kinds of ``strategy.moment`` that divide devices into groups once in a run.
 
     The groups are formed from models that the devices have trained and sent during a warm-up.
+
+    Attributes:
+        deadline: longest time of the warm-up, and of the exchange (s). At its end the strategy goes
+            on with the devices that have answered. None: the server waits for all devices.
     """
 
     deadline: PositiveSeconds | None = None
-    """longest time of the warm-up, and of the exchange (s). At its end the strategy goes on with
-    the devices that have answered. None: the server waits for all devices.
-    """
 
 
 class AfterRounds(Once):
-    """Devices are divided into groups once, after a few rounds of FedAvg."""
+    """Devices are divided into groups once, after a few rounds of FedAvg.
+
+    Attributes:
+        rounds: number of FedAvg rounds before the grouping; they count as rounds of the run.
+        participation: share of all devices that each FedAvg round asks.
+    """
 
     kind: Literal["rounds"] = "rounds"
     rounds: int = Field(default=5, ge=1)
-    """number of FedAvg rounds before the grouping; they count as rounds of the run."""
     participation: float = Field(default=1.0, gt=0.0, le=1.0)
-    """share of all devices that each FedAvg round asks."""
 
 
 class AfterLocalTraining(Once):
-    """Devices are grouped once, after each device has trained alone (LCFL, Algorithm 1)."""
+    """Devices are grouped once, after each device has trained alone (LCFL, Algorithm 1).
+
+    Attributes:
+        epochs: passes over its own data that a device makes.
+        steps: SGD steps of a device's training, in place of ``epochs`` (the T of Algorithm 1).
+        start: the training begins at a model that the server sends (``common``) or at the device's
+            own draw (``own``).
+    """
 
     kind: Literal["local"] = "local"
     epochs: Epochs = 10
-    """passes over its own data that a device makes."""
     steps: Iterations | None = None
-    """SGD steps of a device's training, in place of ``epochs`` (the T of Algorithm 1)."""
     start: Literal["common", "own"] = "common"
-    """the training begins at a model that the server sends (``common``) or at the device's own
-    draw (``own``).
-    """
 
 
 ShiftTest = Literal["never", "aligned_l1", "sorted_counts", "oracle"]
 
 
 class WhenShifted(Spec):
-    """Base of ``moment`` kinds by which a device is grouped again when its data have shifted.
+    """Base of the kinds of ``strategy.moment`` that group a device anew when its data have shifted.
 
     A shift is a change of a device's data during the run, by default found from its label counts.
+
+    Attributes:
+        shift: distance of a device's label counts c from its reference r, over C classes.
+            ``aligned_l1`` is 1/C sum |c_k - r_k|. ``sorted_counts`` is this distance of the sorted
+            counts, as in the published code of FlexCFL; it does not see labels that change places.
+            With ``oracle`` any change of data counts, with ``never`` none. By default
+            ``aligned_l1`` in ``flexcfl`` and ``ifca-mig``, ``never`` elsewhere. A distance above
+            0.2 n / C is a shift, n being the device's training samples at first (FlexCFL, Eq. 9).
     """
 
     shift: ShiftTest | None = None
-    """distance of a device's label counts c from its reference r, over C classes.
-
-    ``aligned_l1`` is 1/C sum |c_k - r_k|. ``sorted_counts`` is this distance of the sorted counts,
-    as in the published code of FlexCFL; it does not see labels that change places. With ``oracle``
-    any change of data counts, with ``never`` none. By default ``aligned_l1`` in ``flexcfl`` and
-    ``ifca-mig``, ``never`` elsewhere. A distance above 0.2 n / C is a shift, n being the device's
-    training samples at first (FlexCFL, Eq. 9).
-    """
 
 
 class EachRound(WhenShifted):
-    """The clients of a round choose their groups anew in each round, before they train."""
+    """The clients of each round choose their groups anew before they train."""
 
     kind: Literal["each-round"] = "each-round"
 
@@ -75,23 +81,23 @@ class PreTraining(WhenShifted):
     """Devices are grouped before the first round, by pre-trainings of the initial model.
 
     Some devices train the initial model for this purpose, and are grouped by the resulting updates.
+
+    Attributes:
+        devices: alpha; alpha x ``groups`` devices are pre-trained, at most all devices.
+        steps: SGD steps of a pre-training. By default 50 (the published code of FlexCFL); or it is
+            counted in ``epochs``.
+        epochs: passes of a device over its data in a pre-training; in the paper ``local_epochs``.
+        newcomers: a device without a group joins the group whose direction is most similar to the
+            device's direction: on its arrival (``arrival``), or at its first selection
+            (``selection``). With ``random`` it joins a random group at its first selection (the
+            ablation RAC).
     """
 
     kind: Literal["pre-training"] = "pre-training"
     devices: int = Field(default=20, ge=1)
-    """alpha; alpha x ``groups`` devices are pre-trained, at most all devices."""
     steps: Annotated[Iterations | None, OnlyWith("epochs", values=(None,))] = None
-    """SGD steps of a pre-training.
-
-    By default 50 (the published code of FlexCFL); or it is counted in ``epochs``.
-    """
     epochs: Epochs | None = None
-    """passes of a device over its data in a pre-training; in the paper ``local_epochs``."""
     newcomers: Literal["arrival", "selection", "random"] = "arrival"
-    """a device without a group joins the group whose direction is most similar to the device's
-    direction: on its arrival (``arrival``), or at its first selection (``selection``). With
-    ``random`` it joins a random group at its first selection (the ablation RAC).
-    """
 
 
 MOMENTS = Registry.of("moment", AfterRounds, AfterLocalTraining, PreTraining, EachRound)

@@ -57,9 +57,9 @@ def cosine_matrix(rows: RowVectors) -> Matrix:
 
 
 def length(update: NDArray[np.floating]) -> float:
-    """Compute the L2 norm of an update [d].
+    """Compute the L2 norm of an update [d], the same on every machine.
 
-    It is summed in float64, in an order that does not depend on the machine's threads.
+    The squares are summed in float64, in an order that does not depend on the count of threads.
     """
     return float(np.sqrt(np.square(update, dtype=np.float64).sum()))
 
@@ -97,9 +97,10 @@ def edc_features(updates: RowVectors, groups: int) -> Matrix:
     The squared Euclidean distance of two feature vectors is the paper's distance EDC (Eq. 7) except
     for a constant factor.
 
-    Feature (i, k) is the cosine of update i with the k-th left singular vector of ``updates``^T
-    (not centred), k < m = ``groups``: sqrt(L_k) Q_ik / sqrt(G_ii) with the Gram matrix G = Q L Q^T,
-    in O(n^2 d). Features of zero updates are 0.
+    Feature k of update i is the cosine of the update and the k-th left singular vector of the
+    matrix that has the updates as columns, for k < m = ``groups``. With the Gram matrix (inner
+    products of all updates) G = Q L Q^T it is sqrt(L_k) Q_ik / sqrt(G_ii). The time is O(n^2 d).
+    Features of zero updates are 0.
 
     Args:
         updates: flattened updates, [n, d].
@@ -181,7 +182,7 @@ def loss_distance(losses: Matrix) -> Matrix:
 
 
 def loss_gap(losses: Matrix) -> Matrix:
-    """Compute distances of devices by how differently their data judge the same models.
+    """Compute distances of devices by how much the losses of a model on their data differ.
 
     The distance of devices i and j is |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)| (LCFL, Eq. 6).
 

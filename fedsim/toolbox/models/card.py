@@ -23,41 +23,38 @@ Width = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ModelCard(PartedModel):
-    """A transformer by its card, for bytes, time and energy of training with ``learning = "off"``.
+    """A transformer known only by its sizes, for bytes, time and energy with ``learning = "off"``.
 
     A sample is a sequence of ``tokens``. A forward pass costs 2 FLOPs a number and token. The
     gradients of activations cost as much, and the gradients of the trained numbers as much for each
     trained number. If all numbers are trained, a step costs three forward passes. If only adapters
     of the last layers are trained, the gradients of activations end at the first of these layers.
+
+    Attributes:
+        params: numbers of the model.
+        layers: number of equal layers.
+        dense: dense layers of each layer: name -> inputs and outputs. Adapters (``model.lora``) are
+            additional layers.
+        tokens: number of tokens of a sample.
+        vocabulary: number of outputs of each token, which need 8 bytes each until the backward
+            pass; 0: they are not counted.
+        bits: bits of a number of the model that is not trained, or not with adapters, in memory and
+            in messages; 4.127 for QLoRA's 4 bits with twice quantised constants.
+        recompute: whether each layer keeps only its input, and the backward pass computes the layer
+            again, for which a step costs another forward pass.
     """
 
     learnable: ClassVar[bool] = False
     kind: Literal["card"] = "card"
     params: int = Field(ge=1, le=10**14)
-    """numbers of the model."""
     layers: int = Field(ge=1, le=10_000)
-    """number of equal layers."""
     dense: dict[str, Annotated[list[Width], Field(min_length=2, max_length=2)]] = Field(
         min_length=1
     )
-    """dense layers of each layer: name -> inputs and outputs.
-
-    Adapters (``model.lora``) are additional layers.
-    """
     tokens: int = Field(ge=1, le=10**9)
-    """number of tokens of a sample."""
     vocabulary: int = Field(default=0, ge=0, le=10**9)
-    """number of outputs of each token, which need 8 bytes each until the backward pass; 0: they are
-    not counted.
-    """
     bits: float = Field(default=16.0, ge=1.0, le=32.0)
-    """bits of a number of the model that is not trained, or not with adapters, in memory and in
-    messages; 4.127 for QLoRA's 4 bits with twice quantised constants.
-    """
     recompute: bool = False
-    """whether each layer keeps only its input, and the backward pass computes the layer again, for
-    which a step costs another forward pass.
-    """
 
     @model_validator(mode="after")
     def _adapters(self) -> Self:
@@ -143,10 +140,10 @@ class ModelCard(PartedModel):
     ) -> ModelCost:
         """Return the cost of a training step, in which each pass reads all weights once.
 
-        A token keeps 34 bytes a layer and output of the first dense layer until its backward pass
-        (Korthikanti et al. 2022, in 16 bits, without the scores of attention). With ``recompute``
-        it keeps 2 bytes of each layer, and 34 bytes of the one layer that is computed again. Layers
-        before the first trained one keep nothing.
+        A token needs memory: 34 bytes a layer and output of the first dense layer until its
+        backward pass (Korthikanti et al. 2022, in 16 bits, without the scores of attention). With
+        ``recompute`` these are 2 bytes for each layer, and 34 bytes for the layer that is just
+        computed again. Layers before the first trained one need nothing.
         """
         forward, _ = self._passes()
         frozen = self.base_bytes((), 0)

@@ -22,12 +22,12 @@ _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # none of the data'
 
 
 class CausalModule(Adaptable):
-    """A causal language model of transformers with random weights.
+    """Causal language model of the package ``transformers``, with random weights.
 
     Args:
         shape: length T and vocabulary of the sequences.
         outputs: count of outputs of each token.
-        family: type of the model in transformers.
+        family: type of the model in ``transformers``, such as ``gpt2``.
         config: keys of the type's configuration.
 
     Raises:

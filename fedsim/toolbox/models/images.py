@@ -19,16 +19,17 @@ class ResNet18(TorchModel):
     Source: He et al. 2016; group norm as in Hsieh et al. 2020 and Reddi et al. 2021. 11,173,962
     parameters (44.7 MB) on CIFAR-10, 11,220,132 on CIFAR-100. The first convolution is 3x3 with
     stride 1 and no pooling follows it, as is usual for images of 32x32 pixels.
+
+    Attributes:
+        channels: channels of the first blocks; the last blocks have eight times as many. A smaller
+            number makes a smaller and faster model of the same depth.
+        groups: groups of each norm, which must divide ``channels``.
     """
 
     is_tried: ClassVar[bool] = False
     kind: Literal["resnet18-gn"] = "resnet18-gn"
     channels: int = Field(default=64, ge=1, le=4_096)
-    """channels of the first blocks; the last blocks have eight times as many. A smaller number makes
-    a smaller and faster model of the same depth.
-    """
     groups: int = Field(default=2, ge=1, le=4_096)
-    """groups of each norm, which must divide ``channels``."""
 
     @model_validator(mode="after")
     def _divides(self) -> Self:

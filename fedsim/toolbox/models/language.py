@@ -22,17 +22,18 @@ class LanguageModel(TokenModel):
     Its weights are drawn at random from its configuration; nothing is downloaded. ``model.lora``
     adds adapters of the package ``peft``, also to GPT-2's layers, which are no
     ``torch.nn.Linear``. Needs both packages: ``pip install 'transformers>=5' 'peft>=0.18'``.
+
+    Attributes:
+        family: type of the model in transformers, such as ``gpt2`` or ``llama``.
+        config: keys of the type's configuration in transformers, such as ``n_layer`` and ``n_embd``
+            of ``gpt2``. The vocabulary and the longest sequence follow from the data. Without a
+            rate here there is no dropout.
     """
 
     is_tried: ClassVar[bool] = True
     kind: Literal["language"] = "language"
     family: str = "gpt2"
-    """type of the model in transformers, such as ``gpt2`` or ``llama``."""
     config: dict[str, object] = Field(default_factory=dict)
-    """keys of the type's configuration in transformers, such as ``n_layer`` and ``n_embd`` of
-    ``gpt2``. The vocabulary and the longest sequence follow from the data. Without a rate here
-    there is no dropout.
-    """
 
     def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
         missing = [name for name in PACKAGES if find_spec(name) is None]

@@ -100,7 +100,7 @@ def profile(
     training: Trainer | None = None,
     objective: Objective | None = None,
 ) -> ModelCost:
-    """Count the FLOPs, bytes and memory of a training step of a module.
+    """Count the FLOPs, memory traffic and memory of a training step of a torch module.
 
     Args:
         module: the module, which is copied; its method ``loss``, if it has one, replaces the
@@ -144,22 +144,26 @@ def profile(
 
 
 class Counted(NamedTuple):
-    """FLOPs and bytes of a call of a torch operation, such as a convolution, in a training."""
+    """FLOPs and memory traffic of a call of a torch operation, such as a convolution.
+
+    Attributes:
+        flops: FLOPs of the call.
+        filled: FLOPs if channels are padded to whole registers.
+        traffic: size of operands and results (bytes).
+        name: torch's name of the operation.
+        kind: key of ``_ARM_SHARES`` or ``_ARM_PASSES``, or ``matrix``.
+        call: fixed cost of the call on a CPU, as bytes that could be moved in its time.
+    """
 
     flops: float
     filled: float
-    """FLOPs if channels are padded to whole registers."""
     traffic: float
-    """size of operands and results (bytes)."""
     name: str
-    """torch's name of the operation."""
     kind: str
-    """key of ``_ARM_SHARES`` or ``_ARM_PASSES``, or ``matrix``."""
     call: float = 0.0
-    """fixed cost of the call on a CPU, as bytes that could be moved in its time."""
 
     def columns(self) -> tuple[float, ...]:
-        """Return the FLOPs and bytes that determine the time of the call, on two machines.
+        """Return the FLOPs and bytes from which the time of the call is computed.
 
         Returns:
             FLOPs with padded channels, bytes, and bytes of additional passes on a server's CPU;
@@ -197,15 +201,18 @@ def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
 
 
 class _StepCounts(NamedTuple):
-    """Operations and memory of a training step on a batch, in its two passes and update."""
+    """Operations and memory of a training step on a batch, in its two passes and update.
+
+    Attributes:
+        saved: size of the tensors that are saved for the backward pass (bytes).
+        memory: size of weights, buffers, gradients and the optimiser's state (bytes).
+    """
 
     forward: list[Counted]
     backward: list[Counted]
     update: list[Counted]
     saved: float
-    """size of the tensors that are saved for the backward pass (bytes)."""
     memory: float
-    """size of weights, buffers, gradients and the optimiser's state (bytes)."""
 
 
 def _step(
@@ -284,10 +291,10 @@ def _size(tree: object) -> int:
 
 
 class Counting(TorchDispatchMode):
-    """Context in which the FLOPs and bytes of each torch operation are counted (a dispatch mode).
+    """Context manager that counts FLOPs and bytes of each torch operation (a dispatch mode).
 
     Args:
-        call: additional fixed cost of each operation (bytes).
+        call: fixed cost of each operation, as bytes that could be moved in the same time.
 
     Attributes:
         operations: the counts of the operations, in order.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TokenModel(TorchModel):
-    """Base of the models of token sequences, which are built for a length and a vocabulary."""
+    """Base of the models of token sequences, which are built for a sequence length and vocabulary."""
 
     is_tried: ClassVar[bool] = False
 
@@ -46,15 +46,17 @@ class CharLSTM(TokenModel):
     By default the model has 23,397 parameters on 61 characters. With ``hidden = 256`` and ``layers
     = 2`` it is the model of TensorFlow Federated's Shakespeare (820,522 parameters on 90
     characters), except for the second vector of biases of torch's LSTM, 2,048 parameters more.
+
+    Attributes:
+        embedding: width of the embedding of a token.
+        hidden: units of each LSTM layer.
+        layers: number of LSTM layers.
     """
 
     kind: Literal["char-lstm"] = "char-lstm"
     embedding: int = Field(default=8, ge=1, le=100_000)
-    """width of the embedding of a token."""
     hidden: int = Field(default=64, ge=1, le=100_000)
-    """units of each LSTM layer."""
     layers: int = Field(default=1, ge=1, le=100)
-    """number of LSTM layers."""
 
     def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
         from fedsim.toolbox.models.sequences import LSTMModule
@@ -66,15 +68,16 @@ class Transformer(TokenModel):
     """A transformer with learned positions, norms before blocks, and no dropout.
 
     Attention is causal for the prediction of next tokens (Radford et al. 2019).
+
+    Attributes:
+        hidden: width: numbers of a token, in four heads of attention. The dense layers within a
+            block are four times as wide.
+        layers: number of blocks.
     """
 
     kind: Literal["transformer"] = "transformer"
     hidden: int = Field(default=32, ge=4, le=100_000, multiple_of=4)
-    """width: numbers of a token, in four heads of attention. The dense layers within a block are
-    four times as wide.
-    """
     layers: int = Field(default=2, ge=1, le=1_000)
-    """number of blocks."""
 
     def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
         from fedsim.toolbox.models.sequences import TransformerModule

@@ -32,9 +32,9 @@ _TRIES = 10_000  # permutations that are drawn before the search is given up
 class ByLabel(Partition):
     """Each label's samples stay together, the natural partition of a column (``data.column``).
 
-    With L labels device d has label d mod L, its true group, and devices of one label share its
-    samples evenly. With fewer devices label l goes to device l mod devices. Test samples follow the
-    training samples of their label.
+    With L labels device d gets samples of label d mod L, which is its true group. Devices of one
+    label share its samples evenly. If there are fewer devices than labels, label l goes to device l
+    mod the count of devices. Test samples follow the training samples of their label.
     """
 
     kind: Literal["by-label"] = "by-label"
@@ -97,17 +97,19 @@ class ByUser(Partition):
 class Shards(Partition):
     """Samples sorted by class and cut into even shards (McMahan et al. 2017, non-IID).
 
-    Each device gets some shards at random, so that each training sample is on one device. Test
-    samples follow each device's own labels.
+    Each device gets ``per_device`` shards at random, so that each training sample is on one device.
+    Test samples follow each device's own labels.
+
+    Attributes:
+        per_device: shards of a device: 2 as in the source, 1 as in Karimireddy et al. 2020
+            (SCAFFOLD).
+        similarity: share of the samples that is dealt at random instead of by shards, as in
+            Karimireddy et al. 2020; 1 gives IID data.
     """
 
     kind: Literal["shards"] = "shards"
     per_device: int = Field(default=2, ge=1, le=1_000_000)
-    """shards of a device: 2 as in the source, 1 as in Karimireddy et al. 2020 (SCAFFOLD)."""
     similarity: float = Field(default=0.0, ge=0.0, le=1.0)
-    """share of the samples that is dealt at random instead of by shards, as in Karimireddy et al.
-    2020; 1 gives IID data.
-    """
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         size = dataset.train_size
@@ -137,15 +139,17 @@ class Dirichlet(Partition):
 
     Source: Yurochkin et al. 2019. Each training sample is on one device; labels and sizes are
     skewed. Test samples follow each device's own labels.
+
+    Attributes:
+        alpha: concentration; the smaller it is, the fewer classes a device holds, and 100 is nearly
+            IID.
+        minimum: least count of training samples of a device. A device with fewer gets random
+            samples of the largest device.
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: float = Field(default=0.5, ge=0.001, le=1e6)
-    """concentration; the smaller it is, the fewer classes a device holds, and 100 is nearly IID."""
     minimum: int = Field(default=2, ge=1)
-    """least count of training samples of a device. A device with fewer gets random samples of the
-    largest device.
-    """
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         size = dataset.train_size
@@ -194,13 +198,14 @@ class PartitionFile(Partition):
     training indices, or an object with ``train`` and perhaps ``test``. Indices count from 0 within
     the published training and test sets. If no device has test indices, test samples follow the
     devices' labels. A sample may be on several devices.
+
+    Attributes:
+        path: the file; a relative path starts from ``data.root``, else the working directory, else
+            ``$FEDSIM_DATA``.
     """
 
     kind: Literal["file"] = "file"
     path: str
-    """the file; a relative path starts from ``data.root``, else the working directory, else
-    ``$FEDSIM_DATA``.
-    """
 
     def under(self, root: Path | None) -> Self:
         return self.model_copy(update={"path": str(find_file(self.path, root))})
@@ -304,15 +309,17 @@ def _require_members(groups: int, devices: int) -> None:
 class LabelGroups(Partition):
     """Each group of devices has its own classes: the clearest grouping by labels.
 
-    Device d belongs to the true group d mod ``groups``. Group g has the classes from g C/groups up
-    to the next group's. Its training samples are dealt at random, equally many to each device of
-    all groups; the few left over are unused. Published test samples are dealt evenly among the
-    devices of their class.
+    Device d belongs to the true group d mod ``groups``. With C classes, group g has the classes
+    from g C/groups up to the first class of the next group. Its training samples are dealt at
+    random, equally many to each device of all groups; the few left over are unused. Published test
+    samples are dealt evenly among the devices of their class.
+
+    Attributes:
+        groups: number of groups; divides the number of classes.
     """
 
     kind: Literal["label-groups"] = "label-groups"
     groups: int = Field(default=5, ge=1)
-    """number of groups; divides the number of classes."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         groups = self.groups
@@ -350,14 +357,16 @@ class Permutations(Partition):
     Device d belongs to the true group d mod ``groups``; the first group keeps the published labels.
     Training and test labels are permuted alike. Every device is tested on the whole published test
     set.
+
+    Attributes:
+        groups: number of permutations.
+        agree: labels on which two permutations agree at most; two never agree on all.
     """
 
     instead: ClassVar[Former] = former.PERMUTATIONS
     kind: Literal["permutations"] = "permutations"
     groups: int = Field(default=4, ge=1)
-    """number of permutations."""
     agree: int = Field(default=2, ge=0)
-    """labels on which two permutations agree at most; two never agree on all."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         require_devices(
@@ -405,15 +414,16 @@ class Rotations(Partition):
 
     Device d belongs to rotation d mod k, its true group. Training samples are shuffled anew for
     each rotation and dealt evenly; test samples are dealt in order.
+
+    Attributes:
+        degrees: the k rotations, counter-clockwise, multiples of 90: four for MNIST, ``[0, 180]``
+            for CIFAR-10.
+        most_samples: largest count of training samples of a device; None: its whole even share.
     """
 
     kind: Literal["rotations"] = "rotations"
     degrees: list[int] = Field(default=[0, 90, 180, 270], min_length=1)
-    """the k rotations, counter-clockwise, multiples of 90: four for MNIST, ``[0, 180]`` for
-    CIFAR-10.
-    """
     most_samples: int | None = Field(default=None, ge=1)
-    """largest count of training samples of a device; None: its whole even share."""
 
     @field_validator("degrees")
     @classmethod

@@ -34,10 +34,13 @@ class PowerLaw(Partition):
 
     Training and test samples are pooled. Each device first gets 5 samples of each of its classes,
     in file order. The rest of each class is dealt in proportions lognormal(0, 2), without requests
-    beyond the end of the class. A tenth of each device's samples is held back for testing. MNIST and
-    1,000 devices give FedProx's data (about 69,050 samples; mean 69, median 24, least 10); other
-    ``classes_per_device`` give Table I of FlexCFL. Devices with the same classes are a true group.
-    Source: Li et al. 2020, and the code of FedProx.
+    beyond the end of the class. A tenth of each device's samples is held back for testing. MNIST
+    and 1,000 devices give FedProx's data (about 69,050 samples; mean 69, median 24, least 10);
+    other ``classes_per_device`` give Table I of FlexCFL. Devices with the same classes form a true
+    group. C is the count of classes. Source: Li et al. 2020, and the code of FedProx.
+
+    Attributes:
+        classes_per_device: consecutive classes that a device holds.
     """
 
     instead: ClassVar[Former] = former.POWER_LAW
@@ -46,7 +49,6 @@ class PowerLaw(Partition):
     pools_test: ClassVar[bool] = True
 
     classes_per_device: int = Field(default=2, ge=1)
-    """consecutive classes that a device holds."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbours(dataset, devices, self.classes_per_device)
@@ -93,17 +95,20 @@ class Femnist(Partition):
     """Device u holds equal amounts of the classes u, u+1, u+2 (mod C), as in code of FedProx.
 
     Sizes are lognormal(4, 1) + 5. Samples come from the training set, at most 4,000 of each class;
-    a tenth of each device's is held back for testing. The letters a-j of EMNIST and 200 devices
-    give the papers' FEMNIST. Devices with the same classes are a true group.
+    a tenth of each device's samples is held back for testing. The letters a-j of EMNIST and 200
+    devices give the papers' FEMNIST. Devices with the same classes form a true group. C is the
+    count of classes.
+
+    Attributes:
+        overlap: whether images overlap as in the published code, in which an inverted test makes
+            every device take the *first* images of a class. Devices then share images, and train on
+            test images of other devices. Published accuracies need the overlap. False: each image
+            is on one device.
     """
 
     instead: ClassVar[Former] = former.FEMNIST
     kind: Literal["femnist"] = "femnist"
     overlap: bool = True
-    """whether images overlap as in the published code, in which an inverted test makes every device
-    take the *first* images of a class. Devices then share images, and train on test images of other
-    devices. Published accuracies need the overlap. False: each image is on one device.
-    """
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbours(dataset, devices, 3)
@@ -131,8 +136,9 @@ class Femnist(Partition):
 class DittoPartition(Partition):
     """Device u holds the classes u..u+4 (mod C) in lognormal(1, 1) proportions (code of Ditto).
 
-    Sizes are lognormal(3, 1) + 10, scaled to the number of training samples; each class gives int(p
-    n) + 1 training and int(p n / r) + 1 test samples, r the published sets' ratio. A class that is
+    Sizes are lognormal(3, 1) + 10, scaled to the number of training samples; a class with
+    proportion p gives a device of size n int(p n) + 1 training samples and int(p n / r) + 1 test
+    samples, with the ratio r of the sizes of the published training and test sets. A class that is
     used up starts again, so devices may share images, but no test image is a training image.
     Fashion-MNIST and 500 devices give 61,251 + 11,254 samples, 31 to 1,378 for training with median
     88, as published and the same in every run. Devices with the same classes are a true group,
@@ -216,23 +222,23 @@ class ClassBias(Partition):
     without repetition while they last, so each device distorts them in its own way
     (``data.augmentation``). Each published test sample is on one device, following the devices'
     labels. With one class a device, the devices of a class are a true group.
+
+    Attributes:
+        classes_per_device: H, the number of classes that make the larger part of a device's data;
+            with H = C data are IID.
+        share: the larger part, in equal amounts of the H classes; the rest is random among the
+            other classes.
+        sizes: training samples of the devices: ``uniform`` (100 to 3,000) or ``long-tail``.
+        per_class: training images of each class that are used.
     """
 
     kind: Literal["class-bias"] = "class-bias"
     usually_augmented: ClassVar[bool] = True
 
     classes_per_device: int = Field(default=1, ge=1)
-    """H, the number of classes that make the larger part of a device's data; with H = C data are
-    IID.
-    """
     share: float = Field(default=0.9, gt=0.0, le=1.0)
-    """the larger part, in equal amounts of the H classes; the rest is random among the other
-    classes.
-    """
     sizes: Sizes = UniformSizes()
-    """training samples of the devices: ``uniform`` (100 to 3,000) or ``long-tail``."""
     per_class: int = Field(default=5000, ge=1)
-    """training images of each class that are used."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         require_classes(self.classes_per_device, dataset)
@@ -296,14 +302,17 @@ class ClassImbalance(Partition):
     other random classes. A training image is on two devices only if its class is used up (MNIST
     nearly suffices for B = 10). The published (balanced) test set is dealt evenly. With one class a
     device, the devices of a class are a true group.
+
+    Attributes:
+        classes_per_device: B, the number of classes that a device may hold (10, 5, 2, 1 in the
+            paper).
+        largest: the most samples that a device can hold of one class.
     """
 
     instead: ClassVar[Former] = former.CLASS_IMBALANCE
     kind: Literal["class-imbalance"] = "class-imbalance"
     classes_per_device: int = Field(default=2, ge=1)
-    """B, the number of classes that a device may hold (10, 5, 2, 1 in the paper)."""
     largest: int = Field(default=100, ge=1, le=1_000_000_000)
-    """the most samples that a device can hold of one class."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         classes = dataset.pool.classes

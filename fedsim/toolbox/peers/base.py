@@ -31,24 +31,22 @@ from fedsim.world.population_spec import PopulationSpec
 class PeerParams(StrategyParams):
     """Keys of ``[strategy]`` that all strategies without a server have.
 
-    They are the local epochs, whether all devices begin with the same model, and the longest wait
-    for messages.
+    Devices train, and exchange models with each other.
+
+    Attributes:
+        local_epochs: passes over its own data that a device makes in a round; 0: models are
+            averaged, and nothing is trained.
+        start: all devices begin with the ``same`` initial model, or each with its ``own``.
+        deadline: longest wait of a trained device for messages (s). None: no limit, which is
+            refused if devices come and go.
     """
 
     serverless: ClassVar[bool] = True
     only_own_models: ClassVar[bool] = True
 
     local_epochs: Annotated[int, Field(ge=0, le=100_000)] = 1
-    """passes over its own data that a device makes in a round; 0: models are averaged, and
-    nothing is trained.
-    """
     start: Literal["same", "own"] = "same"
-    """all devices begin with the ``same`` initial model, or each with its ``own``."""
     deadline: PositiveSeconds | None = None
-    """longest wait of a trained device for messages (s).
-
-    None: no limit, which is refused if devices come and go.
-    """
 
     @property
     def not_by_device(self) -> Mapping[str, str]:
@@ -77,11 +75,11 @@ T = TypeVar("T")
 
 
 class PeerHalf(Generic[P]):
-    """Base of the part of a serverless strategy that runs on the devices.
+    """Base of a strategy's code on devices, for strategies without a server.
 
-    It has the methods that react to events of a device, such as a finished training or a received
-    message. One object serves all devices and stores no state of any; each device's state is the
-    dict ``device.state``. The methods are called only while the device is available.
+    Its methods react to events of a device, such as a finished training or a received message. One
+    object serves all devices, so it must not store anything about a device; the dict
+    ``device.state`` does. The methods are called only while the device is available.
 
     Entries of a device's state: ``model``, the device's model; ``round``, the count of rounds that
     the device has finished.
@@ -117,7 +115,9 @@ class PeerHalf(Generic[P]):
         return None
 
     def on_start(self, device: Peer) -> None:
-        """Called when a device takes part for the first time, with its initial model.
+        """Hook when a device takes part for the first time.
+
+        ``device.state["model"]`` is its initial model.
 
         Args:
             device: the device that starts.
@@ -125,7 +125,7 @@ class PeerHalf(Generic[P]):
         raise NotImplementedError
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """Called when a device has finished its training.
+        """Hook after a device has finished a training.
 
         Args:
             device: the device that has trained.
@@ -134,7 +134,7 @@ class PeerHalf(Generic[P]):
         raise NotImplementedError
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        """Called when a device has received a message from another device.
+        """Hook when a message from another device has arrived.
 
         Args:
             device: the receiver.
@@ -144,22 +144,24 @@ class PeerHalf(Generic[P]):
         raise NotImplementedError
 
     def on_lost(self, device: Peer, other: int) -> None:
-        """Called when a message from or to another device was lost; by default does nothing.
+        """Hook after a message from or to another device was lost; by default nothing is done.
 
         Args:
-            device: the sender or the receiver of the message, whichever the call is about.
-            other: ID of the device at the other end.
+            device: the sender or the receiver; the hook is called for both.
+            other: ID of the other one of the two.
         """
 
     def on_timer(self, device: Peer) -> None:
-        """Called when the timer of a device has fired; by default does nothing.
+        """Hook when the timer of a device (``Peer.timer``) has fired; by default nothing is done.
 
         Args:
             device: the device that has set the timer.
         """
 
     def on_return(self, device: Peer) -> None:
-        """Called when a device is available again; a training that it had not finished is lost.
+        """Hook when a device is available again after an absence.
+
+        A training that it had not finished is lost.
 
         Args:
             device: the device that has returned.
@@ -198,26 +200,28 @@ class PeerClient(Client[PeerParams]):
 
 @dataclass
 class PeersState(State):
-    """State of a run of a serverless strategy, which the simulator keeps in place of a server.
+    """State of a strategy without a server: every device's model, and its count of rounds.
 
-    It has each device's model and count of finished rounds, and the updates of the run's open
-    round.
+    The simulator stores it in place of a server.
+
+    Attributes:
+        round: Index of the run's open round, from 0.
+        steps: Total count of rounds that devices have finished, summed over devices.
+        rounds: Device ID -> count of rounds that the device has finished.
+        own: Device ID -> model of each device that takes part.
+        updates: (update, sample count, starting model, device ID) of each training of the open
+            round.
+        away: IDs of unavailable devices, which act when they return.
+        over: Whether the last round of the run has closed.
     """
 
     round: int = 0
-    """Index of the run's open round, from 0."""
     steps: int = 0
-    """Total count of rounds that devices have finished, summed over devices."""
     rounds: dict[int, int] = field(default_factory=dict)
-    """Device ID -> count of rounds that the device has finished."""
     own: dict[int, Ref] = field(default_factory=dict)
-    """Device ID -> model of each device that takes part."""
     updates: list[tuple[Ref, int, Ref, int]] = field(default_factory=list)
-    """(update, sample count, starting model, device ID) of each training of the open round."""
     away: list[int] = field(default_factory=list)
-    """IDs of unavailable devices, which act when they return."""
     over: bool = False
-    """Whether the last round of the run has closed."""
 
 
 class Peers(Strategy[P]):
@@ -244,10 +248,9 @@ class Peers(Strategy[P]):
         return self._half.why_not_more(planned, max(self.state.rounds.values(), default=0))
 
     def is_over(self) -> bool:
-        """Return whether the run's open round is over.
+        """Return whether the open round is finished by all available devices.
 
-        It is over when every available device that takes part has finished it, and at least one
-        device has.
+        At least one device must have finished the round. Devices that are away are not waited for.
         """
         number = self.state.round
         rounds = self.state.rounds

@@ -15,10 +15,11 @@ CollectiveKind = Literal["ring", "tree", "butterfly", "server"]
 
 
 class CollectiveStep(NamedTuple):
-    """One step of a node in an all-reduce: first the node receives messages, then it sends some.
+    """One step of a node in an all-reduce: it waits for messages, and then sends messages.
 
-    The node waits for a message from each rank (node number) in ``receive``, and then sends a
-    message to each rank in ``send``.
+    Attributes:
+        receive: ranks (node numbers) from which a message must arrive first.
+        send: ranks to which a message is sent then.
     """
 
     receive: tuple[int, ...]
@@ -31,7 +32,7 @@ class Collective(NamedTuple):
     Attributes:
         programs: the steps of each node, in order, by rank (node number). The last node may be a
             server.
-        share: the share of the vector that each message carries, 0 to 1.
+        share: part of the vector that each message carries, 0 to 1.
     """
 
     programs: tuple[tuple[CollectiveStep, ...], ...]

@@ -16,41 +16,38 @@ from fedsim.world.population_spec import PopulationSpec
 
 
 class DiLoCoParams(PeerParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy DiLoCo.
+    """Keys of ``[strategy]`` for DiLoCo: local steps, all-reduce, outer optimiser, overlap.
 
-    They choose the all-reduce, the steps between two of them, the outer optimiser, and whether
-    devices train meanwhile, in addition to the keys of strategies without a server.
+    The keys of all strategies without a server are allowed too.
+
+    Attributes:
+        start: ``same``: an all-reduce keeps devices at one model.
+        deadline: none: an all-reduce waits for every device.
+        collective: the all-reduce (``collectives``). ``ring``: parts of 1/n go round. ``tree``:
+            sums go up, the result comes down. ``butterfly``: each device sums up 1/n for all.
+            Through a server it is ``fedavg``.
+        local_steps: SGD steps between two synchronisations; None: ``local_epochs`` passes.
+        outer_lr: the outer learning rate.
+        outer_momentum: factor of the outer Nesterov momentum; 0: no momentum.
+        fragments: number of parts of equal size into which the model is cut. Each synchronisation
+            averages one part, in turn.
+        overlap: whether devices train during an all-reduce. ``true``: its result is used at the
+            next synchronisation. A number of SGD steps, at most ``local_steps``: its result is used
+            after so many steps; a device waits for a result that is not there by then.
+        mixing: weight of a device's own fragment, trained meanwhile, in its mix with the
+            all-reduce's result.
     """
 
     kind: Literal["diloco"] = "diloco"
     start: Literal["same"] = "same"
-    """``same``: an all-reduce keeps devices at one model."""
     deadline: None = None
-    """none: an all-reduce waits for every device."""
     collective: Literal["ring", "tree", "butterfly"] = "ring"
-    """the all-reduce (``collectives``). ``ring``: parts of 1/n go round. ``tree``: sums go up, the
-    result comes down. ``butterfly``: each device sums up 1/n for all. Through a server it is
-    ``fedavg``.
-    """
     local_steps: int | None = Field(default=None, ge=1, le=1_000_000)
-    """SGD steps between two synchronisations; None: ``local_epochs`` passes."""
     outer_lr: float = Field(default=0.7, gt=0.0, le=1e6)
-    """the outer learning rate."""
     outer_momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
-    """factor of the outer Nesterov momentum; 0: no momentum."""
     fragments: int = Field(default=1, ge=1, le=10_000)
-    """number of parts of equal size into which the model is cut. Each synchronisation averages one
-    part, in turn.
-    """
     overlap: bool | Annotated[int, Field(ge=1, le=1_000_000)] = False
-    """whether devices train during an all-reduce. ``true``: its result is used at the next
-    synchronisation. A number of SGD steps, at most ``local_steps``: its result is used after so
-    many steps; a device waits for a result that is not there by then.
-    """
     mixing: Annotated[float, Field(ge=0.0, lt=1.0), OnlyWith("overlap")] = 0.5
-    """weight of a device's own fragment, trained meanwhile, in its mix with the all-reduce's
-    result.
-    """
 
     @property
     def not_by_device(self) -> Mapping[str, str]:
@@ -60,7 +57,7 @@ class DiLoCoParams(PeerParams):
 
     @property
     def early_steps(self) -> int | None:
-        """Count of SGD steps during an all-reduce after which a device uses its result.
+        """Count of SGD steps that a device makes before it uses the result of an all-reduce.
 
         None: the result is used at the end of the all-reduce, or, with ``overlap = true``, at the
         next synchronisation.
@@ -112,7 +109,7 @@ class _DiLoCoClient(PeerClient):
 
 
 class DiLoCoHalf(PeerHalf[DiLoCoParams]):
-    """DiLoCo's part on the devices: train, average the changes of all devices, make an outer step.
+    """DiLoCo's code on devices: train, average the changes of all devices, make an outer step.
 
     The average is over one fragment, a range of the model's weights, by an all-reduce among the
     devices. A device takes part in one all-reduce at a time. The header of a message has the
@@ -346,9 +343,10 @@ class DiLoCo(Peers[DiLoCoParams]):
 
     There is no server. Each device makes H SGD steps. An all-reduce among the devices then averages
     their changes of a fragment of the model (d / fragments parameters, ``part``, encoded by
-    ``messages.up``, exactly summed) for an outer Nesterov step: v <- m v + change; x <- x + lr
-    (change + m v). With one fragment and no overlap all devices begin from x again. A round of the
-    run is one such synchronisation.
+    ``messages.up``, exactly summed) for an outer Nesterov step on the model x: v <- m v + change; x
+    <- x + lr (change + m v), with the velocity v, ``outer_momentum`` m and ``outer_lr`` lr. With
+    one fragment and no overlap all devices begin from x again. A round of the run is one such
+    synchronisation.
     """
 
     Params: ClassVar[type[DiLoCoParams]] = DiLoCoParams
@@ -357,10 +355,13 @@ class DiLoCo(Peers[DiLoCoParams]):
 
 
 class LocalSGDParams(DiLoCoParams):
-    """Keys of a scenario's table ``[strategy]`` for local SGD: the keys of DiLoCo, other defaults.
+    """Keys of ``[strategy]`` for local SGD: the keys of DiLoCo with other defaults.
 
-    By default the outer step has no momentum and the learning rate 1, so that it sets the model to
-    the mean of the devices' models.
+    By default the outer step sets the model to the mean of the devices' models.
+
+    Attributes:
+        outer_lr: the outer learning rate; 1 by default.
+        outer_momentum: factor of the outer Nesterov momentum; 0 by default.
     """
 
     kind: Literal["local-sgd"] = "local-sgd"  # type: ignore[assignment]

@@ -17,20 +17,22 @@ G = TypeVar("G", bound="GraphParams")
 
 
 class GraphParams(PeerParams):
-    """Keys of ``[strategy]`` of strategies in which devices send only to their neighbours.
+    """Keys of ``[strategy]`` for strategies in which devices send only to neighbours in a graph.
 
-    They are the graph of neighbours, in addition to the keys of strategies without a server.
+    The keys of all strategies without a server are allowed too.
+
+    Attributes:
+        topology: the devices' graph.
     """
 
     topology: Topology = Topology()
-    """the devices' graph."""
 
     def check(self, devices: int) -> None:
         self.topology.graph(devices, 0)
 
 
 class GraphHalf(PeerHalf[G]):
-    """Base of the devices' part of strategies without a server, on a graph of neighbours.
+    """Base of a strategy's code on devices that send only to their neighbours in a graph.
 
     Every device draws the same graph, from a common seed.
     """
@@ -59,7 +61,7 @@ class GraphHalf(PeerHalf[G]):
 
 
 class RoundHalf(PeerHalf[R]):
-    """Base of the devices' part of serverless strategies with rounds.
+    """Base of a strategy's code on devices, for strategies without a server that have rounds.
 
     In a round a device trains, sends its model to some devices, receives the models of others (its
     senders), and averages the received models with its own. A device is at most one round ahead of
@@ -233,19 +235,18 @@ class RoundHalf(PeerHalf[R]):
 
 
 class DPSGDParams(GraphParams):
-    """Keys of a scenario's table ``[strategy]`` for D-PSGD.
+    """Keys of ``[strategy]`` for D-PSGD: the graph, and the keys without a server.
 
-    They are the keys of serverless strategies on a graph of neighbours.
+    ``GraphParams`` describes them.
     """
 
     kind: Literal["d-psgd"] = "d-psgd"
 
 
 class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
-    """D-PSGD's part on the devices.
+    """D-PSGD's code on devices: send the model, train meanwhile, average with the neighbours.
 
-    In a round a device sends its model to its neighbours, trains meanwhile, averages its model with
-    the neighbours' models, and adds the change by its training.
+    At the end of a round the change by the device's training is added to the average.
     """
 
     sends_first = True
@@ -270,9 +271,9 @@ class DPSGD(Peers[DPSGDParams]):
 
     There is no server; each device has a model and some neighbours. In round k device i sends its
     model x_i to its neighbours (d parameters each, ``model``) and trains from it meanwhile. With
-    the models of its neighbours x_i becomes the sum of W_ij x_j, plus the change by training. W has
-    Metropolis-Hastings weights. The weight of a model that is not received goes to the device's own
-    model.
+    the models of its neighbours x_i becomes the sum of W_ij x_j, plus the change by training. W_ij
+    is the Metropolis-Hastings weight of device j's model for device i. The weight of a model that
+    is not received goes to the device's own model.
     """
 
     Params = DPSGDParams
@@ -280,15 +281,16 @@ class DPSGD(Peers[DPSGDParams]):
 
 
 class EpidemicParams(PeerParams):
-    """Keys of a scenario's table ``[strategy]`` for epidemic learning.
+    """Keys of ``[strategy]`` for epidemic learning.
 
-    They are the number of devices to which a device sends, in addition to the keys of strategies
-    without a server.
+    The keys of all strategies without a server are allowed too.
+
+    Attributes:
+        sample_size: s, the number of devices to which a device sends in a round.
     """
 
     kind: Literal["epidemic"] = "epidemic"
     sample_size: int = Field(default=2, ge=1)
-    """s, the number of devices to which a device sends in a round."""
 
     def check(self, devices: int) -> None:
         if self.sample_size >= devices:
@@ -297,7 +299,7 @@ class EpidemicParams(PeerParams):
 
 
 class EpidemicHalf(RoundHalf[EpidemicParams]):
-    """Epidemic learning's part on the devices.
+    """Epidemic learning's code on devices: train, send to random devices, average.
 
     In a round a device trains, sends the trained model to s random devices, and takes the mean of
     its own model and the received models.
@@ -362,16 +364,16 @@ class Epidemic(Peers[EpidemicParams]):
 
 
 class GossipParams(GraphParams):
-    """Keys of a scenario's table ``[strategy]`` for gossip.
+    """Keys of ``[strategy]`` for gossip: the graph, and the keys without a server.
 
-    They are the keys of serverless strategies on a graph of neighbours.
+    ``GraphParams`` describes them.
     """
 
     kind: Literal["gossip"] = "gossip"
 
 
 class GossipHalf(GraphHalf[GossipParams]):
-    """Gossip's part on the devices: train, then average models with a random neighbour.
+    """Gossip's code on devices: train, then average models with a random neighbour.
 
     The trained device asks a neighbour for its model and waits for the answer. A device that itself
     waits for an answer declines requests of devices with lower IDs, and lets devices with higher
@@ -389,7 +391,7 @@ class GossipHalf(GraphHalf[GossipParams]):
     on_return = on_start
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """Add the training's change to the device's model, and send it to a random neighbour.
+        """Add the change by a training to the device's model, and send it to a random neighbour.
 
         If the device has no neighbours, its next training starts at once.
         """

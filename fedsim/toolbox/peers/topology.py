@@ -32,19 +32,20 @@ The function maps ``n`` and ``dim`` to the logarithm of the count of nodes.
 
 
 class Topology(Spec):
-    """Graph of the devices in a serverless strategy: each device sends to its neighbours."""
+    """Graph of a strategy without a server: each device sends only to its neighbours in the graph.
+
+    Attributes:
+        kind: ``ring``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or a generator of
+            undirected graphs in networkx by its name, such as ``complete``, ``star``,
+            ``erdos_renyi`` or ``hypercube``.
+        parameters: arguments of the generator by name, without the number of nodes, which is the
+            number of devices.
+        every: rounds after which a graph with random edges is drawn again; None: the graph stays.
+    """
 
     kind: str = "ring"
-    """``ring``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or a generator of undirected
-    graphs in networkx by its name, such as ``complete``, ``star``, ``erdos_renyi`` or
-    ``hypercube``.
-    """
     parameters: dict[str, int | float | bool] = Field(default={})
-    """arguments of the generator by name, without the number of nodes, which is the number of
-    devices.
-    """
     every: int | None = Field(default=None, ge=1)
-    """rounds after which a graph with random edges is drawn again; None: the graph stays."""
 
     @model_validator(mode="before")
     @classmethod

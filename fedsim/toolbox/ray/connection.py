@@ -24,7 +24,7 @@ TOKEN = "RAY_AUTH_TOKEN"
 
 @cache
 def make_token() -> str:
-    """Return the token that clients of this process's Ray servers must show.
+    """Return the secret token that clients must show to the Ray servers started by this process.
 
     It is drawn at the first call, as Ray reads it once per process.
     """
@@ -32,7 +32,7 @@ def make_token() -> str:
 
 
 def require_token() -> None:
-    """Make the Ray servers that this process will start ask their clients for a token.
+    """Configure Ray servers that this process will start to ask their clients for a token.
 
     The token and Ray's mode are set as environment variables.
     """
@@ -79,7 +79,7 @@ def _show_oldest() -> str:
 
 
 def refuse_no_server(address: str) -> None:
-    """Raise ``ScenarioError`` if no server listens at an address; Ray would retry for minutes.
+    """Raise ``ScenarioError`` if no Ray cluster listens at an address; Ray itself would retry.
 
     Args:
         address: HOST:PORT of a Ray cluster; or ``auto``, for which Ray takes the address in the

@@ -51,11 +51,11 @@ Work: TypeAlias = Callable[..., Any]
 
 
 class WorkerLostError(SimulationError):
-    """Error that the worker process of a call was lost, perhaps with its node."""
+    """Error of a call whose worker process, or its node, was lost before the result."""
 
 
 class HomeLostError(SimulationError):
-    """Error that the Ray node on this machine, and so the connection to the cluster, was lost."""
+    """Error that the Ray node of this machine was lost, and with it the connection to the cluster."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -139,7 +139,7 @@ class Ray(Executor):
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def count_places(self) -> int:
-        """Count the tasks that the cluster's present nodes can carry out at once."""
+        """Return how many tasks the nodes of the cluster can carry out at once."""
         return sum(map(self._resources.count_on, self._nodes()))
 
     def _start(self, address: str | None, workers: int | None) -> None:

@@ -31,27 +31,31 @@ class Stored(Protocol):
 
 @dataclass
 class Parcel:
-    """Pickle of an object without parts that lie in a Ray cluster's store, and references to these.
+    """Pickle of an object, without its parts that lie in a Ray cluster's object store.
+
+    It has references to these parts.
 
     Placed parts, such as a data set, are unpickled once per worker process. Shared parts are large
     read-only arrays. ``Packer`` makes parcels, and ``Opener`` unpacks them.
+
+    Attributes:
+        content: the pickle, in which ("placed" or "shared", index) stands for an omitted object.
+        buffers: memory of the arrays of a placed object, outside the pickle.
+        placed: references to the omitted placed objects, in order of index.
+        shared: references to the omitted shared arrays, in order of index.
     """
 
     content: bytes = b""
-    """the pickle, in which ("placed" or "shared", index) stands for an omitted object."""
     buffers: list[pickle.PickleBuffer] = field(default_factory=list)
-    """memory of the arrays of a placed object, outside the pickle."""
     placed: list[Stored] = field(default_factory=list)
-    """references to the omitted placed objects, in order of index."""
     shared: list[Stored] = field(default_factory=list)
-    """references to the omitted shared arrays, in order of index."""
 
 
 class Packer:
-    """Maker of parcels, i.e. pickles that omit parts that lie in a Ray cluster's store.
+    """Maker of parcels in the main process: pickles that refer to objects in a Ray cluster's store.
 
-    It is used in the main process. ``place`` puts an object into the store. Large read-only arrays
-    are put there when they are packed first.
+    ``place`` puts an object into the store. Large read-only arrays are put there when they are
+    packed first.
 
     Args:
         put: puts an object into the cluster's store, and returns its reference.
@@ -182,10 +186,9 @@ def _position(reference: Stored, references: list[Stored]) -> int:
 
 
 class Opener:
-    """Unpacker of parcels, i.e. pickles that omit parts that lie in a Ray cluster's store.
+    """Unpacker of parcels in a worker process: it fetches the objects that a pickle refers to.
 
-    It is used in a worker process. It fetches these parts, and keeps all that
-    ``Packer.place`` has stored.
+    Objects of ``Packer.place`` stay in memory for later parcels.
 
     Args:
         fetch: returns the stored objects of a list of references, in order.

@@ -8,7 +8,7 @@ from fedsim.strategies.parts.selection import Among
 
 
 def available_devices(server: Server, among: Among) -> list[int]:
-    """Return the IDs of the available (online and idle) devices.
+    """Return the IDs of the devices that are available and have no task.
 
     Args:
         server: the run's server.
@@ -22,18 +22,18 @@ def available_devices(server: Server, among: Among) -> list[int]:
 def draw_weighted(
     weights: NDArray[np.float64], count: int, variates: NDArray[np.float64]
 ) -> list[int]:
-    """Draw positions in ``weights`` without replacement, with probabilities proportional to it.
+    """Draw indices without replacement, with probabilities proportional to weights.
 
-    Each position has a Poisson process with its weight as rate. The positions whose first arrivals
-    are earliest are drawn.
+    The method: each index has a Poisson process with its weight as rate, and the indices whose
+    first events are earliest are drawn.
 
     Args:
-        weights: the weight of each position, [n].
-        count: how many positions to draw.
+        weights: the weight of each index, [n].
+        count: count of indices to draw.
         variates: standard exponential variates, [n].
 
     Returns:
-        At most ``count`` positions, in the order in which they were drawn.
+        At most ``count`` indices, in the order in which they were drawn.
     """
     arrivals = variates / np.maximum(weights, 1e-9)
     places: list[int] = np.argsort(arrivals, kind="stable")[:count].tolist()

@@ -20,7 +20,7 @@ from fedsim.toolbox.selection import available_devices
 
 
 class BySpeed(Selection):
-    """Base of client selections that ask candidates for their speed before they choose.
+    """Base of selections that ask candidates for their speed before they choose among them.
 
     Each candidate, a device that the server may select for a round, reports three durations (s) in
     12 bytes: to receive a model, to train for a round, and to send a model.
@@ -50,17 +50,18 @@ class FedCS(BySpeed):
     download counts), that all clients train at the same time, and that they send their updates one
     after another. The durations omit jitter, outages and shared links, so that a round may take
     longer.
+
+    Attributes:
+        time: T_round (s), from the last answer on.
+        candidates: number of devices that are asked; at least the number of clients of a round.
+        patience: time (s) after which candidates without an answer are left out; None: the server
+            waits for all candidates.
     """
 
     kind: Literal["fedcs"] = "fedcs"
     time: PositiveSeconds
-    """T_round (s), from the last answer on."""
     candidates: int = Field(default=20, ge=1)
-    """number of devices that are asked; at least the number of clients of a round."""
     patience: PositiveSeconds | None = None
-    """time (s) after which candidates without an answer are left out; None: the server waits for
-    all candidates.
-    """
 
     def select(
         self, server: Server, state: object, count: int, ids: Ids, among: Among = None
@@ -104,20 +105,22 @@ class FedCS(BySpeed):
 
 @dataclass
 class FLANPState(State):
-    """Memory of the selection ``flanp`` on the server, kept from round to round.
+    """State of the selection ``flanp``: the reported durations, and the present stage.
 
-    It has the round duration that each device has reported, and the number of clients in the
-    present stage.
+    A stage is a series of rounds with the same count of clients.
+
+    Attributes:
+        times: Device ID -> duration of a round (s) on each device that has reported its times.
+        stage: n, the count of clients in the present stage; None before the first selection.
+        round: Index of the open round, from 0.
+        room: For each call of ``select`` that queries devices, how many of them can join the
+            cohort.
     """
 
     times: dict[int, float] = field(default_factory=dict)
-    """Device ID -> duration of a round (s) on each device that has reported its times."""
     stage: int | None = None
-    """n, the count of clients in the present stage; None before the first selection."""
     round: int = 0
-    """Index of the open round, from 0."""
     room: list[int] = field(default_factory=list)
-    """For each call of ``select`` that queries devices, how many of them can join the cohort."""
 
 
 class FLANP(BySpeed):
@@ -139,6 +142,13 @@ class FLANP(BySpeed):
     group of clients, one gradient is computed from the updates of all groups. In runs without
     learning, a stage is one round. The beginning of each later stage is recorded among the run's
     events as ``stage``.
+
+    Attributes:
+        first: n, the number of clients, in the first stage.
+        accuracy: 2 mu c: a stage is over when the gradient's squared norm, times the samples of its
+            clients, is at most this.
+        patience: a device that has not sent its times by then (s) is asked again in the next round;
+            None: the round waits for all.
     """
 
     kind: Literal["flanp"] = "flanp"
@@ -152,15 +162,8 @@ class FLANP(BySpeed):
     }
 
     first: int = Field(default=2, ge=1)
-    """n, the number of clients, in the first stage."""
     accuracy: float = Field(gt=0.0, le=1e12)
-    """2 mu c: a stage is over when the gradient's squared norm, times the samples of its
-    clients, is at most this.
-    """
     patience: PositiveSeconds | None = None
-    """a device that has not sent its times by then (s) is asked again in the next round; None:
-    the round waits for all.
-    """
 
     def fewest(self, count: int) -> int:
         return min(self.first, count)
@@ -255,7 +258,9 @@ def _fastest(count: int, times: Mapping[int, float]) -> list[int]:
 
 @pure
 def squared(models: list[NDArray[np.float32]], shares: list[float]) -> NDArray[np.floating]:
-    """Compute the squared L2 norm of a weighted sum of clients' changes, sum_i share_i (w - w_i).
+    """Compute the squared L2 norm of a weighted sum of clients' changes of the model.
+
+    The sum is over clients i of share_i (w - w_i).
 
     Args:
         models: the received model w, then the update w_i of each client, float32 [d] each.

@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 
 
 class AgentSizes(TypedDict):
-    """Sizes of FAVOR's agent, a perceptron that maps a state to a value for each device.
+    """Layer sizes of FAVOR's agent, a perceptron that maps a state to a value for each device.
 
-    They are the count of input units (length of a state), hidden units, and actions (devices). A
-    value is the worth of selecting the device.
+    A value is the worth of selecting the device.
+
+    Attributes:
+        inputs: count of input units, the length of a state.
+        hidden: count of hidden units.
+        actions: count of output units, one for each device.
     """
 
     inputs: int
@@ -38,32 +42,34 @@ class AgentSizes(TypedDict):
 
 @dataclass
 class FAVORState(State):
-    """Memory of the selection ``favor`` on the server, kept from round to round.
+    """State of the selection ``favor``: models of devices, the learning agent, its past actions.
 
-    It has the last known model of each device, the agent that values the choice of a device, and
-    the past actions from which the agent learns.
+    The agent is a perceptron that values the choice of each device.
+
+    Attributes:
+        round: Index of the open round, from 0.
+        first: Model from which the first device was profiled; None before the first profile.
+        local: Device ID -> last known model of each profiled device.
+        axes: Mean and principal axes of the first profiles; None before them, and without learning.
+        model: The present model, in strategies with groups the mean of the groups' models.
+        situation: s, the present state that the agent observes.
+        q_values: Q(s, a) for the selection of each device, by device ID; None before the agent
+            exists.
+        agent: Q, the agent as one array, see ``agent_size``.
+        older: Q', the agent as it was in an earlier round.
+        replay: Replay memory of actions, (state s, device ID, reward, next state s').
     """
 
     round: int = 0
-    """Index of the open round, from 0."""
     first: Ref | None = None
-    """Model from which the first device was profiled; None before the first profile."""
     local: dict[int, Ref] = field(default_factory=dict)
-    """Device ID -> last known model of each profiled device."""
     axes: Ref | None = None
-    """Mean and principal axes of the first profiles; None before them, and without learning."""
     model: Ref = field(init=False)
-    """The present model, in strategies with groups the mean of the groups' models."""
     situation: Ref = field(init=False)
-    """s, the present state that the agent observes."""
     q_values: list[float] | None = None
-    """Q(s, a) for the selection of each device, by device ID; None before the agent exists."""
     agent: Ref = field(init=False)
-    """Q, the agent as one array, see ``agent_size``."""
     older: Ref = field(init=False)
-    """Q', the agent as it was in an earlier round."""
     replay: list[tuple[Ref, int, float, Ref]] = field(default_factory=list)
-    """Replay memory of actions, (state s, device ID, reward, next state s')."""
 
 
 class FAVOR(Selection):
@@ -93,6 +99,23 @@ class FAVOR(Selection):
     initial model stands for its model. In strategies that have a model for each group of clients,
     the model is the mean of the groups' models. In runs without learning, clients are drawn at
     random.
+
+    Attributes:
+        target: Omega, the accuracy that is aimed at.
+        base: Xi, the base of the reward.
+        discount: gamma, the weight of the next state's value.
+        components: number of principal axes, at most the number of devices.
+        hidden: units of the agent's hidden layer.
+        exploration: epsilon in the first round.
+        decay: factor of epsilon from one round to the next.
+        least_exploration: the least epsilon.
+        memory: number of the last actions that the agent remembers.
+        batch: actions in a step of the agent.
+        steps: number of the agent's steps after each round.
+        lr: learning rate of the agent.
+        refresh: rounds after which the older agent is replaced by the present agent.
+        patience: time (s) after which the round no longer waits for profiles; a device without a
+            profile is profiled again in the next round. None: the round waits for all devices.
     """
 
     not_by_device: ClassVar[Mapping[str, str]] = {
@@ -104,35 +127,19 @@ class FAVOR(Selection):
     needs_accuracy: ClassVar[bool] = True
 
     target: float = Field(gt=0.0, le=1.0)
-    """Omega, the accuracy that is aimed at."""
     base: float = Field(default=64.0, gt=1.0, le=1e6)
-    """Xi, the base of the reward."""
     discount: float = Field(default=0.9, ge=0.0, lt=1.0)
-    """gamma, the weight of the next state's value."""
     components: int = Field(default=100, ge=1, le=10_000)
-    """number of principal axes, at most the number of devices."""
     hidden: int = Field(default=512, ge=1, le=100_000)
-    """units of the agent's hidden layer."""
     exploration: float = Field(default=0.9, ge=0.0, le=1.0)
-    """epsilon in the first round."""
     decay: float = Field(default=0.95, gt=0.0, le=1.0)
-    """factor of epsilon from one round to the next."""
     least_exploration: float = Field(default=0.05, ge=0.0, le=1.0)
-    """the least epsilon."""
     memory: int = Field(default=1000, ge=1, le=1_000_000)
-    """number of the last actions that the agent remembers."""
     batch: int = Field(default=32, ge=1, le=10_000)
-    """actions in a step of the agent."""
     steps: int = Field(default=8, ge=1, le=10_000)
-    """number of the agent's steps after each round."""
     lr: float = Field(default=1e-3, gt=0.0, le=1.0)
-    """learning rate of the agent."""
     refresh: int = Field(default=5, ge=1, le=100_000)
-    """rounds after which the older agent is replaced by the present agent."""
     patience: PositiveSeconds | None = None
-    """time (s) after which the round no longer waits for profiles; a device without a profile is
-    profiled again in the next round. None: the round waits for all devices.
-    """
 
     @property
     def needs_model(self) -> bool:
@@ -351,7 +358,7 @@ class FAVOR(Selection):
 
 
 def weights(inputs: int, hidden: int, actions: int) -> int:
-    """Return how many weights the agent has, a perceptron with one hidden layer and biases.
+    """Return how many weights FAVOR's agent has, a perceptron with one hidden layer and biases.
 
     Args:
         inputs: count of input units.
@@ -362,7 +369,7 @@ def weights(inputs: int, hidden: int, actions: int) -> int:
 
 
 def agent_size(inputs: int, hidden: int, actions: int) -> int:
-    """Return the length of the array that stores an agent, a perceptron with one hidden layer.
+    """Return the length of the array that stores FAVOR's agent and its optimiser.
 
     The array has the perceptron's weights, Adam's first and second moments of each weight, and the
     count of Adam's steps.
@@ -379,7 +386,7 @@ def agent_size(inputs: int, hidden: int, actions: int) -> int:
 def new_agent(
     models: list[Floats32], inputs: int, hidden: int, actions: int, rng: np.random.Generator
 ) -> Floats:
-    """Draw a new agent, a perceptron with weights uniform within 1 / sqrt(inputs of the layer).
+    """Draw the weights of a new agent of FAVOR, uniform within 1 / sqrt(inputs of the layer).
 
     Args:
         models: not used.
@@ -399,7 +406,7 @@ def new_agent(
 
 
 def q_values(parameters: "Tensor", states: "Tensor", hidden: int, actions: int) -> "Tensor":
-    """Compute the agent's Q-values of all actions in each state.
+    """Compute the Q-values of all actions in each state, by FAVOR's agent.
 
     Args:
         parameters: the agent's weights, flat: of the hidden layer, its biases, of the output layer,
@@ -431,7 +438,7 @@ def _tensors(arrays: list[Floats32]) -> "list[Tensor]":
 
 @pure
 def state_values(models: list[Floats32], hidden: int, actions: int) -> Floats32:
-    """Compute the agent's Q-values of all actions in one state.
+    """Compute the Q-values of all actions in one state, by FAVOR's agent.
 
     Args:
         models: two arrays: the agent as ``new_agent`` returns it (weights, Adam's moments, steps),
@@ -458,11 +465,11 @@ def trained_agent(
     chosen: list[int],
     rewards: list[float],
 ) -> Floats32:
-    """Train an agent by one step of Adam on the mean squared error of Q-values of chosen actions.
+    """Train FAVOR's agent by one step of Adam on the Q-values of chosen actions.
 
-    The target of an action's value is reward + ``discount`` x the older agent's value, in the next
-    state, of the action that the agent values most there. Source: double Q-learning (van Hasselt et
-    al., 2016), as in FAVOR.
+    The loss is the mean squared error of these values. The target of a value is the reward plus
+    ``discount`` times a value in the next state: the older agent's value of the action that the
+    agent prefers there. Source: double Q-learning (van Hasselt et al., 2016), as in FAVOR.
 
     Args:
         models: the arrays of the agent and of the older agent (weights, Adam's moments, steps), the
@@ -529,7 +536,7 @@ def principal_axes(models: list[Floats32], count: int) -> Floats:
 
 @pure
 def along(models: list[Floats32]) -> Floats:
-    """Compute the coordinates of models along principal axes, relative to a mean model.
+    """Compute the coordinates of models along principal axes, as the state of FAVOR's agent.
 
     Args:
         models: first one array with the mean [d] and then the axes [d] one after another, as

@@ -11,10 +11,13 @@ from fedsim.strategies.state import State
 
 @dataclass
 class LeastAskedState(State):
-    """Memory of the selection ``least-asked``: how often each device was selected."""
+    """State of the selection ``least-asked``: how often each device was selected.
+
+    Attributes:
+        asked: Device ID -> how many times the device was asked.
+    """
 
     asked: dict[int, int] = field(default_factory=dict)
-    """Device ID -> how many times the device was asked."""
 
 
 class LeastAsked(Selection):
@@ -44,14 +47,18 @@ class LeastAsked(Selection):
 
 @dataclass
 class LeastAvailableState(State):
-    """Memory of the selection ``least-available``: in how many rounds each device was available."""
+    """State of the selection ``least-available``: in how many rounds each device was available.
+
+    Attributes:
+        availability: Device ID -> (first round in which it was available or working, count of such
+            rounds).
+        at_work: IDs of the devices that were asked and whose task has not ended.
+        counted: Index of the last round that ``availability`` includes; -1 before the first.
+    """
 
     availability: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Device ID -> (first round in which it was available or working, count of such rounds)."""
     at_work: list[int] = field(default_factory=list)
-    """IDs of the devices that were asked and whose task has not ended."""
     counted: int = -1
-    """Index of the last round that ``availability`` includes; -1 before the first."""
 
 
 class LeastAvailable(Selection):

@@ -34,30 +34,30 @@ _NEVER = (0.0, 0, 0.0)  # utility U, last round L and duration D of a client tha
 
 @dataclass
 class OortState(State):
-    """Memory of the selection ``oort`` on the server, kept from round to round.
+    """State of the selection ``oort``: each client's reports and durations, and the pacer.
 
-    It has each client's reports and durations, and the preferred duration of a task.
+    The pacer is the rule that sets the preferred duration of a task.
+
+    Attributes:
+        round: R, the index of the open round, from 1.
+        known: Client ID -> (utility U, round L of its last report, duration D (s)), see ``Oort``. U
+            and L are 0 before the client's first report.
+        asked: Client ID -> how many times the client was asked.
+        begun: Client ID -> time (s) at which its open task began.
+        reports: Client ID -> (sample count, training loss) reported in the open round.
+        harvest: Total utility of each round in the pacer's windows.
+        preferred: Preferred duration T (s) of the paper's pacer; None before the first round.
+        percentile: Percentile of durations by which the published code's pacer sets T.
     """
 
     round: int = 0
-    """R, the index of the open round, from 1."""
     known: dict[int, tuple[float, int, float]] = field(default_factory=dict)
-    """Client ID -> (utility U, round L of its last report, duration D (s)), see ``Oort``.
-
-    U and L are 0 before the client's first report.
-    """
     asked: dict[int, int] = field(default_factory=dict)
-    """Client ID -> how many times the client was asked."""
     begun: dict[int, float] = field(default_factory=dict)
-    """Client ID -> time (s) at which its open task began."""
     reports: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    """Client ID -> (sample count, training loss) reported in the open round."""
     harvest: list[float] = field(default_factory=list)
-    """Total utility of each round in the pacer's windows."""
     preferred: float | None = None
-    """Preferred duration T (s) of the paper's pacer; None before the first round."""
     percentile: float = _FIRST
-    """Percentile of durations by which the published code's pacer sets T."""
 
 
 class Oort(Selection):
@@ -156,21 +156,24 @@ class Oort(Selection):
         return cohort
 
     def epsilon(self, number: int) -> float:
-        """Return the share of new clients in the cohort of round ``number`` (from 1).
+        """Return the share of a round's cohort that is reserved for clients that never reported.
 
-        New clients are those that have never reported. Their share, epsilon, is 0.9 in the first
-        round, and falls by 2 % a round to ``self.least_exploration``.
+        The share, epsilon, is 0.9 in the first round, and falls by 2 % a round to
+        ``self.least_exploration``.
+
+        Args:
+            number: the round, from 1.
         """
         return max(0.9 * 0.98 ** (number - 1), self.least_exploration)
 
     def utilities(
         self, entries: Sequence[Sequence[float]], number: int, preferred: float
     ) -> Floats:
-        """Compute by which utility Oort ranks clients that have reported their training losses.
+        """Compute the utility by which Oort ranks clients that have reported their training losses.
 
-        It is (min(U, the ``clip`` quantile of all U) + sqrt(0.1 ln R / L)) x (T / D)^penalty, with
-        the last factor only if D > T. If ``scale`` is ``unit``, the clipped U are first scaled to 0
-        to 1.
+        With the symbols below, the utility is (min(U, the ``clip`` quantile of all U) + sqrt(0.1 ln
+        R / L)) x (T / D)^penalty, with the last factor only if D > T. If ``scale`` is ``unit``, the
+        clipped U are first scaled to 0 to 1.
 
         Args:
             entries: for each client the statistical utility U (samples x loss), the round L of its

@@ -30,17 +30,20 @@ from fedsim.world.steps import Computation, Evaluate
 
 @dataclass
 class PowerOfChoiceState(State):
-    """Memory of the selection ``power-of-choice`` on the server, kept from round to round.
+    """State of the selection ``power-of-choice``: sample counts and losses of devices.
 
-    It has each device's sample count and last reported loss.
+    A device without an entry has not reported yet.
+
+    Attributes:
+        samples: Device ID -> sample count of each device that has sent an update.
+        losses: Device ID -> last reported loss; filled only if ``losses`` is ``reported``.
+        reports: Device ID -> loss reported in the open round; filled only if ``losses`` is
+            ``reported``.
     """
 
     samples: dict[int, int] = field(default_factory=dict)
-    """Device ID -> sample count of each device that has sent an update."""
     losses: dict[int, float] = field(default_factory=dict)
-    """Device ID -> last reported loss; filled only if ``losses`` is ``reported``."""
     reports: dict[int, Any] = field(default_factory=dict)
-    """Device ID -> loss reported in the open round; filled only if ``losses`` is ``reported``."""
 
 
 class PowerOfChoice(Selection):
@@ -61,19 +64,21 @@ class PowerOfChoice(Selection):
     Sample counts are sent with updates. The mean count stands in for a client without an update. In
     runs without learning, the candidates that were drawn first are selected. Each selection
     examines every available device, which takes O(population) time.
+
+    Attributes:
+        candidates: d; at least the number of clients that a round asks for are drawn.
+        losses: whether candidates are asked for their losses, or report them with updates.
+        samples: b, the number of samples on which a candidate tests the model; None: all its
+            samples.
+        patience: time (s) after which candidates without an answer are left out; None: the server
+            waits for all candidates.
     """
 
     kind: Literal["power-of-choice"] = "power-of-choice"
     candidates: int = Field(default=20, ge=1)
-    """d; at least the number of clients that a round asks for are drawn."""
     losses: Literal["asked", "reported"] = "asked"
-    """whether candidates are asked for their losses, or report them with updates."""
     samples: Annotated[int | None, Field(ge=1), OnlyWith("losses", values=("asked",))] = None
-    """b, the number of samples on which a candidate tests the model; None: all its samples."""
     patience: Annotated[PositiveSeconds | None, OnlyWith("losses", values=("asked",))] = None
-    """time (s) after which candidates without an answer are left out; None: the server waits for
-    all candidates.
-    """
 
     @property
     def asks(self) -> bool:

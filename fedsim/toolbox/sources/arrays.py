@@ -25,7 +25,7 @@ NamedArrays = dict[str, AnyArray]
 
 
 class ArrayOptions(NamedTuple):
-    """Settings in the scenario's ``data.source`` that say how to read a user's arrays.
+    """Keys of a scenario's ``data.source`` that determine how a user's arrays are read.
 
     Attributes:
         vocabulary: count of different tokens; None for the largest token + 1.
@@ -38,7 +38,7 @@ class ArrayOptions(NamedTuple):
 
 
 def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
-    """Convert a user's named arrays to a data set, and print a note on them.
+    """Make a data set of a user's named arrays, and print a note on how they were understood.
 
     The names are ``x_train``, ``y_train``, ``x_test`` and ``y_test``; or ``x`` and ``y``, of which
     every fifth sample of a class becomes a test sample. Any other array is a column: an integer for
@@ -46,7 +46,7 @@ def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
 
     Args:
         path: the file or the factory, for error messages.
-        arrays: name: array.
+        arrays: name -> array.
         options: settings of the scenario's source.
 
     Raises:
@@ -133,7 +133,7 @@ def _note(path: Path, arrays: NamedArrays, columns: NamedArrays, *, has_tests: b
 
 
 def surplus(columns: Iterable[str], declared: Iterable[str], used: str | None) -> list[str]:
-    """Return the names of the data's columns that the scenario neither lists nor uses, sorted.
+    """Return the names of data columns that the scenario neither declares nor uses, sorted.
 
     Args:
         columns: names of all columns in the data.

@@ -48,25 +48,25 @@ class MapDataset(Source):
     An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns, as
     in ``npz``. Each item is read twice, the second time of another instance and in reverse order:
     items that draw, or depend on the order of reading, are refused.
+
+    Attributes:
+        factory: ``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a
+            function annotated to return one.
+        args: keyword arguments of the factory.
+        test: keyword arguments that differ for the test samples (``{ train = false }``); None:
+            every fifth sample is one.
+        columns: as of ``npz``.
+        layout: as of ``npz``.
+        vocabulary: as of ``npz``.
     """
 
     kind: Literal["dataset"] = "dataset"
     factory: str
-    """``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a function
-    annotated to return one.
-    """
     args: dict[str, object] = Field(default_factory=dict)
-    """keyword arguments of the factory."""
     test: dict[str, object] | None = None
-    """keyword arguments that differ for the test samples (``{ train = false }``); None: every
-    fifth sample is one.
-    """
     columns: list[str] = Field(default_factory=list)
-    """as of ``npz``."""
     layout: Layout = None
-    """as of ``npz``."""
     vocabulary: Vocabulary = None
-    """as of ``npz``."""
 
     @field_validator("factory")
     @classmethod

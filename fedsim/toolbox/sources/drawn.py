@@ -30,10 +30,13 @@ class DrawnImages(Source):
     the scenario's seed.
 
     Attributes:
+        shape: channels, height and width of an image: [3, 32, 32] as CIFAR-10, [1, 28, 28] as
+            FEMNIST.
         samples: number of samples, those for tests included.
         classes: number of classes.
         users: number of users; ``data.column = "user"`` with the partition ``by-user`` gives each
             device a user.
+        spread: factor of a standard deviation between the users' numbers of samples (lognormal).
         noise: standard deviation of each pixel's noise, of 255.
         contrast: standard deviation of the squares about the class's colour, of 255.
         colour: standard deviation of the classes' mean colours in each channel, of 255; 0: all
@@ -42,12 +45,10 @@ class DrawnImages(Source):
 
     kind: Literal["drawn-images"] = "drawn-images"
     shape: list[Side] = Field(default=[3, 32, 32], min_length=3, max_length=3)
-    """channels, height and width of an image: [3, 32, 32] as CIFAR-10, [1, 28, 28] as FEMNIST."""
     samples: int = Field(default=2_000, ge=10, le=10_000_000)
     classes: int = Field(default=10, ge=2, le=100_000)
     users: int = Field(default=1, ge=1, le=1_000_000)
     spread: float = Field(default=1.5, ge=1.0, le=100.0)
-    """factor of a standard deviation between the users' numbers of samples (lognormal)."""
     noise: float = Field(default=60.0, ge=0.0, le=1e4)
     contrast: float = Field(default=40.0, ge=0.0, le=1e4)
     colour: float = Field(default=0.0, ge=0.0, le=1e4)

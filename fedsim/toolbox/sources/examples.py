@@ -33,6 +33,9 @@ class _Field(NamedTuple):
 def parse_example(message: bytes) -> dict[str, Feature]:
     """Parse a serialised ``tf.train.Example``, the record of TensorFlow's data files.
 
+    Args:
+        message: the serialised bytes.
+
     Returns:
         Name of a feature -> its values: a list of bytes, float32 [n] or int64 [n].
 

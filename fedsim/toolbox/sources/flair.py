@@ -42,17 +42,20 @@ class Flair(Source):
     objective ``multi-label``. ``data.column = "user"`` with the partition ``by-user`` gives each
     device a user; users of the published test part are last (``population.tested_only``), and those
     of the validation part are left out. Images need Pillow.
+
+    Attributes:
+        path: the folder; sought as the file of ``csv`` is.
+        labels: the 17 labels, or the finer ones, of which there are 1,628.
+        side: side to which images are scaled (pixels); None: they stay as they are, 256 x 256.
+        users: number of users that are read of each of both parts, the first ones by name; None:
+            all.
     """
 
     kind: Literal["flair"] = "flair"
     path: str = "flair"
-    """the folder; sought as the file of ``csv`` is."""
     labels: Literal["coarse", "fine"] = "coarse"
-    """the 17 labels, or the finer ones, of which there are 1,628."""
     side: int | None = Field(default=64, ge=1, le=4_096)
-    """side to which images are scaled (pixels); None: they stay as they are, 256 x 256."""
     users: int | None = Field(default=None, ge=1, le=10_000_000)
-    """number of users that are read of each of both parts, the first ones by name; None: all."""
 
     _parts: ClassVar[tuple[str, str]] = ("train", "test")
 

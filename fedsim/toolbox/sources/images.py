@@ -131,7 +131,11 @@ class PublishedImages(Source):
 
     @classmethod
     def advice(cls, folder: Path) -> str:
-        """Return a sentence that advises to put the missing files into a folder."""
+        """Return a sentence for the user that names the missing files and where to put them.
+
+        Args:
+            folder: the folder in which the files were looked for.
+        """
         missing = [name for name in cls.files if cls._find_file(folder, name) is None]
         forms = " (plain or .gz)" if cls.packed else ""
         return f"put {', '.join(missing)}{forms} into '{folder}'"
@@ -221,13 +225,14 @@ class Emnist(PublishedImages):
     """EMNIST ByClass: digits, capitals and lower-case letters, from IDX files.
 
     Source: Cohen et al. 2017. The files are in ``emnist/``.
+
+    Attributes:
+        letters: ``all`` 62 classes, or only ``a-j``, the ten lower-case letters of FEMNIST (labels
+            36-45 become 0-9).
     """
 
     kind: Literal["emnist"] = "emnist"
     letters: Literal["all", "a-j"] = "all"
-    """``all`` 62 classes, or only ``a-j``, the ten lower-case letters of FEMNIST (labels 36-45
-    become 0-9).
-    """
     folders = ("emnist", "emnist/gzip")
     files = (
         "emnist-byclass-train-images-idx3-ubyte",

@@ -19,16 +19,18 @@ class Text(Source):
     Labels are the speakers. Windows overlap in one character, the last target of one window and the
     first input of the next. Every fifth window of each speaker is a test sample. The embedded text
     has 14 speakers of *The Winter's Tale* and *Measure for Measure*: 48,966 characters.
+
+    Attributes:
+        path: a text of your own in UTF-8, as plays are written: a line ``NAME:``, the lines, an
+            empty line; or of one speaker. A relative path is resolved as in ``npz``. None: the
+            embedded text.
+        length: T, the count of characters of a window that the model receives; samples are int64
+            [n, T + 1].
     """
 
     kind: Literal["text"] = "text"
     path: str | None = None
-    """a text of your own in UTF-8, as plays are written: a line ``NAME:``, the lines, an empty
-    line; or of one speaker. A relative path is resolved as in ``npz``. None: the embedded text.
-    """
     length: int = Field(default=40, ge=1, le=100_000)
-    """T, the count of characters of a window that the model receives; samples are int64 [n, T + 1].
-    """
 
     def load(self, root: Path | None) -> Raw:
         path = Path(__file__).parent / "shakespeare.txt"
@@ -74,11 +76,12 @@ def _speech(block: str) -> tuple[str, str]:
 
 
 class LinearLaw(Source):
-    """A linear law with noise, y = x W + b + e.
+    """Samples of a random linear law with noise, y = x W + b + e, for regression.
 
-    W, b ~ N(0, 1), e ~ N(0, noise^2) and x ~ N(c, 1). No model has an expected test error below
-    noise^2. The column ``group`` has the group of each sample, whose centre is c ~ N(0, 1). Every
-    fifth sample is a test sample. The draws do not depend on the scenario.
+    The weights W and b are drawn from N(0, 1), the noise e from N(0, noise^2), and the features x
+    from N(c, 1). No model has an expected test error below noise^2. The column ``group`` has the
+    group of each sample, whose centre is c ~ N(0, 1). Every fifth sample is a test sample. The
+    draws do not depend on the scenario.
 
     Attributes:
         samples, features: number of samples, and number of features of a sample.

@@ -39,15 +39,16 @@ class Leaf(Source):
     files alone (LEAF's split by user) are last. Samples are lists of numbers (FEMNIST, synthetic),
     or texts of equal length with a character as label (Shakespeare), which become tokens and
     classes 0..79 in the order of LEAF's characters.
+
+    Attributes:
+        path: the folder with ``train`` and ``test``, or a JSON file, of which every fifth sample of
+            each user is a test sample; a relative path is resolved as in ``csv``.
+        shape: shape of a sample, such as [28, 28] for FEMNIST; None: a list of numbers.
     """
 
     kind: Literal["leaf"] = "leaf"
     path: str
-    """the folder with ``train`` and ``test``, or a JSON file, of which every fifth sample of each
-    user is a test sample; a relative path is resolved as in ``csv``.
-    """
     shape: list[Dimension] | None = None
-    """shape of a sample, such as [28, 28] for FEMNIST; None: a list of numbers."""
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
         return []

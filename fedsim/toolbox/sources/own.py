@@ -29,28 +29,29 @@ if TYPE_CHECKING:
 
 
 class Npz(Source):
-    """Arrays of the user's own in one ``.npz`` file."""
+    """Arrays of the user's own in one ``.npz`` file.
+
+    Attributes:
+        path: the file; a relative path starts from ``data.root``, else the working directory, else
+            ``$FEDSIM_DATA``. It holds ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or ``x``
+            and ``y``, whose every fifth sample (of each class) is a test sample. Samples: uint8 or
+            floats, [n, features], [n, h, w] or [n, c, h, w]; or tokens, other integers [n, T].
+            ``y``: labels, integers [n] from 0; or targets, floats [n] or [n, k], or integers [n,
+            k]; tokens can do without. Further integers [n], such as ``place`` (or ``place_train``
+            and ``place_test``), are columns for ``data.column``. Any other array is refused.
+        columns: other columns that may be there without use; one that is neither here nor
+            ``data.column`` is refused.
+        layout: of samples of three dimensions: ``channels-last`` for [n, h, w, c]; None: [n, c, h,
+            w], and a shape that is more likely the other is refused.
+        vocabulary: count of different tokens, which are 0..vocabulary-1; None: the largest token +
+            1.
+    """
 
     kind: Literal["npz"] = "npz"
     path: str
-    """the file; a relative path starts from ``data.root``, else the working directory, else
-    ``$FEDSIM_DATA``. It holds ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or ``x`` and
-    ``y``, whose every fifth sample (of each class) is a test sample. Samples: uint8 or floats, [n,
-    features], [n, h, w] or [n, c, h, w]; or tokens, other integers [n, T]. ``y``: labels, integers
-    [n] from 0; or targets, floats [n] or [n, k], or integers [n, k]; tokens can do without. Further
-    integers [n], such as ``place`` (or ``place_train`` and ``place_test``), are columns for
-    ``data.column``. Any other array is refused.
-    """
     columns: list[str] = Field(default_factory=list)
-    """other columns that may be there without use; one that is neither here nor ``data.column`` is
-    refused.
-    """
     layout: Layout = None
-    """of samples of three dimensions: ``channels-last`` for [n, h, w, c]; None: [n, c, h, w],
-    and a shape that is more likely the other is refused.
-    """
     vocabulary: Vocabulary = None
-    """count of different tokens, which are 0..vocabulary-1; None: the largest token + 1."""
 
     def load(self, root: Path | None) -> Raw:
         path = find_file(self.path, root)
@@ -83,23 +84,25 @@ class Npz(Source):
 
 
 class HuggingFace(Source):
-    """A folder that ``save_to_disk`` has written, with or without splits ``train`` and ``test``."""
+    """A folder that ``save_to_disk`` has written, with or without splits ``train`` and ``test``.
+
+    Attributes:
+        path: the folder; a relative path is resolved as in ``npz``.
+        x: the column of the samples: images (decoded by Pillow), or lists of numbers of equal
+            length; integers are tokens.
+        y: the column of the labels, or of targets as in ``Npz``.
+        columns: additional columns of integers, for ``data.column``; all others are left alone.
+        layout: as of ``npz``, of lists of numbers; decoded images need none.
+        vocabulary: as of ``npz``.
+    """
 
     kind: Literal["huggingface"] = "huggingface"
     path: str
-    """the folder; a relative path is resolved as in ``npz``."""
     x: str = "image"
-    """the column of the samples: images (decoded by Pillow), or lists of numbers of equal length;
-    integers are tokens.
-    """
     y: str = "label"
-    """the column of the labels, or of targets as in ``Npz``."""
     columns: list[str] = Field(default_factory=list)
-    """additional columns of integers, for ``data.column``; all others are left alone."""
     layout: Layout = None
-    """as of ``npz``, of lists of numbers; decoded images need none."""
     vocabulary: Vocabulary = None
-    """as of ``npz``."""
 
     @field_validator("columns")
     @classmethod

@@ -31,28 +31,27 @@ class TableSource(Source):
     """Base of the sources that read samples from the rows of a table, such as a CSV file.
 
     A second table may hold the test samples.
+
+    Attributes:
+        path: the file; a relative path starts from ``data.root``, else the working directory, else
+            ``$FEDSIM_DATA``.
+        test: a file with the test samples and the same columns; None: every fifth sample of each
+            user (or of each class, without users) is a test sample.
+        label: the column of the labels: words or integers, numbered from 0 in their order; or
+            floats, which are targets.
+        features: the columns of numbers that make a sample, in order; None: all columns but label
+            and user.
+        user: the column of each sample's user, words or integers; ``data.column = "user"`` divides
+            the samples by user.
+        shape: shape of a sample, such as [28, 28] or [3, 32, 32]; None: a list of numbers.
     """
 
     path: str
-    """the file; a relative path starts from ``data.root``, else the working directory, else
-    ``$FEDSIM_DATA``.
-    """
     test: str | None = None
-    """a file with the test samples and the same columns; None: every fifth sample of each user (or
-    of each class, without users) is a test sample.
-    """
     label: str
-    """the column of the labels: words or integers, numbered from 0 in their order; or floats, which
-    are targets.
-    """
     features: list[str] | None = None
-    """the columns of numbers that make a sample, in order; None: all columns but label and user."""
     user: str | None = None
-    """the column of each sample's user, words or integers; ``data.column = "user"`` divides the
-    samples by user.
-    """
     shape: list[Dimension] | None = None
-    """shape of a sample, such as [28, 28] or [3, 32, 32]; None: a list of numbers."""
 
     _form: ClassVar[str]
 
@@ -141,11 +140,14 @@ class TableSource(Source):
 
 
 class Csv(TableSource):
-    """Rows of a CSV file with a line of names: numbers as features, words or integers as labels."""
+    """Rows of a CSV file with a line of names: numbers as features, words or integers as labels.
+
+    Attributes:
+        separator: the character between two values.
+    """
 
     kind: Literal["csv"] = "csv"
     separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    """the character between two values."""
 
     _form = "a CSV file with a first line of names"
 
@@ -276,9 +278,9 @@ def _labels(tables: list[tuple[Path, "pd.DataFrame"]], name: str) -> tuple[AnyAr
 def numbered(
     tables: list[tuple[Path, "pd.DataFrame"]], name: str
 ) -> tuple[NDArray[np.int64], list[object]]:
-    """Number the words or integers of a column from 0, in their order over all tables.
+    """Replace the words or integers of a column by numbers from 0, the same in all tables.
 
-    A note is printed on the numbers of a few words.
+    Numbers follow the order of the words or integers. A note shows the numbers of a few words.
 
     Args:
         tables: path and content of each file.

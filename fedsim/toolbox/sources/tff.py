@@ -61,27 +61,26 @@ class Tff(Source):
     partition ``by-user`` gives each device a user. Tokens are cut into windows of ``length`` + 1,
     which overlap in one token; the remainder of a user's text is left out, and only a user with
     less than a window is padded.
+
+    Attributes:
+        path: the SQLite file, unpacked; sought as the file of ``csv`` is. ``fedsim data fetch``
+            downloads ``femnist`` and ``shakespeare``.
+        length: tokens that a model sees of a window, T; samples are int64 [n, T + 1]. Papers have
+            80 for Shakespeare and 20 for Stack Overflow.
+        words: number of words of Stack Overflow that are told apart: the most frequent ones of the
+            training samples that are read.
+        only_digits: whether only the digits of FEMNIST are read: ten classes.
+        users: number of users that are read, the first ones by name; None: all.
+        samples: most examples of each user that are read, in each of both parts; None: all.
     """
 
     kind: Literal["tff"] = "tff"
     path: str
-    """the SQLite file, unpacked; sought as the file of ``csv`` is. ``fedsim data fetch`` downloads
-    ``femnist`` and ``shakespeare``.
-    """
     length: int = Field(default=80, ge=1, le=100_000)
-    """tokens that a model sees of a window, T; samples are int64 [n, T + 1]. Papers have 80 for
-    Shakespeare and 20 for Stack Overflow.
-    """
     words: int = Field(default=10_000, ge=1, le=1_000_000)
-    """number of words of Stack Overflow that are told apart: the most frequent ones of the training
-    samples that are read.
-    """
     only_digits: bool = False
-    """whether only the digits of FEMNIST are read: ten classes."""
     users: int | None = Field(default=None, ge=1, le=10_000_000)
-    """number of users that are read, the first ones by name; None: all."""
     samples: int | None = Field(default=None, ge=1, le=10_000_000)
-    """most examples of each user that are read, in each of both parts; None: all."""
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
         return []

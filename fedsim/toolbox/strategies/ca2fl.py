@@ -14,35 +14,36 @@ from fedsim.strategies.updates import AsynchronousUpdate
 
 
 class CA2FLParams(AsynchronousParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy CA2FL.
+    """Keys of ``[strategy]`` for CA2FL: those of asynchronous strategies, buffer, server optimiser.
 
-    They are the number of updates that make a version and the server optimiser, in addition to the
-    keys of all asynchronous strategies.
+    ``AsynchronousParams`` describes the keys of all asynchronous strategies.
+
+    Attributes:
+        buffer: M, how many updates make a version.
+        server: server optimiser for the calibrated step (``parts/server``). The paper's eta is
+            ``lr`` of ``sgd``. None: eta is 1.
     """
 
     kind: Literal["ca2fl"] = "ca2fl"
     buffer: int = Field(default=10, ge=1)
-    """M, how many updates make a version."""
     server: ServerOptimizerSpec | None = None
-    """server optimiser for the calibrated step (``parts/server``).
-
-    The paper's eta is ``lr`` of ``sgd``. None: eta is 1.
-    """
 
 
 @dataclass
 class CA2FLState(AsynchronousState):
-    """State of CA2FL's server, saved with a run.
+    """State of CA2FL on the server: the model, the buffered updates, each device's latest change.
 
-    It has the model, the updates that wait for the next version, and each device's latest change.
+    The buffer holds the updates that wait for the next version.
+
+    Attributes:
+        buffer: Updates that have arrived since the last version.
+        cache: Device -> h_i, its latest change of the model, for each device that has answered.
+        server: State of the server optimiser.
     """
 
     buffer: list[AsynchronousUpdate] = field(default_factory=list)
-    """Updates that have arrived since the last version."""
     cache: dict[int, Ref] = field(default_factory=dict)
-    """Device -> h_i, its latest change of the model, for each device that has answered."""
     server: PartState = None
-    """State of the server optimiser."""
 
 
 class CA2FL(Asynchronous[CA2FLParams]):
@@ -52,10 +53,10 @@ class CA2FL(Asynchronous[CA2FLParams]):
     learning with cached update calibration" (ICLR 2024), Algorithm 2. There are no rounds; the
     server publishes a version of the model w after every M received updates. Delta_i is the
     difference between device i's update and the model that it received. The server caches the
-    latest change h_i of each device, 0 before the first. With M updates in the buffer, v = (1/n)
-    sum_i h_i + (1/M) sum_(i in buffer) (Delta_i - h_i), then w <- w + eta v, and each h_i becomes
-    the device's newest Delta_i. The mean of the h_i is over all n devices, so that devices that
-    answer often do not dominate.
+    latest change h_i of each device, 0 before the first. With M updates in the buffer, the step is
+    v = (1/n) sum_i h_i + (1/M) sum_(i in buffer) (Delta_i - h_i), then w <- w + eta v with the
+    server's learning rate eta, and each h_i becomes the device's newest Delta_i. The mean of the
+    h_i is over all n devices, so that devices that answer often do not dominate.
 
     Messages are as in FedBuff: the model down, the update up (d parameters each). An update that is
     not finite is left out, and changes no cache.

@@ -14,23 +14,25 @@ _MOST_ATTEMPTS = 3  # maximum count of tasks of one device in a campaign
 
 @dataclass
 class CampaignState(State):
-    """State of a ``Campaign``, in which many devices do one job once; saved with a run.
+    """State of a ``Campaign``, in which many devices do one job once: its open tasks and devices.
 
-    It has the open tasks and the devices that are waited for.
+    Saved as part of the strategy's state.
+
+    Attributes:
+        job: Name of the open campaign's job; None if no campaign is open.
+        open: Open tasks of the campaign, task ID -> device ID.
+        waiting: IDs of unavailable devices, which receive their task when they return.
+        attempts: Count of tasks that each device has received in the campaign, by device ID.
     """
 
     job: str | None = None
-    """Name of the open campaign's job; None if no campaign is open."""
     open: dict[int, int] = field(default_factory=dict)
-    """Open tasks of the campaign, task ID -> device ID."""
     waiting: list[int] = field(default_factory=list)
-    """IDs of unavailable devices, which receive their task when they return."""
     attempts: dict[int, int] = field(default_factory=dict)
-    """Count of tasks that each device has received in the campaign, by device ID."""
 
 
 class Campaign:
-    """Campaign: each of many devices does one task of the same job, outside the rounds.
+    """Campaign: many devices each do one task of the same job, such as a report, outside rounds.
 
     The strategy calls ``begin``, reports ended tasks to ``end`` and returned devices to ``resume``,
     and calls ``close`` when ``is_over`` is true. An unavailable device receives its task when it
@@ -52,7 +54,7 @@ class Campaign:
         self._contents = contents
 
     def begin(self, job: str, devices: Sequence[int], limit: float | None) -> None:
-        """Open a campaign, and send its task to each device that is available.
+        """Begin a campaign: send its task to each device that is available.
 
         The opening is recorded among the run's events as ``campaign``.
 
@@ -97,7 +99,7 @@ class Campaign:
             self._ask([device])
 
     def awaits(self, device: int) -> bool:
-        """Whether the campaign waits for the return of an unavailable device, to send it its task.
+        """Return whether the campaign waits for a device to become available, to send it its task.
 
         Args:
             device: ID of the device.
@@ -114,7 +116,10 @@ class Campaign:
         self._ask([device])
 
     def stop(self) -> None:
-        """End the campaign's open tasks with outcome ``late``, and drop the devices awaited."""
+        """End the campaign before it is complete: its open tasks become ``late``.
+
+        Devices that are waited for are dropped.
+        """
         self._state.waiting = []
         for task in list(self._state.open):
             self._server.end(task, "late")
@@ -125,7 +130,11 @@ class Campaign:
         return not (self._state.open or self._state.waiting)
 
     def close(self) -> str:
-        """Close a campaign that is over, cancel its deadline, and return the name of its job."""
+        """Close a campaign that is over, and cancel its deadline.
+
+        Returns:
+            Name of the campaign's job.
+        """
         job = self._state.job
         assert job is not None
         self._state.job = None

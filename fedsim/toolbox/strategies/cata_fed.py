@@ -27,7 +27,7 @@ _REJOIN_S = 60.0
 
 
 def moderate_range(sizes: Ints) -> tuple[int, int]:
-    """Return the smallest and the largest data size that are no outliers.
+    """Return the smallest and the largest data size of clients that are no outliers (CATA-Fed).
 
     An outlier is more than 1.5 interquartile ranges below the first or above the third quartile.
     The results are R_l and R_u of Eqs. 17 and 18 in CATA-Fed's paper.
@@ -45,7 +45,7 @@ def moderate_range(sizes: Ints) -> tuple[int, int]:
 
 
 def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints:
-    """Assign clients to clusters by their data sizes (Eqs. 19 and 20 in CATA-Fed's paper).
+    """Assign clients to clusters of similar data size (CATA-Fed, Eqs. 19 and 20).
 
     The range from R_l to R_u is cut into P intervals of equal width theta, one for each cluster. A
     size on the border of two clusters belongs to the upper cluster, an outlier to the first or the
@@ -68,7 +68,7 @@ def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints
 
 
 def cut_groups(cluster: Ints, size: int, generator: np.random.Generator) -> list[Ints]:
-    """Shuffle each cluster, and cut it into disjoint groups of clients for a round (Eq. 23).
+    """Divide each cluster of clients at random into groups, one of which a round asks (Eq. 23).
 
     A group has exactly ``size`` clients. Clients that do not fill a group are not selected in this
     round. A cluster with fewer than ``size`` clients is one group; otherwise it would never be
@@ -94,7 +94,9 @@ def cut_groups(cluster: Ints, size: int, generator: np.random.Generator) -> list
 
 
 def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Generator) -> Ints:
-    """Return the group of clients that has waited longest for its selection (Eqs. 24, 25).
+    """Return the group of clients that has waited longest for its selection (CATA-Fed).
+
+    Source: Eqs. 24 and 25.
 
     The wait of a group is the sum of the waits of its clients.
 
@@ -118,7 +120,7 @@ def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Genera
 def in_turn(
     cluster: Ints, clusters: int, size: int, number: int, generator: np.random.Generator
 ) -> Ints:
-    """Draw random clients of one cluster, a different cluster in each round, in turn.
+    """Draw random clients of one cluster; the clusters take turns from round to round.
 
     In round r this is cluster r mod P, or the next cluster that has clients.
 
@@ -155,58 +157,50 @@ def at_random(cluster: Ints, size: int, generator: np.random.Generator) -> Ints:
 
 
 class CataFedParams(CombiningParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy CATA-Fed.
+    """Keys of ``[strategy]`` for CATA-Fed.
 
     Each part of the method can be switched off separately: ``adaptive`` epochs, the ``mitigation``
     of stragglers, and clustering (by ``clusters = 1``). The usual keys of rounds and aggregation
     are added.
+
+    Attributes:
+        deadline: T, for training and upload, from the end of a client's download on; by default the
+            mean time of five epochs.
+        adaptive: a client trains as many epochs as fit into T (ALU). If false, it trains exactly
+            ``local_epochs``, or is a slow straggler.
+        local_epochs: K_local, the epochs of a training if ``adaptive`` is false.
+        mitigation: slow stragglers split their data (straggler mitigation, SMS).
+        upload_time: eps_i, the upload time of a client, is ``reserved`` out of T (Eq. 8) or
+            ``ignored`` (0, as in the paper's experiments). A client expects the time of its last
+            upload of a model; before its first upload, the time that its link alone would need.
+        cut_epoch: when T ends within an epoch, finished ones are ``kept`` (Eq. 13) or ``lost``
+            (Algorithm 2, by the letter).
+        size_reports: after a split the size of the ``largest`` part is reported, or the sizes of
+            ``all`` 2^u parts (Algorithm 2, by the letter).
+        smallest_part: pi, the least size of a part (samples), before rounding.
+        straggler_upload: a slow straggler sends the unchanged ``model`` with its flag, as in the
+            paper, or the ``flag`` alone.
+        clusters: P, the number of clusters.
+        selection: ``proportional-fair``; ``round-robin`` over the clusters; ``random`` out of all
+            connected clients.
+        rejoin: a disconnected client may connect again after 60 s, as a new one. If false, it stays
+            disconnected.
     """
 
     instead: ClassVar[Former] = {**CombiningParams.instead, **former.CATA_FED}
     kind: Literal["cata-fed"] = "cata-fed"
     deadline: DeadlineKey = Relative()
-    """T, for training and upload, from the end of a client's download on; by default the mean time
-    of five epochs.
-    """
     adaptive: bool = True
-    """a client trains as many epochs as fit into T (ALU).
-
-    If false, it trains exactly ``local_epochs``, or is a slow straggler.
-    """
     local_epochs: Epochs = 5
-    """K_local, the epochs of a training if ``adaptive`` is false."""
     mitigation: bool = True
-    """slow stragglers split their data (straggler mitigation, SMS)."""
     upload_time: Literal["reserved", "ignored"] = "reserved"
-    """eps_i, the upload time of a client, is ``reserved`` out of T (Eq. 8) or ``ignored`` (0, as in
-    the paper's experiments). A client expects the time of its last upload of a model; before its
-    first upload, the time that its link alone would need.
-    """
     cut_epoch: Literal["kept", "lost"] = "kept"
-    """when T ends within an epoch, finished ones are ``kept`` (Eq. 13) or ``lost`` (Algorithm 2,
-    by the letter).
-    """
     size_reports: Literal["largest", "all"] = "largest"
-    """after a split the size of the ``largest`` part is reported, or the sizes of ``all`` 2^u parts
-    (Algorithm 2, by the letter).
-    """
     smallest_part: int = Field(default=100, ge=1)
-    """pi, the least size of a part (samples), before rounding."""
     straggler_upload: Literal["model", "flag"] = "model"
-    """a slow straggler sends the unchanged ``model`` with its flag, as in the paper, or the
-    ``flag`` alone.
-    """
     clusters: int = Field(default=4, ge=1)
-    """P, the number of clusters."""
     selection: Literal["proportional-fair", "round-robin", "random"] = "proportional-fair"
-    """``proportional-fair``; ``round-robin`` over the clusters; ``random`` out of all connected
-    clients.
-    """
     rejoin: bool = False
-    """a disconnected client may connect again after 60 s, as a new one.
-
-    If false, it stays disconnected.
-    """
 
     @property
     def not_by_device(self) -> Mapping[str, str]:
@@ -246,9 +240,9 @@ class CataFedParams(CombiningParams):
 
 
 def most_splits(samples: int, smallest_part: int) -> int:
-    """Return how many times a device may halve its training data (CATA-Fed's paper, Eq. 10).
+    """Return how many times a device may halve its training data (CATA-Fed, Eq. 10).
 
-    It is beta = floor(log2(|D| / pi)), so that no part is smaller than pi.
+    The count is beta = floor(log2(|D| / pi)), so that no part is smaller than pi.
 
     Args:
         samples: |D|, the sample count of the device.
@@ -351,25 +345,28 @@ class CataFedClient(SynchronousClient[CataFedParams]):
 
 @dataclass
 class CataFedState(FedAvgState):
-    """State of CATA-Fed's server, saved with a run.
+    """State of CATA-Fed on the server: model, data sizes and clusters of clients, last selections.
 
-    It has the model, and each client's reported data size, cluster, and last selection.
+    Lists have an entry for each client.
+
+    Attributes:
+        sizes: Data size that each client reported last (samples), 0 if the client is disconnected.
+        cluster: Cluster index of each client, -1 if the client is disconnected.
+        zeroed: Round index from which each client's wait is counted, A_i[t] = t - zeroed_i (Eq.
+            21).
+        reported: Whether a size was reported since the last clustering.
+        connecting: Open tasks in which clients report their size to connect, task ID -> client ID.
+        away: Count of unavailable clients that may still connect.
+        waiting: Whether the next round cannot open until a client connects.
     """
 
     sizes: list[int] = field(default_factory=list)
-    """Data size that each client reported last (samples), 0 if the client is disconnected."""
     cluster: list[int] = field(default_factory=list)
-    """Cluster index of each client, -1 if the client is disconnected."""
     zeroed: list[int] = field(default_factory=list)
-    """Round index from which each client's wait is counted, A_i[t] = t - zeroed_i (Eq. 21)."""
     reported: bool = False
-    """Whether a size was reported since the last clustering."""
     connecting: dict[int, int] = field(default_factory=dict)
-    """Open tasks in which clients report their size to connect, task ID -> client ID."""
     away: int = 0
-    """Count of unavailable clients that may still connect."""
     waiting: bool = True
-    """Whether the next round cannot open until a client connects."""
 
 
 class CataFed(FedAvg[CataFedParams]):

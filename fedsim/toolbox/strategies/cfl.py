@@ -72,7 +72,7 @@ class ModelChange(NamedTuple):
 
     @classmethod
     def of(cls, entry: Entry) -> Self:
-        """Return the change of a model by a received update.
+        """Return the change of a model that a received update stands for.
 
         Args:
             entry: the update, with the trained model and the model from which it was trained.
@@ -81,7 +81,7 @@ class ModelChange(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """Cluster of clients, with the finite updates that they have sent in a round.
+    """Cluster of clients in CFL, with the finite updates that they have sent in a round.
 
     Attributes:
         group: index of the cluster.
@@ -97,7 +97,7 @@ class Cluster(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Split of a cluster of clients into two parts, found but not yet carried out.
+    """Split of a cluster of CFL into two parts, computed but not yet carried out.
 
     Attributes:
         group: index of the cluster.
@@ -135,9 +135,18 @@ class CFLClient(SynchronousClient[CFLParams]):
 
 @dataclass
 class CFLState(GroupedState):
-    """State of CFL's server, saved with a run: a tree of clusters with a model for each node.
+    """State of CFL on the server: a tree of clusters, with a model for each node.
 
     The leaves of the tree are the present clusters. A split adds two children to a leaf.
+
+    Attributes:
+        children: Indices of the two children of each node; None for a leaf.
+        pulls: Updates by which the clients of each node were separated when its parent was split.
+        down: Device ID of each client without a cluster -> node that it has reached in the tree.
+        last: Device ID -> last update of the client to its cluster.
+        scale: Mean L2 norm of the first round's updates, for the default thresholds.
+        scheduled: Count of splits done by ``split_rounds``.
+        waiting: Leaves that have not converged, the next one in the order of Algorithm 2 last.
     """
 
     children: list[list[int] | None] = field(default_factory=list)

@@ -12,7 +12,7 @@ from fedsim.toolbox.strategies.grouped import GroupedParams
 
 
 class CFLParams(GroupedParams):
-    """Keys of a scenario's table ``[strategy]`` for CFL, beyond the keys of groups and rounds.
+    """Keys of ``[strategy]`` for CFL, in addition to the keys of groups and rounds.
 
     CFL divides the clients into clusters, each with a model, by splitting clusters in two.
 

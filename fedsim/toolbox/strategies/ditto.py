@@ -13,16 +13,17 @@ from fedsim.world.steps import Computation, Train
 
 
 class DittoParams(AggregatingParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy Ditto.
+    """Keys of ``[strategy]`` for Ditto.
 
-    They are the weight by which personal models are pulled to the global one, in addition to the
-    usual keys of rounds and aggregation.
+    ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
+
+    Attributes:
+        lam: lambda, weight of the pull of personal models to the global one; 0: local training.
     """
 
     trains_more: ClassVar[str] = "with Ditto a client trains its own model too"
     kind: Literal["ditto"] = "ditto"
     lam: float = Field(default=0.1, ge=0.0, le=1e6)
-    """lambda, weight of the pull of personal models to the global one; 0: local training."""
 
 
 class DittoClient(OwnModelClient[DittoParams]):
@@ -45,10 +46,11 @@ class Ditto(Personal[DittoParams]):
     """Personalised federated learning by a second, regularised objective.
 
     Source: Li et al., "Ditto: fair and robust federated learning through personalization" (ICML
-    2021), Algorithm 1. The global model w is FedAvg's. In addition each client of a round makes
-    steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)) of its personal model v_k, with the w
-    that it received. All v_k begin at the initial model. (Clients drawn in proportion to their
-    samples are ``selection = { kind = "power-of-choice", candidates = 1, losses = "reported" }``.)
+    2021), Algorithm 1. The global model w is FedAvg's. In addition each client k of a round trains
+    its personal model v_k by steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)), with its
+    loss F_k and the received w. All v_k begin at the initial model. (Clients drawn in proportion to
+    their samples are ``selection = { kind = "power-of-choice", candidates = 1, losses = "reported"
+    }``.)
 
     As in FedAvg, the global model is sent down and its update up (d parameters each). A client
     whose answer does not arrive goes back to its previous personal model.

@@ -21,10 +21,20 @@ from fedsim.toolbox.strategies.tiers import Tiered, TieredState
 
 
 class FedATParams(StrategyParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy FedAT.
+    """Keys of ``[strategy]`` for FedAT: tiers, clients of a tier's round, training, aggregation.
 
-    They are the number of tiers of devices, the clients and local epochs of a tier's round, the
-    weight of the proximal term, and the aggregation of a tier's updates.
+    A tier is a set of devices of similar speed, which has rounds of its own.
+
+    Attributes:
+        tiers: M, the number of tiers, which have equal numbers of devices.
+        clients_per_round: number of clients that a tier selects in its round, at most all available
+            clients.
+        local_epochs: E, passes of a client over its data.
+        mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda; its default
+            could not be checked.
+        aggregation: how a tier's updates become its model (``parts/aggregation``).
+        retry: a tier without an available client, or without an update, looks again after this time
+            (s).
     """
 
     unaccounted: ClassVar[str] = (
@@ -32,19 +42,11 @@ class FedATParams(StrategyParams):
     )
     kind: Literal["fedat"] = "fedat"
     tiers: int = Field(default=5, ge=1, le=10_000)
-    """M, the number of tiers, which have equal numbers of devices."""
     clients_per_round: int = Field(default=10, ge=1)
-    """number of clients that a tier selects in its round, at most all available clients."""
     local_epochs: Epochs = 1
-    """E, passes of a client over its data."""
     mu: float = Field(default=0.4, ge=0.0, le=1e6)
-    """weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda; its default
-    could not be checked.
-    """
     aggregation: AggregationSpec = Weighted()
-    """how a tier's updates become its model (``parts/aggregation``)."""
     retry: PositiveSeconds = 60.0
-    """a tier without an available client, or without an update, looks again after this time (s)."""
 
     def check(self, devices: int) -> None:
         self.refuse_more("tiers", devices)
@@ -80,22 +82,23 @@ class FedATClient(Client[FedATParams]):
 
 @dataclass
 class FedATState(TieredState, AsynchronousState):
-    """State of FedAT's server, saved with a run.
+    """State of FedAT on the server: the global model, and each tier's model and updates.
 
-    It has the global model, each tier's model and updates, and the tier of each device. Each open
-    task also has the entry ``tier``.
+    Each open task also has the entry ``tier``.
+
+    Attributes:
+        tiers: Model of each tier.
+        counts: T_m, how many times each tier's model was updated.
+        received: Updates that each tier has received in its open round.
+        tier_draws: Count of rounds that each tier has opened.
+        aggregation: Tier index -> state of the tier's aggregation.
     """
 
     tiers: list[Ref] = field(default_factory=list)
-    """Model of each tier."""
     counts: list[int] = field(default_factory=list)
-    """T_m, how many times each tier's model was updated."""
     received: list[list[Entry]] = field(default_factory=list)
-    """Updates that each tier has received in its open round."""
     tier_draws: list[int] = field(default_factory=list)
-    """Count of rounds that each tier has opened."""
     aggregation: dict[int, Any] = field(default_factory=dict)
-    """Tier index -> state of the tier's aggregation."""
 
 
 # The type variable of Asynchronous asks for ``concurrency``, which follows from the tiers here.

@@ -10,18 +10,18 @@ from fedsim.strategies.round_params import AggregatingParams
 
 
 class FedBNParams(AggregatingParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy FedBN.
+    """Keys of ``[strategy]`` for FedBN: which normalisation layers stay on the devices.
 
-    They choose which parts of normalisation layers stay on the devices, in addition to the usual
-    keys of rounds and aggregation.
+    ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
+
+    Attributes:
+        keeps: ``layers`` whose class is called a norm, such as ``BatchNorm2d``, or their running
+            ``statistics`` alone (SiloBN).
     """
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     kind: Literal["fedbn"] = "fedbn"
     keeps: Literal["layers", "statistics"] = "layers"
-    """``layers`` whose class is called a norm, such as ``BatchNorm2d``, or their running
-    ``statistics`` alone (SiloBN).
-    """
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         if self.keeps == "statistics":

@@ -20,30 +20,29 @@ from fedsim.strategies.updates import AsynchronousUpdate
 
 
 class FedCompassParams(AsynchronousParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy FedCompass.
+    """Keys of ``[strategy]`` for FedCompass: bounds of local steps, waiting time, discounts.
 
-    They bound a client's SGD steps, and set the waiting time of a group of clients and the discount
-    of stale updates, in addition to the keys of all asynchronous strategies.
+    ``AsynchronousParams`` describes the keys of all asynchronous strategies.
 
     Attributes:
+        min_steps: Q_min, the least count of SGD steps of a training, and the count of each client's
+            first training.
+        max_steps: Q_max, the largest count of SGD steps of a training.
+        latest_factor: lambda, how long a group waits, relative to the time until its expected
+            arrival.
+        speed_momentum: weight of the latest training in the estimate of a client's time per step.
+        alpha: factor of all updates; the discount of staleness tau is alpha (1 + tau)^-exponent.
+        exponent: exponent of the staleness discount.
         local_epochs: not a key; the number of local steps follows from the client's speed.
     """
 
     kind: Literal["fedcompass"] = "fedcompass"
     min_steps: int = Field(default=20, ge=1)
-    """Q_min, the least count of SGD steps of a training, and the count of each client's first
-    training.
-    """
     max_steps: int = Field(default=100, ge=1)
-    """Q_max, the largest count of SGD steps of a training."""
     latest_factor: float = Field(default=1.2, ge=1.0)
-    """lambda, how long a group waits, relative to the time until its expected arrival."""
     speed_momentum: float = Field(default=0.9, gt=0.0, le=1.0)
-    """weight of the latest training in the estimate of a client's time per step."""
     alpha: float = Field(default=0.9, gt=0.0, le=1.0)
-    """factor of all updates; the discount of staleness tau is alpha (1 + tau)^-exponent."""
     exponent: float = Field(default=0.5, ge=0.0)
-    """exponent of the staleness discount."""
     __annotations__["local_epochs"] = Annotated[None, Field(default=None)]
 
     @model_validator(mode="after")
@@ -65,21 +64,21 @@ class FedCompassParams(AsynchronousParams):
         return 1 + joining / 2
 
     def discount(self, staleness: int) -> float:
-        """Return the factor by which an update's change of the model is multiplied.
+        """Return the factor for the change by a stale update, alpha (1 + staleness)^-exponent.
 
         Args:
             staleness: count of versions of the model published since the client's download.
 
         Returns:
-            alpha (1 + staleness)^-exponent, from 0 to 1.
+            The factor, 0 to 1.
         """
         return float(self.alpha * (1 + staleness) ** -self.exponent)
 
 
 class FedCompassClient(Client[FedCompassParams]):
-    """Client that trains the received model for as many SGD steps as the server asks for.
+    """Client that trains the received model for the count of SGD steps that the server has set.
 
-    It sends the result.
+    The client sends its update.
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
@@ -88,45 +87,49 @@ class FedCompassClient(Client[FedCompassParams]):
 
 @dataclass
 class ArrivalGroup(Entries):
-    """Clients of FedCompass whose local steps are chosen so that they answer at the same time.
+    """Clients of FedCompass that are expected to answer at the same time.
 
-    Their updates are aggregated together.
+    The server chooses their counts of local steps for this purpose, and aggregates their updates
+    together.
+
+    Attributes:
+        expected: Time at which the clients are expected (s).
+        latest: Time after which an answer is late (s).
+        clients: Clients that have not answered yet.
+        arrived: Clients that have answered in time.
+        updates: Updates of the clients that have answered in time.
     """
 
     expected: float
-    """Time at which the clients are expected (s)."""
     latest: float
-    """Time after which an answer is late (s)."""
     clients: list[int] = field(default_factory=list)
-    """Clients that have not answered yet."""
     arrived: list[int] = field(default_factory=list)
-    """Clients that have answered in time."""
     updates: list[AsynchronousUpdate] = field(default_factory=list)
-    """Updates of the clients that have answered in time."""
 
 
 @dataclass
 class FedCompassState(AsynchronousState):
-    """State of FedCompass's server, saved with a run.
+    """State of FedCompass on the server: the model, open arrival groups, speeds of clients.
 
-    It has the model, the open groups of clients that answer together, and each client's measured
-    speed.
+    An arrival group is a set of clients that answer together.
+
+    Attributes:
+        groups: Open arrival groups by index, in the order of their creation.
+        next_group: Index of the next group.
+        group_of: Device -> index of its group, for each device that works for a group.
+        step_s: Device -> estimated time of a local step (s), transfers included.
+        steps: Device -> count of steps of its open training.
+        asked_at: Device -> time at which it was asked (s).
+        late: Late updates, which the next group's aggregation includes.
     """
 
     groups: dict[int, ArrivalGroup] = field(default_factory=dict)
-    """Open arrival groups by index, in the order of their creation."""
     next_group: int = 0
-    """Index of the next group."""
     group_of: dict[int, int] = field(default_factory=dict)
-    """Device -> index of its group, for each device that works for a group."""
     step_s: dict[int, float] = field(default_factory=dict)
-    """Device -> estimated time of a local step (s), transfers included."""
     steps: dict[int, int] = field(default_factory=dict)
-    """Device -> count of steps of its open training."""
     asked_at: dict[int, float] = field(default_factory=dict)
-    """Device -> time at which it was asked (s)."""
     late: list[AsynchronousUpdate] = field(default_factory=list)
-    """Late updates, which the next group's aggregation includes."""
 
 
 class FedCompass(Asynchronous[FedCompassParams]):
@@ -144,8 +147,9 @@ class FedCompass(Asynchronous[FedCompassParams]):
     have answered, or at the group's latest time. A late answer waits for the next aggregation of
     any group. A client's first answer, which shows its speed, is aggregated at once.
 
-    The model becomes w + (1/N) sum_i alpha (1 + tau_i)^-a (w_i - w_i^received) over the answers,
-    with N = ``concurrency`` clients at work and staleness tau_i in versions.
+    The model w becomes w + (1/N) sum_i alpha (1 + tau_i)^-a (w_i - w_i^received) over the answers,
+    with N = ``concurrency``, the trained model w_i of client i, the model w_i^received that it had
+    received, its staleness tau_i in versions, and a = ``exponent``.
 
     Messages are as in FedAsync, the model down and the update up (d parameters each), with the
     number of steps in the header. A client that has answered rests until its group is aggregated.

@@ -14,29 +14,30 @@ from fedsim.strategies.synchronous import SynchronousClient
 
 
 class FedDRParams(SynchronousParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy FedDR.
+    """Keys of ``[strategy]`` for FedDR: constants of the local problem and of the relaxation.
 
-    They are the constants of the local problem and of the relaxation, and the start of SGD, in
-    addition to the usual keys of rounds.
+    ``SynchronousParams`` describes the keys of all strategies in rounds.
+
+    Attributes:
+        eta: eta of the local problem, min f_i(x) + ||x - y_i||^2 / (2 eta).
+        alpha: relaxation; 1: the step of Douglas and Rachford.
+        start: SGD on the local problem begins at its ``center``, y_i, or (published code) at the
+            device's ``own`` last x_i.
     """
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)
 
     kind: Literal["feddr"] = "feddr"
     eta: float = Field(default=1.0, gt=0.0, le=1e6)
-    """eta of the local problem, min f_i(x) + ||x - y_i||^2 / (2 eta)."""
     alpha: float = Field(default=1.0, gt=0.0, lt=2.0)
-    """relaxation; 1: the step of Douglas and Rachford."""
     start: Literal["center", "own"] = "center"
-    """SGD on the local problem begins at its ``center``, y_i, or (published code) at the device's
-    ``own`` last x_i.
-    """
 
 
 class FedDRClient(SynchronousClient[FedDRParams]):
     """Client that moves its point y_i, finds the proximal point x_i by SGD, and sends the change.
 
-    The sent change is the change of 2 x_i - y_i.
+    y_i is the centre of client i's local problem, and x_i, the proximal point, its solution. The
+    client sends the change of 2 x_i - y_i since its last answer.
 
     Entries of a device's state: ``x``, the point x_i; ``y``, the point y_i; ``z``, 2 x_i - y_i as
     the server has received it.
@@ -61,9 +62,9 @@ class FedDRClient(SynchronousClient[FedDRParams]):
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
-        """Return a training's result with the update that FedDR sends instead of the model.
+        """Replace the update of a training by the update that FedDR sends.
 
-        The update is w + (2 x_i - y_i - z), with the received model w, the new points x_i and y_i,
+        This update is w + (2 x_i - y_i - z), with the received model w, the new points x_i and y_i,
         and their last sent combination z.
         """
         assert result.update is not None
@@ -102,10 +103,10 @@ class FedDR(FedAvg[FedDRParams]):
 
     Source: Tran Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting
     algorithms for nonconvex federated composite optimization" (NeurIPS 2021), Algorithm 1, with g =
-    0. Client i moves y_i <- y_i + alpha (w - x_i), finds x_i = prox_(eta f_i)(y_i), and sends the
-    change of 2 x_i - y_i. The model w is the unweighted mean of 2 x_i - y_i over all devices;
-    devices that were never asked count with the first model. Here x_i is found by ``local_epochs``
-    of SGD.
+    0. Client i with the loss f_i moves y_i <- y_i + alpha (w - x_i), finds x_i = prox_(eta
+    f_i)(y_i), the minimum of f_i(x) + ||x - y_i||^2 / (2 eta), and sends the change of 2 x_i - y_i.
+    The model w is the unweighted mean of 2 x_i - y_i over all devices; devices that were never
+    asked count with the first model. Here x_i is found by ``local_epochs`` of SGD.
 
     Messages are as in FedAvg, the model down and the update up (d parameters each). A client whose
     answer does not arrive keeps its x_i and y_i.

@@ -16,9 +16,13 @@ from fedsim.strategies.synchronous import SynchronousClient
 
 
 class FedDynParams(AggregatingParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy FedDyn.
+    """Keys of ``[strategy]`` for FedDyn.
 
-    They are the weight of the regulariser, in addition to the usual keys of rounds and aggregation.
+    ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
+
+    Attributes:
+        alpha: weight of the regulariser.
+        aggregation: rule that combines the updates of a round.
     """
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)
@@ -28,15 +32,14 @@ class FedDynParams(AggregatingParams):
 
     kind: Literal["feddyn"] = "feddyn"
     alpha: float = Field(default=0.01, gt=0.0, le=1e6)
-    """weight of the regulariser."""
     aggregation: AggregationSpec = Mean()
 
 
 class FedDynClient(SynchronousClient[FedDynParams]):
     """Client that trains by SGD with FedDyn's linear and proximal terms, and sends the result.
 
-    The objective is L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2, with the received model
-    theta, from which the training begins.
+    Client k minimises L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2, with its loss L_k and
+    the received model theta, from which the training begins.
 
     Entries of a device's state: ``moved``, s_k, the sum over the client's answers of (update -
     theta).
@@ -58,15 +61,19 @@ class FedDynClient(SynchronousClient[FedDynParams]):
 
 @dataclass
 class FedDynState(FedAvgState):
-    """State of FedDyn's server, saved with a run.
+    """State of FedDyn on the server: the model, and the summed changes by devices' updates.
 
-    It has the model, and the mean over all devices of the changes by their updates, summed so far.
+    A change is an update minus the model that the device had received.
+
+    Attributes:
+        moved: s, the mean of s_k over all devices. s_k is the sum of a device's moves, see
+            ``FedDyn``.
+        moves: Device ID -> s_k of each device that has answered; filled only by a robust
+            aggregation.
     """
 
     moved: Ref = field(init=False)
-    """s, the mean of s_k over all devices. s_k is the sum of a device's moves, see ``FedDyn``."""
     moves: dict[int, Ref] = field(default_factory=dict)
-    """Device ID -> s_k of each device that has answered; filled only by a robust aggregation."""
 
 
 class FedDyn(FedAvg[FedDynParams]):

@@ -15,7 +15,7 @@ from fedsim.strategies.round_params import RoundParams
 
 
 class FedNovaParams(FedProxParams):
-    """Keys of a scenario's table ``[strategy]`` for FedNova, in addition to the keys of FedProx.
+    """Keys of ``[strategy]`` for FedNova, in addition to the keys of FedProx.
 
     Attributes:
         mu: weight of the proximal term; by default 0, plain local SGD.
@@ -38,7 +38,7 @@ class FedNovaParams(FedProxParams):
 
 @lru_cache(maxsize=4096)
 def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
-    """Compute the distance that SGD moves if the gradient is always 1, FedNova's ||a||_1.
+    """Compute how far SGD moves in a number of steps if each gradient is 1, FedNova's ||a||_1.
 
     From x = v = 0 each step does v <- momentum v + 1 - pull x, and then x <- x + v.
 
@@ -74,9 +74,9 @@ class FedNova(FedProx):
 
     Source: Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated
     optimization" (NeurIPS 2020), Algorithm 1 and its update rule: w <- w + tau_eff sum_i p_i (w_i -
-    w) / ||a_i||_1, where ||a_i||_1 is the distance that client i's steps reach (``reach``), p_i its
-    weight by ``aggregation``, and tau_eff = sum_i p_i ||a_i||_1 (Eq. 5). If all clients take the
-    same steps, it is FedAvg.
+    w) / ||a_i||_1. Here w is the model, w_i client i's update, ||a_i||_1 the distance that client
+    i's steps move (``reach``), p_i the client's weight by ``aggregation``, and tau_eff = sum_i p_i
+    ||a_i||_1 (Eq. 5). If all clients take the same steps, it is FedAvg.
 
     Messages are as in FedAvg, the model down and the update up (d parameters each). The answer's
     header has the number of steps that the client took.

@@ -11,18 +11,18 @@ from fedsim.strategies.round_params import AggregatingParams
 
 
 class FedPerParams(AggregatingParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy FedPer.
+    """Keys of ``[strategy]`` for FedPer: the last layers, the head, that stay on the devices.
 
-    They choose the last layers, the head, that stay on the devices, in addition to the usual keys
-    of rounds and aggregation.
+    ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
+
+    Attributes:
+        head: kept tensors: the number of last layers with parameters that are kept, or names of
+            tensors, in which * matches anything.
     """
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     kind: Literal["fedper"] = "fedper"
     head: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = 1
-    """kept tensors: the number of last layers with parameters that are kept, or names of tensors,
-    in which * matches anything.
-    """
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         if isinstance(self.head, int):

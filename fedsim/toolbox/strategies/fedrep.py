@@ -14,17 +14,18 @@ from fedsim.world.steps import Computation, Train
 
 
 class FedRepParams(FedPerParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy FedRep.
+    """Keys of ``[strategy]`` for FedRep, in addition to the keys of FedPer.
 
-    They are the epochs in which a device trains its head, the last layers, in addition to the keys
-    of FedPer, by which the head stays on the device.
+    The head is the last layers of the model, which stay on the device.
+
+    Attributes:
+        head_epochs: passes of a device over its data to train its head; ``local_epochs`` train the
+            layers below.
     """
 
     trains_more: ClassVar[str] = "with FedRep a client trains its head too"
     kind: Literal["fedrep"] = "fedrep"  # type: ignore[assignment]
     head_epochs: Epochs = 10
-    """passes of a device over its data to train its head; ``local_epochs`` train the layers below.
-    """
     aggregation: AggregationSpec = Mean()
 
     @property

@@ -16,7 +16,7 @@ from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams, GroupedSta
 
 
 class FeSEMParams(GroupedParams):
-    """Keys of a scenario's table ``[strategy]`` for FeSEM, beyond the keys of groups and rounds.
+    """Keys of ``[strategy]`` for FeSEM, in addition to the keys of groups and rounds.
 
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the
@@ -47,17 +47,20 @@ class FeSEMParams(GroupedParams):
 
 @dataclass
 class FeSEMState(GroupedState):
-    """State of FeSEM's server, saved with a run.
+    """State of FeSEM on the server: the groups' models, and each client's last model.
 
-    It has the groups' models, and each client's last model.
+    A client that has not trained has the initial model.
+
+    Attributes:
+        last: Last model of each client, at first the initial model.
+        senders: IDs of the clients that have sent a model, ascending.
+        begun: Whether k-means has made the first groups, for which enough clients must send a
+            model.
     """
 
     last: list[Ref] = field(default_factory=list)
-    """Last model of each client, at first the initial model."""
     senders: list[int] = field(default_factory=list)
-    """IDs of the clients that have sent a model, ascending."""
     begun: bool = False
-    """Whether k-means has made the first groups, for which enough clients must send a model."""
 
 
 class FeSEM(Grouped[FeSEMParams]):

@@ -18,7 +18,7 @@ from fedsim.toolbox.strategies.lcfl_params import LCFLParams
 
 
 class FLHCParams(LCFLParams):
-    """Keys of a scenario's table ``[strategy]`` for FL+HC, in addition to the keys of LCFL.
+    """Keys of ``[strategy]`` for FL+HC, in addition to the keys of LCFL.
 
     Attributes:
         measure: the distance of two updates: by the norm ``l1`` or ``l2``, or 1 minus their cosine

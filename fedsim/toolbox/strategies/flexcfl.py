@@ -32,11 +32,19 @@ from fedsim.world.steps import Computation
 
 
 class FlexCFLParams(PlainDeadline, MigratingParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy FlexCFL.
+    """Keys of ``[strategy]`` for FlexCFL: how devices are grouped, when, and how groups interact.
 
-    They choose how devices are grouped, when, and whether groups move towards each other, in
-    addition to the usual keys of groups and rounds. The defaults are taken from the published
-    experiments on MNIST.
+    The keys of strategies with groups and rounds are allowed too. The defaults are taken from the
+    published experiments on MNIST.
+
+    Attributes:
+        measure: the similarity of devices: ``edc`` (Eq. 7), by the cosines of their updates with
+            the m leading singular directions of all updates; ``madc`` (Eq. 6), by the mean absolute
+            difference of their cosines with all other updates.
+        clusterer: None: k-means with ``edc``, complete linkage with ``madc``; ``random``: each of m
+            random devices begins a group (RCC).
+        moment: pre-training before the first round; newcomers; and when devices' data have shifted.
+        eta_g: the learning rate between groups; 0 keeps them apart.
     """
 
     instead: ClassVar[Former] = {**MigratingParams.instead, **former.FLEXCFL}
@@ -47,20 +55,11 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Epochs = 10
     measure: Literal["edc", "madc"] = "edc"
-    """the similarity of devices: ``edc`` (Eq. 7), by the cosines of their updates with the m
-    leading singular directions of all updates; ``madc`` (Eq. 6), by the mean absolute difference of
-    their cosines with all other updates.
-    """
     clusterer: Annotated[RandomGroups, Registry.of("clusterer", RandomGroups)] | None = None
-    """None: k-means with ``edc``, complete linkage with ``madc``; ``random``: each of m random
-    devices begins a group (RCC).
-    """
     moment: Annotated[PreTraining, Registry.of("moment", PreTraining, usual="pre-training")] = (
         PreTraining()
     )
-    """pre-training before the first round; newcomers; and when devices' data have shifted."""
     eta_g: float = Field(default=0.0, ge=0.0, le=1e6)
-    """the learning rate between groups; 0 keeps them apart."""
 
     @property
     def not_by_device(self) -> Mapping[str, str]:
@@ -91,10 +90,10 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         return self.moment.steps or 50
 
     def pretrained(self, devices: int) -> int:
-        """Return how many devices train the initial model so that the groups can be made.
+        """Return how many devices are pre-trained, that is, train the initial model to form groups.
 
-        They are alpha m devices, at most all, with m groups and alpha = ``moment.devices``; with
-        random groups one device for each group.
+        The count is alpha m, at most all devices, with m groups and alpha = ``moment.devices``;
+        with random groups it is one device for each group.
 
         Args:
             devices: count of all devices.
@@ -112,12 +111,12 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 
 
 def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False) -> Floats:
-    """Compute the coefficients of all groups' models in each group's next model (Eq. 20).
+    """Compute the coefficients by which each group's next model mixes all groups' models (Eq. 20).
 
-    By the step, groups move towards each other. In the paper group j's next model is w_j + eta
-    times the sum of w_l / ||w_l|| over l != j (Algorithm 2), so that each round adds up to eta (m -
-    1) to its norm. The published code divides this model by 1 + the sum of eta / ||w_l||. A model
-    of zeros has no direction, and adds nothing.
+    This step moves FlexCFL's groups towards each other. w_l is the model of group l. In the paper
+    group j's next model is w_j + eta times the sum of w_l / ||w_l|| over l != j (Algorithm 2), so
+    that each round adds up to eta (m - 1) to its norm. The published code divides this model by 1 +
+    the sum of eta / ||w_l||. A model of zeros has no direction, and adds nothing.
 
     Args:
         norms: ||w_l|| of each group's model, float64 [m].
@@ -143,9 +142,9 @@ _MOST_FAILURES = 100
 
 @pure
 def nearest_direction(models: list[Floats32]) -> Floats:
-    """Find the group direction with the largest cosine with a device's update (section 3.3).
+    """Find the group of FlexCFL whose direction is most similar to a device's update.
 
-    The update is the trained model minus the initial model.
+    The update is the trained model minus the initial model. Similarity is the cosine (section 3.3).
 
     Args:
         models: the initial model, the trained model, and the m directions, float32 [d] each.
@@ -209,25 +208,28 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
 
 @dataclass
 class FlexCFLState(GroupedState):
-    """State of FlexCFL's server, saved with a run.
+    """State of FlexCFL on the server: the groups' models and directions, each device's group.
 
-    It has the initial model, the model and the direction of each group, and each device's group.
+    A group's direction is the mean update of its first members.
+
+    Attributes:
+        initial: w0, the initial model.
+        directions: Direction of each group.
+        pretraining: Open tasks of the group cold start, task ID -> device ID.
+        pretrained: (device ID, trained model) of each device that has answered in the group cold
+            start.
+        attempts: Count of group cold starts.
+        failures: Count of group cold starts in which too few devices answered.
+        informed: Whether each device has received the directions.
     """
 
     initial: Ref = field(init=False)
-    """w0, the initial model."""
     directions: list[Ref] = field(default_factory=list)
-    """Direction of each group."""
     pretraining: dict[int, int] = field(default_factory=dict)
-    """Open tasks of the group cold start, task ID -> device ID."""
     pretrained: list[tuple[int, Ref]] = field(default_factory=list)
-    """(device ID, trained model) of each device that has answered in the group cold start."""
     attempts: int = 0
-    """Count of group cold starts."""
     failures: int = 0
-    """Count of group cold starts in which too few devices answered."""
     informed: list[bool] = field(default_factory=list)
-    """Whether each device has received the directions."""
 
 
 class FlexCFL(Migrating[FlexCFLParams]):

@@ -26,7 +26,7 @@ from fedsim.toolbox.strategies.sizes import (
 
 
 class FLoRAParams(CutParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy FLoRA.
+    """Keys of ``[strategy]`` for FLoRA.
 
     ``sizes`` are the ranks of devices' adapters. The largest allowed rank is ``model.lora.rank``.
     """
@@ -72,11 +72,11 @@ def merged(
     tensors: list[tuple[str, list[int]]],
     scale: float,
 ) -> NDArray[np.floating]:
-    """Merge the low-rank adapters of all updates into the model's weights, and draw fresh ones.
+    """Merge the low-rank adapters of all updates into the model's weights (FLoRA).
 
-    A layer's adapter is a pair of matrices A and B. Its weights move by the weighted mean of scale
-    B A over the updates. Updates that are not finite are left out. A fresh A is drawn like a dense
-    layer's weights; a fresh B is 0.
+    Fresh adapters replace them. A layer's adapter is a pair of matrices A and B. Its weights move
+    by the weighted mean of scale B A over the updates. Updates that are not finite are left out. A
+    fresh A is drawn like a dense layer's weights; a fresh B is 0.
 
     Args:
         models: the present model and the updates, flat, float32 [d] each.
@@ -126,16 +126,17 @@ class FLoRAClient(CutClient):
 
 @dataclass
 class FLoRAState(CutState):
-    """State of FLoRA's server, saved with a run.
+    """State of FLoRA on the server: the model, and the stacks of adapters that devices receive.
 
-    It has the model, the size of each stack of adapters, and how many stacks each device has
-    received.
+    A stack has the adapters of all updates of an aggregation.
+
+    Attributes:
+        stacks: Count of values in the stack of each aggregation.
+        served: Device ID -> count of stacks that the device had received when it last answered.
     """
 
     stacks: list[int] = field(default_factory=list)
-    """Count of values in the stack of each aggregation."""
     served: dict[int, int] = field(default_factory=dict)
-    """Device ID -> count of stacks that the device had received when it last answered."""
 
 
 class FLoRA(CutModels):

@@ -25,29 +25,30 @@ DevicePair = tuple[int, int]
 
 
 class FPFCParams(SynchronousParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy FPFC.
+    """Keys of ``[strategy]`` for FPFC: constants of the penalty and of its minimisation.
 
-    They are the constants of the penalty that draws devices' models together, and of its
-    minimisation by ADMM, in addition to the usual keys of rounds.
+    The penalty draws the models of devices together; it is minimised by ADMM. ``SynchronousParams``
+    describes the keys of all strategies in rounds.
+
+    Attributes:
+        lam: lambda, the strength of the penalty; 0: local training.
+        rho: rho of the augmented Lagrangian: how strongly a device is held to the model that it
+            receives.
+        a: a of SCAD: models that are farther apart than a lam are not penalised.
+        xi: distance of two models below which the penalty is smooth.
+        nu: devices whose difference theta is at most this long are in one group.
+        layers: distances are between whole models (``all``), or between their last layers
+            (``last``, an option of the authors' code). With ``last`` the whole difference of two
+            models shrinks by the factor of the last layer.
     """
 
     kind: Literal["fpfc"] = "fpfc"
     lam: float = Field(default=1.0, ge=0.0, le=1e6)
-    """lambda, the strength of the penalty; 0: local training."""
     rho: float = Field(default=1.0, gt=0.0, le=1e6)
-    """rho of the augmented Lagrangian: how strongly a device is held to the model that it receives.
-    """
     a: float = Field(default=3.7, gt=1.0, le=1e6)
-    """a of SCAD: models that are farther apart than a lam are not penalised."""
     xi: float = Field(default=1e-4, gt=0.0, le=1e6)
-    """distance of two models below which the penalty is smooth."""
     nu: float = Field(default=1e-3, ge=0.0, le=1e6)
-    """devices whose difference theta is at most this long are in one group."""
     layers: Literal["all", "last"] = "all"
-    """distances are between whole models (``all``), or between their last layers (``last``, an
-    option of the authors' code). With ``last`` the whole difference of two models shrinks by the
-    factor of the last layer.
-    """
 
     @model_validator(mode="after")
     def _check_convexity(self) -> Self:
@@ -85,26 +86,27 @@ class FPFCClient(SynchronousClient[FPFCParams]):
 
 @dataclass
 class FPFCState(SynchronousState):
-    """State of FPFC's server, saved with a run.
+    """State of FPFC on the server: models of devices and groups, differences of pairs.
 
-    It has the model of each device and of each group, and the penalised difference of each pair of
-    devices. A pair is (i, j) with device IDs i < j.
+    A pair of devices is (i, j) with i < j. theta is the pair's penalised difference, v its dual.
+
+    Attributes:
+        first: The initial model of the run.
+        own: Device ID -> model w_i of each device that has answered.
+        samples: Device ID -> count of training samples of each device that has answered.
+        pairs: Pair of devices -> theta and v, as one array [2 d].
+        apart: Pair of devices -> ||theta||, the L2 norm of the pair's difference.
+        group: Device ID -> group ID of each device that has answered.
+        models: Group ID -> model of the group.
     """
 
     first: Ref = field(init=False)
-    """The initial model of the run."""
     own: dict[int, Ref] = field(default_factory=dict)
-    """Device ID -> model w_i of each device that has answered."""
     samples: dict[int, int] = field(default_factory=dict)
-    """Device ID -> count of training samples of each device that has answered."""
     pairs: dict[DevicePair, Ref] = field(default_factory=dict)
-    """Pair of devices -> theta and v, as one array [2 d]."""
     apart: dict[DevicePair, float] = field(default_factory=dict)
-    """Pair of devices -> ||theta||, the L2 norm of the pair's difference."""
     group: dict[int, int] = field(default_factory=dict)
-    """Device ID -> group ID of each device that has answered."""
     models: dict[int, Ref] = field(default_factory=dict)
-    """Group ID -> model of the group."""
 
 
 class FPFC(Synchronous[FPFCParams]):
@@ -143,10 +145,10 @@ class FPFC(Synchronous[FPFCParams]):
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        """Return the message to a device: z_i, the model towards which its training is pulled.
+        """Return the message to a device: the model z_i towards which its training is pulled.
 
-        z_i is the mean over all devices j of w_j + theta_ij - v_ij / rho. A device that has never
-        answered receives the initial model.
+        z_i is the mean over all devices j of w_j + theta_ij - v_ij / rho, with the symbols of the
+        class. A device that has never answered receives the initial model.
         """
         models = self.state.own
         pairs = self.state.pairs
@@ -293,11 +295,12 @@ def begin_of_last_layer(tensors: Sequence[Tensor]) -> int:
 
 
 def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
-    """Compute the length of a vector after the proximal step of SCAD's penalty, which shrinks it.
+    """Compute the length of a vector after the proximal step of SCAD's penalty (FPFC).
 
-    It is the t that minimises g(t) + rho / 2 (t - length)^2. g is SCAD's penalty, smooth at 0:
-    g'(t) is lam t / xi up to xi, then lam up to lam, then (a lam - t) / (a - 1) up to a lam, then
-    0.
+    The vector is the difference of two devices' models, plus a multiplier over rho; the step
+    shortens it. The result is the t that minimises g(t) + rho / 2 (t - length)^2, with g SCAD's
+    penalty, smoothed at 0. Its slope g'(t) is lam t / xi up to t = xi, then lam up to t = lam, then
+    (a lam - t) / (a - 1) up to t = a lam, then 0.
 
     Args:
         length: ||delta||, the length before the step.
@@ -322,7 +325,7 @@ def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
 def fused(
     models: list[Floats32], begin: int, lam: float, rho: float, a: float, xi: float
 ) -> Floats:
-    """Compute the penalised difference of two devices' models and its dual, by a step of ADMM.
+    """Compute the penalised difference of two devices' models, and its dual, by a step of ADMM.
 
     The difference theta stands for w_i - w_j. With delta = w_i - w_j + v / rho, theta becomes delta
     shrunk by SCAD's penalty, and the dual v becomes rho (delta - theta).
@@ -351,9 +354,10 @@ def fused(
 
 @pure
 def held_to(models: list[Floats32], signs: list[float], rho: float) -> Floats:
-    """Compute z_i, the model that device i receives and towards which its training is pulled.
+    """Compute the model z_i to which the training of device i is pulled (FPFC).
 
-    It is the mean over all devices j of w_j + theta_ij - v_ij / rho.
+    z_i is the mean over all devices j of w_j + theta_ij - v_ij / rho: w_j is the model of device j,
+    theta_ij the penalised difference of the pair, and v_ij its dual.
 
     Args:
         models: the model of the device and of each other device [d], then theta and v of the pair
@@ -374,7 +378,7 @@ def held_to(models: list[Floats32], signs: list[float], rho: float) -> Floats:
 
 @pure
 def apart(models: list[Floats32], begin: int) -> Floats:
-    """Compute the length of the penalised difference theta of each pair of devices.
+    """Compute the length of the penalised difference theta for each pair of devices (FPFC).
 
     Args:
         models: theta and its dual v of each pair, as one array [2 d] each.

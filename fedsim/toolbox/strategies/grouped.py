@@ -49,10 +49,10 @@ class ClusteredParams(SelectingParams, CombiningParams):
 
 
 class PlainDeadline(SelectingParams):
-    """Keys of ``[strategy]`` of strategies whose deadline counts from the start of a round.
+    """Keys of ``[strategy]`` for strategies whose deadline counts from the start of a round.
 
-    It is a time or a quantile of times. A deadline in epochs, or one that counts from each client's
-    download, is refused.
+    The deadline is a time or a quantile of times. A deadline in epochs, or one that counts from
+    each client's download, is refused.
     """
 
     @model_validator(mode="after")
@@ -66,7 +66,7 @@ class PlainDeadline(SelectingParams):
 
 
 class GroupedParams(ClusteredParams, SynchronousParams):
-    """Keys of ``[strategy]`` of grouped strategies that select a round's clients from all groups.
+    """Keys of ``[strategy]`` for strategies with groups whose rounds ask clients of all groups.
 
     A group is a set of devices that share a model. A round asks ``clients_per_round`` clients.
     """
@@ -98,16 +98,23 @@ class Preparation(Entries):
 
 @dataclass
 class GroupedState(SynchronousState):
-    """State of the server of a strategy with groups of devices, saved with a run.
+    """State of a strategy with groups of devices on the server: models, groups, preparations.
 
-    It has the model of each group, the group of each device, and the open preparations, which are
-    tasks by which a device's group is found.
+    A preparation is a task by which the group of a device is found.
+
+    Attributes:
+        models: Model of each group.
+        group: Group index of each device, -1 for a device without a group.
+        asked: Whether each device has ever been selected for a round.
+        preparing: Open preparations, task ID -> (device ID, whether the round waits for the
+            preparation).
+        prepared: Preparations that have ended at this simulated time, see ``Grouped.assign``.
+        unprepared: IDs of the devices that must be prepared before they train again, the first one
+            first.
     """
 
     models: list[Ref] = field(default_factory=list)
-    """Model of each group."""
     group: list[int] = field(default_factory=list)
-    """Group index of each device, -1 for a device without a group."""
     asked: list[bool] = field(default_factory=list)
     """Whether each device has ever been selected for a round."""
     preparing: dict[int, Preparation] = field(default_factory=dict)
@@ -115,11 +122,10 @@ class GroupedState(SynchronousState):
     prepared: list[Preparation] = field(default_factory=list)
     """Preparations that have ended at this simulated time, see ``Grouped.assign``."""
     unprepared: list[int] = field(default_factory=list)
-    """IDs of the devices that must be prepared before they train again, the first one first."""
 
 
 class Grouped(Synchronous[G]):
-    """Base of strategies in rounds with a model for each group of devices.
+    """Base of strategies in rounds that train a model for each group of devices.
 
     A device without a group, or whose data have shifted, first does a task called preparation, by
     which its group is found; the task is part of a round or outside the rounds. In a round, its
@@ -138,7 +144,7 @@ class Grouped(Synchronous[G]):
     # hooks of strategies
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """Return the task by which a device's group is found, its preparation; by default None.
+        """Return the task that finds a device's group (its preparation); by default None.
 
         Args:
             device: ID of the device.
@@ -159,7 +165,7 @@ class Grouped(Synchronous[G]):
         """
 
     def contents_after_preparation(self, device: int) -> Contents:
-        """Return the training message to a device whose group was found in the same round.
+        """Return the training message for a device whose group was found in the same round.
 
         By default it is the message to any device of the round.
 
@@ -180,7 +186,7 @@ class Grouped(Synchronous[G]):
     # groups
 
     def move(self, device: int, group: int, why: str) -> None:
-        """Move a device into a group, and record it among the run's events if its group changes.
+        """Assign a device to a group, and record it if the device's group changes.
 
         Args:
             device: ID of the device.
@@ -311,10 +317,10 @@ class Grouped(Synchronous[G]):
     # preparation of devices
 
     def must_prepare(self, device: int) -> None:
-        """Mark a device for a preparation, a task by which its group is found anew.
+        """Mark a device for a preparation, the task that finds its group anew.
 
-        It is done in the round if the device has just been selected. Otherwise it is done outside
-        the rounds, now or when the device is available.
+        The preparation belongs to the round if the device has just been selected. Otherwise it
+        takes place outside the rounds, now or when the device is available.
 
         Args:
             device: ID of the device.
@@ -355,10 +361,9 @@ class Grouped(Synchronous[G]):
         self._prepare_aside(device)
 
     def is_preparing(self, device: int) -> bool:
-        """Return whether a device's preparation is unfinished.
+        """Return whether a running or finished task is about to give a device its group.
 
-        The preparation is the task by which the device's group is found. It is unfinished while the
-        task runs, and until the group is assigned.
+        Such a task (preparation) counts until the device is assigned to a group.
 
         Args:
             device: ID of the device.
@@ -440,9 +445,9 @@ class Grouped(Synchronous[G]):
 def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
     """Compute how far a device's label counts are from its earlier counts (FlexCFL, Eq. 9).
 
-    ``aligned_l1`` is 1/C sum |c_k - r_k|. ``sorted_counts`` is the Wasserstein distance of the two
-    count vectors taken as samples, as in the published code. For ``oracle`` the distance is
-    infinite.
+    With the counts c and r below and C classes, ``aligned_l1`` is the mean of |c_k - r_k| over the
+    classes k. ``sorted_counts`` is the Wasserstein distance of the two count vectors taken as
+    samples, as in the published code. For ``oracle`` the distance is infinite.
 
     Args:
         counts: c, the present sample count of each class, int64 [C].
@@ -461,16 +466,19 @@ def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
 
 
 class MigratingParams(GroupedParams):
-    """Keys of ``[strategy]`` of strategies in which a device may change its group.
+    """Keys of ``[strategy]`` for strategies in which a device may change its group.
 
-    They choose when: in each round, or when the device's data have shifted.
+    The key ``moment`` determines when: in each round, or when the device's data have shifted.
+
+    Attributes:
+        moment: the moments at which devices choose their group: each round, and when their data
+            shift.
     """
 
     instead: ClassVar[Former] = {**GroupedParams.instead, **former.MIGRATION}
     moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = (
         EachRound()
     )
-    """the moments at which devices choose their group: each round, and when their data shift."""
 
     @property
     def usual_shift(self) -> ShiftTest:
@@ -478,9 +486,9 @@ class MigratingParams(GroupedParams):
 
     @property
     def shift(self) -> ShiftTest:
-        """Name of the test by which devices detect a shift, a change of their data during the run.
+        """Test by which devices detect a shift, a change of their data during the run.
 
-        It is the test in ``moment``, or else the strategy's usual test.
+        The test is ``moment.shift``, or else the strategy's usual test.
         """
         return self.moment.shift or self.usual_shift
 
@@ -496,12 +504,12 @@ class MigratingClient(SynchronousClient[M]):
     """
 
     def settles(self, device: Device, instruction: Instruction) -> bool:
-        """Return whether a task determines the group of the device that carries it out.
+        """Return whether a task is one by which a device finds its group.
 
         The device's label counts in such a task become the reference for later shifts.
 
         Args:
-            device: the device.
+            device: the device on which this code runs, with its data and its state.
             instruction: the message that has started the task.
         """
         raise NotImplementedError
@@ -541,7 +549,7 @@ class Migrating(Grouped[M]):
             self.must_prepare(device)
 
     def settle(self, device: int, group: int, newcomer: str = "cold-start") -> None:
-        """Move a device into a group, after it has trained and reported what the choice of it needs.
+        """Assign a device to a group at the end of the task by which it has found the group.
 
         Args:
             device: ID of the device.

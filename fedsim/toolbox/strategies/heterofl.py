@@ -18,7 +18,7 @@ from fedsim.toolbox.strategies.sizes import CutModels, CutParams
 def mean_of_holders(
     models: list[NDArray[np.float32]], weights: list[float], places: list[Places], which: list[int]
 ) -> NDArray[np.floating]:
-    """Compute each parameter's weighted mean over the finite updates that have this parameter.
+    """Compute for each parameter the weighted mean over the updates that contain it (HeteroFL).
 
     An update of a smaller size has only some ranges of the parameters (Eqs. 1 to 3). A parameter
     that no update has keeps its value in the present model.
@@ -45,7 +45,7 @@ def mean_of_holders(
 
 
 class HeteroFLParams(CutParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy HeteroFL.
+    """Keys of ``[strategy]`` for HeteroFL.
 
     ``sizes`` are the widths of devices' models: shares of each layer's channels and units.
     """

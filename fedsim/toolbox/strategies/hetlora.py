@@ -15,7 +15,7 @@ from fedsim.toolbox.strategies.sizes import CutModels, CutParams, by_name
 
 
 class HetLoRAParams(CutParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy HetLoRA.
+    """Keys of ``[strategy]`` for HetLoRA.
 
     ``sizes`` are the ranks of devices' adapters. The largest allowed rank is ``model.lora.rank``.
     """

@@ -19,7 +19,7 @@ from fedsim.strategies.updates import Update
 
 
 class HierFAVGParams(SelectingParams, CombiningParams):
-    """Keys of a scenario's table ``[strategy]`` for HierFAVG, beyond the keys of rounds.
+    """Keys of ``[strategy]`` for HierFAVG, in addition to the keys of rounds.
 
     An edge server aggregates the updates of some clients; in a round it does so in several edge
     rounds.
@@ -71,7 +71,7 @@ class HierFAVGParams(SelectingParams, CombiningParams):
 
 
 class HierFAVGClient(SynchronousClient[HierFAVGParams]):
-    """Client that trains the edge server's model for ``kappa1`` SGD steps, and sends the result.
+    """Client that trains its edge server's model for ``kappa1`` SGD steps, and sends its update.
 
     If ``kappa1`` is None, it trains for ``local_epochs`` passes over its data.
     """
@@ -82,14 +82,14 @@ class HierFAVGClient(SynchronousClient[HierFAVGParams]):
 
 @dataclass
 class EdgeRound(State):
-    """State of an edge server in a round of the run, in which it has several edge rounds.
+    """State of an edge server within a round of HierFAVG, in which it has several edge rounds.
 
     In an edge round the edge server's clients train its model, which becomes the mean of their
     updates.
 
     Attributes:
-        clients: IDs of the edge server's clients that still take part.
         remaining: count of edge rounds that remain, including the open one.
+        clients: IDs of the edge server's clients that still take part.
         model: the edge server's model.
         start: the global model with which its round began.
         open: IDs of its clients' open tasks.
@@ -112,21 +112,23 @@ class EdgeRound(State):
 
 @dataclass
 class HierFAVGState(FedAvgState):
-    """State of HierFAVG's server, saved with a run.
+    """State of HierFAVG on the server: the global model, and each edge server's part of the round.
 
-    It has the global model, and what each edge server has received in the open round.
+    ``EdgeRound`` is the state of an edge server.
+
+    Attributes:
+        edges: Edge server ID -> state of each edge server that has not finished the open round.
+        arrived: Models of edge servers that the server has received in the round.
+        valid: Count of clients whose last task of the round brought an update.
+        over: Whether the deadline of the round has passed.
+        cloud: State of the aggregation by which the server averages the edge servers' models.
     """
 
     edges: dict[int, EdgeRound] = field(default_factory=dict)
-    """Edge server ID -> state of each edge server that has not finished the open round."""
     arrived: list[Entry] = field(default_factory=list)
-    """Models of edge servers that the server has received in the round."""
     valid: int = 0
-    """Count of clients whose last task of the round brought an update."""
     over: bool = False
-    """Whether the deadline of the round has passed."""
     cloud: dict[str, object] = field(default_factory=dict)
-    """State of the aggregation by which the server averages the edge servers' models."""
 
 
 class HierFAVG(FedAvg[HierFAVGParams]):

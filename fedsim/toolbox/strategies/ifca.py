@@ -35,10 +35,16 @@ from fedsim.world.steps import Computation, Evaluate, Train
 
 
 class IFCAParams(MigratingParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy IFCA.
+    """Keys of ``[strategy]`` for IFCA.
 
-    They choose whether models or gradients are averaged, and how, in addition to the usual keys of
-    groups and rounds.
+    The keys of strategies with groups and rounds are allowed too.
+
+    Attributes:
+        aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the
+            published code of FlexCFL.
+        averaging: mean of ``models`` (Algorithm 1, option II), or of ``gradients`` (option I): each
+            client makes one step on all of its data, and a group's model moves by the sum of its
+            clients' steps, divided by the number of all clients of the round.
     """
 
     instead: ClassVar[Former] = {**MigratingParams.instead, **former.IFCA}
@@ -47,14 +53,7 @@ class IFCAParams(MigratingParams):
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Annotated[Epochs, OnlyWith("averaging", values=("models",))] = 10
     aggregation: Annotated[AggregationSpec, OnlyWith("averaging", values=("models",))] = Mean()
-    """``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code
-    of FlexCFL.
-    """
     averaging: Literal["models", "gradients"] = "models"
-    """mean of ``models`` (Algorithm 1, option II), or of ``gradients`` (option I): each client
-    makes one step on all of its data, and a group's model moves by the sum of its clients' steps,
-    divided by the number of all clients of the round.
-    """
 
     @property
     def not_by_device(self) -> Mapping[str, str]:
@@ -111,10 +110,13 @@ class IFCAClient(MigratingClient[IFCAParams]):
 
 @dataclass
 class IFCAState(GroupedState):
-    """State of IFCA's server, saved with a run: the groups' models, and each device's group."""
+    """State of IFCA on the server: the groups' models, and each device's group.
+
+    Attributes:
+        chosen_in: ID of the task in which each device last chose its group, -1 before the first.
+    """
 
     chosen_in: list[int] = field(default_factory=list)
-    """ID of the task in which each device last chose its group, -1 before the first."""
 
 
 class IFCA(Migrating[IFCAParams]):
@@ -194,7 +196,7 @@ class IFCA(Migrating[IFCAParams]):
 
 
 class HypClusterParams(IFCAParams):
-    """Keys of a scenario's table ``[strategy]`` for HypCluster: the keys of IFCA, other defaults.
+    """Keys of ``[strategy]`` for HypCluster: the keys of IFCA with other defaults.
 
     The mean is weighted by samples, a training is one epoch, and the first rounds do not ask the
     clients in turn.

@@ -36,10 +36,10 @@ from fedsim.world.steps import Computation, Evaluate, Train
 
 
 class LCFLClient(SynchronousClient[LCFLParams]):
-    """Client that trains a local model w_i, tests all devices' models, and trains its cluster's.
+    """Client that trains a local model, compares all devices' models, and trains its cluster's.
 
-    It sends w_i and the losses of the other devices' models, or gradients, from which the server
-    makes the clusters.
+    Device i sends its local model w_i, and then the losses of other devices' models on its data, or
+    gradients. From these the server forms the clusters.
 
     Entries of a device's state: ``own``, the local model w_i, until the device has been compared;
     ``gradient``, the gradient of the last mini-batch of w_i's training; ``unsent-gradient``, this
@@ -118,28 +118,32 @@ class LCFLClient(SynchronousClient[LCFLParams]):
 
 @dataclass
 class LCFLState(GroupedState):
-    """State of LCFL's server, saved with a run.
+    """State of LCFL on the server: local models before the clustering, clusters' models after it.
 
-    Before the clustering it has the global model and the local models of the devices, afterwards
-    the model of each cluster and the cluster of each device.
+    Before the clustering there is also the global model.
+
+    Attributes:
+        global_model: Global model, which the warm-up trains and at which clusters begin.
+        clustered: Whether the devices have been clustered.
+        campaign: State of the open campaign, see ``Campaign``.
+        local_models: Device ID -> w_i, the last model that the device has sent. Empty after the
+            clustering.
+        starts: Device ID -> model from which the device's local model was trained.
+        compared: IDs of the devices whose models are compared. Empty after the clustering.
+        reports: Device ID -> losses (``Lazy``) or gradient (``Ref``) that a compared device has
+            sent.
+        admitting: Whether devices without a cluster choose one, as the models of all clusters
+            differ.
     """
 
     global_model: Ref = field(init=False)
-    """Global model, which the warm-up trains and at which clusters begin."""
     clustered: bool = False
-    """Whether the devices have been clustered."""
     campaign: CampaignState = field(default_factory=CampaignState)
-    """State of the open campaign, see ``Campaign``."""
     local_models: dict[int, Ref] = field(default_factory=dict)
-    """Device ID -> w_i, the last model that the device has sent. Empty after the clustering."""
     starts: dict[int, Ref] = field(default_factory=dict)
-    """Device ID -> model from which the device's local model was trained."""
     compared: list[int] = field(default_factory=list)
-    """IDs of the devices whose models are compared. Empty after the clustering."""
     reports: dict[int, Any] = field(default_factory=dict)
-    """Device ID -> losses (``Lazy``) or gradient (``Ref``) that a compared device has sent."""
     admitting: bool = False
-    """Whether devices without a cluster choose one, as the models of all clusters differ."""
 
 
 class LCFL(Grouped[LCFLParams]):

@@ -20,13 +20,18 @@ _BY_GRADIENTS = ("grad-cos", "last-batch-cos")
 
 
 class AverageLinkage(Hierarchical):
-    """Agglomerative clustering, by default with average linkage as in LCFL's published code."""
+    """Agglomerative clustering with average linkage by default, as in LCFL's published code.
+
+    Attributes:
+        linkage: distance of two clusters: the ``single`` (least), ``complete`` (largest) or
+            ``average`` distance of their members.
+    """
 
     linkage: Linkage = "average"
 
 
 class LCFLParams(PlainDeadline, ClusteredParams):
-    """Keys of a scenario's table ``[strategy]`` for LCFL, beyond the keys of groups and rounds.
+    """Keys of ``[strategy]`` for LCFL, in addition to the keys of groups and rounds.
 
     The defaults are those of its published code on Rotated MNIST.
 
@@ -93,10 +98,10 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     @property
     def second_campaign(self) -> str | None:
-        """Name of the task that each device does between its local training and the clustering.
+        """Name of the task of each device between its local training and the clustering.
 
-        It is ``exchange``, testing the other devices' models, or ``gradient``, sending a gradient;
-        None if the measure of distance needs neither.
+        ``exchange``: to test all devices' models; ``gradient``: to send a gradient; None if the
+        measure of distance needs neither.
         """
         if self.measure in _BY_GRADIENTS:
             return "gradient"
@@ -116,7 +121,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
 
 def share_of(count: int, participation: float) -> int:
-    """Return how many of a number of devices a round asks, at least one.
+    """Return the count of devices that a round asks if it asks a share of them; at least one.
 
     Args:
         count: count of devices to choose from.

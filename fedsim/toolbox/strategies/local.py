@@ -14,16 +14,18 @@ from fedsim.strategies.synchronous import Synchronous, SynchronousClient, Synchr
 
 
 class LocalParams(SelectingParams):
-    """Keys of a scenario's table ``[strategy]`` for ``local``, in which devices train alone.
+    """Keys of ``[strategy]`` for ``local``, in which devices train alone.
 
-    They are the number of devices that train in a round, in addition to the usual keys of rounds.
+    The keys of strategies in rounds are allowed too.
+
+    Attributes:
+        clients_per_round: number of devices that train in a round; None: every available one.
     """
 
     sends_models: ClassVar[bool] = False
     only_own_models: ClassVar[bool] = True
     kind: Literal["local"] = "local"
     clients_per_round: int | None = None  # type: ignore[assignment]
-    """number of devices that train in a round; None: every available one."""
 
     def check(self, devices: int) -> None:
         super().check(devices)
@@ -55,10 +57,13 @@ class LocalClient(SynchronousClient[LocalParams]):
 
 @dataclass
 class LocalState(SynchronousState):
-    """State of a run of the strategy ``local``, saved with the run: each device's model."""
+    """State of the strategy ``local``: each device's model.
+
+    Attributes:
+        own: Personal model of each device, for the evaluation.
+    """
 
     own: list[Ref] = field(default_factory=list)
-    """Personal model of each device, for the evaluation."""
 
 
 class Local(Synchronous[LocalParams]):

@@ -11,50 +11,57 @@ from fedsim.strategies.state import Entries
 
 
 class MIFAParams(SynchronousParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy MIFA.
+    """Keys of ``[strategy]`` for MIFA.
 
-    They choose how devices without an update count, in addition to the usual keys of rounds.
+    ``SynchronousParams`` describes the keys of all strategies in rounds.
+
+    Attributes:
+        unheard: treatment of devices that have not answered yet. ``left-out``: the mean is over the
+            devices that have answered. ``zero``: such a device counts with an update of 0, as in
+            Algorithm 1 if not all devices answer in the first round.
     """
 
     kind: Literal["mifa"] = "mifa"
     unheard: Literal["left-out", "zero"] = "left-out"
-    """treatment of devices that have not answered yet.
-
-    ``left-out``: the mean is over the devices that have answered. ``zero``: such a device counts
-    with an update of 0, as in Algorithm 1 if not all devices answer in the first round.
-    """
 
 
 @dataclass
 class Memory(Entries):
     """Latest update of a device, which MIFA's server stores and uses again in later rounds.
 
-    It is stored as the change of the model, with the learning rate of the training.
+    The update is stored as the change of the model, with the learning rate of the training.
+
+    Attributes:
+        change: Trained model minus received model.
+        lr: Learning rate of the training; the paper's G is -change / lr.
     """
 
     change: Ref
-    """Trained model minus received model."""
     lr: float
-    """Learning rate of the training; the paper's G is -change / lr."""
 
 
 @dataclass
 class MIFAState(FedAvgState):
-    """State of MIFA's server, saved with a run: the model, and each device's latest update."""
+    """State of MIFA on the server: the model, and each device's latest update.
+
+    Attributes:
+        memory: Device -> its latest update, for each device that has answered.
+    """
 
     memory: dict[int, Memory] = field(default_factory=dict)
-    """Device -> its latest update, for each device that has answered."""
 
 
 class MIFA(FedAvg[MIFAParams]):
     """Memory-augmented impatient federated averaging.
 
     Source: Gu, Huang, Zhang and Huang, "Fast federated learning in the presence of arbitrary device
-    unavailability" (NeurIPS 2021, arXiv 2106.04159), Algorithm 1. With the latest update G_i of
-    each device, w <- w - eta (1/N) sum_i G_i, where G_i = (w_received - w_i) / eta_received. The
-    mean is over all N devices, absent ones included, and not weighted by samples. The server waits
-    for nobody: a device that is absent counts with its last update. A round without any answer
-    moves the model as well.
+    unavailability" (NeurIPS 2021, arXiv 2106.04159), Algorithm 1. The server moves the model w by
+    the mean of the latest updates G_i of all devices: w <- w - eta (1/N) sum_i G_i, with the
+    learning rate eta. G_i is (w_received - w_i) / eta_received: the model that device i received,
+    minus its trained model w_i, divided by the learning rate of that training. The mean is over all
+    N devices, absent ones included, and not weighted by samples. The server waits for nobody: a
+    device that is absent counts with its last update. A round without any answer moves the model as
+    well.
 
     In the paper every device answers in the first round. Here the key ``unheard`` determines how
     devices without an answer count.

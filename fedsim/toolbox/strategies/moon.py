@@ -13,24 +13,26 @@ from fedsim.toolbox.strategies.personal import OwnModelClient
 
 
 class MOONParams(AggregatingParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy MOON.
+    """Keys of ``[strategy]`` for MOON: weight and temperature of the contrastive loss.
 
-    They are the weight and the temperature of the contrastive loss, in addition to the usual keys
-    of rounds and aggregation.
+    ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
+
+    Attributes:
+        mu: weight of the contrastive term; 0 is FedAvg, without passes of other models.
+        temperature: tau, by which similarities are divided.
     """
 
     kind: Literal["moon"] = "moon"
     mu: float = Field(default=1.0, ge=0.0, le=1e6)
-    """weight of the contrastive term; 0 is FedAvg, without passes of other models."""
     temperature: float = Field(default=0.5, gt=0.0, le=1e6)
-    """tau, by which similarities are divided."""
 
 
 class MOONClient(OwnModelClient[MOONParams]):
     """Client that trains with MOON's contrastive loss, and sends the result.
 
     The loss holds the model's representation of each sample near the received model's
-    representation, and away from that of the client's own last model, which it stores.
+    representation, and away from the representation by the client's own last model, which the
+    client stores.
     """
 
     def __init__(self, params: MOONParams, setting: RunInfo) -> None:

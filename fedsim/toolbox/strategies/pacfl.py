@@ -47,9 +47,16 @@ _LINKS: Mapping[Linkage, Callable[[NDArray[np.float64]], np.float64]] = {
 
 
 class PACFLParams(GroupedParams):
-    """Keys of a scenario's table ``[strategy]`` for PACFL, beyond the keys of groups and rounds.
+    """Keys of ``[strategy]`` for PACFL, in addition to the keys of groups and rounds.
 
     Attributes:
+        vectors: p, the singular vectors of a class, or of a client's data.
+        angle: proximity of two clients: the ``smallest`` angle, or the ``sum`` of the angles of
+            vectors of the same position.
+        beta: distance (degrees) below which two clusters are merged. A newcomer that is farther
+            from all clusters begins a new one. None: clusters are merged until ``groups`` remain.
+        linkage: distance of two clusters: the ``single`` (least), ``complete`` (largest) or
+            ``average`` distance of two members.
         groups: the number of clusters, if ``beta`` is not given.
         as: ``published-code``: p vectors of each class of a client's data, and the smallest angle
             of any two vectors; ``paper``: p vectors of all of its data, and the smallest principal
@@ -61,19 +68,9 @@ class PACFLParams(GroupedParams):
     kind: Literal["pacfl"] = "pacfl"
     local_epochs: Epochs = 10
     vectors: int = Field(default=3, ge=1, le=1_000)
-    """p, the singular vectors of a class, or of a client's data."""
     angle: AngleMeasure = "smallest"
-    """proximity of two clients: the ``smallest`` angle, or the ``sum`` of the angles of vectors
-    of the same position.
-    """
     beta: float | None = Field(default=None, gt=0.0)
-    """distance (degrees) below which two clusters are merged. A newcomer that is farther from all
-    clusters begins a new one. None: clusters are merged until ``groups`` remain.
-    """
     linkage: Linkage = "average"
-    """distance of two clusters: the ``single`` (least), ``complete`` (largest) or ``average``
-    distance of two members.
-    """
 
 
 class PACFLClient(SynchronousClient[PACFLParams]):
@@ -136,19 +133,21 @@ def signature(
 
 @dataclass
 class PACFLState(GroupedState):
-    """State of PACFL's server, saved with a run.
+    """State of PACFL on the server: clusters, their models, and devices' singular vectors.
 
-    It has the clusters' models, and the cluster and the singular vectors of each device.
+    Devices describe their data by singular vectors, from which the clusters are formed.
+
+    Attributes:
+        initial: The initial model, with which each cluster begins.
+        campaign: State of the campaign in which the first clients send their vectors.
+        signatures: Device ID -> its singular vectors, and their count.
+        clustered: Whether the clusters have been made.
     """
 
     initial: Ref = field(init=False)
-    """The initial model, with which each cluster begins."""
     campaign: CampaignState = field(default_factory=CampaignState)
-    """State of the campaign in which the first clients send their vectors."""
     signatures: dict[int, tuple[Lazy, int]] = field(default_factory=dict)
-    """Device ID -> its singular vectors, and their count."""
     clustered: bool = False
-    """Whether the clusters have been made."""
 
 
 class PACFL(Grouped[PACFLParams]):

@@ -9,7 +9,7 @@ from fedsim.strategies.synchronous import S, SynchronousClient
 
 
 class OwnModelClient(SynchronousClient[S]):
-    """Client with a personal model, which stays on the device.
+    """Base of clients with a personal model, which stays on the device.
 
     Its answers have that model in the header ``own``, where the evaluation reads it. The header
     costs no bytes.
@@ -30,7 +30,7 @@ class OwnModelClient(SynchronousClient[S]):
         own: Ref,
         otherwise: Ref,
     ) -> Contents:
-        """Return the client's answer with its update, and with its personal model in the header.
+        """Build the client's answer: its update, and its personal model in the header for tests.
 
         Args:
             device: the device that answers.
@@ -53,8 +53,8 @@ class Personal(FedAvg[S]):
     """Base of strategies like FedAvg that also keep a personal model on each device.
 
     An answer has the personal model in the header ``own``, for tests only. It costs no bytes, as
-    the model does not leave the device. It is tested on the device's test samples. A device without
-    a personal model, such as a newcomer, is tested with the global model.
+    the model does not leave the device. The personal model is tested on the device's test samples.
+    A device without a personal model, such as a newcomer, is tested with the global model.
     """
 
     score: Literal["pooled", "device-mean"] = "device-mean"

@@ -15,23 +15,25 @@ from fedsim.world.steps import Computation, Train
 
 
 class PFedMeParams(AggregatingParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy pFedMe.
+    """Keys of ``[strategy]`` for pFedMe.
 
-    They are the counts of a client's local rounds and steps, the pull of the personal model to the
-    local one, and the local learning rate, in addition to the usual keys of rounds and aggregation.
-    The paper's beta is the learning rate of ``server = "sgd"``.
+    The paper's beta is the learning rate of ``server = "sgd"``. ``AggregatingParams`` describes the
+    keys of all strategies with rounds and aggregation.
+
+    Attributes:
+        lam: lambda, weight of the pull of the personal model to the local one.
+        local_rounds: R, local rounds of a client in a round, each on another batch.
+        steps: K, SGD steps on that batch to the personal model, at the learning rate of
+            ``[training]``.
+        eta: learning rate of the local model.
     """
 
     trains_more: ClassVar[str] = "with pFedMe a client trains 'local_rounds' times"
     kind: Literal["pfedme"] = "pfedme"
     lam: float = Field(default=15.0, gt=0.0, le=1e6)
-    """lambda, weight of the pull of the personal model to the local one."""
     local_rounds: int = Field(default=20, ge=1, le=10_000)
-    """R, local rounds of a client in a round, each on another batch."""
     steps: int = Field(default=5, ge=1, le=100_000)
-    """K, SGD steps on that batch to the personal model, at the learning rate of ``[training]``."""
     eta: float = Field(default=0.005, gt=0.0, le=1e6)
-    """learning rate of the local model."""
     aggregation: AggregationSpec = Mean()
 
     @property
@@ -50,17 +52,17 @@ class PFedMeParams(AggregatingParams):
 
 
 class PFedMeClient(OwnModelClient[PFedMeParams]):
-    """Client that fits its personal model R times, each time near its local model.
+    """Client that trains a personal model R times, each time pulled to its local model.
 
-    After each fit the local model moves towards the personal one. The local model is sent to the
-    server; the personal model stays on the device.
+    After each training the local model moves towards the personal one. The local model is sent to
+    the server; the personal model stays on the device.
     """
 
     def local(self, received: Ref, rounds: int) -> PreviousResult:
-        """Return the local model w_r after r local rounds, as a mix of personal models.
+        """Return the local model after r local rounds, as a linear combination of models.
 
-        w_r = (1 - eta lambda) w_(r-1) + eta lambda theta_(r-1), with w_0 = ``received`` and theta_r
-        the personal model that training r fits.
+        The local model w_r is (1 - eta lambda) w_(r-1) + eta lambda theta_(r-1), with w_0 =
+        ``received`` and the personal model theta_r that training r makes.
 
         Args:
             received: the model that the client has received.
@@ -71,10 +73,11 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
         return PreviousResult(((received, (1.0 - step) ** rounds), *enumerate(factors)))
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """Return R trainings of the personal model theta, each of K steps on one batch.
+        """Return R trainings of the personal model, each of K steps on one batch.
 
-        The loss is loss(batch) + lambda / 2 ||theta - w_r||^2, with the local model w_r. The first
-        training begins at the received model, each later training at the theta before.
+        The loss is loss(batch) + lambda / 2 ||theta - w_r||^2, with the personal model theta and
+        the local model w_r. The first training begins at the received model, each later one at the
+        result of the one before.
         """
         params = self.params
         received = instruction["model"]
@@ -114,11 +117,11 @@ class PFedMe(Personal[PFedMeParams]):
     """Personalised federated learning with Moreau envelopes.
 
     Source: T Dinh, Tran and Nguyen, "Personalized federated learning with Moreau envelopes"
-    (NeurIPS 2020), Algorithm 1. From the received w a client makes R local rounds, with w_0 = w. In
-    each it finds theta = argmin f(theta; batch) + lambda / 2 ||theta - w_r||^2 by K steps, and then
-    w_(r+1) = w_r - eta lambda (w_r - theta). It sends w_R. The next global model is (1 - beta) w +
-    beta times the mean of all w_R. Only the clients of a round compute; in the paper all clients
-    compute, and some are sampled.
+    (NeurIPS 2020), Algorithm 1. A client that has received the model w makes R local rounds r, with
+    the local model w_0 = w. In each it finds its personal model theta = argmin f(theta; batch) +
+    lambda / 2 ||theta - w_r||^2 by K steps, and then w_(r+1) = w_r - eta lambda (w_r - theta). The
+    client sends w_R. The next global model is (1 - beta) w + beta times the mean of all w_R. Only
+    the clients of a round compute; in the paper all clients compute, and some are sampled.
 
     Messages are as in FedAvg, the model down and w_R up (d parameters each). Batches are drawn as
     for SGD. A client's last theta is its personal model.

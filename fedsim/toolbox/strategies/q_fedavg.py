@@ -17,19 +17,19 @@ from fedsim.world.steps import Computation, Evaluate
 
 
 class QFedAvgParams(SynchronousParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy q-FedAvg.
+    """Keys of ``[strategy]`` for q-FedAvg.
 
-    They are the exponent q of fairness and the Lipschitz constant, in addition to the usual keys of
-    rounds.
+    ``SynchronousParams`` describes the keys of all strategies in rounds.
+
+    Attributes:
+        q: fairness: the objective is the sum of the devices' F_k^(q+1) / (q+1); 0: FedAvg's.
+        lipschitz: L, an estimate of the Lipschitz constant of the gradient; None: 1 / learning
+            rate, as in the paper.
     """
 
     kind: Literal["q-fedavg"] = "q-fedavg"
     q: float = Field(default=0.1, ge=0.0, le=100.0)
-    """fairness: the objective is the sum of the devices' F_k^(q+1) / (q+1); 0: FedAvg's."""
     lipschitz: float | None = Field(default=None, gt=0.0)
-    """L, an estimate of the Lipschitz constant of the gradient; None: 1 / learning rate, as in the
-    paper.
-    """
 
     @property
     def trains_more(self) -> str | None:
@@ -57,12 +57,12 @@ class QFedAvgClient(SynchronousClient[QFedAvgParams]):
 def fair_weights(
     losses: NDArray[np.float64], norms: NDArray[np.float64], q: float, lipschitz: float
 ) -> NDArray[np.float64]:
-    """Compute the factors by which clients' changes move the model in q-FedAvg (Algorithm 2).
+    """Compute the factor of each client's change in the server's step of q-FedAvg (Algorithm 2).
 
-    The received model is w, and client k's update w_k. With delta_w_k = L (w - w_k), Delta_k =
-    F_k^q delta_w_k and h_k = q F_k^(q-1) ||delta_w_k||^2 + L F_k^q, the step is w <- w - sum_k
-    Delta_k / sum_k h_k. So the factor of w_k - w is L F_k^q / sum_j h_j. The factors are computed
-    relative to the largest loss, which changes no factor but keeps powers in range.
+    The received model is w, client k's update w_k, and its loss F_k. With delta_w_k = L (w - w_k),
+    Delta_k = F_k^q delta_w_k and h_k = q F_k^(q-1) ||delta_w_k||^2 + L F_k^q, the step is w <- w -
+    sum_k Delta_k / sum_k h_k. So the factor of w_k - w is L F_k^q / sum_j h_j. Losses are divided
+    by the largest one, which changes no factor but keeps powers in range.
 
     Args:
         losses: F_k of the received model on each client's data, float64 [K], not negative.

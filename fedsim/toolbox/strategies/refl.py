@@ -19,10 +19,17 @@ from fedsim.toolbox.selection.least import LeastAvailable
 
 
 class REFLParams(AggregatingParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy REFL.
+    """Keys of ``[strategy]`` for REFL: the weights of updates that arrive after their round.
 
-    They set the weights of updates that arrive after their round, in addition to the usual keys of
-    rounds and aggregation.
+    ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
+
+    Attributes:
+        beta: weight of a stale update's deviation, against its staleness.
+        stale_weights: ``boosted``: as in the paper; ``equal``: the weight of a fresh update.
+        boost_scale: divisor of exp(-Lambda / Lambda_max): 1 in the paper, 10 in the published code.
+        aggregation: by default the plain mean, as in the paper; its weights are multiplied by the
+            weights of stale updates.
+        selection: by default the least available clients first.
     """
 
     late_goes_on: ClassVar[bool] = True
@@ -32,19 +39,12 @@ class REFLParams(AggregatingParams):
     beta: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(
         default=0.35, ge=0.0, le=1.0
     )
-    """weight of a stale update's deviation, against its staleness."""
     stale_weights: Literal["boosted", "equal"] = "boosted"
-    """``boosted``: as in the paper; ``equal``: the weight of a fresh update."""
     boost_scale: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(
         default=1.0, ge=1.0, le=1e6
     )
-    """divisor of exp(-Lambda / Lambda_max): 1 in the paper, 10 in the published code."""
     aggregation: AggregationSpec = Mean()
-    """by default the plain mean, as in the paper; its weights are multiplied by the weights of
-    stale updates.
-    """
     selection: SelectionSpec = LeastAvailable()
-    """by default the least available clients first."""
 
     @model_validator(mode="after")
     def _check_weights(self) -> Self:
@@ -65,12 +65,13 @@ def stale_weights(
     count: int,
     scale: float = 1.0,
 ) -> list[float]:
-    """Compute the weights of stale updates, relative to 1 for a fresh update (section 4.2).
+    """Compute the weight of each stale update in REFL, relative to 1 for a fresh update.
 
-    A stale update is from a client that began in an earlier round. Its weight is (1 - beta) / (tau
-    + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale). Lambda = ||f - (s + n f) / (n + 1)||^2 /
-    ||f||^2 is the relative distance by which a stale update s moves the mean f of n fresh updates.
-    Lambda_max is the largest Lambda of the round. Without f the weight is 1 / (tau + 1).
+    A stale update is from a client that began in an earlier round (section 4.2). Its weight is (1 -
+    beta) / (tau + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale). Lambda = ||f - (s + n f) / (n
+    + 1)||^2 / ||f||^2 is the relative distance by which a stale update s moves the mean f of n
+    fresh updates. Lambda_max is the largest Lambda of the round. Without f the weight is 1 / (tau +
+    1).
 
     Args:
         staleness: tau of each stale update, the count of rounds since its training began.
@@ -103,16 +104,17 @@ def stale_weights(
 
 @dataclass
 class REFLState(FedAvgState):
-    """State of REFL's server, saved with a run.
+    """State of REFL on the server: the model, running late tasks, and arrived late updates.
 
-    It has the model, the tasks that go on after their round, and the late updates that have
-    arrived.
+    A late task is one that continues after its round has closed.
+
+    Attributes:
+        late: Tasks that continue after their round has closed, task ID -> round index.
+        stale: Updates of late tasks that have arrived in the open round, each with its ``round``.
     """
 
     late: dict[int, int] = field(default_factory=dict)
-    """Tasks that continue after their round has closed, task ID -> round index."""
     stale: list[Entry] = field(default_factory=list)
-    """Updates of late tasks that have arrived in the open round, each with its ``round``."""
 
 
 class REFL(FedAvg[REFLParams]):

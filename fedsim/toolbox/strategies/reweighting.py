@@ -15,7 +15,7 @@ _PULL = 1e-6
 
 
 def class_imbalance(counts: Ints, samples: int | None = None) -> Floats:
-    """Compute how unequal the class counts of each device are (RFedAvg's paper, Eq. 17).
+    """Compute how unequal the class counts of each device are (RFedAvg, Eq. 17).
 
     The class imbalance I_k is the sum over M classes of |D/M - D_k^m|.
 
@@ -32,10 +32,11 @@ def class_imbalance(counts: Ints, samples: int | None = None) -> Floats:
 
 
 def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
-    """Compute the class imbalance I_C of each cluster (RFedAvg, steps 1 and 2 after Eq. 17).
+    """Compute the class imbalance I_C of each cluster from its devices' imbalances (RFedAvg).
 
-    It is the largest I_k of a member, minus the samples of all other members. I_C is at least 1
-    sample, as it could become negative if I_k is computed from a device's own sample count.
+    I_C is the largest imbalance I_k of a member, minus the samples of all other members (steps 1
+    and 2 after Eq. 17). I_C is at least 1 sample, as it could become negative if I_k is computed
+    from a device's own sample count.
 
     Args:
         imbalance: I_k of each device, how unequal its class counts are (samples), float64 [n].
@@ -55,7 +56,7 @@ def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequenc
 
 
 def class_shares(counts: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
-    """Compute the share of each class in each cluster's samples.
+    """Compute the share of each class in the samples of each cluster of devices.
 
     Args:
         counts: sample count of each device and class, int64 [n, M].
@@ -70,7 +71,7 @@ def class_shares(counts: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
 
 
 def optimal_weights(shares: Floats) -> Floats:
-    """Compute the cluster weights whose mixture of data is nearest to equal class shares.
+    """Compute the cluster weights whose mixture of data comes nearest to equal class shares.
 
     This is the benchmark "Optimal" of RFedAvg's paper (Theorem 1, Q1): the minimiser of ||B p -
     1/M||^2 over p >= 0 with sum 1. Of several minimisers the result is the minimiser of least norm.
@@ -103,7 +104,7 @@ def optimal_weights(shares: Floats) -> Floats:
 
 
 def by_kmeans(gradients: Floats32, groups: int, generator: np.random.Generator) -> Clusters:
-    """Cluster gradients of devices by k-means.
+    """Cluster devices by k-means of their gradients.
 
     There are fewer clusters than ``groups`` if there are fewer distinct gradients.
 
@@ -122,7 +123,9 @@ def by_kmeans(gradients: Floats32, groups: int, generator: np.random.Generator) 
 
 
 def class_ratio(mixture: Floats) -> float | None:
-    """Return the largest share of a class in some data divided by the smallest (RFedAvg, Eq. 3).
+    """Return the largest share of a class in a mixture of data, divided by the smallest share.
+
+    Source: RFedAvg, Eq. 3.
 
     Args:
         mixture: the share of each of M classes, float64 [M].

@@ -37,7 +37,7 @@ from fedsim.world.steps import Computation
 
 
 class RFedAvgParams(SynchronousParams):
-    """Keys of a scenario's table ``[strategy]`` for RFedAvg, beyond the usual keys of rounds.
+    """Keys of ``[strategy]`` for RFedAvg, in addition to the keys of rounds.
 
     Attributes:
         local_epochs: gradient steps of a client on all of its data; 1 in the paper.
@@ -129,32 +129,33 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
 
 @dataclass
 class RFedAvgState(FedAvgState):
-    """State of RFedAvg's server, saved with a run.
+    """State of RFedAvg on the server: the model, and the devices' last reports.
 
-    It has the model, and what each device has last reported: its size, class imbalance, class
-    counts.
+    Devices report sizes, class imbalances and class counts.
+
+    Attributes:
+        sizes: Size that each device reported last (samples); None before its first report.
+        reporting: Open tasks in which devices report their size, device ID -> task ID.
+        begun: Whether the first round has been opened.
+        total: D, the sum of the reported sizes in the open round (samples).
+        informed: Value of D that each device received last (samples).
+        imbalance: Class imbalance I_k that each device reported last (samples).
+        counts: Device ID -> class counts that the device reported last, for ``optimal``.
+        first_loss: l_0, the mean of the losses reported first.
+        loss: l_t, the mean of the losses reported last.
+        cluster: Device ID -> cluster index of each device of the round.
     """
 
     sizes: list[int | None] = field(default_factory=list)
-    """Size that each device reported last (samples); None before its first report."""
     reporting: dict[int, int] = field(default_factory=dict)
-    """Open tasks in which devices report their size, device ID -> task ID."""
     begun: bool = False
-    """Whether the first round has been opened."""
     total: int = 0
-    """D, the sum of the reported sizes in the open round (samples)."""
     informed: list[int] = field(default_factory=list)
-    """Value of D that each device received last (samples)."""
     imbalance: list[float] = field(default_factory=list)
-    """Class imbalance I_k that each device reported last (samples)."""
     counts: dict[int, list[int]] = field(default_factory=dict)
-    """Device ID -> class counts that the device reported last, for ``optimal``."""
     first_loss: float | None = None
-    """l_0, the mean of the losses reported first."""
     loss: float | None = None
-    """l_t, the mean of the losses reported last."""
     cluster: dict[int, int] = field(default_factory=dict)
-    """Device ID -> cluster index of each device of the round."""
 
 
 class RFedAvg(FedAvg[RFedAvgParams]):

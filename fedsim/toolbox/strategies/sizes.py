@@ -30,10 +30,16 @@ from fedsim.strategies.synchronous import SynchronousClient
 
 
 class CutParams(AggregatingParams):
-    """Keys of ``[strategy]`` of strategies whose devices train parts of the global model.
+    """Keys of ``[strategy]`` for strategies whose devices train parts of the global model.
 
-    They are the sizes of the parts, and whether sizes are drawn anew in each round, in addition to
-    the usual keys of rounds and aggregation.
+    ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
+
+    Attributes:
+        sizes: sizes of the devices' models: a table by the kinds of devices
+            (``population.device``), or a list from which each device's size is drawn, uniformly and
+            once.
+        redraw: a device's size is drawn anew in each round, uniformly from the sizes up to its own
+            (of a list: from all).
     """
 
     by: ClassVar[CutBy]
@@ -42,13 +48,7 @@ class CutParams(AggregatingParams):
         "the server has to know which numbers each client has sent"
     )
     sizes: dict[str, float] | list[float] = Field(min_length=1)
-    """sizes of the devices' models: a table by the kinds of devices (``population.device``), or a
-    list from which each device's size is drawn, uniformly and once.
-    """
     redraw: bool = False
-    """a device's size is drawn anew in each round, uniformly from the sizes up to its own (of a
-    list: from all).
-    """
 
     @model_validator(mode="after")
     def _check_means(self) -> Self:
@@ -78,12 +78,12 @@ class CutParams(AggregatingParams):
 
     @property
     def all_sizes(self) -> list[float]:
-        """All distinct sizes of devices' models in the key ``sizes``, ascending."""
+        """Distinct sizes of devices' models in the key ``sizes``, ascending."""
         sizes = self.sizes.values() if isinstance(self.sizes, dict) else self.sizes
         return sorted({*sizes})
 
     def places(self, setting: RunInfo) -> dict[float, Places]:
-        """Return the parts of the global model that devices of each size train and send.
+        """Return which parameters of the global model a device of each size trains and sends.
 
         Args:
             setting: facts of the run, with the model's tensors.
@@ -100,7 +100,7 @@ class CutParams(AggregatingParams):
 def places_within(
     setting: RunInfo, part: Sequence[Tensor], mask: Sequence[bool] | None = None
 ) -> Places:
-    """Return the ranges of the flat global model that hold a smaller model.
+    """Return the ranges of a flat global model that hold a smaller model.
 
     The smaller model is the leading part of each tensor. In runs without learning only the count of
     values matters, and they are one range: a wide model would have a range for each row of its
@@ -121,9 +121,9 @@ def places_within(
 def leading(
     whole: Sequence[Tensor], part: Sequence[Tensor], mask: Sequence[bool] | None = None
 ) -> Places:
-    """Return the ranges of a flat model that hold a smaller model.
+    """Return the ranges of a flat model that hold the leading part of each of its tensors.
 
-    The smaller model has the leading part of each tensor.
+    This part is a smaller model, which a device trains.
 
     Args:
         whole: the tensors of the model, in the order of the flat model.
@@ -184,17 +184,19 @@ class CutClient(SynchronousClient[CutParams]):
 
 @dataclass
 class CutState(FedAvgState):
-    """State of the server of a strategy whose devices train parts of the global model.
+    """State of strategies whose devices train smaller models, on the server.
 
-    It is saved with a run.
+    Saved with a run.
+
+    Attributes:
+        zero: Model in which all parameters are 0.
     """
 
     zero: Ref = field(init=False)
-    """Model in which all parameters are 0."""
 
 
 class CutModels(FedAvg[CutParams]):
-    """FedAvg whose devices train smaller models, which are parts of the global model.
+    """Base of FedAvg-like strategies whose devices train smaller models, parts of the global one.
 
     A device receives a part of the parameters, and all other parameters are 0. In layers with ReLU
     between, and in adapters, these zeros have no gradient and add nothing, so that the device
@@ -223,7 +225,7 @@ class CutModels(FedAvg[CutParams]):
         await super().on_start()
 
     def size_of(self, device: int) -> float:
-        """Return the size of a device's model in the present round.
+        """Return the size of a device's model in the present round, as in the key ``sizes``.
 
         Args:
             device: ID of the device.

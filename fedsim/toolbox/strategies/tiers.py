@@ -15,28 +15,31 @@ from fedsim.strategies.state import State
 
 @dataclass
 class TieredState(State):
-    """State of the server of a strategy with tiers, saved with a run.
+    """State of a strategy with tiers on the server: the model, measurements and tiers of devices.
 
-    It has the model, each device's measured data size or latency, and its tier, a class of similar
-    devices.
+    A tier is a class of devices of similar data size or latency.
+
+    Attributes:
+        model: The global model.
+        meeting: Open first tasks of devices, task ID -> (device ID, time (s) at which it was
+            asked).
+        figures: Size (samples) or latency (s) of each device; None before the end of its first
+            task.
+        cuts: Borders of the tiers, for ``tiers_of``; None until all reachable devices are measured.
+        tier: Tier index of each device; None before the end of its first task.
+        members: Device IDs of each tier.
+        dropped: IDs of the devices with too little memory for the training.
+        away: Count of unavailable devices that are measured when they return.
     """
 
     model: Ref = field(init=False)
-    """The global model."""
     meeting: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Open first tasks of devices, task ID -> (device ID, time (s) at which it was asked)."""
     figures: list[float | None] = field(default_factory=list)
-    """Size (samples) or latency (s) of each device; None before the end of its first task."""
     cuts: Any = None
-    """Borders of the tiers, for ``tiers_of``; None until all reachable devices are measured."""
     tier: list[int | None] = field(default_factory=list)
-    """Tier index of each device; None before the end of its first task."""
     members: list[list[int]] = field(default_factory=list)
-    """Device IDs of each tier."""
     dropped: list[int] = field(default_factory=list)
-    """IDs of the devices with too little memory for the training."""
     away: int = 0
-    """Count of unavailable devices that are measured when they return."""
 
 
 class Tiered(Strategy[P]):
@@ -47,6 +50,8 @@ class Tiered(Strategy[P]):
     IDs of the measured devices. ``begin`` sets ``cuts``, the borders of the tiers, assigns these
     devices to their tiers (``_sort_in``), and starts the training. Devices that are measured later
     are assigned to the existing tiers.
+
+    ``tiers_of``, also of the subclass, returns the index of the tier of each given device.
     """
 
     state: TieredState
@@ -144,7 +149,7 @@ def equal_width_bins(values: NDArray[np.float64], tiers: int) -> tuple[float, fl
 def tier_numbers(
     values: NDArray[np.float64], tiers: int, bins: tuple[float, float]
 ) -> NDArray[np.int64]:
-    """Return for each value the index of its tier, a bin of equal width.
+    """Return the tier of each value, if tiers are bins of equal width.
 
     A value on the border of two tiers belongs to the upper tier. A value outside all bins belongs
     to the nearest tier.

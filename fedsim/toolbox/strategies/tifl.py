@@ -25,10 +25,22 @@ _TEST_CLIENTS = 5  # maximum count of clients of each tier that test the model
 
 
 class TiFLParams(AggregatingParams):
-    """Keys of a scenario's table ``[strategy]`` for the strategy TiFL.
+    """Keys of ``[strategy]`` for TiFL: the tiers, and how the tier of a round is drawn.
 
-    They are the number of tiers, the measure by which devices are put into tiers, and the rule by
-    which a round's tier is drawn, in addition to the usual keys of rounds and aggregation.
+    ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
+
+    Attributes:
+        tiers: P, equal-width bins of data size or of latency.
+        tiers_from: ``size``, which each device reports once (as for CATA-Fed), or ``latency`` of a
+            whole task (the original).
+        mode: a round's tier is drawn ``uniform``ly; ``static``: with ``probabilities``; or by
+            ``credits``: the less accurate the model is on a tier's clients, the likelier the tier
+            is, and no tier is drawn more often than it has credits.
+        probabilities: weight of each tier, from the tier with the least data (or latency) on, up to
+            a common factor. The paper's, of five tiers: fast 1, 0, 0, 0, 0; random .7, .1, .1, .05,
+            .05; slow 0, 0, 0, 0, 1.
+        credits: number of rounds for each tier; by default the planned rounds divided by the tiers.
+        interval: I, the number of rounds between two tests; by default the number of tiers.
     """
 
     looks_at_each: ClassVar[str | None] = "TiFL has phases of its own between rounds"
@@ -36,29 +48,15 @@ class TiFLParams(AggregatingParams):
     instead: ClassVar[Former] = {**AggregatingParams.instead, **former.TIFL}
     kind: Literal["tifl"] = "tifl"
     tiers: int = Field(default=5, ge=1)
-    """P, equal-width bins of data size or of latency."""
     tiers_from: Literal["size", "latency"] = "size"
-    """``size``, which each device reports once (as for CATA-Fed), or ``latency`` of a whole task
-    (the original).
-    """
     mode: Literal["uniform", "static", "credits"] = "uniform"
-    """a round's tier is drawn ``uniform``ly; ``static``: with ``probabilities``; or by ``credits``:
-    the less accurate the model is on a tier's clients, the likelier the tier is, and no tier is
-    drawn more often than it has credits.
-    """
     probabilities: list[Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] | None = None
-    """weight of each tier, from the tier with the least data (or latency) on, up to a common
-    factor. The paper's, of five tiers: fast 1, 0, 0, 0, 0; random .7, .1, .1, .05, .05; slow 0, 0,
-    0, 0, 1.
-    """
     credits: Annotated[int | None, OnlyWith("mode", values=("credits",))] = Field(
         default=None, ge=1
     )
-    """number of rounds for each tier; by default the planned rounds divided by the tiers."""
     interval: Annotated[int | None, OnlyWith("mode", values=("credits",))] = Field(
         default=None, ge=1
     )
-    """I, the number of rounds between two tests; by default the number of tiers."""
 
     @model_validator(mode="after")
     def _check_probabilities(self) -> Self:
@@ -95,7 +93,7 @@ def credit_probabilities(
     accuracies: Sequence[float | None],
     credits: Sequence[int],  # noqa: A002
 ) -> list[float]:
-    """Compute the probability with which each tier is drawn, larger for a lower accuracy.
+    """Compute the probability with which TiFL draws each tier: larger for a lower accuracy.
 
     This is TiFL's ``ChangeProbs``. A tier has credits, the number of rounds in which it can still
     be drawn. The n tiers with credits are sorted by ascending accuracy. The tier of rank r = 0..n-1
@@ -126,8 +124,8 @@ def credit_probabilities(
 class TiFLClient(SynchronousClient[TiFLParams]):
     """Client that trains as FedAvg's client does, reports its size, and tests the model.
 
-    These are separate tasks. If tiers are by latency, its first task is a whole training, whose
-    time the server measures, in place of the report of its size.
+    Training, report and test are separate tasks. If tiers are by latency, its first task is a whole
+    training, whose time the server measures, in place of the report of its size.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -155,26 +153,27 @@ class TiFLClient(SynchronousClient[TiFLParams]):
 
 @dataclass
 class TiFLState(TieredState, FedAvgState):
-    """State of TiFL's server, saved with a run.
+    """State of TiFL on the server: the model, the tiers with their credits, and test results.
 
-    It has the model, the devices of each tier, each tier's probability and credits, and the
-    accuracies of the last test.
+    A credit is a round in which a tier can still be drawn.
+
+    Attributes:
+        current: Index of the tier drawn last; None before the first draw.
+        probabilities: Weight of each tier in the draw of a round's tier.
+        credits: Count of rounds that remain for each tier.
+        tested: Index of the round before which the last test was made; None before the first test.
+        testing: Open tasks of the test, task ID -> tier index.
+        testers: Tier index -> IDs of the tier's devices that have answered in the test.
+        accuracies: Accuracy of the model on each tier in the last test, 0 to 1; None if unknown.
     """
 
     current: int | None = None
-    """Index of the tier drawn last; None before the first draw."""
     probabilities: list[float] = field(default_factory=list)
-    """Weight of each tier in the draw of a round's tier."""
     credits: list[int] = field(default_factory=list)
-    """Count of rounds that remain for each tier."""
     tested: int | None = None
-    """Index of the round before which the last test was made; None before the first test."""
     testing: dict[int, int] = field(default_factory=dict)
-    """Open tasks of the test, task ID -> tier index."""
     testers: dict[int, list[int]] = field(default_factory=dict)
-    """Tier index -> IDs of the tier's devices that have answered in the test."""
     accuracies: list[float | None] = field(default_factory=list)
-    """Accuracy of the model on each tier in the last test, 0 to 1; None if unknown."""
 
 
 class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):

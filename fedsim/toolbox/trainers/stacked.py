@@ -11,7 +11,7 @@ from fedsim.learning.solvers.stack import clip_lanes
 
 
 class SteppedSchedule:
-    """Schedule of the learning rate that advances once per given number of optimiser steps.
+    """Learning-rate schedule that advances after a given count of optimiser steps.
 
     Args:
         schedule: torch's schedule, which changes the learning rate.
@@ -29,7 +29,7 @@ class SteppedSchedule:
     def count(self) -> None:
         """Count one step of the optimiser, and advance the schedule if it is due.
 
-        It is due after every ``every``-th step, and after the last step of the training.
+        The schedule is due after every ``every``-th step, and after the last step of the training.
         """
         self._taken += 1
         if self._taken % self._every == 0 or self._taken == self._steps:
@@ -37,7 +37,7 @@ class SteppedSchedule:
 
 
 class StackedOptimizer:
-    """Optimiser of a stack, i.e. of the models of several devices in common tensors.
+    """Optimiser of several devices' models that are trained together in common tensors (a stack).
 
     Its ``step`` clips the gradients of each model (lane) separately, moves all models, and advances
     the schedule of the learning rate.

@@ -42,20 +42,18 @@ class LearningRateSchedule(Spec):
     """Keys of a schedule of ``torch.optim.lr_scheduler``, which changes the learning rate.
 
     The schedule starts from ``training.lr``.
+
+    Attributes:
+        name: class of the schedule, such as ``CosineAnnealingLR``.
+        args: arguments of the class. ``T_max`` and ``total_steps`` are by default the length of the
+            local training, in steps of the schedule.
+        every: length of a step of the schedule. A schedule by ``step`` (of the optimiser) or
+            ``epoch`` begins anew in each training.
     """
 
     name: str
-    """class of the schedule, such as ``CosineAnnealingLR``."""
     args: dict[str, object] = Field(default_factory=dict)
-    """arguments of the class.
-
-    ``T_max`` and ``total_steps`` are by default the length of the local training.
-    """
     every: Literal["step", "epoch", "round"] = "step"
-    """length of a step of the schedule.
-
-    A schedule by ``step`` (of the optimiser) or ``epoch`` begins anew in each training.
-    """
 
     def build(
         self, optimiser: "torch.optim.Optimizer", length: int, number: int = 0
@@ -89,12 +87,15 @@ class LearningRateSchedule(Spec):
 
 
 class ParameterGroup(Spec):
-    """Arguments of the optimiser for some parameters of the model, such as no decay for biases."""
+    """Arguments of the optimiser for some parameters of the model, such as no decay for biases.
+
+    Attributes:
+        match: patterns of the parameters' names in the model, such as ``*.bias``.
+        args: arguments of the optimiser for these parameters.
+    """
 
     match: list[str] = Field(min_length=1)
-    """patterns of the parameters' names in the model, such as ``*.bias``."""
     args: dict[str, object]
-    """arguments of the optimiser for these parameters."""
 
 
 class TorchTrainer(Trainer):
@@ -103,37 +104,38 @@ class TorchTrainer(Trainer):
     A step computes the loss and its gradient, clips the gradient, and calls the optimiser. The loss
     includes the terms that the strategy adds, such as FedProx's proximal term. A gradient is the
     mean over the samples of ``accumulate`` batches, or fewer at the end of an epoch.
+
+    Attributes:
+        optimizer: a class of ``torch.optim``, such as ``AdamW``.
+        args: arguments of the optimiser; the learning rate is ``training.lr``.
+        groups: parameters with other arguments; each belongs to the first group that matches its
+            name.
+        schedule: schedule of the learning rate; None: ``lr_decay`` alone.
+        clip_norm: the gradient of all parameters is scaled down to this norm.
+        clip_value: each number of the gradient is cut off at this value, and at its negative.
+        accumulate: batches whose gradients make one step.
+        label_smoothing: label smoothing of the cross-entropy.
+        solver: ``reference``: one device at a time; ``cohort``: several devices at a time, as one
+            stack of models, for optimisers that treat each number of a tensor alike.
+        lanes: count of models in a stack of the ``cohort`` solver.
+        precision: ``bf16``: torch computes the products of forward and backward passes in bfloat16
+            (``torch.autocast``); weights, optimiser and tests remain float32.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"optimiser": "optimizer"}
 
     kind: Literal["torch"] = "torch"
     optimizer: str = "SGD"
-    """a class of ``torch.optim``, such as ``AdamW``."""
     args: dict[str, object] = Field(default_factory=dict)
-    """arguments of the optimiser; the learning rate is ``training.lr``."""
     groups: list[ParameterGroup] = Field(default_factory=list)
-    """parameters with other arguments; each belongs to the first group that matches its name."""
     schedule: LearningRateSchedule | None = None
-    """schedule of the learning rate; None: ``lr_decay`` alone."""
     clip_norm: float | None = Field(default=None, gt=0.0, le=1e9)
-    """the gradient of all parameters is scaled down to this norm."""
     clip_value: float | None = Field(default=None, gt=0.0, le=1e9)
-    """each number of the gradient is cut off at this value, and at its negative."""
     accumulate: int = Field(default=1, ge=1, le=1_000_000)
-    """batches whose gradients make one step."""
     label_smoothing: float = Field(default=0.0, ge=0.0, le=1.0)
-    """label smoothing of the cross-entropy."""
     solver: Literal["reference", "cohort"] = "reference"
-    """``reference``: one device at a time; ``cohort``: several devices at a time, as one stack of
-    models, for optimisers that treat each number of a tensor alike.
-    """
     lanes: int = Field(default=LANES, ge=1, le=4096)
-    """count of models in a stack of the ``cohort`` solver."""
     precision: Precision = "float32"
-    """``bf16``: torch computes the products of forward and backward passes in bfloat16
-    (``torch.autocast``); weights, optimiser and tests remain float32.
-    """
 
     applies_terms: ClassVar[bool] = True
 

@@ -90,7 +90,7 @@ class Diurnal(AvailabilityModel):
 
 
 class Tides(Availability):
-    """Availability of devices of which a share is on that is a sinusoid of the time of day.
+    """Availability in which the share of devices that are on is a sinusoid of the time of day.
 
     Each device draws a number from 0 to 1 at regular times, and is on while the share is above the
     number. ``Diurnal``, the kind of the scenario, builds an instance for each run.
@@ -211,9 +211,9 @@ OnInterval = tuple[float, float, int]
 
 
 def append_on(changes: list[float], begin: float, end: float) -> None:
-    """Append an interval in which a device is on to the list of times at which it turns on and off.
+    """Append an interval in which a device is on to its list of switching times.
 
-    The list is changed in place. The interval is merged with the last one if they touch. An empty
+    The list is changed in place. If the interval touches the last one, the two are merged. An empty
     interval is ignored.
 
     Args:
@@ -271,15 +271,16 @@ class Flash(AvailabilityModel):
     """Phones as FLASH recorded them: on while idle, charging and on Wi-Fi.
 
     Each device repeats a random trace, at the time of day at which the trace was recorded.
+
+    Attributes:
+        file: FLASH's ``state_traces.json`` or ``cached_timers.json``, FedScale's
+            ``client_behave_trace`` (a pickle, of which plain values alone are read), or JSON ``{id:
+            {start, end, ready: [[from, to], ...], ok}}`` in seconds. Phones without a usable trace
+            (``ok`` false) are skipped. FedScale's times count from a midnight on.
     """
 
     kind: Literal["flash"] = "flash"
     file: str = "traces/flash_availability_1000.json"
-    """FLASH's ``state_traces.json`` or ``cached_timers.json``, FedScale's ``client_behave_trace``
-    (a pickle, of which plain values alone are read), or JSON ``{id: {start, end, ready: [[from,
-    to], ...], ok}}`` in seconds. Phones without a usable trace (``ok`` false) are skipped.
-    FedScale's times count from a midnight on.
-    """
 
     def build_on(
         self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
@@ -397,17 +398,19 @@ class Intervals(AvailabilityModel):
       (``population.calendar``);
     - dates with times, such as ``2024-03-04T22:00`` (in the device's time zone) or
       ``2024-03-04T22:00Z``, from time 0 on.
+
+    Attributes:
+        file: the file; a relative path starts from ``data.root``, else the working directory, else
+            ``$FEDSIM_DATA``.
+        unit: unit of times that are bare numbers.
+        drawn: whether each device follows a device of the file, of any name, that is drawn at
+            random.
     """
 
     kind: Literal["intervals"] = "intervals"
     file: str
-    """the file; a relative path starts from ``data.root``, else the working directory, else
-    ``$FEDSIM_DATA``.
-    """
     unit: str | None = None
-    """unit of times that are bare numbers."""
     drawn: bool = False
-    """whether each device follows a device of the file, of any name, that is drawn at random."""
 
     def build_on(
         self, streams: Streams, devices: int, root: Path | None, calendar: Calendar

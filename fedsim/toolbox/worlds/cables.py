@@ -9,14 +9,19 @@ _EARTH_KM = 6371.0
 
 
 class City(NamedTuple):
-    """City, with its position and the part of the world, such as a continent, in which it lies."""
+    """City with its position, a node of routes along submarine cables.
+
+    Attributes:
+        name: name of the city.
+        part: the part of the world, such as a continent, in which the city lies.
+        latitude: degrees, north is positive.
+        longitude: degrees, east is positive.
+    """
 
     name: str
     part: str
     latitude: float
-    """degrees, north is positive."""
     longitude: float
-    """degrees, east is positive."""
 
 
 def great_circle_km(source: City, target: City) -> float:
@@ -30,7 +35,7 @@ def great_circle_km(source: City, target: City) -> float:
 
 
 class Cables:
-    """Finder of routes between cities, along the great circles that submarine cables follow.
+    """Finder of routes between cities along submarine cables, for the estimate of round trips.
 
     A city lies in a part of the world, such as a continent. Cables connect some pairs of parts.
 

@@ -27,17 +27,18 @@ class FedScaleCapacity(CapacityModel):
     """Rows of FedScale's client capacity file, drawn at random.
 
     Rows are drawn without replacement, unless the file has fewer rows than devices.
+
+    Attributes:
+        file: the published ``client_device_capacity`` (a pickle, of which plain values alone are
+            read), whose one rate counts for both ways, as in FedScale; or CSV with
+            ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``, joined independently there.
     """
 
     kind: Literal["fedscale"] = "fedscale"
     file: str = "traces/fedscale_capacity_9242.csv"
-    """the published ``client_device_capacity`` (a pickle, of which plain values alone are read),
-    whose one rate counts for both ways, as in FedScale; or CSV with ``computation_ms_per_sample``,
-    ``dl_kbps`` and ``ul_kbps``, joined independently there.
-    """
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
-        """Draw one row for each device.
+        """Draw a phone of the file for each device.
 
         Raises:
             DataError: the file is missing, lacks a column, or has a value that is not positive.
@@ -90,8 +91,8 @@ def _published(path: Path) -> Floats:
 class HospitalsCapacity(CapacityModel):
     """Each device is a hospital of the FeTS federation, and a sample a patient.
 
-    Source: github.com/FeTS-AI/Challenge, Task_1/fets_challenge/time_utils.py (BSD-style, 2022):
-    21 and 16 institutions.
+    Source: github.com/FeTS-AI/Challenge, Task_1/fets_challenge/time_utils.py (BSD-style, 2022): 21
+    and 16 institutions.
 
     Computing and transfers are drawn independently, with replacement, as in the FeTS challenge. An
     epoch's time is lognormal with the hospital's mean and standard deviation, unless

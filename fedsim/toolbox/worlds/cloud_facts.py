@@ -29,25 +29,31 @@ _NEARLY = 0.1  # relative tolerance beyond the values that a rule was fitted to
 
 
 class Connection(NamedTuple):
-    """TCP connection from one region to another: its round trip time and its rate."""
+    """TCP connection from one region to another: its round trip time and its rate.
+
+    Attributes:
+        round_trip: round trip (s).
+        rate: rate (bytes/s).
+        measured: whether the rate was measured; False if a rule estimates it.
+    """
 
     round_trip: float
-    """round trip (s)."""
     rate: float
-    """rate (bytes/s)."""
     measured: bool = True
-    """whether the rate was measured; False if a rule estimates it."""
 
 
 class Window(NamedTuple):
-    """Fitted rule for the rate of a TCP connection into a cloud: TCP window / round trip time."""
+    """Rule for the rate of a TCP connection into a cloud: a fitted window over the round trip time.
+
+    Attributes:
+        bytes: size of the window (bytes).
+        slow_start: transmission time lost to slow start (s), for each second of round trip.
+        fit: errors and domain of the rule.
+    """
 
     bytes: float
-    """size of the window (bytes)."""
     slow_start: float
-    """transmission time lost to slow start (s), for each second of round trip."""
     fit: "Fit"
-    """errors and domain of the rule."""
 
     def rate(self, round_trip: float) -> float:
         """Return the mean rate of a connection over its first ten seconds (bytes/s).
@@ -60,39 +66,44 @@ class Window(NamedTuple):
 
 
 class RoundTripRule(NamedTuple):
-    """Fitted rule for a round trip time (s): a constant, plus a time for each kilometre."""
+    """Rule for the round trip time between two regions (s): a constant plus a time per kilometre.
+
+    Attributes:
+        fixed: constant part (s).
+        per_km: seconds per kilometre of the route.
+        fit: errors and domain of the rule.
+        parts: pairs of continents, such as {europe, east-asia}, that have measured connections.
+    """
 
     fixed: float
-    """constant part (s)."""
     per_km: float
-    """seconds per kilometre of the route."""
     fit: "Fit"
-    """errors and domain of the rule."""
     parts: frozenset[frozenset[str]]
-    """pairs of continents, such as {europe, east-asia}, that have measured connections."""
 
 
 class Fit(NamedTuple):
-    """Relative errors of a rule on the pairs of regions to which it was fitted, and its domain.
+    """Relative errors of a fitted rule on the measured pairs of regions, and its valid range.
 
     A rule estimates the rate of a connection from its round trip time, or the round trip time from
-    the length of the route. The domain is the range of this variable over the measured pairs.
+    the length of the route. The valid range is that of this variable over the measured pairs.
+
+    Attributes:
+        rows: count of measured pairs.
+        mean: mean relative error.
+        largest: largest relative error.
+        least: least value of the rule's variable over the pairs.
+        most: greatest value of the rule's variable over the pairs.
     """
 
     rows: int
-    """count of measured pairs."""
     mean: float
-    """mean relative error."""
     largest: float
-    """largest relative error."""
     least: float
-    """least value of the rule's variable over the pairs."""
     most: float
-    """greatest value of the rule's variable over the pairs."""
 
     @classmethod
     def of(cls, predicted: Floats, measured: Floats, reach: Floats) -> "Fit":
-        """Compute the errors and the domain of a fitted rule.
+        """Compute the errors and the valid range of a fitted rule.
 
         Args:
             predicted: the rule's value for each measured pair of regions, float64 [pairs].
@@ -105,12 +116,16 @@ class Fit(NamedTuple):
         return cls(len(errors), *(number.item() for number in numbers))
 
     def holds(self, value: float) -> bool:
-        """Return whether a value of the rule's variable is in the fitted range, widened by 10 %."""
+        """Return whether a value is in the valid range of the rule, widened by 10 %.
+
+        Args:
+            value: round trip time or length of the route, the variable of the rule.
+        """
         return self.least * (1 - _NEARLY) <= value <= self.most * (1 + _NEARLY)
 
     @property
     def error(self) -> str:
-        """Text on the rule's mean and largest relative error on measured pairs (%)."""
+        """Text with the rule's mean and largest relative error on measured pairs (%)."""
         if self.rows == 1:
             return f"{100 * self.mean:.0f} % off on the one pair that was measured"
         return (

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Walks:
-    """Finder of the routes with the fewest hops between the nodes of a graph.
+    """Finder of the routes with the fewest hops between the nodes of a graph network.
 
     Of several routes with equally many hops, one to or from the server takes the nodes that come
     first by name, seen from the server. Routes are cached.
@@ -96,16 +96,16 @@ class Walks:
         return walk[::-1] if is_from else walk
 
     def edges_of(self, nodes: Sequence[Hashable], places: Sequence[Hashable]) -> Ints:
-        """Return the index in ``nodes`` of the edge server that serves each node with devices.
+        """Return which edge server serves each node with devices.
 
-        It is the first edge server on the route from that node to the server.
+        This is the first edge server on the route from that node to the server.
 
         Args:
             nodes: the node of each edge server.
             places: nodes to which devices are attached.
 
         Returns:
-            int64 [places].
+            Index of the edge server in ``nodes`` for each place, int64 [places].
 
         Raises:
             SimulationError: a place has no edge server on its route to the server, or its edge

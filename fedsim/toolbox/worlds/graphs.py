@@ -38,21 +38,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EdgeServers:
-    """Edge servers of a network: their nodes, their links, and which devices' nodes each serves.
+    """Edge servers of a network: their nodes and links, and which devices each serves.
 
     A place is a node to which devices are attached.
+
+    Attributes:
+        nodes: the node of each edge server.
+        receive: capacity of the link to each edge server (bytes/s), [edge servers].
+        send: capacity of the link from each edge server (bytes/s), [edge servers].
+        latency: latency between an edge server and the server (s).
+        of: index in ``nodes`` of each place's edge server, int64 [places].
     """
 
     nodes: Sequence[Hashable]
-    """the node of each edge server."""
     receive: Sequence[float]
-    """capacity of the link to each edge server (bytes/s), [edge servers]."""
     send: Sequence[float]
-    """capacity of the link from each edge server (bytes/s), [edge servers]."""
     latency: float
-    """latency between an edge server and the server (s)."""
     of: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """index in ``nodes`` of each place's edge server, int64 [places]."""
 
 
 class Graph(Network):
@@ -246,7 +248,7 @@ class Graph(Network):
 
 
 class EdgeLinks(Spec):
-    """Edge servers, which can combine devices' messages: one at each cell.
+    """``network.edge`` of a tree: an edge server at each cell, which can combine devices' messages.
 
     Attributes:
         receive, send: rates of each edge server's links, shared by its devices and the server.
@@ -259,7 +261,7 @@ class EdgeLinks(Spec):
     latency: Seconds = 0.0
 
     def links(self, count: int) -> list[SharedLinks]:
-        """Return the receiving and the sending links of edge servers, with names and rates.
+        """Return the links of edge servers, with their names and rates.
 
         Args:
             count: count of the edge servers.
@@ -385,10 +387,12 @@ class EdgeNodesSpec(EdgeLinks):
     """Edge servers at nodes of a graph.
 
     A device uses the first edge server on its route to the server.
+
+    Attributes:
+        nodes: nodes of the edge servers; None: each node to which devices are attached.
     """
 
     nodes: list[str] | None = Field(default=None, min_length=1)
-    """nodes of the edge servers; None: each node to which devices are attached."""
 
 
 class GraphSpec(NetworkModel):
@@ -397,20 +401,21 @@ class GraphSpec(NetworkModel):
     Each edge has a ``capacity`` ("1 Gbit/s") each way, and perhaps a ``latency`` ("40 ms"; also as
     ``delay``), which adds up along the way and is paid before the first byte leaves. Labels for
     people and pictures change nothing; any other attribute is refused.
+
+    Attributes:
+        file: the file; a relative path starts from ``data.root``, else the working directory, else
+            ``$FEDSIM_DATA``.
+        server: the server's node.
+        attach: the nodes to which devices are attached, in turn.
+        hosts: additional nodes that send and receive, such as a cache.
     """
 
     kind: Literal["graph"] = "graph"
     file: str
-    """the file; a relative path starts from ``data.root``, else the working directory, else
-    ``$FEDSIM_DATA``.
-    """
     server: str
-    """the server's node."""
     attach: list[str] = Field(min_length=1)
-    """the nodes to which devices are attached, in turn."""
     edge: EdgeNodesSpec | None = None
     hosts: list[str] = Field(default_factory=list)
-    """additional nodes that send and receive, such as a cache."""
 
     @property
     def places(self) -> int:
@@ -463,7 +468,16 @@ class GraphSpec(NetworkModel):
 
 
 class TreeSpec(NetworkModel):
-    """Cells, each with a shared link to the server; device i is in cell i mod ``cells``."""
+    """Tree network of cells: each cell has a link to the server, which its devices share.
+
+    Device i is in cell i mod ``cells``.
+
+    Attributes:
+        cells: count of cells.
+        cell: rates of the link between each cell and the server.
+        server: rates of the server's link.
+        edge: edge servers, one at each cell; None for no edge servers.
+    """
 
     kind: Literal["tree"] = "tree"
     cells: int = Field(ge=1, le=100_000)

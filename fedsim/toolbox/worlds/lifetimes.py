@@ -19,13 +19,16 @@ from fedsim.world.lifetimes import Turnover
 
 
 class Schedule(Turnover):
-    """One device joins, or leaves, at each of the given times."""
+    """Model of arrivals or departures: one device joins, or leaves, at each of the given times.
+
+    Attributes:
+        times: the times, in any order; each is for one device.
+        devices: the device of each time; no device occurs twice.
+    """
 
     kind: Literal["schedule"] = "schedule"
     times: list[PositiveSeconds] = Field(min_length=1)
-    """the times, in any order; each is for one device."""
     devices: list[int]
-    """the device of each time; no device occurs twice."""
 
     def check(self, key: str, devices: int) -> None:
         if len(self.devices) != len(self.times):
@@ -48,7 +51,7 @@ class Schedule(Turnover):
 
 
 class TimesFromFile(FileColumn, Turnover):
-    """A column of a table has the time of each device.
+    """Model of arrivals or departures: a column of a table has the time of each device.
 
     An empty cell means that the device is present from the start, or stays.
     """
@@ -67,13 +70,19 @@ def _positive(rate: float) -> float:
 
 
 class PoissonArrivals(Turnover):
-    """Newcomers join one by one, in random order, after independent exponential gaps."""
+    """Model of arrivals: newcomers join one by one, after independent exponential gaps.
+
+    Their order is random.
+
+    Attributes:
+        rate: mean arrivals per unit of time.
+        newcomers: count of devices that join during the run; None: half of the devices, rounded
+            down.
+    """
 
     kind: Literal["poisson"] = "poisson"
     rate: Annotated[PerSecond, AfterValidator(_positive)]
-    """mean arrivals per unit of time."""
     newcomers: int | None = Field(default=None, ge=1)
-    """count of devices that join during the run; None: half of the devices, rounded down."""
 
     def check(self, key: str, devices: int) -> None:
         if self.newcomers is not None and self.newcomers > devices:
@@ -94,16 +103,18 @@ class PoissonArrivals(Turnover):
 
 
 class ExponentialStays(Turnover):
-    """A device stays for an exponential time from its arrival.
+    """Model of departures: a device stays for an exponential time from its arrival.
 
     The devices that leave with one ``share`` also leave with a larger one.
+
+    Attributes:
+        mean_stay: mean stay of the devices that leave.
+        share: share of the devices that ever leave.
     """
 
     kind: Literal["exponential"] = "exponential"
     mean_stay: PositiveSeconds
-    """mean stay of the devices that leave."""
     share: float = Field(default=1.0, gt=0.0, le=1.0)
-    """share of the devices that ever leave."""
 
     def draw(
         self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None

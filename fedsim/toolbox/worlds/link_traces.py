@@ -23,40 +23,38 @@ class _FileTrace(TracedRate):
     """Base of the kinds that read recorded rates, latencies or losses of links from files.
 
     It has the settings of the files, and of how links get the traces.
+
+    Attributes:
+        file: the file, folder or archive; a relative path starts from ``data.root``, else the
+            working directory, else ``$FEDSIM_DATA``.
+        members: pattern of the names of the files within a folder or archive, such as
+            ``"*driving*"``.
+        time: unit of times that are bare numbers.
+        time_column: the column of times of a table; None: a usual name, such as ``time``.
+        device_column: the column of a table that names the device of each row; None: a usual name,
+            such as ``device``, if the table has one.
+        every: time between two rows, in place of the times of the file.
+        average: length of pieces over which values are averaged, with the same integral; None: as
+            they are recorded, and 100 ms for packet files.
+        ends: what follows the end of a trace: its begin, or its last value for ever.
+        starts: where in its trace a link is at simulated time 0: at a place drawn for each link, or
+            at the begin. All traces of a device have the same draw.
+        deals: how links get their traces: each draws one; link i takes trace i modulo their count,
+            in order of names; or each has one of its own, as many traces as links. All traces of a
+            device have the same draw.
     """
 
     kind: Literal["trace"] = "trace"
     file: str
-    """the file, folder or archive; a relative path starts from ``data.root``, else the working
-    directory, else ``$FEDSIM_DATA``.
-    """
     members: str = Field(default="*", min_length=1)
-    """pattern of the names of the files within a folder or archive, such as ``"*driving*"``."""
     time: str = "s"
-    """unit of times that are bare numbers."""
     time_column: str | None = None
-    """the column of times of a table; None: a usual name, such as ``time``."""
     device_column: str | None = None
-    """the column of a table that names the device of each row; None: a usual name, such as
-    ``device``, if the table has one.
-    """
     every: PositiveSeconds | None = None
-    """time between two rows, in place of the times of the file."""
     average: PositiveSeconds | None = None
-    """length of pieces over which values are averaged, with the same integral; None: as they are
-    recorded, and 100 ms for packet files.
-    """
     ends: Literal["loop", "hold"] = "loop"
-    """what follows the end of a trace: its begin, or its last value for ever."""
     starts: Literal["random", "begin"] = "random"
-    """where in its trace a link is at simulated time 0: at a place drawn for each link, or at the
-    begin. All traces of a device have the same draw.
-    """
     deals: Literal["drawn", "in-turn", "own"] = "drawn"
-    """how links get their traces: each draws one; link i takes trace i modulo their count, in order
-    of names; or each has one of its own, as many traces as links. All traces of a device have the
-    same draw.
-    """
 
     _quantity: ClassVar[str]
 
@@ -127,16 +125,16 @@ class LinkTrace(_FileTrace):
     header, Mahimahi's packet files, the FCC's ``curr_httpgetmt.csv``, or the CSVs of the Irish 4G
     and 5G drives. The first time of a trace is its begin. Each rate lasts until the next; the last
     one lasts as long as the one before. While a rate is 0, flows stand still.
+
+    Attributes:
+        rate: unit of rates that are bare numbers, such as ``"Mbit/s"``; packet files and the tables
+            of the FCC and of the Irish drives have their own.
+        rate_column: the column of rates of a table; None: a usual name, such as ``throughput`` or
+            ``DL_bitrate``.
     """
 
     rate: str | None = None
-    """unit of rates that are bare numbers, such as ``"Mbit/s"``; packet files and the tables of the
-    FCC and of the Irish drives have their own.
-    """
     rate_column: str | None = None
-    """the column of rates of a table; None: a usual name, such as ``throughput`` or
-    ``DL_bitrate``.
-    """
 
     _quantity = "rate"
 
@@ -153,12 +151,14 @@ class LatencyTrace(_FileTrace):
     """Latencies over time from files, for links with congestion windows.
 
     A file has lines of a time and a latency, or a table with a header.
+
+    Attributes:
+        latency: unit of latencies that are bare numbers.
+        latency_column: the column of latencies of a table; None: a usual name, such as ``latency``.
     """
 
     latency: str = "ms"
-    """unit of latencies that are bare numbers."""
     latency_column: str | None = None
-    """the column of latencies of a table; None: a usual name, such as ``latency``."""
 
     _quantity = "latency"
 
@@ -175,12 +175,14 @@ class LossTrace(_FileTrace):
     """Shares of lost packets over time from files, for links with congestion windows.
 
     A file has lines of a time and a loss, or a table with a header.
+
+    Attributes:
+        loss: whether losses are shares up to 1, or per cent.
+        loss_column: the column of losses of a table; None: a usual name, such as ``loss``.
     """
 
     loss: Literal["share", "%"] = "share"
-    """whether losses are shares up to 1, or per cent."""
     loss_column: str | None = None
-    """the column of losses of a table; None: a usual name, such as ``loss``."""
 
     _quantity = "loss"
 

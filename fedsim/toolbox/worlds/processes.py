@@ -18,26 +18,27 @@ from fedsim.world.steps import computing_steps
 
 
 class Outage(Process):
-    """Base of the processes that take a part of the world out of service again and again.
+    """Base of the processes that make a link or server fail again and again.
 
     A subclass states in ``fail`` what happens during an outage.
+
+    Attributes:
+        every: time between two outages, and before the first.
+        lasts: length of an outage.
+        random: whether ``every`` and ``lasts`` are means of exponential times; else constant times.
     """
 
     restorable: ClassVar[bool] = True
 
     every: PositiveSeconds
-    """time between two outages, and before the first."""
     lasts: PositiveSeconds
-    """length of an outage."""
     random: bool = True
-    """whether ``every`` and ``lasts`` are means of exponential times; else constant times."""
 
     def fail(self, world: World) -> list[Hold]:
         """Begin an outage, such as by setting a link's rate to 0.
 
         Returns:
-            The changes made to the world; the caller ends (undoes) each of them when the outage
-            ends.
+            The changes made to the world, which the caller ends when the outage ends.
         """
         raise NotImplementedError
 
@@ -76,15 +77,17 @@ class Outage(Process):
 
 
 class LinkOutage(Outage):
-    """Repeated outages of a link, whose rate is meanwhile 0, or lower."""
+    """Repeated outages of a link, whose rate is meanwhile 0, or lower.
+
+    Attributes:
+        link: name of the link: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``,
+            or ``a -> b`` of a graph.
+        rate: rate of the link during an outage.
+    """
 
     kind: Literal["link-outage"] = "link-outage"
     link: str
-    """name of the link: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``, or ``a ->
-    b`` of a graph.
-    """
     rate: Annotated[BytesPerSecond, Field(ge=0)] = 0.0
-    """rate of the link during an outage."""
 
     def check(self, world: World) -> None:
         world.rate(self.link)
@@ -94,16 +97,17 @@ class LinkOutage(Outage):
 
 
 class EdgeOutage(Outage):
-    """Repeated outages of an edge server."""
+    """Repeated outages of an edge server.
+
+    Attributes:
+        edge: number of the edge server.
+        work: ``wasted``: the edge server loses its state, and its devices' tasks end. ``waits``:
+            its links carry nothing.
+    """
 
     kind: Literal["edge-outage"] = "edge-outage"
     edge: int = Field(ge=0)
-    """number of the edge server."""
     work: Literal["wasted", "waits"] = "wasted"
-    """``wasted``: the edge server loses its state, and its devices' tasks end.
-
-    ``waits``: its links carry nothing.
-    """
 
     def check(self, world: World) -> None:
         world.rate(f"edge {self.edge} receive")
@@ -117,7 +121,11 @@ class EdgeOutage(Outage):
 
 
 class UploadSlots(Process):
-    """At most ``slots`` uploads run at a time; others wait, first come, first served."""
+    """Limit of the uploads to the server at a time; others wait, first come, first served.
+
+    Attributes:
+        slots: count of uploads that may run at a time.
+    """
 
     restorable: ClassVar[bool] = True
 
@@ -136,17 +144,21 @@ class Heat(Process):
     target is 1 while the device computes at full speed, ``factor`` while it computes slowly, and 0
     in all other time, such as in transfers and pauses. The device becomes slow at a heat of
     ``slow_at``, and fast again at ``fast_at``.
+
+    Attributes:
+        devices: the devices that get warm; None: all.
+        factor: speed of a slow device, relative to its own.
+        warms: time constant of warming and cooling.
+        slow_at: heat, 0 to 1, at which a device becomes slow.
+        fast_at: heat, below ``slow_at``, at which a slow device becomes fast again.
     """
 
     restorable: ClassVar[bool] = True
 
     kind: Literal["heat"] = "heat"
     devices: list[int] | None = None
-    """the devices that get warm; None: all."""
     factor: float = Field(default=0.5, gt=0.0, lt=1.0)
-    """speed of a slow device, relative to its own."""
     warms: PositiveSeconds = 180.0
-    """time constant of warming and cooling."""
     slow_at: float = Field(default=0.9, gt=0.0, lt=1.0)
     fast_at: float = Field(default=0.85, gt=0.0, lt=1.0)
 

@@ -270,7 +270,7 @@ def fedscale_capacities(path: Path) -> list[tuple[Any, Any]]:
 
 
 def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, float]]] | None:
-    """Return the intervals in which a phone was ready, from its FLASH log.
+    """Return the intervals in which a phone was ready to train, from its log in FLASH's traces.
 
     A phone is ready while it is locked, charging and on Wi-Fi. A phone that is ready at the end of
     its log counts as ready until its last change only.

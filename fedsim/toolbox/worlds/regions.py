@@ -114,24 +114,24 @@ class RegionsSpec(NetworkModel):
     along submarine cables: 4 % off on the mean of 30 pairs within AWS, 9 % at most; 6 % and 22 % of
     34 pairs with an end in GCP. ``fedsim check`` prints each rule with its domain and error, and
     names pairs outside.
+
+    Attributes:
+        file: a CSV of your own instead, with ``from``, ``to``, ``rtt_ms`` and ``mbit_s`` of one
+            connection; a row from a region to itself limits connections within it. A relative path
+            starts from ``data.root``, the working directory or ``$FEDSIM_DATA``.
+        of: regions by name, such as "aws:eu-west-1" or "gcp:us-central1"; devices are dealt over
+            them in turn.
+        server_in: the region of the server; None: the first of ``of``.
+        connections: TCP connections of each pair in each direction, over which a message goes at
+            once. Their rates add up, which no measurement here confirms, up to the devices' own
+            links (``device``).
     """
 
     kind: Literal["regions"] = "regions"
     file: str | None = None
-    """a CSV of your own instead, with ``from``, ``to``, ``rtt_ms`` and ``mbit_s`` of one
-    connection; a row from a region to itself limits connections within it. A relative path starts
-    from ``data.root``, the working directory or ``$FEDSIM_DATA``.
-    """
     of: list[str] = Field(min_length=1)
-    """regions by name, such as "aws:eu-west-1" or "gcp:us-central1"; devices are dealt over them
-    in turn.
-    """
     server_in: str | None = None
-    """the region of the server; None: the first of ``of``."""
     connections: int = Field(default=1, ge=1, le=1000)
-    """TCP connections of each pair in each direction, over which a message goes at once. Their
-    rates add up, which no measurement here confirms, up to the devices' own links (``device``).
-    """
 
     @field_validator("of", "server_in")
     @classmethod

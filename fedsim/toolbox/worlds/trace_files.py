@@ -47,7 +47,7 @@ _FORMS_OF_DATES = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d_%H.%M.%S", "%Y-%m-%dT%H:%M:%S"
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Options with which files of traces of links are read, made from the scenario.
+    """Settings for reading files of traces of links: quantity, columns, units and pieces.
 
     Attributes:
         key: the key of the scenario that names the file, for messages.
@@ -78,7 +78,7 @@ class TraceOptions:
 
 @dataclass(frozen=True)
 class Recording:
-    """Recorded trace of a link: its rates over time, or its latencies or losses.
+    """Trace of a link as recorded in a file: its rates, latencies or losses over time.
 
     Attributes:
         name: name of the file, and of the device within it if it has several.
@@ -271,7 +271,7 @@ class _File:
 
 
 def averaged(recording: Recording, step: float) -> Recording:
-    """Return a recording with the means of its rates over pieces of equal length.
+    """Return a recording in which rates are replaced by their means over equal pieces of time.
 
     The last piece may be shorter.
 

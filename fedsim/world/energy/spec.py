@@ -103,23 +103,25 @@ class ZoneProfile(TypedDict):
 
 
 class ZoneSpec(Spec):
-    """Zone of the power grid, with its share of the devices and its carbon intensity."""
+    """Zone of the power grid, with its share of the devices and its carbon intensity.
+
+    Attributes:
+        name: name of the zone in reports.
+        share: share of the devices that are in the zone; shares are divided by their sum.
+        intensity: one value, or one for each of the 24 hours of the zone's day.
+        file: instead of ``intensity``, a CSV file with a column ``intensity`` and 24 rows, such as
+            ``475 g/kWh``. Rows go by a column ``hour``, 0 to 23, if the file has one.
+        ahead: time by which the zone's time of the day is ahead of ``energy.starts``.
+    """
 
     name: str = Field(default="", max_length=200)
-    """name of the zone in reports."""
     share: float = Field(default=1.0, ge=0.0, le=1e6)
-    """share of the devices that are in the zone; shares are divided by their sum."""
     intensity: Annotated[
         list[GramsPerJoule] | None,
         BeforeValidator(_as_list, json_schema_input_type=_Intensities),
     ] = None
-    """one value, or one for each of the 24 hours of the zone's day."""
     file: str | None = None
-    """instead of ``intensity``, a CSV file with a column ``intensity`` and 24 rows, such as
-    ``475 g/kWh``. Rows go by a column ``hour``, 0 to 23, if the file has one.
-    """
     ahead: Seconds = 0.0
-    """time by which the zone's time of the day is ahead of ``energy.starts``."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "ZoneSpec":
@@ -188,9 +190,13 @@ def _read_hours(key: str, file: str, root: Path | None) -> list[float]:
 
 
 class CarbonSpec(Spec):
-    """Zones of the power grid. The server's side is in the first zone.
+    """``energy.carbon``: zones of the power grid, each with its carbon intensity.
 
-    A scenario may give the table of a single zone in place of the list.
+    The server and edge servers are in the first zone. A scenario may give the table of a single
+    zone in place of the list.
+
+    Attributes:
+        zones: the zones.
     """
 
     zones: list[ZoneSpec] = Field(min_length=1)
@@ -227,18 +233,20 @@ Carbon = Annotated[
 
 
 class PlaceSpec(Spec):
-    """Energy that a server and its network draw: idle power, and joules per byte and per update.
+    """Energy of a server and of its network equipment: idle power, joules per byte and per update.
 
     ``energy.server`` describes the server. ``energy.edge`` describes each edge server, or each cell
     or node to which devices are attached.
+
+    Attributes:
+        idle: power from the start of the run to its end.
+        byte: energy of each byte on the wire that passes, both ways.
+        update: energy of each update that is aggregated at the place.
     """
 
     idle: Watts = 0.0
-    """power from the start of the run to its end."""
     byte: JoulesPerByte = 0.0
-    """energy of each byte on the wire that passes, both ways."""
     update: Joules = 0.0
-    """energy of each update that is aggregated at the place."""
 
     def coefficients(self, count: int, overhead: float) -> dict[str, float]:
         """Return the energy coefficients of ``count`` equal servers together.
@@ -259,18 +267,21 @@ class PlaceSpec(Spec):
 
 
 class BatterySpec(Spec):
-    """``[energy.battery]``: capacity, first charge and charging of the devices' batteries."""
+    """``[energy.battery]``: capacity, first charge and charging of the devices' batteries.
+
+    Attributes:
+        capacity: energy when full; ``inf J`` for a battery that is never flat.
+        initial: charge of the battery when the device joins, 0 to 1.
+        charge: power of a charger, for the battery and the device.
+        charging: times at which the device is plugged in.
+        restart: charge at which a device whose battery was flat restarts, 0 to 1.
+    """
 
     capacity: EnergyDistribution
-    """energy when full; ``inf J`` for a battery that is never flat."""
     initial: ShareDistribution = Constant[_Share](value=1.0)
-    """charge of the battery when the device joins, 0 to 1."""
     charge: PowerDistribution | None = None
-    """power of a charger, for the battery and the device."""
     charging: ChargingSpec = Never()
-    """times at which the device is plugged in."""
     restart: float = Field(default=0.1, ge=0.001, le=1.0)
-    """charge at which a device whose battery was flat restarts, 0 to 1."""
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> dict[str, Floats]:
         """Draw capacity, first charge and charging power of each device, from ``world/battery``.
@@ -385,6 +396,9 @@ class EnergySpec(Spec):
 
         Args:
             context: the world in which the meter counts.
+
+        Returns:
+            The meter, with the drawn coefficients of each device.
 
         Raises:
             ScenarioError: the network has no cells for ``edge``.

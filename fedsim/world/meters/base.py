@@ -46,7 +46,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class MeterContext:
-    """Properties of the world in which a meter counts; given to each meter's constructor.
+    """Properties of the simulated world, which each meter's constructor receives.
 
     Attributes:
         devices: count of devices.
@@ -137,15 +137,15 @@ class Meter:
         """
 
     def totals(self, time: float) -> Mapping[str, float | None]:
-        """Return running totals of the columns ``round_columns``.
+        """Return the meter's totals since the start of the run, for the table of rounds.
 
-        The table of rounds has the increase of each total in each round.
+        The table of rounds shows by how much each total has grown in the round.
 
         Args:
             time: the time up to which to count (s).
 
         Returns:
-            Column name -> total; None for an unknown total.
+            Name of each column in ``round_columns`` -> total; None for an unknown total.
         """
         return {}
 
@@ -165,7 +165,11 @@ class Meter:
         """
 
     def summary(self) -> Mapping[str, object]:
-        """Return the meter's entry in ``summary.json``; by default the sums over the devices."""
+        """Return what the meter adds to ``summary.json``; by default the sums over the devices.
+
+        Returns:
+            JSON-able values by name; stored under ``entry``.
+        """
         return {name: math.fsum(values) for name, values in self.of_devices().items()}
 
     def files(self) -> Mapping[str, object]:
@@ -193,12 +197,17 @@ _Listener = Callable[[float, Mapping[str, object]], object]
 
 
 class MetersState(TypedDict):
-    """State of all meters of a run in a snapshot, from which a run is resumed."""
+    """State of all meters of a run in a checkpoint.
+
+    Attributes:
+        starts: task ID -> begin of its running step (s).
+        last_totals: column of the table of rounds -> total at the end of the last round.
+        meters: entry of the summary -> snapshot of its meter.
+    """
 
     starts: dict[int, float]
     last_totals: dict[str, float]
     meters: dict[str, dict[str, object]]
-    """entry of the summary -> snapshot of its meter."""
 
 
 class Meters:
@@ -262,7 +271,13 @@ class Meters:
         return listeners
 
     def take(self, record: Record) -> None:
-        """Pass a record to all meters, and the step or message that it ends, if any."""
+        """Pass a record of the run to all meters.
+
+        A record that ends a step or a message is also passed on as ``Step`` or ``Transfer``.
+
+        Args:
+            record: the next record of the run, in order of time.
+        """
         time, kind, fields = record
         if kind not in self._listeners:
             self._listeners[kind] = self._find_listeners(kind)
@@ -376,7 +391,12 @@ class Meters:
         return {**entries, "meters": own} if own else {**entries}
 
     def files(self) -> Iterator[tuple[str, Any, Mapping[str, type]]]:
-        """Yield name, content and column types of each file that a meter adds to the run folder."""
+        """Yield each file that a meter adds to the run folder.
+
+        Yields:
+            File name, content (a table of columns, or a JSON document), and the type of each column
+            of a table.
+        """
         for meter in self._all.values():
             for name, content in meter.files().items():
                 yield name, content, meter.tables.get(name, {})

@@ -41,15 +41,15 @@ class Transfer(NamedTuple):
 
     Attributes:
         start, end: begin and end of the message (s).
-        purpose: names of its contents, joined by ``+``.
-        payloads: name and bytes of each content.
-        round, task: index of its round and ID of its task; None if it has no round, or no task.
         device: the sender or receiver; None between parts of the server's side.
         direction: ``up``, ``down`` or ``peer``.
+        purpose: names of its contents, joined by ``+``.
         bytes: size of the message.
         delivered: bytes transferred.
         wire_bytes: bytes transferred on links, with headers.
         outcome: ``done``, or the cause of the message's early end.
+        round, task: index of its round and ID of its task; None if it has no round, or no task.
+        payloads: name and bytes of each content.
         sender, receiver: names of the sender and receiver if they are on the server's side and not
             the server itself; see ``source`` and ``destination``.
     """
@@ -159,10 +159,10 @@ def _instant_transfer(time: float, fields: Mapping[str, Any]) -> Transfer:
 
 
 def ends_of(fields: Mapping[str, object]) -> tuple[str, str, str]:
-    """Return the direction and the ends of a message that no task has sent.
+    """Return direction, sender and receiver of a message that belongs to no device's task.
 
     Args:
-        fields: fields of its record ``edge-transfer`` or ``message``.
+        fields: fields of the record ``edge-transfer`` or ``message`` that the message ended with.
 
     Returns:
         Direction (``up``, ``down`` or ``peer``), name of the sender, and name of the receiver.

@@ -64,7 +64,7 @@ _HOUR_S = 3_600.0
 
 
 def computing_steps() -> list[str]:
-    """Return the names of the steps in which a device computes."""
+    """Return the names of the task steps during which a device draws its computing power."""
     return [name for name, power in POWERS.items() if power == "compute"]
 
 
@@ -367,7 +367,11 @@ class EnergyMeter(Meter):
     def on_updates_lost(self, time: float, fields: UpdatesFields) -> None:
         """Count the energy of tasks whose updates are lost at an edge server as wasted.
 
-        The energy of their radios after the last transfer is included.
+        The energy of the devices' radios after their last transfer is included.
+
+        Args:
+            time: time of the record (s).
+            fields: fields of the record ``updates-lost``.
         """
         lost_tasks = fields["tasks"]
         self.wasted += math.fsum([self._at_edges.pop(task, 0.0) for task in lost_tasks])
@@ -376,7 +380,14 @@ class EnergyMeter(Meter):
                 self._tails[device] = begin, task, True
 
     def on_round(self, time: float, fields: Mapping[str, object]) -> None:
-        """Forget the energy of ended tasks; no edge server can lose their updates any more."""
+        """At the end of a round, forget the energy of ended tasks with updates at edge servers.
+
+        These updates cannot be lost any more, so their energy is not wasted.
+
+        Args:
+            time: time of the record (s).
+            fields: fields of the record ``round``.
+        """
         self._at_edges = {
             task: joules for task, joules in self._at_edges.items() if task in self._tasks
         }

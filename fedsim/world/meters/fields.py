@@ -5,28 +5,44 @@ from typing import NotRequired, TypedDict
 
 
 class TaskFields(TypedDict):
-    """Fields of the record ``task-start`` that meters read: ID of the task, index of the device."""
+    """Fields of the record ``task-start`` that meters read.
+
+    Attributes:
+        task: ID of the task.
+        device: index of the device.
+    """
 
     task: int
     device: int
 
 
 class TaskEndFields(TaskFields):
-    """Fields of the record ``task-end`` that meters read; ``outcome`` is how the task ended."""
+    """Fields of the record ``task-end`` that meters read.
+
+    Attributes:
+        outcome: how the task ended: ``done``, or the cause of its early end.
+    """
 
     outcome: str
 
 
 class StepFields(TaskFields):
-    """Fields of the record ``step-start`` that meters read; ``step`` is the name of the step."""
+    """Fields of the record ``step-start`` that meters read.
+
+    Attributes:
+        step: name of the step, such as ``train``.
+    """
 
     step: str
 
 
 class BatteryFields(TypedDict):
-    """Fields of the record ``battery``, of a battery that ran flat or is charged again.
+    """Fields that meters read of the record ``battery``, of a device's battery that changed state.
 
-    ``flat`` is whether it ran flat; else it has reached the level at which the device restarts.
+    Attributes:
+        device: index of the device.
+        flat: whether the battery is flat; otherwise it has reached the level at which the device
+            restarts.
     """
 
     device: int
@@ -34,10 +50,11 @@ class BatteryFields(TypedDict):
 
 
 class UpdatesFields(TypedDict):
-    """Fields of the records ``aggregate`` and ``updates-lost``: updates are combined or lost.
+    """Fields of the records ``aggregate`` and ``updates-lost``: updates were combined, or lost.
 
-    ``tasks`` has the IDs of the tasks that made the updates. ``edge`` is the index of the edge
-    server that has them; it is missing if the server has them.
+    Attributes:
+        tasks: IDs of the tasks that made the updates.
+        edge: index of the edge server that has the updates; missing if the server has them.
     """
 
     tasks: Sequence[int]
@@ -47,7 +64,9 @@ class UpdatesFields(TypedDict):
 class EdgeTransferFields(TypedDict):
     """Fields of the record ``edge-transfer``, a message between an edge server and the server.
 
-    ``start`` is its begin (s), ``delivered`` the bytes transferred.
+    Attributes:
+        start: begin of the message (s).
+        delivered: bytes transferred.
     """
 
     start: float
@@ -55,6 +74,10 @@ class EdgeTransferFields(TypedDict):
 
 
 class ServerTransferFields(TypedDict):
-    """Fields of ``server-transfer``, a message between parts of the server: its size (bytes)."""
+    """Fields of the record ``server-transfer``, a message between two parts of the server.
+
+    Attributes:
+        bytes: size of the message.
+    """
 
     bytes: float

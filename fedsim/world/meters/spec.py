@@ -27,37 +27,45 @@ _ITEMS = ("hours", "gigabytes", "requests", "tasks")
 
 
 class Prices(Spec):
-    """Prices of a kind of endpoint, in the currency of the bill."""
+    """Prices that ``[costs]`` sets for one kind of endpoint, such as the server; in its currency.
+
+    Attributes:
+        per_hour: price of an hour: for a device during its tasks, else from the start of the run.
+        per_gigabyte: price of 10^9 bytes that the endpoint sends, with headers.
+        per_request: price of each message that the endpoint sends, complete or cut short.
+    """
 
     per_hour: Price = 0.0
-    """price of an hour: for a device during its tasks, else from the start of the run."""
     per_gigabyte: Price = 0.0
-    """price of 10^9 bytes that the endpoint sends, with headers."""
     per_request: Price = 0.0
-    """price of each message that the endpoint sends, complete or cut short."""
 
 
 class DevicePrices(Prices):
-    """Prices of a device, which has a price of each task beside the prices of all endpoints."""
+    """Prices that ``[costs]`` sets for each device, which has a price for each task in addition.
+
+    Attributes:
+        per_task: price of a task, however it ends.
+    """
 
     per_task: Price = 0.0
-    """price of a task, however it ends."""
 
 
 class CostsSpec(Spec):
     """``[costs]``: prices by kind of endpoint.
 
     Messages between parts of the server, which are on no link, cost nothing.
+
+    Attributes:
+        currency: currency of all prices.
+        device: prices of each device.
+        edge: prices of each edge server (or cell).
+        server: prices of the server.
     """
 
     currency: str = Field(default="USD", min_length=1, max_length=20)
-    """currency of all prices."""
     device: DevicePrices = DevicePrices()
-    """prices of each device."""
     edge: Prices | None = None
-    """prices of each edge server (or cell)."""
     server: Prices = Prices()
-    """prices of the server."""
 
     def build(self, context: MeterContext) -> "Bill":
         """Build the meter that counts the costs of a run.
@@ -164,7 +172,7 @@ def _kind_of(endpoint: str) -> str:
 
 
 class MeterSpec(Spec):
-    """Base of the scenario's tables by which users add meters of their own, such as for money.
+    """Base of the scenario's tables ``[[meters]]``, which build the user's meters.
 
     The keys of the table are the parameters of the meter's ``__init__``.
     """

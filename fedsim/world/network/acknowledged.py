@@ -16,12 +16,12 @@ _LEAST_PART = 1 / 2  # least share of a step's length to which acknowledgements 
 
 
 class AcknowledgedFlows(QueuedFlows):
-    """Base of ``LinkComponent`` with acknowledgements, by which senders change their windows.
+    """Base of ``LinkComponent`` that grows senders' congestion windows by acknowledgements.
 
-    A sender knows at a time only which bytes had arrived a round trip earlier.
+    A sender learns of the delivery of bytes one round trip after it has sent them.
 
     Args:
-        rules: congestion control, queues and packets.
+        rules: congestion control, lengths of queues and size of packets.
     """
 
     def __init__(self, rules: QueueingRules) -> None:

@@ -13,12 +13,16 @@ _MOST_BATCHES = 16
 def open_batch(batches: Floats) -> Floats:
     """Return a copy of the bytes in queues with an empty batch at the end, for the next step.
 
-    A batch holds the bytes that came into queues in one step. The oldest batches are left out if
-    they are empty, and pairs of neighbours are merged if there are too many batches.
+    A batch holds the bytes that came into a queue in one time step, so that queues can be served
+    first in, first out. Oldest batches are left out if they are empty, and pairs of neighbours are
+    merged if there are too many batches.
 
     Args:
         batches: bytes of each flow in the queue of each link of its route, oldest batch first,
             float64 [flows, hops, batches].
+
+    Returns:
+        The new batches, float64 [flows, hops, batches].
     """
     flows, hops, count = batches.shape
     filled = np.asarray(batches.reshape(-1, count).any(axis=0)).nonzero()[0]
@@ -34,9 +38,9 @@ def open_batch(batches: Floats) -> Floats:
 
 
 def sum_by_link(batches: Floats, numbers: Ints, links: int) -> Floats:
-    """Sum the bytes of flows that wait on the same link, for each batch; float64 [links, batches].
+    """Sum the bytes of flows in the queue of each link, batch by batch; float64 [links, batches].
 
-    A batch holds the bytes that came into queues in one step.
+    A batch holds the bytes that came into queues in one time step.
 
     Args:
         batches: bytes of each flow on each of its links, float64 [flows on links, batches].
@@ -66,9 +70,9 @@ def sum_over_hops(amounts: Floats) -> Floats:
 
 
 def serve_in_order(totals: Floats, room: Floats) -> Floats:
-    """Return which part of each batch links send in a step, the oldest batch first.
+    """Return which part of each batch in a queue a link sends in a time step, the oldest first.
 
-    A batch holds the bytes that came into a link's queue in one step.
+    A batch holds the bytes that came into a link's queue in one time step.
 
     Args:
         totals: bytes of each link's batches, oldest first, float64 [links, batches].

@@ -31,7 +31,7 @@ _FULL_ROUNDS = 3  # round trips without that growth until the pipe counts as ful
 
 @dataclass(slots=True)
 class BbrSenders(FlowColumns):
-    """Estimates and states of senders with BBR, a congestion control, one row per flow.
+    """Estimates and states of senders with BBR, a TCP congestion control; one row per flow.
 
     Attributes are float64 [flows] if no shape is given.
 
@@ -91,20 +91,20 @@ class BbrSenders(FlowColumns):
 
     @property
     def bandwidth(self) -> Floats:
-        """Estimated bandwidth (segments/s), [flows]."""
+        """Estimated bandwidth of each flow: its highest recent delivery rate (segments/s), [flows]."""
         best: Floats = self.rates.max(axis=1, initial=0.0)
         return best
 
     @property
     def product(self) -> Floats:
-        """Estimated bandwidth times least round trip of each flow (segments), float64 [flows].
+        """Bandwidth-delay product: bandwidth times least round trip (segments), float64 [flows].
 
-        So many segments are under way when the links are busy and the queues empty.
+        With this count of segments under way, links are busy and queues are empty.
         """
         return self.bandwidth * self.least
 
     def pacing_gain(self) -> Floats:
-        """Return the factor of its bandwidth at which each flow may send now, float64 [flows]."""
+        """Return the factor of its bandwidth estimate at which each flow sends, float64 [flows]."""
         gains = np.ones(len(self.state))
         gains[self.state == STARTUP] = _HIGH_GAIN
         gains[self.state == DRAIN] = 1 / _HIGH_GAIN
@@ -114,7 +114,7 @@ class BbrSenders(FlowColumns):
 
 
 def first_estimates(round_trip: float, window: float, now: float, key: int) -> dict[str, float]:
-    """Return the first estimates of a new connection: attribute of ``BbrSenders`` -> value.
+    """Return the first BBR estimates of a new connection: attribute of ``BbrSenders`` -> value.
 
     Args:
         round_trip: round trip on empty links (s).
@@ -161,7 +161,7 @@ def grow_by_bandwidth(senders: Senders, bbr: BbrSenders, acked: Floats) -> Float
 
 
 def note_round(bbr: BbrSenders, rows: Ints, delivered: Floats, limited: Flags, now: float) -> None:
-    """Store the delivery rates of round trips that end now; end ``STARTUP`` if they stagnate.
+    """Store the delivery rates of BBR's round trips that end now; end ``STARTUP`` if they stagnate.
 
     Args:
         bbr: the estimates of all flows, which are changed.

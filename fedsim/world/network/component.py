@@ -33,7 +33,7 @@ Memories = list[tuple[tuple[int, int], SenderMemory]]
 
 @dataclass(frozen=True, slots=True)
 class SentBytes:
-    """Bytes that senders send in a step of simulated time; arrays [flows].
+    """Bytes that senders send in a time step of the window model; arrays [flows].
 
     Attributes:
         sent: the bytes, float64.
@@ -53,17 +53,19 @@ class SentBytes:
 
 
 class LinkComponent(SteadyFlows):
-    """Flows that compete for links with each other, and for none with any other flow.
+    """Flows that compete for links with each other and with no other flow (TCP's window model).
 
     Two flows that share no link may be connected by a third that shares a link with both.
-    ``plan`` computes how all bytes move in the next step of time, without moving them. ``commit``
-    moves them up to a given time. It must be called before any flow or link is changed.
+    ``Queueing`` has one object per such set. ``plan`` computes how all bytes move in the next step
+    of simulated time, without moving them. ``commit`` moves them up to a given time. It must be
+    called before any flow or link is changed.
 
     Args:
-        rules: congestion control, queues and packets.
+        rules: congestion control, lengths of queues and size of packets.
 
     Attributes:
-        next_end: next time of an end of a flow or of the planned step (s); infinity without a plan.
+        next_end: time of the next end of a flow or of the planned step (s); infinity without a
+            plan.
     """
 
     def __init__(self, rules: QueueingRules) -> None:
@@ -76,39 +78,48 @@ class LinkComponent(SteadyFlows):
     # changes
 
     def add(self, flow: NewFlow, now: float) -> None:
-        """Add a flow at ``now`` (s), up to which ``commit`` must have been called."""
+        """Add a flow that begins now.
+
+        Args:
+            flow: the flow.
+            now: the time (s), up to which ``commit`` must have been called.
+        """
         self._since = now
         self._append(flow)
         self._history.add(now, self._delivered, math.inf)
         self._look_soon()
 
     def remove(self, flow_id: int, now: float) -> Memories:
-        """Remove a cancelled flow at ``now``, up to which ``commit`` must have been called.
+        """Remove a cancelled flow at the time ``now``.
 
         Args:
             flow_id: ID of the flow.
-            now: the time (s).
+            now: the time (s), up to which ``commit`` must have been called.
 
         Returns:
-            A list of one pair: the IDs (sender, receiver), and the state of the sender, with which
-            the next flow between the two begins.
+            One pair: the endpoint IDs (sender, receiver), and the sender's window and estimates,
+            with which the next flow between the two begins.
         """
         self._look_soon()
         is_cancelled = self._id == flow_id
         return self._end(is_cancelled, np.full(len(self), now))
 
     def adopt(self, others: "LinkComponent") -> None:
-        """Take over the flows of another component, which must not be used any more.
+        """Move all flows of another component into this one, when a new flow connects the two.
 
-        ``commit`` must have been called on both for the same time.
+        ``commit`` must have been called on both components for the same time.
+
+        ``others`` must not be used any more.
         """
         self._adopt(others)
         self._look_soon()
 
     def split(self) -> list["LinkComponent"]:
-        """Return components with these flows, so that flows in different ones share no link.
+        """Divide the flows into components without common links, after a flow has ended.
 
-        The components replace this one; the list is empty if there are no flows.
+        Returns:
+            The components, which replace this one; only this one if all flows are still connected;
+            empty if there are no flows.
         """
         if not len(self):
             return []
@@ -117,7 +128,7 @@ class LinkComponent(SteadyFlows):
         return self._split()
 
     def set_link(self, name: str, rate: float, length: float) -> None:
-        """Change a link at the time up to which ``commit`` was called.
+        """Change the rate and the queue of a link; ``commit`` must have been called up to now.
 
         Args:
             name: name of the link.
@@ -131,7 +142,7 @@ class LinkComponent(SteadyFlows):
         self._look_soon()
 
     def has_loss(self, flow_id: int, first: float, last: float) -> bool:
-        """Return whether a flow's packets are lost with exactly these probabilities.
+        """Return whether a flow's packets are lost with exactly the given probabilities.
 
         Args:
             flow_id: ID of the flow.
@@ -141,7 +152,7 @@ class LinkComponent(SteadyFlows):
         return self._losses.has_chances(self.row_of(flow_id), first, last)
 
     def set_loss(self, flow_id: int, first: float, last: float) -> None:
-        """Change the probabilities with which a flow's packets are lost on links.
+        """Change the probabilities with which a flow's packets are lost on devices' own links.
 
         ``commit`` must have been called up to the present time.
 
@@ -154,7 +165,9 @@ class LinkComponent(SteadyFlows):
         self._look_soon()
 
     def set_round_trip(self, flow_id: int, round_trip: float) -> None:
-        """Change the round trip of a flow on empty links; ``commit`` must have been called before.
+        """Change the round trip time of a flow on empty links.
+
+        ``commit`` must have been called up to the present time.
 
         Args:
             flow_id: ID of the flow.
@@ -179,12 +192,15 @@ class LinkComponent(SteadyFlows):
         return self._plan is not None
 
     def take_ended(self, until: float) -> list[tuple[float, int]]:
-        """Return the flows that the planned step ends by the time ``until`` (s), each only once.
+        """Return the flows that end within the planned step, up to a time; each flow only once.
 
         The flows remain in the component until ``commit``.
 
+        Args:
+            until: the time (s).
+
         Returns:
-            Exact time of its end (s) and ID of each flow.
+            Exact end (s) and ID of each flow.
         """
         plan = self._plan
         assert plan is not None
@@ -216,8 +232,8 @@ class LinkComponent(SteadyFlows):
             now: the time (s), for which ``take_ended`` has been called.
 
         Returns:
-            For each removed flow, the IDs (sender, receiver), and the state of the sender, with which
-            the next flow between the two begins.
+            For each removed flow: the endpoint IDs (sender, receiver), and the sender's window and
+            estimates, with which the next flow between the two begins.
         """
         plan = self._plan
         passed = now - self._since
@@ -241,7 +257,7 @@ class LinkComponent(SteadyFlows):
         return self._end(over, plan.ends) if np.count_nonzero(over) else []
 
     def give_up_plan(self, now: float) -> None:
-        """Forget the planned step, which was carried out up to ``now`` (s), before a change."""
+        """Forget the rest of the planned step, before a flow or link changes at ``now`` (s)."""
         self._plan = None
         self.next_end = math.inf
         self._since = now
@@ -331,10 +347,10 @@ class LinkComponent(SteadyFlows):
     # plans
 
     def plan(self) -> None:
-        """Compute and store how all bytes move in the next step of time, without moving them.
+        """Compute and store how all bytes move in the next time step, without moving them.
 
-        The step lasts until the next end of a flow if all rates stay constant so long; otherwise it is
-        short against round trips and queueing times.
+        If all rates stay constant until the next end of a flow, the step lasts until then.
+        Otherwise it is short compared with round trips and times in queues.
         """
         if self.links.grouped < len(self):
             self.links.group(self._route, self._lasts)
@@ -524,7 +540,7 @@ class LinkComponent(SteadyFlows):
     # queries
 
     def sent(self, flow_id: int, at: float) -> float:
-        """Return the bytes of a flow that are delivered by a time.
+        """Return the bytes of a flow that have arrived by a time.
 
         Args:
             flow_id: ID of the flow.

@@ -36,12 +36,13 @@ _HYSTART_SHARE = 1 / 8  # of the round trip
 
 
 def cubic_window(elapsed_s: Floats, peak: Floats, after_loss: Floats) -> Floats:
-    """Compute CUBIC's window W(t) = C (t - K)^3 + W_max (segments), [flows].
+    """Compute the congestion window of TCP CUBIC at a time since the last loss (segments), [flows].
 
-    Source: RFC 9438, equations 1 and 2, K = cbrt((W_max - cwnd_epoch) / C).
+    Source: RFC 9438, equations 1 and 2: W(t) = C (t - K)^3 + W_max with K = cbrt((W_max -
+    cwnd_epoch) / C). C is a constant, t the time since the epoch (the period after a loss) began.
 
     Args:
-        elapsed_s: time since the epoch began (s), [flows].
+        elapsed_s: t, the time since the epoch began (s), [flows].
         peak: W_max, the window before the last loss (segments), [flows].
         after_loss: cwnd_epoch, the window at the begin of the epoch (segments), [flows].
     """
@@ -75,7 +76,7 @@ def part_of(amounts: Floats, share: Floats | None) -> Floats:
 
 @dataclass(slots=True)
 class FlowColumns:
-    """Base of dataclasses whose fields are arrays with one row for each flow."""
+    """Base of dataclasses whose fields are arrays with one row for each flow of the window model."""
 
     def columns(self) -> Iterator[tuple[str, Floats]]:
         """Yield each field's name and its array, [flows] or [flows, ...]."""
@@ -101,7 +102,11 @@ class FlowColumns:
             setattr(self, name, values[rows])
 
     def join(self, others: Self) -> None:
-        """Append the rows of ``others``, an object with the same columns for other flows."""
+        """Append the rows of other flows.
+
+        Args:
+            others: object of the same class, for other flows.
+        """
         for name, values in self.columns():
             setattr(self, name, np.concatenate((values, getattr(others, name))))
 
@@ -119,7 +124,7 @@ class FlowColumns:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Growth of windows by the acknowledgements of a step, which ``Senders.apply`` carries out.
+    """Growth of senders' windows in a time step; ``Senders.apply`` carries it out.
 
     Attributes:
         windows: growth of windows (segments), float64 [flows].
@@ -135,7 +140,7 @@ class Growth:
 
 @dataclass(slots=True)
 class Senders(FlowColumns):
-    """State of the senders of flows; float64 [flows] each.
+    """TCP congestion control state of the sender of each flow; float64 [flows] each.
 
     Attributes:
         round_trip: round trip on empty links (s).
@@ -189,7 +194,7 @@ class Senders(FlowColumns):
 def first_state(
     round_trip: float, window: float, threshold: float, peak: float
 ) -> dict[str, float]:
-    """Return the row of ``Senders`` of a flow that begins.
+    """Return the row of ``Senders`` for a new flow: attribute -> value.
 
     Args:
         round_trip: round trip on empty links (s).
@@ -215,13 +220,13 @@ def first_state(
 def grow(
     senders: Senders, control: Control, acked: Floats, limited: Flags, now: float, delay: Floats
 ) -> Growth:
-    """Compute the growth of windows by acknowledgements, without changing ``senders``.
+    """Compute by how much windows grow when segments are acknowledged; ``senders`` stays as it is.
 
     Args:
         senders: the flows.
         control: ``cubic`` or ``reno``; BBR grows otherwise.
         acked: acknowledged segments, [flows].
-        limited: whether the window limits the flow, without which it does not grow, [flows].
+        limited: whether the window limits the flow's rate; only such windows grow; [flows].
         now: the time of the acknowledgements (s).
         delay: round trip with queues (s), [flows].
     """
@@ -272,7 +277,7 @@ def reduce(senders: Senders, control: Control, rows: Flags) -> None:
 
 
 def leave_slow_start(senders: Senders, segments: Floats) -> None:
-    """End the slow start of flows whose round trip has risen (HyStart, Ha and Rhee, 2011).
+    """End TCP's slow start for flows whose round trip has risen (HyStart, Ha and Rhee, 2011).
 
     A round trip is judged only from its eighth acknowledged segment on.
 
@@ -289,10 +294,10 @@ def leave_slow_start(senders: Senders, segments: Floats) -> None:
 
 
 def pacing_rate(senders: Senders, growth: Floats, delay: Floats) -> Floats:
-    """Return the rates at which senders spread their windows (segments/s), float64 [flows].
+    """Return the rate at which each sender sends a window's segments (segments/s), float64 [flows].
 
-    Source: Linux, ``tcp_update_pacing_rate``: two windows a round trip as long as the window is
-    below half the slow start threshold, and 1.2 later.
+    Source: Linux, ``tcp_update_pacing_rate``: two windows per round trip while the window is below
+    half the slow start threshold, and 1.2 windows afterwards.
 
     Args:
         senders: the flows.

@@ -12,7 +12,7 @@ _RETRANSMISSION_S = 0.2  # least timeout beyond the round trip (s; Linux)
 
 @dataclass(frozen=True, slots=True)
 class SenderMemory:
-    """State of a sender at the end of a flow; the next flow to the same receiver begins with it.
+    """Congestion control state of a sender after a flow, for the next flow to the same receiver.
 
     Attributes:
         window: congestion window (segments).
@@ -38,7 +38,7 @@ class SenderMemory:
 
 
 class Connections:
-    """States of senders between two flows: each sender's last state for each receiver.
+    """Memory of TCP connections: the last state of each sender for each receiver.
 
     Args:
         initial_window: window of a new connection (segments).
@@ -54,17 +54,21 @@ class Connections:
     def first_state(
         self, ends: tuple[int, int], round_trip: float, now: float, control: Control
     ) -> dict[str, float]:
-        """Return the state with which a flow begins: attribute of ``Senders`` -> value.
+        """Return the congestion window and related values of a flow that begins.
 
-        It is the state after the last flow between the two, or that of a new connection. After more
-        than a timeout without a byte, the window is the initial one (RFC 5681, section 4.1), and the
-        threshold remembers three quarters of the former window (RFC 2861).
+        They are the values after the last flow between the two endpoints, or the values of a new
+        connection. After more than a timeout without a byte, the window is the initial one (RFC
+        5681, section 4.1), and the threshold remembers three quarters of the former window (RFC
+        2861).
 
         Args:
             ends: IDs of sender and receiver.
             round_trip: round trip on empty links (s).
             now: the time (s).
             control: congestion control of the flow.
+
+        Returns:
+            Attribute of ``Senders`` -> value.
         """
         before = self.memories.get(ends)
         if before is None:
@@ -93,13 +97,13 @@ class Connections:
         now: float,
         control: Control,
     ) -> Mapping[str, float | Floats]:
-        """Return with which estimates of BBR a flow begins: attribute of ``BbrSenders`` -> value.
+        """Return the BBR estimates with which a flow begins: attribute of ``BbrSenders`` -> value.
 
-        They are those of the last flow with BBR between the two, if there was one. An idle time does
-        not change them.
+        They are the estimates after the last flow with BBR between the two endpoints, however long
+        ago, or first estimates if there was none.
 
         Args:
-            ends: IDs of sender and receiver.
+            ends: endpoint IDs of sender and receiver.
             key: random bits, from which the first pacing gain follows.
             sender: the result of ``first_state``.
             now: the time (s).

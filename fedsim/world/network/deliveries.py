@@ -12,9 +12,10 @@ _FIRST_COLUMNS = 8
 
 
 class Deliveries:
-    """History of one quantity of each flow, such as its delivered bytes, by simulated time.
+    """History of the bytes that each flow had delivered, by simulated time.
 
-    Values between two stored times are interpolated linearly.
+    Senders look up how many of their bytes had arrived a round trip ago. Values between two stored
+    times are interpolated linearly.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class Deliveries:
             self._rows = 0
 
     def join(self, others: "Deliveries") -> None:
-        """Append the flows of ``others``.
+        """Append the histories of other flows.
 
         Args:
             others: deliveries of other flows, maybe stored at other times.
@@ -104,7 +105,7 @@ class Deliveries:
         self._curves[: self._rows] = curves
 
     def at(self, times: Floats) -> Floats:
-        """Return the bytes that each flow had delivered by a time of its own; float64 [flows].
+        """Return the bytes that each flow had delivered at a given time for each; float64 [flows].
 
         A time before the first or after the last stored time gets the value stored there.
 

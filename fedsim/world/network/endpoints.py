@@ -26,7 +26,13 @@ the IDs of hosts follow the IDs of all edge servers.
 
 
 def ends(device: int, direction: Direction, at: int = SERVER) -> tuple[int, int]:
-    """Return source and destination ID of a message between a device and the endpoint ``at``."""
+    """Return the sender's and the receiver's ID of a message between a device and a server.
+
+    Args:
+        device: index of the device.
+        direction: ``down`` to the device, ``up`` from it.
+        at: ID of the other endpoint: the server, or an edge server.
+    """
     return (at, device) if direction == "down" else (device, at)
 
 
@@ -39,7 +45,7 @@ def _find_wrong_route(links: Sequence[str], network: "Endpoints", *_: object, **
 
 
 class Endpoints(ABC):
-    """Base of ``Network`` with the senders and receivers, and the links between them.
+    """Base of ``Network``: endpoints (senders and receivers), and the links between them.
 
     Each device has its own link in each direction. A flow's latency is the sum of the latencies of
     source and destination, and of the edge servers of both unless they have the same edge server.
@@ -110,7 +116,7 @@ class Endpoints(ABC):
         """
 
     def edge_at(self, endpoint: int) -> int | None:
-        """Return the index of the edge server at an endpoint; None for other endpoints.
+        """Return the index of the edge server that has an endpoint ID; None for other endpoints.
 
         Args:
             endpoint: ID of the endpoint.
@@ -119,7 +125,7 @@ class Endpoints(ABC):
         return edge if 0 <= edge < len(self._edge_latency) else None
 
     def name(self, endpoint: int) -> str:
-        """Return the name of an endpoint in records.
+        """Return the name of an endpoint, as records use it.
 
         Args:
             endpoint: ID of the endpoint.
@@ -137,7 +143,7 @@ class Endpoints(ABC):
         return next(name for name, host in self.hosts.items() if host == endpoint)
 
     def endpoint(self, name: str) -> int:
-        """Return the number of an endpoint.
+        """Return the ID of an endpoint by its name.
 
         Args:
             name: ``server``, ``device 7``, ``edge 3``, or the name of a host.
@@ -166,9 +172,9 @@ class Endpoints(ABC):
         )
 
     def layout(self) -> dict[str, Any] | None:
-        """Shared links and routes as JSON if they come from a file; None if the scenario has them.
+        """Return shared links and routes that were read from a file, for ``network.json``.
 
-        A run stores them as ``network.json`` in its folder.
+        None if links and routes follow from the scenario's keys.
         """
         return None
 
@@ -187,7 +193,7 @@ class Endpoints(ABC):
     # latencies
 
     def latency_s(self, source: int, destination: int) -> float:
-        """Return the delay before a flow's first byte leaves, on the clock's grid (s).
+        """Return the delay before a flow's first byte leaves (s), rounded to the clock's ticks.
 
         Args:
             source, destination: IDs of the endpoints.
@@ -213,9 +219,9 @@ class Endpoints(ABC):
         return seconds
 
     def round_trip_s(self, source: int, destination: int) -> float:
-        """Return the time from a packet to its acknowledgement on empty links (s).
+        """Return the time from sending a packet to its acknowledgement on empty links (s).
 
-        The time lies on the clock's grid.
+        The time is rounded to the clock's ticks.
 
         Args:
             source, destination: IDs of the endpoints.
@@ -246,13 +252,13 @@ class Endpoints(ABC):
     def all_alone_s(
         self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL
     ) -> Floats:
-        """Return the time of a message of each device if no other flow is running (s), [devices].
+        """Return how long a message of each device takes without any other flow (s), [devices].
 
         Args:
             direction: the direction of the messages.
             size: payload of each message (bytes).
             near: whether the other end is each device's edge server, instead of the server.
-            devices: the devices.
+            devices: slice of the devices; all by default.
         """
         latency = self.near_latencies(devices) if near else self.latencies[devices]
         rates = self.access[direction][devices] if near else self.lone_rates(direction, devices)
@@ -275,7 +281,7 @@ class Endpoints(ABC):
 
         Args:
             direction: ``down`` or ``up``.
-            devices: the devices.
+            devices: slice of the devices; all by default.
 
         Returns:
             Rates (bytes/s), float64 [devices].
@@ -291,7 +297,7 @@ class Endpoints(ABC):
         return rates
 
     def links_between(self, source: int, destination: int) -> list[tuple[str, float]]:
-        """Return the shared links between two endpoints.
+        """Return the shared links on the route between two endpoints.
 
         Args:
             source, destination: IDs of the endpoints.
@@ -308,7 +314,7 @@ class Endpoints(ABC):
             ) from None
 
     def own_links(self, source: int, destination: int) -> list[tuple[str, float]]:
-        """Return the devices' own links on a route.
+        """Return the devices' own links on the route between two endpoints.
 
         Args:
             source, destination: IDs of the endpoints.

@@ -18,13 +18,13 @@ Route = Iterable[tuple[str, float]]
 
 
 class Sharing(Protocol):
-    """Sharing rule of a set of links, with the flows on them; sizes are in bytes on the wire.
+    """Interface of the rule by which flows share a set of links, with the running flows.
 
-    All attributes are plain data, so that a snapshot can store the object.
+    ``Network`` calls it when flows begin, end or change. Sizes are in bytes on the wire. All
+    attributes are plain data, so that a snapshot can store the object.
 
     Attributes:
-        next_end: end of the next flow to end if nothing changes (s, exact); infinity if there are
-            no flows.
+        next_end: exact end of the next flow to end if nothing changes (s); infinity without flows.
         changed: whether flows or links have changed since the last ``share``.
     """
 
@@ -41,7 +41,7 @@ class Sharing(Protocol):
         sent: float = 0.0,
         route: Route = (),
     ) -> None:
-        """Add a flow.
+        """Add a flow that begins, or that moves here from another sharing rule.
 
         Args:
             flow_id: ID of the flow.
@@ -62,7 +62,7 @@ class Sharing(Protocol):
         """
 
     def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
-        """Change the highest rate that a running flow may have (its cap).
+        """Change the cap of a running flow: the highest rate that it may have.
 
         Args:
             flow_id: ID of the flow.
@@ -81,7 +81,7 @@ class Sharing(Protocol):
         """
 
     def share(self, now: float) -> None:
-        """Compute the rates of all running flows after changes.
+        """Compute the rates of all running flows anew, after changes of flows or links.
 
         Args:
             now: the time (s).
@@ -114,7 +114,7 @@ class Sharing(Protocol):
 
 
 def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Floats:
-    """Compute the weighted max-min fair rates of flows over shared links.
+    """Compute the weighted max-min fair rates of flows that share links.
 
     Each iteration offers every flow the least share, per unit of weight, of its links. Shares only
     rise, so two kinds of flows are settled: a flow whose cap is within its offer, and a flow on a
@@ -156,7 +156,7 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
 
 
 class Filling:
-    """Sharing rule that gives flows max-min fair rates on links of any network.
+    """Sharing rule for networks of any shape: flows get weighted max-min fair rates.
 
     It computes all rates anew, by ``max_min``, after each change of flows or links. A link is added
     together with its first flow.

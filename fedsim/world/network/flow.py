@@ -7,15 +7,15 @@ from typing import ClassVar
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Transfer of bytes between two endpoints, running or ended.
+    """Transfer of bytes from one endpoint to another, as ``Network.send`` returns it.
 
     Attributes:
         id: index of the flow among all flows of the network, in order of their starts.
         source, destination: IDs of its endpoints.
+        size, wire: bytes of payload, and bytes on the links, headers included.
         started: time of its start (s).
         done: function that is called when its last byte has arrived.
         weight: its weight in the sharing of links; 1 unless the protocol has weights.
-        size, wire: bytes of payload, and bytes on the links, headers included.
         ended: time of its last byte or of its cancellation (s, exact, not on the grid); None while
             it is running.
         sent: payload that was delivered by its end (bytes); 0 while it is running (see

@@ -210,9 +210,9 @@ class Network(RunningFlows):
         self._end(flow, now, sent)
 
     def finish(self, flow: Flow) -> bool:
-        """End a flow whose last byte is due now, up to the rounding of times.
+        """End a flow if all of its bytes have arrived by now, within the rounding of times.
 
-        Its function ``done`` is not called.
+        The function ``done`` of the flow is not called.
 
         Args:
             flow: the flow.
@@ -236,7 +236,7 @@ class Network(RunningFlows):
         return is_due
 
     def limit(self, link: str, rate: float | None) -> None:
-        """Change the rate of a link from the present time on.
+        """Limit the rate of a link from the present time on, or end such a limit.
 
         Args:
             link: name of the link.
@@ -252,9 +252,9 @@ class Network(RunningFlows):
         self._unsettle()
 
     def solve(self) -> None:
-        """Apply all changes of flows and links at the present time, and compute the flows' new rates.
+        """Compute the new rates of flows after all changes of flows and links at the present time.
 
-        It sets the alarm for the next end of a flow, and calls ``on_shared``.
+        The method sets the alarm for the next end of a flow, and calls ``on_shared``.
         """
         self._unsettled = False
         now = self._simulation.now
@@ -346,9 +346,9 @@ class Network(RunningFlows):
     # queries, which do not change the network
 
     def sent(self, flow: Flow) -> float:
-        """Return the payload of a flow that has arrived by now (bytes), exactly.
+        """Return how many bytes of a flow's payload have arrived by now.
 
-        Changes of flows or links at the present time do not affect it.
+        Changes of flows or links at the present time do not affect the result.
 
         Args:
             flow: the flow.

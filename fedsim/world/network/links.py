@@ -11,9 +11,9 @@ UNLIMITED = 1e15  # bytes/s; stands for an infinite rate
 
 
 class QueuedLinks:
-    """Rates and lengths of queues of the links that flows share, numbered from 1.
+    """Rates and queue lengths of the shared links of a ``LinkComponent``, by link number from 1.
 
-    Number 0 is a link without a limit, which pads shorter routes.
+    Number 0 is a link of unlimited rate; it fills up shorter routes to equal length.
 
     Args:
         rules: lengths of queues, and whether a route's first link makes senders wait when its
@@ -55,9 +55,10 @@ class QueuedLinks:
         return number
 
     def length_at(self, name: str, rate: float) -> float:
-        """Return the length that a link's queue has at a rate (bytes).
+        """Return the length of a link's queue if the link had a given rate (bytes).
 
-        At rate 0, an outage, the queue keeps its present length.
+        A queue may be as long as what the link sends in a given time. At rate 0, an outage, the
+        queue keeps its present length.
 
         Args:
             name: name of a known link.
@@ -72,7 +73,7 @@ class QueuedLinks:
         return self.length.item(self.names[name])
 
     def has(self, name: str, rate: float, length: float) -> bool:
-        """Return whether a known link has this rate (bytes/s) and length of its queue (bytes)."""
+        """Return whether a link has exactly this rate (bytes/s) and queue length (bytes)."""
         number = self.names[name]
         return bool(self.capacity[number] == rate and self.length[number] == length)
 
@@ -90,13 +91,13 @@ class QueuedLinks:
         return numbers
 
     def keep(self, route: Ints) -> Ints:
-        """Forget the links without flows, and renumber the others.
+        """Remove the links that no flow uses any more, and number the remaining ones anew.
 
         Args:
             route: numbers of each flow's links, padded with 0, int64 [flows, hops].
 
         Returns:
-            The routes by new numbers, int64 [flows, hops].
+            The routes by the new numbers, int64 [flows, hops].
         """
         self.grouped = 0
         used = np.union1d(route, [0])
@@ -118,7 +119,7 @@ class QueuedLinks:
 
         Args:
             route: numbers of each flow's links, padded with 0, int64 [flows, hops].
-            lasts: place of the last link of each route, int64 [flows].
+            lasts: position of the last link of each route, int64 [flows].
         """
         hops = route.shape[1]
         before = self.grouped if hops == self._hops else 0
@@ -159,7 +160,7 @@ class QueuedLinks:
 
 
 def label_components(route: Ints, links: int) -> Ints:
-    """Return a label for each flow, equal for flows that share links directly or through others.
+    """Return a label for each flow, equal for flows that share links directly or via other flows.
 
     Args:
         route: numbers of each flow's links, int64 [flows, hops]. Shorter routes are padded with
@@ -182,7 +183,9 @@ def label_components(route: Ints, links: int) -> Ints:
 
 
 def share_first_links(wants: Floats, first: Ints, room: Floats) -> Floats:
-    """Divide each link equally among the flows that begin on it, up to what each sender wants.
+    """Divide the bytes that each link can send equally among the flows that begin on it.
+
+    A flow gets at most what its sender wants; the rest goes to the other flows on the link.
 
     Args:
         wants: bytes that each sender wants to send, float64 [flows].

@@ -10,7 +10,7 @@ from fedsim.world.network.congestion import append_row
 
 
 class LossDraws:
-    """Random draws that decide which packets of flows are lost in one step of simulated time.
+    """Random draws for one time step that decide which packets of flows are lost.
 
     A draw is exponential (bytes): a flow loses its next packet when its bytes, each times the
     probability of a loss, add up to the draw. It is a function of the flow's seed and of the count
@@ -31,11 +31,23 @@ class LossDraws:
         self._packet = packet
 
     def draw_on_link(self, row: int) -> float:
-        """Draw the expected loss of flow ``row`` until its next packet is lost on its links."""
+        """Draw the expected loss (bytes) that a flow can take until it loses a packet on its links.
+
+        The expected loss of a flow is its bytes times the probability of a loss.
+
+        Args:
+            row: index of the flow.
+        """
         return self._draw("loss", self.on_links, row)
 
     def draw_in_queue(self, row: int) -> float:
-        """Draw the expected loss of flow ``row`` until its next packet is lost in a queue."""
+        """Draw the expected loss (bytes) that a flow can take until it loses a packet in a queue.
+
+        The expected loss of a flow is its bytes times the probability of a loss.
+
+        Args:
+            row: index of the flow.
+        """
         return self._draw("drop", self.in_queues, row)
 
     def _draw(self, purpose: str, counts: Ints, row: int) -> float:
@@ -45,14 +57,14 @@ class LossDraws:
 
 
 class RandomLosses:
-    """Losses of flows: the chance of each flow's packets, and its distance to the next loss.
+    """Packet losses of flows: their probabilities, and how far each flow is from its next loss.
 
-    Packets are lost independently. So the expected loss, chance times bytes, that adds up between
-    two lost packets is exponential, with a mean of a packet. For each flow it is drawn in advance,
-    and a packet is lost when the flow has used it up.
+    Packets are lost independently. So the expected loss (probability times bytes) between two lost
+    packets is exponential, with the size of a packet as its mean. It is drawn in advance for each
+    flow; the flow loses a packet when it has used it up.
 
     Args:
-        packet: bytes of a packet.
+        packet: size of a packet (bytes).
     """
 
     def __init__(self, packet: float) -> None:
@@ -66,13 +78,13 @@ class RandomLosses:
         self.before = np.empty(0)  # expected loss left until the next lost packet (bytes), [flows]
 
     def append(self, key: int) -> float:
-        """Add a flow without losses.
+        """Add a flow, at first with loss probability 0 on its links.
 
         Args:
             key: seed of its draws.
 
         Returns:
-            Its expected loss until its first packet is lost in a queue (bytes).
+            The flow's expected loss until its first packet is lost in a queue (bytes).
         """
         self._keys.append(key)
         self._on_links = append_row(self._on_links, 0)
@@ -102,7 +114,11 @@ class RandomLosses:
             self._note_chances()
 
     def join(self, others: "RandomLosses") -> None:
-        """Append the losses of other flows."""
+        """Append the losses of other flows.
+
+        Args:
+            others: losses of other flows.
+        """
         self._keys += others._keys
         self._on_links = np.concatenate((self._on_links, others._on_links))
         self._in_queues = np.concatenate((self._in_queues, others._in_queues))
@@ -112,7 +128,7 @@ class RandomLosses:
         self._note_chances()
 
     def has_chances(self, row: int, first: float, last: float) -> bool:
-        """Return whether a flow's packets are lost with exactly these probabilities.
+        """Return whether a flow's packets are lost with exactly the given probabilities.
 
         Args:
             row: index of the flow.
@@ -137,9 +153,10 @@ class RandomLosses:
         self.may_lose = bool(self.first.any() or self.last.any())
 
     def draws(self) -> LossDraws:
-        """Return the source of random draws for one step of simulated time.
+        """Return a new source of the random draws by which packets are lost in one time step.
 
-        Drawing from it changes nothing in this object; ``use`` does when the step is carried out.
+        Draws from it change nothing in this object. The caller stores their counts by ``use`` once
+        the step has been carried out.
         """
         on_links = self._on_links.copy()
         return LossDraws(self._keys, on_links, self._in_queues.copy(), self._packet)
@@ -160,8 +177,8 @@ class RandomLosses:
         """Compute which part of the bytes that pass a link in a step is lost.
 
         Args:
-            chance: chance of each flow's packets, [flows].
-            passing: bytes of each flow that pass, [flows].
+            chance: probability that a packet of each flow is lost, 0 to 1, [flows].
+            passing: bytes of each flow that pass the link, [flows].
             before: expected loss left until the next lost packet (bytes), [flows].
             draws: draws of the step.
 

@@ -19,9 +19,10 @@ NO_BYTES = 1e-6  # bytes that count as none
 
 @dataclass(slots=True)
 class MovedBytes:
-    """Bytes of flows as they are after the stages of a step so far; float64 [flows] each.
+    """Positions of the bytes of each flow after the stages of a time step computed so far.
 
-    Arrays of flows and hops have a cell for each link of each route.
+    Arrays are float64 [flows] if no shape is given. Arrays of flows and hops have a cell for each
+    link of each route.
 
     Attributes:
         dropped: bytes that were lost in the step.
@@ -31,7 +32,7 @@ class MovedBytes:
         batches: bytes in queues by the step in which they came, oldest first, float64
             [flows, hops, batches].
         waiting: bytes in queues, float64 [flows, hops].
-        arriving: bytes between a link and the next, float64 [flows, hops].
+        arriving: bytes on their way from one link to the next, float64 [flows, hops].
     """
 
     dropped: Floats
@@ -44,7 +45,7 @@ class MovedBytes:
 
 
 class Movement:
-    """Computation of where the bytes of flows are after a step of simulated time.
+    """Computation of how the bytes of flows move along their links in one time step.
 
     The methods are called in order: ``send``, ``pass_level`` for each group of links, and
     ``receive``. They change ``bytes_before`` to the bytes after the step.
@@ -100,7 +101,7 @@ class Movement:
 
         Args:
             level: the links, with the flows on them.
-            credit: number of each flow at the begin of the step (bytes), which determines when its
+            credit: credit of each flow at the begin of the step (bytes), which decides when its
                 next packet is dropped, float64 [flows].
         """
         amounts = self.bytes

@@ -12,7 +12,7 @@ from fedsim.world.network.traces import LinkTraces
 
 
 class PresentRates(Endpoints):
-    """Base of ``Network`` that computes the present rates, latencies and losses of links.
+    """Base of ``Network`` that computes present rates, latencies and losses of links.
 
     They differ from the scenario's values by traces (values over time from a file) and by limits
     that processes of the world set. The arguments are the clock, and the arguments of
@@ -45,7 +45,7 @@ class PresentRates(Endpoints):
         """Let links follow traces from now on; called before the first flow.
 
         Args:
-            traces: the traces.
+            traces: values over time for some of the links.
 
         Raises:
             SimulationError: a shared link with a trace does not exist.
@@ -55,7 +55,7 @@ class PresentRates(Endpoints):
         self.traces = traces
 
     def present_rate(self, link: str, built: float) -> float:
-        """Return the rate of a link now, after limits and its trace (bytes/s).
+        """Return the rate of a link now, by the scenario, limits and traces (bytes/s).
 
         Args:
             link: name of the link.
@@ -69,7 +69,7 @@ class PresentRates(Endpoints):
         return min(rate, self.limits.get(link, math.inf))
 
     def present_latency_s(self, source: int, destination: int) -> float:
-        """Return the present delay before a flow's first byte leaves (s), on the clock's grid.
+        """Return the present delay before a flow's first byte leaves (s), in whole clock ticks.
 
         Args:
             source: ID of the sender.
@@ -96,7 +96,7 @@ class PresentRates(Endpoints):
         return on_grid(2 * latency + self._protocol.round_trip)
 
     def present_loss(self, endpoint: int) -> float:
-        """Return the share of packets that an endpoint's own link loses at present.
+        """Return the share of packets that an endpoint's own link loses at present, 0 to 1.
 
         Args:
             endpoint: ID of the endpoint.

@@ -37,41 +37,39 @@ def _find_wrong_times(value: object, *_: object, **__: object) -> str:
 
 
 class Protocol(Spec):
-    """Base of every protocol, which determines overhead, windows and weights of flows.
+    """Base of transport protocols (``network.protocol``): overhead, windows and weights of flows.
 
     A user's protocol is a subclass that overrides any of the methods.
+
+    Attributes:
+        segment: payload of a full packet.
+        header: header bytes of a packet.
+        slow_start: whether transfers begin with a small window that doubles every round trip, also
+            after idle times (RFC 5681).
+        initial_window: segments of the first round trip (RFC 6928: 10).
+        round_trip: time of a round trip beside twice the device's latency.
+        weight_spread: spread of flows' random weights: lognormal with median 1, and this as the
+            factor of one standard deviation.
+        turns: whether downloads take turns in the sender's queue, of which each connection has
+            about 1 ms (Linux's TCP small queues): with a round trip of R s the logarithm of a
+            download's random weight is divided by 1 + R / 1 ms.
+        weight_by_round_trip: power of the round trip, of 1 ms at least, by which a flow's weight
+            falls: 1 for TCP Reno's shares. This is SimGrid's rule, for comparison only: it predicts
+            no real world better.
+        late_weight: factor of the weight of uploads that begin while others to the same end are
+            under way; see docs/time.md.
     """
 
     kind: str
     segment: PositiveBytes = 1448.0
-    """payload of a full packet."""
     header: Bytes = 0.0
-    """header bytes of a packet."""
     slow_start: bool = False
-    """whether transfers begin with a small window that doubles every round trip, also after idle
-    times (RFC 5681).
-    """
     initial_window: int = Field(default=10, ge=1, le=1_000_000)
-    """segments of the first round trip (RFC 6928: 10)."""
     round_trip: Seconds = 0.0
-    """time of a round trip beside twice the device's latency."""
     weight_spread: float = Field(default=1.0, ge=1.0, le=10.0)
-    """spread of flows' random weights: lognormal with median 1, and this as the factor of one
-    standard deviation.
-    """
     turns: bool = False
-    """whether downloads take turns in the sender's queue, of which each connection has about 1 ms
-    (Linux's TCP small queues): with a round trip of R s the logarithm of a download's random weight
-    is divided by 1 + R / 1 ms.
-    """
     weight_by_round_trip: float = Field(default=0.0, ge=0.0, le=2.0)
-    """power of the round trip, of 1 ms at least, by which a flow's weight falls: 1 for TCP
-    Reno's shares. This is SimGrid's rule, for comparison only: it predicts no real world better.
-    """
     late_weight: float = Field(default=1.0, gt=0.0, le=1.0)
-    """factor of the weight of uploads that begin while others to the same end are under way; see
-    docs/time.md.
-    """
 
     @cached_property
     @returns("a finite number, 1 or more", find_outside(least=1.0))
@@ -82,11 +80,11 @@ class Protocol(Spec):
     @cached_property
     @returns("a number above 0 (bytes)", find_outside(above=0.0, infinite=True))
     def window(self) -> float:
-        """First window (bytes on the wire); infinity if the protocol has no slow start."""
+        """Window of a new connection (bytes on the wire); infinity without slow start."""
         return self.initial_window * (self.segment + self.header) if self.slow_start else math.inf
 
     def queueing(self) -> QueueingRules | None:
-        """Return the constants of congestion windows and queues of links.
+        """Return the constants of the window model, with congestion windows and queues of links.
 
         None means that the network has no queues, and divides the rate of a link among its flows.
         """
@@ -94,7 +92,7 @@ class Protocol(Spec):
 
     @property
     def weighs(self) -> bool:
-        """Whether flows may differ in their weight, by which a link is divided among them."""
+        """Whether the weights of flows, by which a link is divided among them, may differ."""
         return self.weight_spread > 1 or self.weight_by_round_trip > 0 or self.late_weight < 1
 
     @returns("a finite number above 0", find_outside(above=0.0))
@@ -106,7 +104,7 @@ class Protocol(Spec):
         round_trip: float,
         direction: Literal["down", "up"],
     ) -> float:
-        """Draw the weight of a transfer, above 0, by which links are shared.
+        """Draw the weight of a transfer: its share of a link relative to other flows, above 0.
 
         Args:
             streams: random streams.
@@ -125,11 +123,11 @@ class Protocol(Spec):
         return by_chance * by_distance
 
     def rules(self) -> list[str]:
-        """Describe each formula that was fitted to measurements, with its range and its error."""
+        """Describe each formula of the protocol that was fitted to measurements: range and error."""
         return []
 
     def outside_of_rules(self, at_once: int) -> list[str]:
-        """Return warnings (str) about parameters outside the range for which a formula was fitted.
+        """Return warnings about parameters outside the range for which the formulas were fitted.
 
         Args:
             at_once: count of devices that send at the same time.
@@ -138,7 +136,7 @@ class Protocol(Spec):
 
     @returns("a time, 0 or more (s), or an array of them", _find_wrong_times)
     def sending_s(self, size: Any, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
-        """Return the sending time of flows that share no link with another flow (s), [flows].
+        """Return how long flows take to send if they share no link with another flow (s), [flows].
 
         In slow start, round trip k (from 0) carries w 2^k bytes, where w is the first window, until
         this reaches the rate of the flow.
@@ -200,6 +198,21 @@ _FLUID = OnlyWith("model", values=("fluid",))
 class Tcp(Protocol):
     """TCP over Ethernet: 66 bytes of headers (14 Ethernet, 20 IP, 32 TCP with timestamps) for
     1,448 of payload, slow start.
+
+    Attributes:
+        model: ``fluid``: links are shared at once and alike; ``window``: each sender has a
+            congestion window, each link a queue that drops what it does not hold (docs/time.md).
+        control: congestion control: ``cubic`` (RFC 9438), ``reno`` (RFC 5681) or ``bbr`` (version
+            1; draft-cardwell-iccrg-bbr-congestion-control-00).
+        queue: length of each link's queue; by default 100 ms at the link's rate, a round trip of
+            the internet (Villamizar and Song, 1994).
+        queues: lengths of single links' queues by name, such as ``server up`` or ``device 3 down``.
+        hystart: whether slow start ends when the round trip rises (HyStart).
+        pacing: whether senders spread a window over its round trip: at two windows a round trip in
+            slow start, 1.2 later (Linux with the queue ``fq``, or where BBR is the default
+            control).
+        holds_back: whether a sender waits while the queue of its own first link is full (Linux's
+            TCP small queues), instead of losing packets there.
     """
 
     kind: Literal["tcp"] = "tcp"
@@ -210,30 +223,16 @@ class Tcp(Protocol):
     weight_by_round_trip: Annotated[float, _FLUID] = Field(default=0.0, ge=0.0, le=2.0)
     late_weight: Annotated[float, _FLUID] = Field(default=1.0, gt=0.0, le=1.0)
     model: Literal["fluid", "window"] = "fluid"
-    """``fluid``: links are shared at once and alike; ``window``: each sender has a congestion
-    window, each link a queue that drops what it does not hold (docs/time.md).
-    """
     control: Annotated[Control, _WINDOW] = "cubic"
-    """congestion control: ``cubic`` (RFC 9438), ``reno`` (RFC 5681) or ``bbr`` (version 1;
-    draft-cardwell-iccrg-bbr-congestion-control-00).
-    """
     queue: Annotated[QueueLength, _WINDOW] = QueueLength.model_validate({"time": "100 ms"})
-    """length of each link's queue; by default 100 ms at the link's rate, a round trip of the
-    internet (Villamizar and Song, 1994).
-    """
     queues: Annotated[dict[str, QueueLength], _WINDOW] = Field(default_factory=dict)
-    """lengths of single links' queues by name, such as ``server up`` or ``device 3 down``."""
     hystart: Annotated[bool, _WINDOW] = True
-    """whether slow start ends when the round trip rises (HyStart)."""
     pacing: Annotated[bool, _WINDOW] = False
     """whether senders spread a window over its round trip: at two windows a round trip in slow
     start, 1.2 later (Linux with the queue ``fq``, or where BBR is the default control). Until its
     first acknowledgement a message has the rate that the connection had last.
     """
     holds_back: Annotated[bool, _WINDOW] = True
-    """whether a sender waits while the queue of its own first link is full (Linux's TCP small
-    queues), instead of losing packets there.
-    """
 
     @property
     def weighs(self) -> bool:
@@ -274,14 +273,23 @@ class Tcp(Protocol):
 
     @property
     def weigh_as_measured(self) -> bool:
-        """Whether the spread of flows' weights is the one fitted to measurements."""
+        """Whether flows have the random weights that were fitted to measurements of TCP.
+
+        False in the window model, or if the scenario changes ``weight_spread``.
+        """
         if self.model == "window":
             return False
         return bool(self.weight_spread == type(self).model_fields["weight_spread"].default)
 
 
 class Bbr(Protocol):
-    """TCP with BBR (Cardwell et al., 2017), whose connections keep their rate over an idle time."""
+    """TCP with the congestion control BBR (Cardwell et al., 2017).
+
+    A connection keeps its rate over idle times.
+
+    Attributes:
+        header: header bytes of a packet.
+    """
 
     kind: Literal["bbr"] = "bbr"
     header: Bytes = 66.0
@@ -295,7 +303,7 @@ ProtocolSpec = Annotated[Protocol, PROTOCOLS]
 
 @dataclass(frozen=True)
 class Transport:
-    """Protocol of a run, with the random streams of its weights.
+    """Protocol of a run, with the random streams from which flows' weights are drawn.
 
     Attributes:
         protocol: the protocol, such as ``NetworkModel.protocol``.

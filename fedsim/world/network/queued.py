@@ -25,7 +25,7 @@ LEAST_STEP_S = 1e-3  # the shortest step, and round trip
 
 
 class NewFlow(NamedTuple):
-    """Flow that begins.
+    """Flow that begins in the window model, with the initial state of its sender.
 
     Attributes:
         id: ID of the flow.
@@ -48,7 +48,7 @@ class NewFlow(NamedTuple):
 
 
 class QueuedFlows:
-    """Arrays over flows that share links with queues, the base of ``LinkComponent``.
+    """Arrays over flows that share links with queues; base of ``LinkComponent``.
 
     Args:
         rules: congestion control, queues and packets.
@@ -104,15 +104,15 @@ class QueuedFlows:
         return int(np.flatnonzero(self._id == flow_id)[0])
 
     def queued(self) -> Iterator[tuple[str, float, float]]:
-        """Yield name, bytes in the queue and length of the queue (bytes) of each link."""
+        """Yield name, present bytes in the queue, and length of the queue (bytes) of each link."""
         backlog = self._backlog()
         for name, number in self.links.names.items():
             yield name, backlog.item(number), self.links.length.item(number)
 
     def balance(self) -> Floats:
-        """Return the bytes of each flow that are unaccounted for, float64 [flows]; 0 up to rounding.
+        """Return sent minus known bytes of each flow, float64 [flows]; 0 but for rounding.
 
-        They are the sent bytes less the bytes that are delivered, in queues or on links, or lost.
+        Known bytes are delivered, in queues, on links, or lost. Tests check that none is missing.
         """
         balance: Floats = (
             self._sent - self._delivered - self._under_way() - self._lost - self._dropped

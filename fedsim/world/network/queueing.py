@@ -21,9 +21,9 @@ from fedsim.world.network.queues import QueueingRules
 
 
 class Queueing:
-    """Sharing rule of links with queues, on which flows have congestion windows.
+    """Sharing rule of the window model: flows have congestion windows, and links have queues.
 
-    It computes the movement of bytes in steps of simulated time. Methods with a time ``now`` are
+    The movement of bytes is computed in steps of simulated time. Methods with a time ``now`` are
     called after ``advance`` to this time.
 
     Args:
@@ -60,7 +60,7 @@ class Queueing:
         loss_key: int = 0,
         control: Control | None = None,
     ) -> None:
-        """Add a flow, with the window that its connection has by now.
+        """Add a flow, with the congestion window that the connection of its endpoints has now.
 
         Args:
             flow_id: ID of the flow.
@@ -102,7 +102,7 @@ class Queueing:
         self.connections.memories.update(component.remove(flow_id, now))
 
     def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
-        """Do nothing: here a device's own link is a link of the route, and flows have no cap."""
+        """Do nothing: in the window model a device's own link limits a flow, not a cap."""
 
     def set_capacity(self, link: str, capacity: float, now: float) -> None:
         for component in self.components:
@@ -133,12 +133,14 @@ class Queueing:
         component.set_link(link, rate, length)
 
     def set_loss(self, flow_id: int, first: float, last: float, now: float) -> None:
-        """Change the chances with which a flow's packets are lost, beside what queues drop.
+        """Change the probabilities with which a flow's packets are lost on devices' own links.
+
+        Packets that do not fit into queues are lost in addition.
 
         Args:
             flow_id: ID of the flow.
-            first: chance on the sender's own link.
-            last: chance on the receiver's own link.
+            first: probability on the sender's own link, 0 to 1.
+            last: probability on the receiver's own link, 0 to 1.
             now: the time (s).
         """
         component = self._component_of(flow_id)
@@ -147,7 +149,7 @@ class Queueing:
             component.set_loss(flow_id, first, last)
 
     def set_round_trip(self, flow_id: int, round_trip: float, now: float) -> None:
-        """Change the round trip of a flow.
+        """Change the round trip time of a flow.
 
         Args:
             flow_id: ID of the flow.
@@ -255,9 +257,9 @@ class Queueing:
         return queues
 
     def balance(self) -> Floats:
-        """Return the bytes of each flow that are unaccounted for, float64 [flows]; 0 up to rounding.
+        """Return sent minus known bytes of each flow, float64 [flows]; 0 but for rounding.
 
-        They are the sent bytes less the bytes that are delivered, in queues or on links, or lost.
+        Known bytes are delivered, in queues, on links, or lost. Tests check that none is missing.
         """
         balances = [component.balance() for component in self.components]
         return np.concatenate([np.empty(0), *balances])

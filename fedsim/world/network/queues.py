@@ -16,7 +16,7 @@ _NO_BYTES = 1e-6  # bytes that count as none
 
 @dataclass(frozen=True)
 class QueueingRules:
-    """Constants of links with congestion windows and queues.
+    """Constants of TCP's window model: congestion control, packets, and queues of links.
 
     Attributes:
         control: congestion control.
@@ -55,10 +55,10 @@ class QueueingRules:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Group of links that are served together in a step, with the flows on them.
+    """Group of links that are served together in a time step, with the flows on them.
 
-    The links have the same furthest place on any route. Each array has an entry for each pair of a
-    flow and one of its links in the group, [flows on links].
+    The links have the same furthest position on any route. Each array has an entry for each pair of
+    a flow and one of its links in the group, [flows on links].
 
     Attributes:
         number: the place.
@@ -89,7 +89,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Movement of bytes in a step of simulated time in which all rates are constant.
+    """Movement of bytes in one time step of the window model, in which all rates are constant.
 
     A plan is computed without changing any flow. It may be carried out wholly, in part or not at
     all. Attributes are float64 [flows] if no shape is given.
@@ -143,11 +143,11 @@ def choose_drops(
     packet: float,
     draw: Callable[[int], float],
 ) -> tuple[Floats, Floats]:
-    """Choose which flows lose the bytes that do not fit into the queues of links.
+    """Choose which flows lose packets when the queues of links overflow.
 
-    In the mean each flow loses in proportion to its bytes that arrive, one packet at a time. Each
-    flow has a credit (bytes), which grows by its expected loss and shrinks by a random amount with
-    each of its lost packets. The flow with the highest credit loses the next packet.
+    On average each flow loses in proportion to its arriving bytes, one packet at a time. Each flow
+    has a credit (bytes), which grows by its expected loss and shrinks by a random amount with each
+    of its lost packets. The flow with the highest credit loses the next packet.
 
     Args:
         excess: bytes that do not fit, float64 [links].

@@ -20,8 +20,10 @@ _ROUNDING = 1e-12  # relative gap below which a flow's rate equals the rate of i
 class RunningFlows(PresentRates):
     """Base of ``Network`` that starts flows on links, and applies traces and windows to them.
 
-    The arguments are those of ``PresentRates``, and ``sharing``, a function that makes an empty
-    sharing rule.
+    Args:
+        simulation: the clock.
+        links, down, up, latency, transport, edge_latency, edges, hosts: as for ``Endpoints``.
+        sharing: function that makes an empty sharing rule.
     """
 
     def __init__(

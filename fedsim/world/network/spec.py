@@ -37,7 +37,7 @@ AccessColumns = tuple[Floats, Floats, Floats]
 
 @dataclass(frozen=True)
 class NetworkInputs:
-    """Inputs from which a network model builds its network.
+    """Clock, link rates and protocol from which a network model builds its network.
 
     Attributes:
         simulation: the clock.
@@ -54,7 +54,7 @@ class NetworkInputs:
 
 @dataclass(frozen=True)
 class SharedLinks:
-    """Shared links whose rate is one key of the scenario.
+    """Shared links of a network whose rate is set by one key of the scenario.
 
     Attributes:
         key: the key, such as ``network.server.up``.
@@ -68,7 +68,7 @@ class SharedLinks:
 
 
 class SharedLink(Spec):
-    """Shared link of the server, or between a cell and the server.
+    """Keys of a shared link: the server's, or the one between a cell and the server.
 
     Attributes:
         down: rate to the devices.
@@ -80,18 +80,20 @@ class SharedLink(Spec):
 
 
 class DeviceLinks(Spec):
-    """Link of each device in each direction, and the latency before a transfer's first byte."""
+    """Link of each device in each direction, and the latency before a transfer's first byte.
+
+    Attributes:
+        down: rate to the device.
+        up: rate from the device.
+        latency: time before the first byte leaves (s), each way.
+        loss: share of the packets that are lost on the device's own link, each way; counts with
+            ``protocol.model = "window"`` alone.
+    """
 
     down: DeviceRate = Constant[LinkRate].model_validate({"value": "inf B/s"})
-    """rate to the device."""
     up: DeviceRate = Constant[LinkRate].model_validate({"value": "inf B/s"})
-    """rate from the device."""
     latency: DeviceLatency = Constant[Seconds].model_validate({"value": "0 s"})
-    """time before the first byte leaves (s), each way."""
     loss: DeviceLoss = 0.0
-    """share of the packets that are lost on the device's own link, each way; counts with
-    ``protocol.model = "window"`` alone.
-    """
 
 
 _is_rate = find_outside(above=0.0, infinite=True)
@@ -121,13 +123,15 @@ class NetworkModel(Spec):
 
     A user's model builds a ``Network``. It passes ``Transport(self.protocol, streams)`` to it, or
     ignores the protocol.
+
+    Attributes:
+        device: the devices' own links.
+        protocol: headers, slow start and weights of transfers.
     """
 
     kind: str
     device: DeviceLinks = DeviceLinks()
-    """the devices' own links."""
     protocol: ProtocolSpec = Fluid()
-    """headers, slow start and weights of transfers."""
 
     @model_validator(mode="after")
     def _needs_windows(self) -> Self:
@@ -153,7 +157,7 @@ class NetworkModel(Spec):
 
     @property
     def has_device_rates(self) -> bool:
-        """Whether this section has rates of the devices' own links."""
+        """Whether the scenario's ``[network]`` sets rates of the devices' own links."""
         rates = (self.device.down, self.device.up)
         return not all(isinstance(rate, Constant) and rate.value == math.inf for rate in rates)
 
@@ -197,7 +201,7 @@ class NetworkModel(Spec):
     def link_traces(
         self, streams: Streams, devices: int, root: Path | None, *, with_rates: bool = True
     ) -> LinkTraces | None:
-        """Return the traces that links follow; None if all rates are constant.
+        """Return the values over time (traces) that links follow; None if all rates are constant.
 
         Args:
             streams: random streams of the run.
@@ -225,11 +229,11 @@ class NetworkModel(Spec):
         return LinkTraces(of_devices, of_shared)
 
     def rules(self) -> list[str]:
-        """Describe each formula that was fitted to measurements: its range and its error, as text."""
+        """Describe each formula that was fitted to measurements: its range and its error."""
         return []
 
     def outside_of_rules(self) -> list[str]:
-        """Return warnings (str) about values outside the range for which a formula was fitted."""
+        """Return warnings about values outside the range for which the formulas were fitted."""
         return []
 
     @returns(keyed="streams.generator('world/NAME')", guarded=True)
@@ -305,8 +309,12 @@ def server_links(server: SharedLink) -> list[SharedLinks]:
 
 
 class StarSpec(NetworkModel):
-    """One server link each way, and each device behind its own; without rates transfers take no
-    time.
+    """Star network: all transfers share the server's link in each direction.
+
+    Each device has a link of its own behind it. Links without a rate take no time.
+
+    Attributes:
+        server: rates of the server's link.
     """
 
     kind: Literal["star"] = "star"

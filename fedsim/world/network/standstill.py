@@ -13,7 +13,7 @@ _MOST_NAMED = 5
 def standstill_error(
     routes: Sequence[str], rules: Collection[str], since: float, dead_links: Sequence[str] = ()
 ) -> SimulationError:
-    """Make the error for a run in which no flow can ever move again; the caller raises it.
+    """Make the error for a run in which no flow can ever send another byte; the caller raises it.
 
     Args:
         routes: sender and receiver of each flow, such as ``device 3 to server``.

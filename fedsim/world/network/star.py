@@ -40,11 +40,11 @@ def _in_units(rate: float) -> Units:
 
 @dataclass(slots=True, eq=False)
 class Tier:
-    """Flows of a star with the same highest rate (cap), which therefore all have the same rate.
+    """Flows of a star network with one highest rate (cap), which always run at the same rate.
 
     The rate is per unit of weight. The clock counts the bytes per unit of weight that each flow has
-    sent. It reads V + ``clock`` if the flows run below their cap (free), where V is the clock of all
-    free flows; otherwise it reads ``clock`` + ``rate`` x (t - ``since``).
+    sent. It reads V + ``clock`` if the flows run below their cap (free), where V is the clock of
+    all free flows; otherwise it reads ``clock`` + ``rate`` x (t - ``since``).
 
     Attributes:
         cap, rate: the highest rate, in units of 2^-40 bytes/s (an integer, or infinity) and in
@@ -73,10 +73,14 @@ class Tier:
 
 @dataclass(slots=True)
 class Place:
-    """State of a running flow of a star.
+    """State of a running flow of a star network, within its tier.
 
-    Its attributes are the tier (the flows with the same cap), start and end as readings of the
-    tier's clock, the weight, and ``units``, the weight as an integer (units of 2^-40).
+    Attributes:
+        tier: the flows with the same highest rate (cap).
+        start, end: begin and end of the flow as readings of the tier's clock (bytes per unit of
+            weight).
+        weight: weight of the flow in the sharing of the link.
+        units: the weight as an integer, in units of 2^-40.
     """
 
     tier: Tier
@@ -87,7 +91,7 @@ class Place:
 
 
 class StarDirection:
-    """Sharing rule for one direction of a star, in which all flows share the server link.
+    """Sharing rule for one direction of a star network, whose flows all share the server's link.
 
     Each flow also has a highest rate of its own (cap), such as the rate of its device's link.
 

@@ -16,10 +16,10 @@ MOST_STEP_S = 20e-3  # the longest step while flows are not steady
 
 @dataclass(frozen=True, slots=True)
 class Bottlenecks:
-    """Narrowest link of each flow's route; arrays [flows].
+    """Slowest link of each flow's route, and the flow's bytes in queues; arrays [flows].
 
     Attributes:
-        places: place of the link on the route, int64.
+        places: position of the link on the route, int64.
         rates: its rate (bytes/s), float64.
         waiting: bytes of the flow in its queue, float64.
         elsewhere: bytes of the flow in other queues, float64.
@@ -34,14 +34,14 @@ class Bottlenecks:
 
 
 class SteadyFlows(AcknowledgedFlows):
-    """Base of ``LinkComponent`` that computes in one long step the time in which no rate changes.
+    """Base of ``LinkComponent`` that replaces many short time steps by one long step if possible.
 
-    All flows must be steady. A steady flow is delivered at the rate of its narrowest link. That link
-    serves other flows only with the rest of its rate. The flow's window and the link's queue are
-    so large that the link never idles.
+    The long step lasts as long as no rate changes. All flows must be steady: each is delivered at
+    the rate of its slowest link, whose other flows get only the rest of that rate, and the flow's
+    window and the link's queue are so large that the link never idles.
 
     Args:
-        rules: congestion control, queues and packets.
+        rules: congestion control, lengths of queues and size of packets.
     """
 
     def _plan_until_end(self) -> StepPlan | None:

@@ -48,9 +48,9 @@ _LOSSES = {
 
 
 class TracedRate(Distribution):
-    """Base of the kinds of values that follow traces: rates, latencies or losses of links.
+    """Base of the scenario's values that change over time: rates, latencies or losses of links.
 
-    A trace has the values of a link over time, from a file.
+    Such values come from traces, files with the values of a link over time.
     """
 
     def assign(
@@ -64,6 +64,9 @@ class TracedRate(Distribution):
             links: count of the links.
             root: folder of data files; None for the working directory.
             shared: name of a group of shared links; empty for the devices' own links.
+
+        Returns:
+            The traces, and which link follows which.
 
         Raises:
             DataError: a file is missing or malformed.

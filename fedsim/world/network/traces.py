@@ -27,7 +27,7 @@ _PACKETS = (" latency", " loss")  # ends of the names of traces that are no rate
 
 
 class StepTrace:
-    """Quantity over time as a step function, which repeats or keeps its last value.
+    """Values of a quantity over time, as a step function, which repeats or keeps its last value.
 
     Args:
         name: name of the trace in messages.
@@ -69,7 +69,7 @@ class StepTrace:
 
     @cached_property
     def mean(self) -> float:
-        """Mean over the length of the trace; of a constant trace its very value."""
+        """Mean of the values over the length of the trace."""
         if len(self.values) == 1:
             return self.values[0]
         lengths = np.diff([*self.since, self.length])
@@ -98,13 +98,13 @@ class StepTrace:
         return self.values[self._find(position)[1]]
 
     def next_change(self, position: float) -> float:
-        """Return the begin of the next piece after a time from the begin of the trace (s).
+        """Return the next time at which the value changes, counted from the begin of the trace (s).
 
         Args:
-            position: the time (s), 0 or more.
+            position: a time from the begin of the trace (s), 0 or more.
 
         Returns:
-            The begin; infinity if the value lasts.
+            Begin of the next piece after ``position``; infinity if the value stays.
         """
         lap, piece = self._find(position)
         if piece + 1 < len(self.since):
@@ -116,17 +116,17 @@ class StepTrace:
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """Rule that gives each link one of several traces (values over time).
+    """Rule that determines which link follows which of several traces (values over time).
 
     The links are the devices' own links, or shared links.
 
     Attributes:
         traces: the traces.
         streams: random streams of the run.
-        purpose: name of the random stream.
         is_drawn: whether each link draws a trace; else link i has trace i, modulo their count.
         random_start: whether each link is at a random place of its trace at simulated time 0,
             instead of at its begin.
+        purpose: name of the random stream.
     """
 
     traces: Sequence[StepTrace]
@@ -136,10 +136,13 @@ class Assignment:
     purpose: str = _PURPOSE
 
     def of(self, link: int) -> tuple[StepTrace, float]:
-        """Return the trace of a link, and how far the link is in it at simulated time 0 (s).
+        """Return the trace that a link follows, and the link's position in it at time 0.
 
         Args:
-            link: number of the link; for own links the index of the device.
+            link: number of the link; for devices' own links the index of the device.
+
+        Returns:
+            The trace, and the position of the link in the trace at simulated time 0 (s).
         """
         number = link % len(self.traces)
         if self.is_drawn:
@@ -182,7 +185,7 @@ class _TracedLink:
 
 
 class LinkTraces:
-    """Traces that the links of a network follow: values of a link over time, such as rates.
+    """Traces (values over time) that the rates, latencies and losses of a network's links follow.
 
     Changes are computed only for links with running flows (``begin``, ``end``).
 
@@ -204,10 +207,13 @@ class LinkTraces:
         self._changes: list[tuple[float, str]] = []  # heap of next changes, some of them outdated
 
     def of(self, link: str) -> tuple[StepTrace, float] | None:
-        """Return the trace of a link, and how far the link is in it at time 0 (s); None without one.
+        """Return the trace of a link, and the link's position in it at time 0 (s).
 
         Args:
             link: name of the link, such as ``server up`` or ``device 7 down``.
+
+        Returns:
+            The two; None for a link without a trace.
         """
         course = self._courses.get(link)
         if course is not None:
@@ -221,7 +227,7 @@ class LinkTraces:
         return self.of_devices[direction].of(device)
 
     def is_shared(self, link: str) -> bool:
-        """Return whether a link is a shared link with a trace, and no device's own link.
+        """Return whether a link with a trace is a shared link, and not a device's own.
 
         Args:
             link: name of a link with a trace.
@@ -244,7 +250,7 @@ class LinkTraces:
     # flows, for whose links changes are events
 
     def begin(self, flow: int, links: Iterable[str], now: float) -> list[str]:
-        """Note that a flow uses links from now on, so that changes of their traces are reported.
+        """Note that a flow uses links from now on, so that changes of their rates are reported.
 
         Args:
             flow: ID of the flow.
@@ -281,7 +287,7 @@ class LinkTraces:
         return self._courses[link].flows
 
     def next_change(self) -> float:
-        """Return the time at which the rate of a link with flows changes next (s), or infinity."""
+        """Return the next time at which the rate of a link with flows changes (s), or infinity."""
         changes = self._changes
         while changes:
             when, link = changes[0]
@@ -292,7 +298,7 @@ class LinkTraces:
         return math.inf
 
     def take_due(self, now: float) -> list[str]:
-        """Return the links whose rates have changed by a time, and schedule their next changes.
+        """Return the links whose rates change at or before a time, and schedule their next changes.
 
         Args:
             now: the time (s).
@@ -312,7 +318,11 @@ class LinkTraces:
             heappush(self._changes, (course.next, link))
 
     def dead_links(self, now: float) -> list[str]:
-        """Describe each link with flows whose trace has ended with the rate 0, as a text."""
+        """Describe each link whose trace has ended with rate 0, so that its flows never end.
+
+        Args:
+            now: the time (s).
+        """
         dead = []
         for link, course in self._courses.items():
             if link.endswith(_PACKETS):
@@ -325,7 +335,7 @@ class LinkTraces:
     # the run folder
 
     def columns(self, devices: Ints) -> tuple[TraceColumns, TraceColumns]:
-        """Return two tables for the run folder: the traces that links follow, and these links.
+        """Return two tables for the run folder: the traces, and which link follows which.
 
         Args:
             devices: the devices whose links are listed, int64 [n].

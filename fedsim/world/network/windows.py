@@ -7,19 +7,24 @@ from typing import TypedDict
 
 
 class WindowsState(TypedDict):
-    """State of ``Windows`` in a snapshot."""
+    """State of ``Windows`` in a checkpoint.
+
+    Attributes:
+        windows: flow ID -> rate that its window allows (bytes/s).
+        round_trips: end of the current round trip (s) and ID of each flow with a window; a heap.
+    """
 
     windows: dict[int, float]
     round_trips: list[tuple[float, int]]
 
 
 class Windows:
-    """Slow-start windows of flows, each stored as the rate (bytes/s) that it allows.
+    """Slow-start windows of flows in the fluid TCP model, each stored as the rate that it allows.
 
-    A flow whose window no longer limits it has none.
+    The rate doubles every round trip. A flow that its window no longer limits has no window.
 
     Args:
-        size: the first window of a flow (bytes).
+        size: first window of a flow (bytes).
     """
 
     def __init__(self, size: float) -> None:
@@ -33,7 +38,7 @@ class Windows:
         return self._rates.get(flow, math.inf)
 
     def start(self, flow: int, link_rate: float, round_trip: float, now: float) -> None:
-        """Open a flow's first window, if the window limits the flow on its own link.
+        """Open the first window of a flow, if it limits the flow more than its own link does.
 
         Args:
             flow: ID of the flow.

@@ -67,13 +67,13 @@ def _is_awaited(event: simpy.Event) -> bool:
 
 
 class Activity(simpy.Event):
-    """Message or computation of a process; an event whose value is the activity itself.
+    """Message or computation that a process of the world has started, as a SimPy event.
 
-    The event fires when the activity is done, or when it is lost because a device or edge server
-    becomes unavailable. A cancelled activity never fires. It is cancelled by ``cancel()``, by the
-    end of a ``with``, and by an interrupt of the last process that waits for it, directly or in a
-    condition. ``outcome`` is None before the end of the activity, and then ``done``, ``lost``,
-    ``cancelled`` or, at the end of the run, ``stopped``.
+    Its value is the activity itself. The event fires when the activity is done, or when it is lost
+    because a device or edge server becomes unavailable. A cancelled activity never fires. It is
+    cancelled by ``cancel()``, by the end of a ``with``, and by an interrupt of the last process
+    that waits for it, directly or in a condition. ``outcome`` is None before the end of the
+    activity, and then ``done``, ``lost``, ``cancelled`` or, at the end of the run, ``stopped``.
 
     Example:
         >>> import fedsim
@@ -198,7 +198,7 @@ class ComputeActivity(Activity):
         self._alarm: Alarm | None = None
 
     def arm(self) -> None:
-        """Schedule the end of the computation, in place of the end that was scheduled before.
+        """Schedule the end of the computation anew, after its start or a change of its pace.
 
         The end is ``done`` at the time ``ends``, or ``lost`` if the device becomes unavailable
         earlier.
@@ -223,7 +223,7 @@ class ComputeActivity(Activity):
         return (self.ends - self._environment.now) * self._pace
 
     def set_pace(self, pace: float) -> None:
-        """Continue the computation at another pace from now on, and move its end.
+        """Change the speed of the computation from now on, and move its end.
 
         Args:
             pace: factor of the device's speed, above 0.

@@ -60,7 +60,7 @@ class Process(Spec):
     kind: str
 
     def check(self, world: "World") -> None:
-        """Raise an error if the process cannot run in a world; called when the run is built.
+        """Check that the process can run in a world; called when the run is built.
 
         By default, a process can run in every world.
 
@@ -149,10 +149,14 @@ PROCESSES = _ProcessRegistry(
 
 
 class WorldSpec(Spec):
-    """``[world]``: processes of the world, such as outages, in addition to fedsim's own."""
+    """``[world]``: processes of the world, such as outages, in addition to fedsim's own.
+
+    Attributes:
+        processes: list of processes, each a kind, a table with a kind and its parameters, or an
+            import path.
+    """
 
     processes: list[Annotated[Process, PROCESSES]] = Field(default_factory=list)
-    """list of processes, each a kind, a table with a kind and its parameters, or an import path."""
 
     @property
     def not_restorable(self) -> str | None:

@@ -27,7 +27,7 @@ class Hold(ExitStack):
     """Effect of a process on the world, such as a slower link, which lasts until it is ended.
 
     ``World.limit``, ``slow``, ``off`` and ``lose`` return a hold. ``end()`` or the end of a
-    ``with`` ends the effect.
+    ``with`` block ends the effect.
     """
 
     def end(self) -> None:
@@ -36,7 +36,7 @@ class Hold(ExitStack):
 
 
 class Effects(Protocol):
-    """Interface of ``Processes``, the manager of a run's processes, that ``Holds`` uses.
+    """Interface of ``Processes`` that ``Holds`` uses: the parts of the world, and its records.
 
     Attributes:
         network, tasks, messages: the parts of the world that effects change.
@@ -60,14 +60,17 @@ class Effects(Protocol):
         """Return the running computations that processes of the world have started on a device."""
 
     def switch_on(self, device: int) -> None:
-        """Tell the server, and the processes that wait for it, that a device is switched on."""
+        """Report that a device is switched on, to the server and to processes that wait for it."""
 
 
 class Holds:
-    """Present effects of all processes on links, devices and edge servers.
+    """Register of the effects of all processes, such as slower links and switched-off devices.
 
-    Effects on the same link or device are combined, and applied to the network, the tasks and the
-    messages.
+    Effects of several processes on one link or device are combined, and applied to the network, the
+    tasks and the messages.
+
+    Args:
+        processes: the manager of the processes.
     """
 
     def __init__(self, processes: Effects) -> None:
@@ -172,10 +175,10 @@ class Holds:
             self._processes.switch_on(device)
 
     def check_restored(self) -> None:
-        """Compare the effects that restored processes have begun with the effects in the snapshot.
+        """Check that restored processes have begun the same effects again that the snapshot has.
 
         Raises:
-            CheckpointError: they differ.
+            CheckpointError: the effects differ.
         """
         restored: dict[Thing, float] = {}
         for thing, values in self._values.items():

@@ -26,13 +26,19 @@ from fedsim.world.processes.world import World
 
 
 class ProcessesState(TypedDict):
-    """State of the manager of a run's processes in a snapshot, from which a run is resumed."""
+    """State of ``Processes``, the manager of a run's SimPy processes, in a checkpoint.
+
+    Attributes:
+        states: ``world.state`` of each process.
+        sending: index of a process, call that began the message, and ID of the message.
+        computing: index of a process, and arguments of its computation.
+        computed: count of the computations that processes have started.
+        acts: kind of record -> count of the records that processes have caused.
+    """
 
     states: list[dict[str, object]]
     sending: list[tuple[int, Call, int]]
-    """index of a process, call that began the message, and ID of the message."""
     computing: list[tuple[int, ComputationState]]
-    """index of a process, and arguments of its computation."""
     computed: int
     acts: dict[str, int]
 
@@ -142,12 +148,16 @@ class Processes:
     def resumed(self, number: int, call: Call) -> Any:
         """Return the saved message or computation that a process of a resumed run begins again.
 
+        While processes are restored, each repeats the calls with which it began its running
+        activities.
+
         Args:
             number: index of the process.
-            call: name and arguments of the method that the process calls.
+            call: name and arguments of the ``World`` method that the process calls.
 
         Returns:
-            The activity as saved; None if no restore is going on, so that a new one must begin.
+            The activity as saved; None if no restore is going on, so that the caller must begin a
+            new one.
 
         Raises:
             CheckpointError: the process has no saved activity with this call.
@@ -164,7 +174,7 @@ class Processes:
     def add_computation(self, process: int, *state: *ComputationState) -> ComputeActivity:
         """Register a computation that a process starts on a device.
 
-        It has no end yet; the caller schedules it by ``arm``.
+        The caller then schedules its end.
 
         Args:
             process: index of the process.
@@ -192,7 +202,11 @@ class Processes:
         return [computation for computation in computations if computation.device == device]
 
     def switch_on(self, device: int) -> None:
-        """Tell the server, and the processes that wait for it, that a device is switched on."""
+        """Report that a device is switched on, to the server and to processes that wait for it.
+
+        Args:
+            device: index of the device.
+        """
         self._on_switched_on(device)
         if device in self.switched_on:
             self.switched_on.pop(device).succeed()

@@ -10,7 +10,7 @@ from fedsim.common.errors import SimulationError
 
 
 class DeviceFacts(NamedTuple):
-    """Properties of a device, which ``World.device`` returns.
+    """Speed, link, samples and presence of a device; ``World.device`` returns it.
 
     Attributes:
         speed: training speed (samples/s).
@@ -41,7 +41,7 @@ def indices(numbers: int | Iterable[int], count: int, thing: str) -> list[int]:
     Args:
         numbers: the index, or indices.
         count: count of the things, whose indices are 0 to ``count`` - 1.
-        thing: what has this index, such as "device".
+        thing: noun for the things in the error, such as "device".
 
     Returns:
         The indices, in the order given.

@@ -31,7 +31,7 @@ _COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
 
 
 class ProcessServices(Effects, Protocol):
-    """Interface of ``Processes``, the manager of a run's processes, that ``World`` uses.
+    """Interface of ``Processes`` that ``World`` uses: clock, streams, effects and saved activities.
 
     Attributes:
         simulation: the clock.
@@ -79,7 +79,7 @@ class ProcessServices(Effects, Protocol):
 
 
 class World:
-    """World of a run, as an API for a SimPy process. Times are simulated seconds, rates bytes/s.
+    """API of a run's world for a SimPy process. Times are simulated seconds, rates bytes/s.
 
     Endpoints are ``"server"``, ``"device 7"`` (or 7), ``"edge 3"`` and the names of hosts.
 
@@ -112,13 +112,13 @@ class World:
 
     @property
     def now(self) -> float:
-        """The simulated time (s)."""
+        """Simulated time (s)."""
         return self.simulation.now
 
     def timeout(self, seconds: float) -> simpy.Event:
-        """Return an event that fires after a time, on the clock's grid.
+        """Return an event that fires after a time, rounded to the clock's ticks of 2^-30 s.
 
-        SimPy's own ``env.timeout`` fires off the grid.
+        SimPy's own ``env.timeout`` does not round.
 
         Args:
             seconds: the time from now (s), 0 or more.
@@ -144,7 +144,7 @@ class World:
         return self.until(self.now + seconds)
 
     def until(self, when: float) -> simpy.Event:
-        """Return an event that fires at a time, on the clock's grid of 2^-30 s.
+        """Return an event that fires at a simulated time, rounded to the clock's ticks of 2^-30 s.
 
         Args:
             when: the simulated time (s), not before now.
@@ -390,7 +390,7 @@ class World:
         return self._processes.streams.generator(f"world/process/{purpose}", self._number, *ids)
 
     def rate(self, link: str) -> float:
-        """Return the built capacity of a link (bytes/s), which ``limit`` does not change.
+        """Return the capacity of a link in the scenario (bytes/s); ``limit`` does not change it.
 
         For a link that follows a trace this is the mean of the trace.
 
@@ -403,22 +403,23 @@ class World:
         return self._processes.network.built_rate(link)
 
     def cell(self, number: int) -> list[int]:
-        """Return the indices of the devices in a cell, or at a place of ``attach``.
+        """Return the indices of the devices in a cell of a tree, or at a node of a graph.
 
         Args:
-            number: index of the cell or of the place, from 0.
+            number: index of the cell, from 0; or index of the node in the scenario's list
+                ``attach``.
 
         Raises:
-            SimulationError: there is no such cell or place.
+            SimulationError: there is no such cell or node.
         """
         return self._processes.network.devices_at(number)
 
     def limit(self, link: str, rate: float = 0.0) -> Hold:
-        """Change the rate of a link until the hold ends; the link is shared again at once.
+        """Change the rate of a link until the hold ends; flows on it get new rates at once.
 
         Args:
             link: name of the link, as in ``rate``.
-            rate: the rate (bytes/s); 0 lets nothing pass.
+            rate: the rate (bytes/s) that replaces the link's own; 0 stops all flows on it.
 
         Returns:
             The hold: a context manager, with ``end``.
@@ -525,7 +526,7 @@ class World:
 
         Args:
             direction: ``up`` or ``down``.
-            slots: the resource, whose capacity is the count of messages that run at once.
+            slots: the resource, whose capacity is the count of messages that are sent at a time.
 
         Raises:
             SimulationError: ``slots`` is no ``simpy.Resource``, or a preemptive one.

@@ -12,7 +12,7 @@ from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
 
 
 class Plan(NamedTuple):
-    """Times of a computation on a device, before random jitter and slow phases change them.
+    """Duration of a task's computation: epochs and limits, before jitter and slow phases.
 
     Attributes:
         epoch_s: time of an epoch at the device's own speed (s).
@@ -72,7 +72,7 @@ class EpochStep(TaskStep):
 # not frozen, because the construction would take several times as long
 @dataclass(slots=True, unsafe_hash=True)
 class Train(EpochStep):
-    """Step of a task in which the device trains on its own data, perhaps within a time limit.
+    """Task step in which the device trains on its own data, perhaps within a time limit.
 
     Attributes:
         training: the training: its start model, epochs and terms of the loss.
@@ -125,7 +125,7 @@ class Train(EpochStep):
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(EpochStep):
-    """Step of a task in which the device computes the loss of models on its training data.
+    """Task step in which the device computes the loss of models on its own training data.
 
     The task is late if the evaluation takes longer than the limit.
 
@@ -164,7 +164,7 @@ class Evaluate(EpochStep):
 
 @dataclass(frozen=True, slots=True)
 class Work(EpochStep):
-    """Step of a task in which the device computes without a model.
+    """Task step in which the device computes something other than a model.
 
     Its time is the sum of the times of ``samples``, ``flops`` and ``seconds``.
 
@@ -183,7 +183,7 @@ class Work(EpochStep):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Fields of the step that are set, for its record: name -> value."""
+        """Fields of the step that are not 0 or empty, for its record: name -> value."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value}
 

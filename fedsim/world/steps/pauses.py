@@ -44,10 +44,10 @@ class Pause(TaskStep):
 
 @dataclass(frozen=True, slots=True)
 class Queue(TaskStep):
-    """Step of a task that waits until its next message may begin, or until a host is free.
+    """Task step in which a device waits for a free slot for its message, or a worker of its host.
 
-    The message waits for a slot if a process limits the messages that run at once. The count
-    of tasks that a host runs at once is limited.
+    Slots exist if a process of the world limits the messages at a time (``World.queue``); workers
+    if the scenario limits the tasks that a host runs at once.
     """
 
     name = QUEUE

@@ -11,16 +11,25 @@ _DISCONNECTED = ("lost", "left", "battery")
 
 
 class Payload(NamedTuple):
-    """Part of a message: its purpose in the ledger, such as ``"model"``, and its size (bytes)."""
+    """Part of a message.
+
+    Attributes:
+        purpose: name of the content in the ledger, such as ``"model"``.
+        bytes: size of the encoded content.
+    """
 
     purpose: str
     bytes: float
 
 
 class TransferStep(TaskStep):
-    """Base of the steps of a task that send one message between its device and a server.
+    """Base of the task steps that send one message between a device and its server.
 
     The server is the device's edge server if the task has one.
+
+    Attributes:
+        payloads: parts of the message.
+        direction: ``down`` to the device, ``up`` from it.
     """
 
     __slots__ = ()
@@ -79,7 +88,11 @@ class TransferStep(TaskStep):
 
 @dataclass(slots=True)  # not frozen, because the construction would take four times as long
 class Download(TransferStep):
-    """Step of a task in which the server sends payloads to the device, as one message."""
+    """Task step in which the server sends payloads to the device, as one message.
+
+    Attributes:
+        payloads: the parts of the message, with their sizes.
+    """
 
     payloads: tuple[Payload, ...]
     name = DOWNLOAD
@@ -89,7 +102,11 @@ class Download(TransferStep):
 
 @dataclass(slots=True)
 class Upload(TransferStep):
-    """Step of a task in which the device sends payloads to the server, as one message."""
+    """Task step in which the device sends payloads to the server, as one message.
+
+    Attributes:
+        payloads: the parts of the message, with their sizes.
+    """
 
     payloads: tuple[Payload, ...]
     name = UPLOAD
