@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import fedsim
 from fedsim import plugin
@@ -18,6 +19,7 @@ from fedsim.cli import main
 from fedsim.common.registry import specs_of
 from fedsim.common.spec import Spec
 from fedsim.lab.catalogue import catalogue, keys_of, specs_titled
+from fedsim.lab.newcomer import write_study
 from fedsim.lab.study.spec import StudySpec
 from fedsim.records import schema
 from fedsim.running.scenario import Scenario
@@ -216,3 +218,40 @@ def test_notebooks_run_to_their_end(
         DOCS / "notebooks" / f"{name}.py", tmp_path
     )
     assert computing < 60
+
+
+GUESSED = (
+    "told apart",
+    "tell apart",
+    "goes on with",
+    "one to go on with",
+    "takes the answer in brackets",
+    "are alternatives",
+    "shares of the runs",
+    "learns in its place",
+    "is one deviation",
+    "figures behind a word",
+    "away while they worked",
+    "what a run folder claims",
+    "What you would change first",
+    "the same worlds, and compare",
+)
+"""Phrases of first texts of which newcomers had to guess the meaning."""
+
+
+@pytest.mark.parametrize(
+    "text", ["new --help", "study --help", "start.md", "tutorial.md", "a study"]
+)
+def test_first_texts_have_no_phrase_that_newcomers_have_to_guess(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    if text.endswith(".md"):
+        words = (DOCS / text).read_text(encoding="utf-8")
+    elif text == "a study":
+        write_study(file, "20 phones", "lte", "1 MB", 0.9, "try")
+        words = file.read_text(encoding="utf-8")
+        assert "until 90 % of the test samples are classified correctly" in words
+    else:
+        words = CliRunner().invoke(main, text.split()).output
+    plain = " ".join(words.split())
+    assert len(plain) > 500
+    assert [phrase for phrase in GUESSED if phrase in plain] == []

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "new",
-    short_help="Ask five things and write a study.",
+    short_help="Ask five questions and write a study.",
     epilog="Example: fedsim new mine.toml --devices '200 phones' --link lte --model '5 MB' "
     "--target 0.9 --deadline try",
 )
@@ -41,21 +41,24 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--link",
-    help="The devices' link: a kind ('fedsim list links' names them), or its rates down and up: '20/5 "
-    "Mbit/s'.",
+    help="The devices' link: a kind ('fedsim list links' names them), or its download and upload "
+    "rate: '20/5 Mbit/s'.",
 )
-@click.option("--model", help="The size of the model: '5 MB', or a name such as resnet18.")
+@click.option(
+    "--model", help="The size of the model as it is sent: '5 MB'; or a name such as resnet18."
+)
 @click.option("--target", type=float, help="The test accuracy to reach (0 to 1), such as 0.9.")
 @click.option(
-    "--deadline", help="The deadline of a round: a time such as '50 s', or 'try' to compare four."
+    "--deadline",
+    help="The deadline of a round: a time such as '50 s', or 'try' to compare four deadlines.",
 )
 @one_message
 def new_command(file: Path, **answers: Any) -> None:
-    """Ask five things and write FILE, a commented study that answers: which deadline, which
-    strategy, at what cost?
+    """Ask five questions about your devices, and write a study with comments to FILE (TOML).
 
-    Options answer the questions for scripts; the others are asked, and Enter takes the answer in
-    brackets.
+    'fedsim study FILE' then compares strategies and deadlines by their time, bytes and energy until
+    the test accuracy is reached. Each option answers a question; questions without an option are
+    asked, and Enter accepts the default in brackets.
     """
     from fedsim.lab.newcomer import QUESTIONS, write_study
 

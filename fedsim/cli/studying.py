@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 @click.command(
     "study",
-    short_help="Run many strategies in the same worlds; compare them.",
+    short_help="Run many strategies with the same devices; compare them.",
     epilog="Example: fedsim study communication --out runs/communication --dry-run",
 )
 @click.argument("words", nargs=-1, required=True, metavar="STUDY | merge DIR...")
-@out("The study's folder: a new one, or one to go on with.", required=True)
+@out("The study's folder: a new one, or that of an interrupted study to continue.", required=True)
 @click.option(
     "--executor",
     default="processes",
@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 @CHANGES
 @click.option(
     "--size",
-    help="Name of a size, if the file of the study defines several (table sizes); by default the first.",
+    help="Size of the study to run, such as small, if its file defines several in a table [sizes]; by "
+    "default the first.",
 )
 @click.option(
     "--seeds",
@@ -63,13 +64,13 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="VARIANT|KEY=VALUE",
     help="Run only this variant, part (part=NAME), seed (seed=3) or value of the grid "
-    "(deadline='50 s'); may be repeated: values of one KEY, and variants, are alternatives.",
+    "(deadline='50 s'); may be repeated: all given variants are run, and all given values of a KEY.",
 )
 @click.option(
     "--shard",
     metavar="K/N",
-    help="Compute only the K-th of N shares of the runs, such as 1/4. Other processes compute the "
-    "others, in the same folder or each in its own.",
+    help="Run only part K of N of the runs, such as 1/4; other processes run the other parts, in the "
+    "same folder or each in a folder of its own.",
 )
 @click.option(
     "--until-sure",
@@ -114,11 +115,11 @@ if TYPE_CHECKING:
 def study_command(
     words: tuple[str, ...], out: Path, **options: "Unpack[StudyOptions]"
 ) -> VerbOutcome:
-    """Run all strategies of STUDY (a file, or a name of 'fedsim list studies') in the same worlds,
-    and compare them.
+    """Run all variants of STUDY (a file, or a name of 'fedsim list studies') with the same devices,
+    network and data, and compare them.
 
-    The same command goes on with a study that was interrupted. 'fedsim study merge DIR... --out
-    PATH' joins folders of one study that --shard has filled.
+    Run the same command again to continue an interrupted study. 'fedsim study merge DIR... --out
+    PATH' joins the folders that --shard has filled.
     """
     first, *rest = words
     if first == "merge" and rest:
