@@ -171,9 +171,10 @@ _LAYERS = {
     "lab.audit": "common clock records world.meters",
     "lab.calibrate": "common clock records running world",
     "lab.rehearsal": "analysis clock common deployed lab.calibrate records running version world",
-    "lab.model_memory": "common lab.tally learning learning.data running running.checkpoint",
-    "lab.tally": "common learning",
-    "lab.forecast": "common clock lab.model_memory lab.tally lab.terminal learning records running strategies",
+    "lab.model_memory": "common lab.forecast lab.planned_models lab.tally learning learning.data running running.checkpoint",
+    "lab.planned_models": "common learning running running.checkpoint",
+    "lab.tally": "common lab.planned_models learning",
+    "lab.forecast": "common clock lab.planned_models lab.tally lab.terminal learning records running strategies",
     "lab.device_memory": "common running world",
     "lab.whole_forecast": "clock common lab.device_memory lab.forecast lab.model_memory running",
     "lab.study": "analysis common clock lab.compare lab.forecast lab.loading lab.reading lab.terminal "

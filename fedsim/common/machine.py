@@ -133,15 +133,24 @@ def resident_memory() -> int:
 
     Memory that the process has freed is given back to the system first, where this is possible.
     """
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
-        if trim is not None:
-            trim(0)
+    return_memory()
     try:
         fields = read_text(_STATM, "ascii").split()
     except OSError:
         return peak_memory()
     return int(fields[1]) * resource.getpagesize()
+
+
+def return_memory() -> None:
+    """Give memory that the process has freed back to the system, where this is possible.
+
+    Glibc keeps what lies between blocks in use: small arrays that stay after each of many large
+    ones are freed would cost as much memory as the large ones.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+        if trim is not None:
+            trim(0)
 
 
 def _machine_memory() -> int:

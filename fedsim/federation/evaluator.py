@@ -6,6 +6,7 @@ Measuring takes no simulated time and moves no bytes.
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -178,6 +179,7 @@ class Evaluator:
             trained = [(learner.first_epoch(update), weight) for update, weight in trained]
         evaluation = await learner.evaluate(self._with_present_devices(models))
         if evaluation is None:
+            await self._note_skipped([update for update, _ in trained], updates)
             return row
         self.last = evaluation
         if self._spec.score == "historical":
@@ -195,6 +197,22 @@ class Evaluator:
         row["discrepancy"] = await self.discrepancy(centers)
         row["discrepancy_start"] = await self.discrepancy(starts)
         return row
+
+    async def _note_skipped(self, trained: Sequence[Ref], updates: Sequence[Measured]) -> None:
+        """Note the models that a test with learning computes for the measures of updates.
+
+        Args:
+            trained: the updates whose training loss is measured.
+            updates: the updates of the round's aggregation.
+        """
+        learner = self._learner
+        await learner.note_skipped(trained)
+        for others in (
+            [(entry.update, entry.center) for entry in updates],
+            [(entry.update, entry.start) for entry in updates],
+        ):
+            pairs = [[update, other] for update, other in others if other is not None]
+            await learner.note_skipped(list(chain.from_iterable(pairs)))
 
     def _mean_reports(self, updates: Sequence[Measured]) -> Figures:
         """Return the mean of each metric that trainers report with updates, weighted as the updates are.
@@ -311,7 +329,10 @@ class Evaluator:
             samples of all devices, and ``consensus``, the root of the mean squared Euclidean
             distance of the models from that mean (Kong et al. 2021). Empty if no test is due.
         """
-        if not (self._learner.learns and models and self._is_due(number)):
+        if not (models and self._is_due(number)):
+            return {}
+        if not self._learner.learns:
+            await self._learner.note_skipped(models)
             return {}
         await self._learner.compute(models)
         finite = [model for model in models if model.finite]

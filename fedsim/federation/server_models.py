@@ -173,6 +173,17 @@ class ServerModels:
         """
         return await self._learner.values(models)
 
+    async def note_skipped(self, models: Sequence[Ref]) -> None:
+        """Note models that the strategy would read here (``values``) in a run with learning.
+
+        A strategy that decides otherwise with ``learning = "off"`` calls this method there, so that
+        ``fedsim check``, whose trial has no weights, counts the memory that these models need.
+
+        Args:
+            models: a list of models.
+        """
+        await self._learner.note_skipped(models, stay=True)
+
     async def numbers(self, sent: Sequence[Lazy]) -> list[NDArray[np.float64]]:
         """Return values that devices have sent: losses, choices, or results of ``Device.numbers``.
 

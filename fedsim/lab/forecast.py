@@ -25,6 +25,7 @@ from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.tally import Tally, UsedTraining
 from fedsim.lab.terminal import extrapolation_lines, share_done
+from fedsim.learning.scratch import ROOM
 from fedsim.records import folder as files
 from fedsim.records import parquet
 from fedsim.records.recorder import Recorder
@@ -32,6 +33,7 @@ from fedsim.running.assembly import Run, assemble
 from fedsim.strategies.round_params import RoundParams
 
 if TYPE_CHECKING:
+    from fedsim.lab.planned_models import KeptModels, PlannedSaving
     from fedsim.learning.engine import Learning
     from fedsim.running.scenario import Scenario
 
@@ -260,11 +262,14 @@ class Beginning:
         growing_bytes: size on disk (bytes) of files that grow with the run.
         fixed_bytes: size on disk (bytes) of files that do not grow with the run.
         stopped: the reason why the trial ended.
+        saving: plans checkpoints; None if the run has no learning or cannot be resumed.
+        kept: models that a checkpoint would contain after rounds 1, 2, 4, 8, ...
         resident_bytes: memory of the process (bytes) after trainings and tests.
         peak_bytes: peak memory of the process (bytes).
     """
 
     core: "Learning | None" = None
+    saving: "PlannedSaving | None" = None
     real_s = 0.0
     share = 0.0
     simulated_s = 0.0
@@ -278,10 +283,11 @@ class Beginning:
 
     def __init__(self, scenario: "Scenario", executor: Executor) -> None:
         start = time.perf_counter()
+        self.kept: list[KeptModels] = []
         self.run = assemble(scenario, Simulation(executor=Inline()), Tally)
         assert isinstance(self.run.learner, Tally)
         self.tally = self.run.learner
-        self.tally.room = scenario.training.memory or self.tally.room
+        self.workers = executor.workers
         if scenario.learning == "on":
             from fedsim.learning.engine import Learning  # loads torch
 
@@ -297,8 +303,28 @@ class Beginning:
             )
             self.core = Learning(Simulation(executor=executor), *parts)
             self.run.check_sizes(self.core)
-        self.workers = executor.workers
+            self._plan_models()
         self.build_s = time.perf_counter() - start
+
+    def _plan_models(self) -> None:
+        """Let the trial plan its models and checkpoints."""
+        from fedsim.lab.planned_models import PlannedComputing, PlannedSaving  # loads torch
+
+        scenario = self.run.scenario
+        room = scenario.training.memory or ROOM
+        planned = PlannedComputing(int(self.tally.parameters), room, self.workers)
+        self.tally.planned = planned
+        if scenario.not_restorable is None:
+            self.saving = PlannedSaving(scenario.checkpoint, self.run)
+
+    def models_now(self) -> "KeptModels":
+        """Return counts of the models that a checkpoint would contain now."""
+        from fedsim.lab.planned_models import KeptModels
+
+        return KeptModels.of(self.run, len({device for device, _ in self.tally.trainings}))
+
+    def _note_models(self) -> None:
+        self.kept.append(self.models_now())
 
     @property
     def futile(self) -> str | None:
@@ -323,11 +349,16 @@ class Beginning:
             def watch(record: Record) -> None:
                 if record.kind == "round":
                     self.rounds = record.fields["round"] + 1
+                    is_power_of_two = self.rounds & (self.rounds - 1) == 0
+                    if self.core is not None and is_power_of_two:
+                        simulation.between_instants(self._note_models)
                 self.simulated_s = record.time
                 if time.perf_counter() - start >= patience_s:
                     simulation.interrupt()
 
             simulation.listen(watch)
+            if self.saving is not None:
+                simulation.listen(self.saving.watch)
             self.stopped = asyncio.run(simulation.run())
             recorder.close()
             self.real_s = time.perf_counter() - start

@@ -3,18 +3,21 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.common.round_words import counted
 from fedsim.common.units import show_bytes
-from fedsim.lab.tally import Tally, Together
+from fedsim.lab.tally import Together
 from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.scratch import ROOM
 from fedsim.learning.streaming import WAITING
 from fedsim.running.assembly import Run
 from fedsim.running.checkpoint import CheckpointSpec
 from fedsim.running.checkpoint.apart import LEAST_BYTES
-from fedsim.running.checkpoint.snapshot import saved_models
+
+if TYPE_CHECKING:
+    from fedsim.lab.forecast import Beginning
+    from fedsim.lab.planned_models import KeptModels
 
 _LEAST_SHARE = 0.01  # parts of a sum that are listed
 _SUM = 4  # models of a sum: its start, its accumulator in float64, and its result
@@ -42,54 +45,96 @@ class Need:
 
 
 class ModelCounts(NamedTuple):
-    """Count and sizes (bytes) of the models of a whole run.
-
-    It says how many models the strategy names at the end, how large the models in a checkpoint and
-    those in memory or on disk are, and how many trainer states come with them.
+    """Counts and sizes (bytes) of the models of a whole run.
 
     Attributes:
         named: models that the strategy names at the end, each of which is saved.
         alive_bytes: size of the models that a checkpoint holds at the end (bytes).
-        stored_bytes: greatest size of the models that are stored at a time (bytes).
+        of_devices_bytes: part of ``alive_bytes`` that grows with the count of devices that have
+            trained (bytes).
+        memory_bytes: greatest size of the stored models in memory (bytes).
+        scratch_bytes: greatest size of the temporary file with models (bytes).
+        saved_bytes: greatest size of all checkpoints at a time (bytes); None if the trial saw too
+            few.
+        kept_bytes: size of the checkpoints that the run keeps (bytes); None if the trial saw too
+            few.
         sent_states: states of trainers that come with stored models, if ``training.state`` is
             ``sent``.
     """
 
     named: int
     alive_bytes: float
-    stored_bytes: float
+    of_devices_bytes: float
+    memory_bytes: float
+    scratch_bytes: float
+    saved_bytes: float | None
+    kept_bytes: float | None
     sent_states: int
 
 
-def count_models(run: Run, tally: Tally, share: float, rounds: int) -> ModelCounts:
+def count_models(trial: "Beginning") -> ModelCounts:
     """Predict the count and sizes of models in a whole run, from a trial of its beginning.
 
     Args:
-        run: the run, after its beginning.
-        tally: learner of the run, which has counted trainings and stored models.
-        share: part of the run that was tried, 0..1.
-        rounds: count of rounds that were tried.
+        trial: the trial, which has ended.
     """
+    run = trial.run
+    planned = trial.tally.planned
+    assert planned is not None
     models = run.strategy.models()
     named = len(models)
-    if rounds:  # at its end a run computes the models that it writes
-        tally.note_computed([ref for ref, _ in models.values()])
+    if trial.rounds:  # at its end a run computes the models that it writes
+        trial.tally.plan([ref for ref, _ in models.values()])
     del models
-    saved = saved_models(run)
-    alive = tally.saved_size(saved)
-    stored = tally.stored_bytes
-    trainings = len(tally.trainings)
+    present = trial.models_now()
     devices = run.scenario.population.devices
-    trained = len({device for device, _ in tally.trainings})
-    if share < 1.0 and named > 1 and trained:
-        # later, more devices have been trained and have personal models: an estimate that takes
-        # the trained devices for drawn at random
-        due = -devices * math.expm1(-trainings / share / devices)
-        growth = max(1.0, due / trained)
-        named = min(devices + 1, round(named * growth))
-        stored += tally.stored_size(saved) * (growth - 1.0)
-        alive *= growth
-    return ModelCounts(named, alive, stored, len(saved))
+    of_devices = _growth_bytes(trial, present, named)
+    growth = 1.0
+    if trial.share < 1.0 and present.trained:
+        # later, more devices have been trained and have models of their own: an estimate that
+        # takes the trained devices for drawn at random
+        due = -devices * math.expm1(-len(trial.tally.trainings) / trial.share / devices)
+        growth = max(1.0, due / present.trained)
+        if named > 1:
+            named = min(devices + 1, round(named * growth))
+    more = of_devices * (growth - 1.0)
+    size = run.learner.bytes
+    scratch = float(planned.scratch.peak_bytes)
+    memory = float(planned.scratch.most_used_bytes)
+    if more:
+        all_bytes = planned.scratch.most_held_bytes + more
+        memory = min(all_bytes, size * (planned.room // size))
+        scratch = all_bytes - memory
+    saved = None
+    kept = None
+    links = None if trial.saving is None else trial.saving.links
+    if links is not None and (trial.share == 1.0 or (links.saves >= _SAVES and not more)):
+        saved = links.peak_bytes
+        kept = links.end_bytes
+    return ModelCounts(
+        named, present.bytes + more, of_devices * growth, memory, scratch, saved, kept, present.refs
+    )
+
+
+def _growth_bytes(trial: "Beginning", present: "KeptModels", named: int) -> float:
+    """Return the size of the models that devices have of their own, of those that are kept now.
+
+    It follows from how the size of the kept models grew with the count of the devices that had
+    trained. If the trial had one round, the models of a strategy that names several are the
+    devices' own.
+
+    Args:
+        trial: the trial, which has ended.
+        present: the models that a checkpoint would contain now.
+        named: count of models that the strategy names.
+    """
+    for earlier in trial.kept:
+        if 0 < earlier.trained < present.trained:
+            slope = (present.bytes - earlier.bytes) / (present.trained - earlier.trained)
+            return max(0.0, slope * present.trained)
+    if trial.share < 1.0 and named > 1:
+        return min(present.bytes, trial.run.learner.bytes * present.trained)
+    return 0.0
 
 
 def data_need(data: FederatedData | None) -> Need:
@@ -119,8 +164,6 @@ def model_needs(run: Run, counts: ModelCounts, together: Together, workers: int)
     size = run.learner.bytes
     room = run.scenario.training.memory or ROOM
     cohort = run.at_once
-    in_memory = min(counts.stored_bytes, size * (room // size))
-    scratch = counts.stored_bytes - in_memory
     working = (_SUM + WAITING * workers) * size
     reason = explain_need(run)
     if size * cohort > room and (reason or together.models >= cohort):
@@ -134,8 +177,8 @@ def model_needs(run: Run, counts: ModelCounts, together: Together, workers: int)
         Need(
             part,
             "training.memory",
-            memory_bytes=in_memory,
-            scratch_bytes=scratch,
+            memory_bytes=counts.memory_bytes,
+            scratch_bytes=counts.scratch_bytes,
         ),
         Need("sums and results of a round", "strategy", working),
         Need("tests of personal models", "evaluation", tested),
@@ -182,25 +225,41 @@ def saved_needs(run: Run, counts: ModelCounts, rounds: float) -> list[Need]:
         counts: counts of models at its end.
         rounds: count of rounds of the whole run.
     """
-    size = run.learner.bytes
     scenario = run.scenario
-    all_saves = _saves(scenario.checkpoint, rounds, scenario.stop.simulated_time)
-    saves = min(_SAVES, all_saves)
-    models = counts.named * size
+    models = counts.named * run.learner.bytes
     best = models if scenario.evaluation.keep_best else 0.0
-    changed = 1.0
-    if counts.named > 1 and size >= LEAST_BYTES:
-        # models that did not change since the checkpoint before are the same files
-        devices = scenario.population.devices
-        changed = -math.expm1(-run.at_once * rounds / max(1, all_saves) / devices)
-        if run.at_once >= devices:
-            changed = 1.0
-    copies = min(1, saves) + max(0, saves - 1) * changed
+    saved = counts.saved_bytes
+    if saved is None:
+        saved = _saved_bytes(run, counts, rounds)
     return [
-        Need("checkpoints", "checkpoint", disk_bytes=copies * counts.alive_bytes),
+        Need("checkpoints", "checkpoint", disk_bytes=saved),
         Need("final models", "strategy", disk_bytes=models),
         Need("best models", "evaluation.keep_best", disk_bytes=best),
     ]
+
+
+def _saved_bytes(run: Run, counts: ModelCounts, rounds: float) -> float:
+    """Estimate the greatest size of all checkpoints at a time, if the trial saw too few (bytes).
+
+    Args:
+        run: the run.
+        counts: counts of models at its end.
+        rounds: count of rounds of the whole run.
+    """
+    scenario = run.scenario
+    all_saves = _saves(scenario.checkpoint, rounds, scenario.stop.simulated_time)
+    saves = min(_SAVES, all_saves)
+    if not saves:
+        return 0.0
+    changed = counts.alive_bytes
+    if run.learner.bytes >= LEAST_BYTES:
+        # models that did not change since the checkpoint before are the same files
+        devices = scenario.population.devices
+        share = 1.0
+        if run.at_once < devices:
+            share = -math.expm1(-run.at_once * rounds / all_saves / devices)
+        changed -= (1.0 - share) * counts.of_devices_bytes
+    return counts.alive_bytes + (saves - 1) * changed
 
 
 def _saves(spec: CheckpointSpec, rounds: float, end_s: float | None) -> int:

@@ -1,18 +1,19 @@
-"""Learner of a trial, which counts trainings, tests and stored models instead of computing."""
+"""Learner of a trial, which counts trainings and tests, and plans models instead of computing them."""
 
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from typing_extensions import override
 
 from fedsim.common.training import Training
 from fedsim.learning import Learner
-from fedsim.learning.derived import MOST_SHARE, is_spliced
 from fedsim.learning.functions import Function
-from fedsim.learning.refs import Applied, Best, Recipe, Ref, parents
-from fedsim.learning.scratch import ROOM, SMALL
+from fedsim.learning.refs import Recipe, Ref, Trained
+
+if TYPE_CHECKING:
+    from fedsim.lab.planned_models import PlannedComputing
 
 
 class Together(NamedTuple):
@@ -32,37 +33,46 @@ UsedTraining = tuple[int, Training]
 
 
 class Tally(Learner):
-    """Learner for forecasts: counts trainings, tests and stored models instead of computing them.
+    """Learner that counts trainings and tests, and plans models instead of computing them.
 
-    At a test a run computes the tested models and all models from which they follow. Of these it
-    stores the models to which anything still refers. This learner drops the recipes of all these
-    models, as the run does, and then counts the bytes of those that Python has not freed.
+    For a strategy it is a learner without weights, as with ``learning = "off"``. When a run would
+    compute models, such as for a test, ``planned`` takes the steps of that computation.
 
     Attributes:
         trainings: device and training of each result that the run uses.
         tests: count of tests of models.
         together: greatest count of models that one function call combined so far.
-        stored_bytes: greatest size so far of the models that are stored at a time (bytes).
-        room: memory for models (bytes), as ``training.memory``.
+        planned: plans models; None if the run has no learning.
     """
+
+    planned: "PlannedComputing | None" = None
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.trainings: list[UsedTraining] = []
         self.tests = 0
         self.together = Together()
-        self.stored_bytes = 0.0
-        self.room: float = ROOM
-        self._sizes: weakref.WeakKeyDictionary[Ref, float] = weakref.WeakKeyDictionary()
-        self._sources: weakref.WeakKeyDictionary[Ref, list[weakref.ref[Ref]]] = (
-            weakref.WeakKeyDictionary()
-        )
 
     @override
     def _name(self, prefix: str, recipe: Recipe | None, device: int | None = None) -> Ref:
         ref = super()._name(prefix, None, device)
         ref.recipe = recipe
         return ref
+
+    @override
+    def zero(self) -> Ref:
+        ref = super().zero()
+        if self.planned is not None:
+            self.planned.finish(ref, None)
+        return ref
+
+    @override
+    def last_gradient(self, update: Ref) -> Ref:
+        recipe = update.recipe
+        if not isinstance(recipe, Trained):
+            return super().last_gradient(update)
+        training = replace(recipe.training, last_gradient=True)
+        return self._name("gradient", replace(recipe, training=training), update.device)
 
     @override
     def apply(self, function: Function, models: Sequence[Ref], **options: Any) -> Ref:
@@ -82,87 +92,27 @@ class Tally(Learner):
     @override
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> None:
         self.tests += 1
-        stay = self.bytes * len(models) <= self.room
-        self.note_computed([ref for ref, _ in models.values()], stay=stay)
+        refs = [ref for ref, _ in models.values()]
+        stay = self.planned is not None and self.planned.has_room(len(refs))
+        await self.note_skipped(refs, stay=stay)
 
-    def note_computed(self, models: Sequence[Ref], *, stay: bool = False) -> None:
-        """Count the memory of models that a run would compute now, with all models that they need.
+    @override
+    async def note_skipped(self, models: Sequence[Ref], *, stay: bool = False) -> None:
+        if self.planned is not None:
+            await self.planned.compute(models, stay=stay)
 
-        Args:
-            models: the models. They and the models that they need lose their recipes.
-            stay: whether the models themselves stay in memory, and so are not stored.
-        """
-        if stay:
-            for ref in models:
-                if ref.recipe is not None:
-                    self._sizes[ref] = 0.0
-        needed = self._compute(models)
-        with_needed = self.stored_size(self._sizes)
-        is_sum = len(models) == 1
-        del needed
-        stored = self.stored_size(self._sizes)
-        if is_sum:
-            # models of earlier rounds are freed one by one while the sum is computed
-            stored = (stored + with_needed) / 2
-        self.stored_bytes = max(self.stored_bytes, stored)
+    @override
+    def compute_now(self, ref: Ref) -> None:
+        with suppress(StopIteration):
+            self.note_skipped([ref], stay=True).send(None)
 
-    def _compute(self, models: Sequence[Ref]) -> list[Ref]:
-        """Drop the recipes of models that a run would compute now, and of the models that they need.
+    @override
+    def free_derived(self) -> None:
+        if self.planned is not None:
+            self.planned.scratch.free_substituted()
 
-        A recipe is the description of how a model is computed from other models.
-
-        Returns:
-            The models that were computed before, and that the dropped recipes had.
-        """
-        needed: list[Ref] = []
-        waiting = list(models)
-        while waiting:
-            ref = waiting.pop()
-            recipe = ref.recipe
-            if recipe is None:
-                needed.append(ref)
-                continue
-            waiting += parents(recipe)
-            ref.recipe = None
-            self._sizes.setdefault(ref, self._size(recipe))
-            if is_spliced(recipe):
-                self._sources[ref] = [weakref.ref(model) for model in parents(recipe)]
-        computed = set(map(id, models))
-        return [ref for ref in needed if ref in self._sizes and id(ref) not in computed]
-
-    def _size(self, recipe: Recipe) -> float:
-        """Return the size (bytes) of the model that a recipe (its way of computation) makes."""
-        if isinstance(recipe, Best):
-            return 0.0  # shares the memory of the chosen model
-        if isinstance(recipe, Applied) and recipe.size is not None:
-            return 4.0 * recipe.size
-        return self.bytes
-
-    def stored_size(self, models: Iterable[Ref]) -> float:
-        """Return the size (bytes) of the given models that a run would have stored by now."""
-        total = 0.0
-        for ref in models:
-            size = self._sizes.get(ref, 0.0)
-            if size > SMALL and not self._is_derived(ref):
-                total += size
-        return total
-
-    def saved_size(self, models: Iterable[Ref]) -> float:
-        """Return the size (bytes) in a checkpoint of the given models that are computed."""
-        total = 0.0
-        for ref in models:
-            if ref in self._sizes:
-                total += self._sizes[ref] or self.bytes
-        return total
-
-    def _is_derived(self, ref: Ref) -> bool:
-        """Whether a stored model takes no space of its own.
-
-        It is so for a model that is put together of two models, of which the one with the values is
-        small and both are still in use.
-        """
-        sources = [source() for source in self._sources.get(ref, ())]
-        if len(sources) != 2 or None in sources:
-            return False
-        values = sources[1]
-        return values is not None and self._sizes.get(values, self.bytes) <= MOST_SHARE * self.bytes
+    def plan(self, models: Sequence[Ref]) -> None:
+        """Plan models one by one, as a run computes the models that it writes at its end."""
+        for model in models:
+            with suppress(StopIteration):
+                self.note_skipped([model]).send(None)

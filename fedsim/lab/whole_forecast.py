@@ -152,7 +152,7 @@ def _needs(trial: Beginning, records_bytes: float) -> list[Need]:
     ]
     if trial.core is None:
         return needs
-    counts = count_models(trial.run, trial.tally, trial.share, trial.rounds)
+    counts = count_models(trial)
     needs += model_needs(trial.run, counts, trial.tally.together, trial.workers)
     needs += saved_needs(trial.run, counts, trial.rounds / trial.share)
     present = sum(need.memory_bytes for need in needs)

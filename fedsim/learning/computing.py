@@ -23,7 +23,7 @@ from fedsim.learning.functions import (
     weighted_sum,
 )
 from fedsim.learning.local_work import LocalWork
-from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Waves
+from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Waves
 from fedsim.learning.scratch import Scratch, Weights
 from fedsim.learning.streaming import WAITING, ResultOf, Stream
 from fedsim.learning.sums import coefficients_of
@@ -93,12 +93,16 @@ class ModelComputing:
         del waves  # holds references to all models
         self._records = []
         try:
-            await Stream(self, self.scratch).compute(models, stay=stay)
+            await self._stream().compute(models, stay=stay)
             records = sorted(self._records, key=lambda record: positions[record[0]])
         finally:
             self._records = None
         for _, kind, fields in records:
             self._simulation.record(kind, fields)
+
+    def _stream(self) -> Stream:
+        """Return a computation of models part by part."""
+        return Stream(self, self.scratch)
 
     def _record(self, ref: Ref, kind: str, fields: dict[str, Any]) -> None:
         """Record an event about the computation of a model.
@@ -227,10 +231,15 @@ class ModelComputing:
                 first.settle(self._mix(first, recipe))
                 if first.state is not None:
                     first.state = _mix_states(recipe)
-            if not isinstance(recipe, Best):  # a choice shares its memory with a model
-                for ref, computed in zip(wave, recipes, strict=True):
-                    models = computed.models if isinstance(computed, Applied) else ()
-                    self.scratch.hold(ref, derived_of(computed, models))
+            self._hold(wave, recipes)
+
+    def _hold(self, wave: Sequence[Ref], recipes: Sequence[Recipe | None]) -> None:
+        """Store the weights of the models of a wave, which were computed by the given recipes."""
+        for ref, computed in zip(wave, recipes, strict=True):
+            if isinstance(computed, Best):  # a choice shares its memory with a model
+                continue
+            models = computed.models if isinstance(computed, Applied) else ()
+            self.scratch.hold(ref, derived_of(computed, models))
 
     async def _choose(self, refs: Sequence[Ref]) -> None:
         questions = [self._work.question(ref, self._data) for ref in refs]

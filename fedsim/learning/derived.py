@@ -37,6 +37,21 @@ class Derived(StoredTensor):
         self._values = values
         self._places = places
 
+    @classmethod
+    def of(cls, recipe: Applied) -> "Derived":
+        """Make the weights by the recipe that ``recipe`` returns, whose models are computed."""
+        model, values = recipe.models
+        assert model.held is not None
+        return cls(model, values, recipe.constants["places"], model.held.shape[0])
+
+    @property
+    def recipe(self) -> Applied:
+        """The recipe of the weights, by which a checkpoint stores them."""
+        constants = {"places": self._places}
+        return Applied(
+            _SPLICED, (self._model, self._values), constants, None, None, leave_out=False
+        )
+
     def read(self) -> Weights:
         model = self._model.value
         values = self._values.value

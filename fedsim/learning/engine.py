@@ -24,6 +24,7 @@ from fedsim.common.training import Batching, Training
 from fedsim.learning.architecture import Architecture, Shape
 from fedsim.learning.computing import ModelComputing, weights_of
 from fedsim.learning.data.federated import FederatedData
+from fedsim.learning.derived import Derived
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import DataFunction
 from fedsim.learning.learner import Learner
@@ -277,7 +278,11 @@ class Learning(Learner):
         self._tests.shift(device, version)
 
     def hold_restored(self, refs: Iterable[Ref]) -> None:
-        self._computing.scratch.hold_restored(refs)
+        stored = [ref for ref in refs if not isinstance(ref.held, Derived)]
+        self._computing.scratch.hold_restored(stored)
+
+    def free_derived(self) -> None:
+        self._computing.scratch.free_substituted()
 
     # computed values of models
 
@@ -403,19 +408,6 @@ class Learning(Learner):
                 "and 'torch'"
             )
         return super().train(training, device, key=key, round=round, version=version, before=before)
-
-    def first_epoch(self, update: Ref) -> Ref:
-        recipe = update.recipe
-        if not isinstance(recipe, Trained) or recipe.training.epochs < 2:
-            return update
-        return self.train(
-            replace(recipe.training, epochs=1),
-            recipe.device,
-            key=recipe.key,
-            round=recipe.round,
-            version=recipe.version,
-            before=recipe.before,
-        )
 
     def last_gradient(self, update: Ref) -> Ref:
         recipe = update.recipe

@@ -1,6 +1,7 @@
 """Interface of learners, which is also the learner of ``learning = "off"``, without weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -96,7 +97,17 @@ class Learner:
             update: the result of the training. It is returned itself if it is computed already, or
                 has one epoch.
         """
-        return update
+        recipe = update.recipe
+        if not isinstance(recipe, Trained) or recipe.training.epochs < 2:
+            return update
+        return self.train(
+            replace(recipe.training, epochs=1),
+            recipe.device,
+            key=recipe.key,
+            round=recipe.round,
+            version=recipe.version,
+            before=recipe.before,
+        )
 
     def last_gradient(self, update: Ref) -> Ref:
         """Return a reference to the gradient of the last SGD step of a training, [d].
@@ -253,6 +264,12 @@ class Learner:
             refs: the models of the checkpoint.
         """
 
+    def free_derived(self) -> None:
+        """Free the memory of models that can be put together of other models at each use.
+
+        A checkpoint that is written next then stores these models by their parts.
+        """
+
     # methods that compute weights, or depend on data
 
     def shift(self, device: int, version: int) -> None:
@@ -327,6 +344,16 @@ class Learner:
                 f'the strategy looks at the weights of {refs[0].name}, but learning = "off" has '
                 'none; set learning = "on"'
             )
+
+    async def note_skipped(self, models: Sequence[Ref], *, stay: bool = False) -> None:
+        """Note models that a run with learning would compute here, and this one does not.
+
+        The trial of a forecast plans the memory for these models.
+
+        Args:
+            models: the models.
+            stay: whether their weights would be read, and so stay in memory together.
+        """
 
     def compute_now(self, ref: Ref) -> None:
         """Compute a model at once, while the simulation stands still.

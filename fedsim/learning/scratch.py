@@ -64,11 +64,15 @@ class Scratch:
     Attributes:
         written_bytes: bytes written to the file so far.
         peak_bytes: greatest size of the file so far (bytes).
+        most_used_bytes: greatest size of the models in memory so far (bytes).
+        most_held_bytes: greatest size of the models in memory and of the file so far (bytes).
     """
 
     def __init__(self, room: float) -> None:
         self.written_bytes = 0
         self.peak_bytes = 0
+        self.most_used_bytes = 0
+        self.most_held_bytes = 0
         self._room = room
         self._used = 0
         # id(ref): the ref and its size (bytes), the first stored first
@@ -77,7 +81,7 @@ class Scratch:
         self._file: list[int] = []  # file descriptor; empty until the file is open
         weakref.finalize(self, _close, self._file).atexit = False
         self._end = 0
-        self._free: dict[int, list[int]] = {}  # count of weights: offsets of released weights
+        self._places: dict[int, list[int]] = {}  # count of weights: offsets of released weights
         self._live = 0
 
     def hold(self, ref: Any, substitute: StoredTensor | None = None) -> None:
@@ -106,6 +110,8 @@ class Scratch:
             self._substitutes[key] = substitute
         while self._used > self._room:
             self._free_one()
+        self.most_used_bytes = max(self.most_used_bytes, self._used)
+        self.most_held_bytes = max(self.most_held_bytes, self._used + self._end)
 
     def hold_restored(self, refs: "Iterable[Any]") -> None:
         """Read models from the file of a checkpoint into memory, as many as it has room for.
@@ -140,7 +146,15 @@ class Scratch:
 
     def _free_one(self) -> None:
         """Free the memory of a model: the first that has a substitute, else the first of all."""
-        key = next(iter(self._substitutes or self._in_memory))
+        self._free(next(iter(self._substitutes or self._in_memory)))
+
+    def free_substituted(self) -> None:
+        """Free the memory of all models that have a substitute."""
+        for key in list(self._substitutes):
+            self._free(key)
+
+    def _free(self, key: int) -> None:
+        """Free the memory of a model, whose ``id()`` is ``key``."""
         reference, _ = self._in_memory[key]
         ref = reference()
         if ref is not None and isinstance(ref.held, np.ndarray):
@@ -149,7 +163,7 @@ class Scratch:
 
     def _write(self, weights: Weights) -> Written:
         length = len(weights)
-        places = self._free.get(length)
+        places = self._places.get(length)
         if places:
             place = places.pop()
         else:
@@ -158,17 +172,21 @@ class Scratch:
             self.peak_bytes = max(self.peak_bytes, self._end)
         self._live += 1
         written = Written(self, place, length)  # which gives the place back if writing fails
-        content = np.ascontiguousarray(weights).data.cast("B")
         try:
-            while content:
-                size = os.pwrite(self._descriptor(), content, place)
-                content = content[size:]
-                place += size
+            self._put(weights, place)
         except OSError as error:
             folder = Path(tempfile.gettempdir())
             raise OSError(error.errno, error.strerror, str(folder / "scratch")) from error
         self.written_bytes += weights.nbytes
         return written
+
+    def _put(self, weights: Weights, place: int) -> None:
+        """Write weights to the file, from the offset ``place`` on."""
+        content = np.ascontiguousarray(weights).data.cast("B")
+        while content:
+            size = os.pwrite(self._descriptor(), content, place)
+            content = content[size:]
+            place += size
 
     def _descriptor(self) -> int:
         if not self._file:
@@ -200,9 +218,9 @@ class Scratch:
         """
         self._live -= 1
         if self._live:
-            self._free.setdefault(length, []).append(place)
+            self._places.setdefault(length, []).append(place)
             return
-        self._free.clear()
+        self._places.clear()
         self._end = 0
         if self._file:
             os.ftruncate(self._file[0], 0)

@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from fedsim.common.arrays import AnyArray
+from fedsim.common.machine import return_memory
 from fedsim.learning.derived import Derived, derived_of
 from fedsim.learning.functions import RunningSum, mean_state
 from fedsim.learning.refs import (
@@ -39,6 +40,7 @@ WAITING = 2
 """Results per worker that may be in progress, or ready and not yet used."""
 
 _AHEAD = 8  # next steps that are searched for further work, per result in ``WAITING``
+_RETURNED = 1 << 28  # size of freed models after which memory is given back to the system (bytes)
 _OPEN_SUMS = 3  # greatest depth of mixes that are parts of one another and accumulate at a time
 
 
@@ -302,6 +304,7 @@ class Stream:
     def __init__(self, calculator: Calculator, scratch: Scratch) -> None:
         self._calculator = calculator
         self._scratch = scratch
+        self._freed_bytes = 0
 
     async def compute(self, targets: Sequence[Ref], *, stay: bool) -> None:
         """Compute models, and before them all models that they need.
@@ -413,6 +416,8 @@ class Stream:
         """
         if ref.stays:
             return
+        if ref.held is not None:
+            self._freed_bytes += ref.held.nbytes
         outside = ref.outside
         # a choice shares its memory with a model
         if outside is not None and not isinstance(ref.spare, Best):
@@ -422,6 +427,9 @@ class Stream:
         ref.spare = None
         if ref.state is not None:
             ref.state = {}
+        if self._freed_bytes > _RETURNED:
+            self._freed_bytes = 0
+            return_memory()
 
     def _add(self, ref: Twin, position: int, sums: dict[Twin, _Sum]) -> None:
         """Add a part to a mix, i.e. a weighted sum of models, that is computed part by part.

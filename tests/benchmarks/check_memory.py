@@ -13,8 +13,12 @@ temporary files by more than a quarter.
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+from fedsim.running.checkpoint import store
+from fedsim.running.checkpoint.apart import LinkedTensors
+from tests.benchmarks.personal import size_of
 from tests.benchmarks.script import parser
 
 Sections = dict[str, Any]
@@ -65,6 +69,31 @@ with tempfile.TemporaryDirectory() as name:
     scratch = 0 if computing is None else computing.scratch.peak_bytes
     print(json.dumps([peak_memory(), peak, scratch]))
 """
+
+
+class WatchedLinks(LinkedTensors):
+    """Arrays of a run's checkpoints, which also measure the size of all checkpoints on disk.
+
+    Args:
+        folder: the run folder.
+
+    Attributes:
+        peak_bytes: greatest size of all checkpoints at a time (bytes); a file with several names
+            counts once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.peak_bytes = 0
+        self._folder = folder
+
+    def leave(self, folder: Path) -> None:
+        self.look()  # all checkpoints are there still
+        super().leave(folder)
+
+    def look(self, *_: object) -> None:
+        """Measure the present size."""
+        self.peak_bytes = max(self.peak_bytes, size_of(self._folder / store.FOLDER))
 
 
 def _sections(devices: int, hidden: int, rounds: int, **strategy: Any) -> Sections:

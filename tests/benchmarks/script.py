@@ -22,7 +22,7 @@ from tests.children import adopt_orphans, end_others
 Result = dict[str, Any]
 
 
-def parser(doc: str | None, **defaults: float | bool) -> argparse.ArgumentParser:
+def parser(doc: str | None, **defaults: float | bool | str) -> argparse.ArgumentParser:
     """Arguments of a script: an option for each default, of its type."""
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter

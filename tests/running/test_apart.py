@@ -145,6 +145,19 @@ def test_a_run_with_shared_files_killed_and_resumed_is_the_same(kind: str, tmp_p
         assert_same_run(tmp_path / "whole", cut)
 
 
+def test_a_model_put_together_of_others_is_saved_by_its_parts(tmp_path: Path) -> None:
+    told = sections(strategy={"kind": "fedper", "clients_per_round": 2}, stop={"rounds": 3})
+    run(told, tmp_path / "r")
+    for place in store.list_checkpoints(tmp_path / "r"):
+        arrays = store.read(place).arrays.values()
+        sizes = sorted(array.nbytes for array in arrays if array.nbytes > 1000)
+        assert len(sizes) >= 4
+        # the heads of the devices that were trained, and a model for each round in which one was
+        whole = [size for size in sizes if size == sizes[-1]]
+        assert len(whole) <= 3
+        assert sizes[0] < 0.2 * sizes[-1]
+
+
 def test_a_model_on_disk_is_in_the_scratch_file_or_in_checkpoints(tmp_path: Path) -> None:
     job = Job(fedsim.Scenario(**sections()), tmp_path / "run", Inline())
     left = []

@@ -14,6 +14,9 @@ import numpy as np
 from fedsim.common.arrays import AnyArray
 from fedsim.common.files import sync
 from fedsim.common.tensor_files import AnyTensor, StoredTensor, open_tensors, write_tensors
+from fedsim.learning.refs import Ref
+from fedsim.learning.scratch import Written
+from fedsim.running.checkpoint.codec import Encoder
 
 LEAST_BYTES = 1 << 20
 """Least size of an array that has a file of its own (bytes). A file takes time to be synced."""
@@ -159,6 +162,17 @@ class LinkedTensors:
         key = id(tensor)
         forget = weakref.ref(tensor, lambda _: self._of_arrays.pop(key, None))
         self._of_arrays[key] = forget, linked
+
+    def replace_written(self, encoder: Encoder) -> None:
+        """Let models whose weights are in the temporary file be read from the new checkpoint instead.
+
+        Args:
+            encoder: has encoded the checkpoint, with all its models.
+        """
+        for value in encoder.objects:
+            if isinstance(value, Ref) and isinstance(value.held, Written):
+                value.held = self.newest.get(id(value.held), value.held)
+        self.newest.clear()
 
     def leave(self, folder: Path) -> None:
         """Keep arrays readable whose only files are in a checkpoint that is about to be removed.

@@ -17,7 +17,8 @@ import numpy as np
 from fedsim.common.errors import CheckpointError
 from fedsim.common.tensor_files import AnyTensor, StoredTensor, array_of
 from fedsim.learning import scratch
-from fedsim.learning.refs import Ref
+from fedsim.learning.derived import Derived
+from fedsim.learning.refs import Applied, Ref
 
 Arrays = dict[str, AnyTensor]
 _ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -107,10 +108,12 @@ class Encoder:
 def _field_of(instance: object, field: str) -> object:
     """Return the value of an object's field as it is saved.
 
-    Of a model whose weights are on disk this is a reference to them, so that they are not read.
+    Of a model whose weights are on disk this is a reference to them, so that they are not read. Of a
+    model that is put together of others at each use it is the recipe, so that it takes no space.
     """
     if isinstance(instance, Ref) and field == "value":
-        return instance.held
+        held = instance.held
+        return held.recipe if isinstance(held, Derived) else held
     return getattr(instance, field)
 
 
@@ -136,6 +139,7 @@ class Decoder:
         self._classes = classes
         self._left_out = left_out
         self._read: Arrays = {}  # so that two places with one array have one array again
+        self._derived: list[tuple[Ref, Applied]] = []  # models, and the recipes of their weights
         self.objects: list[object] = []
 
     def decode(self, tables: Any) -> Any:
@@ -154,6 +158,8 @@ class Decoder:
             self.objects = [object.__new__(self._classes[name]) for name, _ in tables["objects"]]
             for shell, (name, content) in zip(self.objects, tables["objects"], strict=True):
                 self._fill(shell, name, content)
+            for ref, recipe in self._derived:
+                ref.held = Derived.of(recipe)
             return self._value(tables["root"])
         except (
             *(KeyError, TypeError, ValueError, IndexError, AttributeError),
@@ -182,9 +188,20 @@ class Decoder:
             if f"{name}.{field}" in self._left_out or field.startswith("__"):
                 raise CheckpointError(f"a {name} has the field {field!r}, which is never written")
             if isinstance(shell, Ref) and field == "value" and value is not None:
-                shell.held = self._weights(value["~array"])
+                self._fill_weights(shell, value)
             else:
                 object.__setattr__(shell, field, self._value(value))
+
+    def _fill_weights(self, ref: Ref, value: Mapping[str, object]) -> None:
+        """Set the weights of a model: an array, or those that a recipe puts together of others."""
+        if "~array" in value:
+            ref.held = self._weights(str(value["~array"]))
+            return
+        recipe = self._value(value)
+        if not isinstance(recipe, Applied):
+            raise CheckpointError(f"the weights of a model are a {type(recipe).__name__}")
+        ref.held = None
+        self._derived.append((ref, recipe))  # the recipe may have no fields yet
 
     def _weights(self, name: str) -> AnyTensor:
         """Return the weights of a model, which remain in the file if they are large."""

@@ -26,7 +26,6 @@ from fedsim.federation.task_context import TaskContext
 from fedsim.federation.wire import CodedContents
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
-from fedsim.learning.scratch import Written
 from fedsim.running.checkpoint import CheckpointSpec, store
 from fedsim.running.checkpoint.apart import LinkedTensor, LinkedTensors
 from fedsim.running.checkpoint.codec import Decoder, Encoder
@@ -187,33 +186,20 @@ def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
             yield key, value
 
 
-class Checkpointer:
-    """Part of a run that saves it to its folder at the times that ``[checkpoint]`` gives.
+class Saving:
+    """Base of a class that saves a run whenever ``[checkpoint]`` says so, from the run's records.
 
     Args:
         spec: ``[checkpoint]`` of the scenario.
-        folder: the run folder.
         run: the run.
-        recorder: the run's recorder.
-        origins: fingerprints of the run's files.
-
-    Attributes:
-        tell: called after each save, with the count of finished rounds and the simulated time (s).
-            The saved rounds survive a power cut.
+        time: simulated time at which the run begins or is resumed (s).
     """
 
-    def __init__(
-        self, spec: CheckpointSpec, folder: Path, run: "Run", recorder: "Recorder", origins: Origins
-    ) -> None:
+    def __init__(self, spec: CheckpointSpec, run: "Run", time: float = 0.0) -> None:
         self._spec = spec
-        self._folder = folder
         self._run = run
-        self._recorder = recorder
-        self._origins = origins
-        self._linked = LinkedTensors()
-        self.tell: Callable[[int, float], None] = lambda rounds, time: None
         self._due = False
-        self._period = self._periods(recorder.last_time)
+        self._period = self._periods(time)
         rounds = run.scenario.stop.rounds
         self._last = rounds if spec.last else None
         run.simulation.env.require_rearm()
@@ -248,25 +234,45 @@ class Checkpointer:
             self._run.simulation.between_instants(self._save)
 
     def _save(self) -> None:
+        """Save the run, after all events of the present time."""
         self._due = False
+
+
+class Checkpointer(Saving):
+    """Saves a run to its folder.
+
+    Args:
+        spec: ``[checkpoint]`` of the scenario.
+        folder: the run folder.
+        run: the run.
+        recorder: the run's recorder.
+        origins: fingerprints of the run's files.
+
+    Attributes:
+        tell: called after each save, with the count of finished rounds and the simulated time (s).
+            The saved rounds survive a power cut.
+    """
+
+    def __init__(
+        self, spec: CheckpointSpec, folder: Path, run: "Run", recorder: "Recorder", origins: Origins
+    ) -> None:
+        self._folder = folder
+        self._recorder = recorder
+        self._origins = origins
+        self._linked = LinkedTensors()
+        self.tell: Callable[[int, float], None] = lambda rounds, time: None
+        super().__init__(spec, run, recorder.last_time)
+
+    def _save(self) -> None:
+        super()._save()
+        self._run.learner.free_derived()
         encoder, checkpoint = _snapshot(self._run, self._recorder, self._origins)
         for value in encoder.objects:
             if isinstance(value, LinkedTensor):
                 self._linked.note(value)
         store.write(self._folder, checkpoint, self._linked)
-        self._free_scratch(encoder)
+        self._linked.replace_written(encoder)
         self.tell(len(self._recorder.rounds), self._run.simulation.now)
-
-    def _free_scratch(self, encoder: Encoder) -> None:
-        """Let models whose weights are in the temporary file be read from the new checkpoint instead.
-
-        Args:
-            encoder: has encoded the checkpoint, with all its models.
-        """
-        for value in encoder.objects:
-            if isinstance(value, Ref) and isinstance(value.held, Written):
-                value.held = self._linked.newest.get(id(value.held), value.held)
-        self._linked.newest.clear()
 
 
 def _snapshot(
@@ -296,16 +302,19 @@ def _snapshot(
     return encoder, store.Checkpoint(recorder.chain.count, tree, encoder.arrays)
 
 
-def saved_models(run: "Run") -> list[Ref]:
-    """Return the models that a checkpoint of a run would contain now, each once.
+def encode_models(run: "Run") -> tuple[Encoder, dict[str, object]]:
+    """Return an encoder of all that has models in a checkpoint that would be saved now.
 
     Args:
         run: the run. It must have processed all events of the present simulated time.
+
+    Returns:
+        The encoder, with the models among its ``objects``, and the tables.
     """
     encoder = Encoder(_saved_classes(), _unsaved_fields())
     parts = _snapshot_parts(run)
-    encoder.encode([*parts.values(), run.strategy.state, run.ending.progress])
-    return [value for value in encoder.objects if isinstance(value, Ref)]
+    state = [*parts.values(), run.strategy.state, run.ending.progress]
+    return encoder, encoder.encode(state)
 
 
 class PartsState(TypedDict):

@@ -1,0 +1,217 @@
+"""Computation of models without weights: which models a run would have in memory and on disk, when.
+
+It takes the steps of a real computation (``learning.computing``), in the same order, and stores the
+results in the same storage. Only the weights are missing: a model is a read-only array of zeros that
+takes four bytes, whatever its size.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from typing_extensions import override
+
+from fedsim.common.tensor_files import AnyTensor
+from fedsim.learning.computing import ModelComputing
+from fedsim.learning.refs import Applied, Best, Mixed, Ref, Waves
+from fedsim.learning.scratch import Scratch, Weights
+from fedsim.learning.streaming import ResultOf, Stream, Twin
+from fedsim.running.assembly import Run
+from fedsim.running.checkpoint import CheckpointSpec
+from fedsim.running.checkpoint.apart import LinkedTensor, LinkedTensors, is_apart
+from fedsim.running.checkpoint.codec import Encoder
+from fedsim.running.checkpoint.snapshot import Saving, encode_models
+
+_SAVES = 3  # checkpoints on disk while the last one is not complete
+
+
+def planned_weights(length: int) -> Weights:
+    """Return weights of a model that take no memory, float32 [length]."""
+    return np.broadcast_to(np.float32(0.0), (length,))
+
+
+class PlannedScratch(Scratch):
+    """Storage of models that writes nothing to its file, and counts what it would write."""
+
+    @override
+    def _put(self, weights: Weights, place: int) -> None:
+        pass
+
+    @override
+    def read(self, place: int, length: int) -> Weights:
+        return planned_weights(length)
+
+
+class PlannedComputing(ModelComputing):
+    """Computer of models that makes planned weights.
+
+    Args:
+        parameters: count of weights of a model, d.
+        room: memory for models (bytes).
+        workers: count of workers of the run.
+
+    Attributes:
+        scratch: the storage, which knows the greatest size of the temporary file.
+    """
+
+    def __init__(self, parameters: int, room: float, workers: int) -> None:
+        self.parameters = parameters
+        self.room = room
+        self.workers = workers
+        self.scratch = PlannedScratch(room)
+        self._records = None
+
+    @property
+    @override
+    def at_once(self) -> int:
+        return 1
+
+    @override
+    async def compute(self, targets: Iterable[Ref], *, stay: bool = True) -> None:
+        models = list(targets)
+        waves = Waves(models)
+        if self.has_room(len(waves)):
+            await self._compute_waves(waves)
+            return
+        del waves  # holds references to all models
+        await PlannedStream(self, self.scratch).compute(models, stay=stay)
+
+    @override
+    async def _compute_waves(self, waves: Waves) -> None:
+        for wave in waves:
+            recipes = [ref.recipe for ref in wave]
+            for ref in wave:
+                self.finish(ref, None)
+            self._hold(wave, recipes)
+
+    @override
+    def begin(self, refs: Sequence[Ref]) -> "list[ResultOf | Weights]":
+        return [planned_weights(0)] * len(refs)
+
+    @override
+    def finish(self, ref: Ref, result: object) -> None:
+        recipe = ref.recipe
+        size = None
+        if isinstance(recipe, Applied):
+            size = recipe.size
+        if isinstance(recipe, Best):
+            ref.choice = (ref.device or 0) % len(recipe.models)
+            ref.held = recipe.models[ref.choice].held
+        else:
+            ref.held = planned_weights(self.parameters if size is None else size)
+        ref.finite = True
+        ref.recipe = None
+
+
+class PlannedStream(Stream):
+    """Computation part by part, which adds nothing up."""
+
+    @override
+    def _add(self, ref: Twin, position: int, sums: object) -> None:
+        recipe = ref.recipe
+        assert isinstance(recipe, Mixed)
+        part, _ = recipe.parts[position]
+        self._use(part)
+
+    @override
+    async def _finish_mix(self, ref: Twin, recipe: Mixed, mix: object) -> None:
+        self._calculator.finish(ref, None)
+        self._settled(ref, recipe)
+        if recipe.otherwise is not None:
+            self._use(recipe.otherwise)
+
+
+class KeptModels(NamedTuple):
+    """Models that a run would save at an instant, and the devices that had been trained by then.
+
+    Attributes:
+        trained: count of the devices that had been trained.
+        bytes: size of the computed models in a checkpoint (bytes).
+        refs: count of models, with those that are not computed.
+    """
+
+    trained: int
+    bytes: float
+    refs: int
+
+    @classmethod
+    def of(cls, run: Run, trained: int) -> "KeptModels":
+        """Look at the models of a run that has processed all events of the present time."""
+        encoder, _ = encode_models(run)
+        size = float(sum(array.nbytes for array in encoder.arrays.values()))
+        refs = sum(isinstance(value, Ref) for value in encoder.objects)
+        return cls(trained, size, refs)
+
+
+class PlannedSaving(Saving):
+    """Plans the checkpoints of a trial: it counts their size, and writes nothing.
+
+    Args:
+        spec: ``[checkpoint]`` of the scenario.
+        run: the run of the trial.
+
+    Attributes:
+        links: the large arrays of the checkpoints, and their sizes.
+    """
+
+    def __init__(self, spec: CheckpointSpec, run: Run) -> None:
+        self.links = PlannedLinks()
+        super().__init__(spec, run)
+
+    @override
+    def _save(self) -> None:
+        super()._save()
+        self._run.learner.free_derived()
+        encoder, tables = encode_models(self._run)
+        self.links.save(encoder, len(json.dumps(tables, separators=(",", ":"))))
+
+
+class PlannedLinks(LinkedTensors):
+    """Arrays of checkpoints that have files of their own, without the files.
+
+    Attributes:
+        peak_bytes: greatest size of all checkpoints at a time (bytes).
+        end_bytes: size of the checkpoints that are kept now (bytes).
+        saves: count of checkpoints so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak_bytes = 0.0
+        self.end_bytes = 0.0
+        self.saves = 0
+        self._saves: list[tuple[set[LinkedTensor], float]] = []
+
+    @override
+    def write(self, path: Path, tensor: AnyTensor) -> str:
+        return ""
+
+    def save(self, encoder: Encoder, tables_bytes: int) -> None:
+        """Count a checkpoint, and let models in the temporary file be read from it from now on.
+
+        Args:
+            encoder: has encoded the checkpoint.
+            tables_bytes: size of its tables (bytes).
+        """
+        files = set[LinkedTensor]()
+        small_bytes = float(tables_bytes)
+        self.saves += 1
+        path = Path(f"{self.saves:06d}")
+        for name, array in encoder.arrays.items():
+            if is_apart(array):
+                self.take(path / name, array, "")
+                files.add(self.newest[id(array)])
+            else:
+                small_bytes += array.nbytes
+        self._saves = [*self._saves[1 - _SAVES :], (files, small_bytes)]
+        self.peak_bytes = max(self.peak_bytes, _size(self._saves))
+        self.end_bytes = _size(self._saves[1 - _SAVES :])
+        self.replace_written(encoder)
+
+
+def _size(saves: "Sequence[tuple[set[LinkedTensor], float]]") -> float:
+    """Return the size of checkpoints, in which a file that several have counts once (bytes)."""
+    files = set[LinkedTensor]().union(*(of_save for of_save, _ in saves))
+    return float(sum(file.nbytes for file in files)) + sum(small for _, small in saves)
