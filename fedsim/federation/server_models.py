@@ -173,7 +173,7 @@ class ServerModels:
         """
         return await self._learner.values(models)
 
-    async def note_skipped(self, models: Sequence[Ref]) -> None:
+    async def note_skipped(self, models: Sequence[Ref], *, stay: bool = True) -> None:
         """Note models that the strategy would read here (``values``) in a run with learning.
 
         A strategy that decides otherwise with ``learning = "off"`` calls this method there, so that
@@ -181,8 +181,9 @@ class ServerModels:
 
         Args:
             models: a list of models.
+            stay: whether their weights would be in memory at the same time.
         """
-        await self._learner.note_skipped(models, stay=True)
+        await self._learner.note_skipped(models, stay=stay)
 
     async def numbers(self, sent: Sequence[Lazy]) -> list[NDArray[np.float64]]:
         """Return values that devices have sent: losses, choices, or results of ``Device.numbers``.

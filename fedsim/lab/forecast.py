@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fedsim.running.scenario import Scenario
 
 PATIENCE_S = 2.0
+_FIRST_ROUND = 30  # times the patience for a trial's first round, without which nothing is known
 _PILOT_STEPS = 3
 _SAMPLED = 100_000  # count of devices sampled for estimates of larger populations
 
@@ -337,7 +338,7 @@ class Beginning:
     def go(self, patience_s: float) -> None:
         """Run for ``patience_s`` real seconds or to the end, and measure costs.
 
-        The run folder is temporary.
+        The first round may take longer. The run folder is temporary.
         """
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
             path = Path(name)
@@ -353,7 +354,8 @@ class Beginning:
                     if self.core is not None and is_power_of_two:
                         simulation.between_instants(self._note_models)
                 self.simulated_s = record.time
-                if time.perf_counter() - start >= patience_s:
+                limit_s = patience_s if self.rounds else _FIRST_ROUND * patience_s
+                if time.perf_counter() - start >= limit_s:
                     simulation.interrupt()
 
             simulation.listen(watch)

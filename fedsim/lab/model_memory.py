@@ -97,6 +97,9 @@ def count_models(trial: "Beginning") -> ModelCounts:
         growth = max(1.0, due / present.trained)
         if named > 1:
             named = min(devices + 1, round(named * growth))
+    most = run.scenario.strategy.final_models(devices)
+    if most is not None:
+        named = most
     more = of_devices * (growth - 1.0)
     size = run.learner.bytes
     scratch = float(planned.scratch.peak_bytes)
@@ -324,6 +327,19 @@ def together_lines(run: Run, together: Together) -> list[str]:
     models = max(cohort, together.models)
     why = reason or f"{together.function} takes {counted(together.models, 'model')} together"
     return [f"a round has {counted(models, 'update')} in memory at once: {why}"]
+
+
+def unforeseen_lines(run: Run) -> list[str]:
+    """Return a text line on why sizes of models may be other ones than predicted, if they may.
+
+    Args:
+        run: the run.
+
+    Returns:
+        The line in a list; an empty list if a trial shows all models.
+    """
+    reason = run.scenario.strategy.unforeseen
+    return [f"sizes of models are of a trial without weights, in which {reason}"] if reason else []
 
 
 def explain_need(run: Run) -> str:

@@ -1,6 +1,7 @@
 """The whole forecast of a scenario: its sizes, its times, and what it costs on this machine."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from fedsim.lab.model_memory import (
     need_lines,
     saved_needs,
     together_lines,
+    unforeseen_lines,
 )
 from fedsim.running.assembly import Run
 
@@ -123,12 +125,12 @@ def forecast_whole(
         lines.append("what a run takes here cannot be told: not one round ended within the trial")
         return WholeForecast(lines)
     real_s = trial.build_s + costs["simulation_s"] + costs["training_s"] + costs["testing_s"]
-    needs = _needs(trial, costs.pop("records_bytes"))
+    needs, kept_bytes = _needs(trial, costs.pop("records_bytes"))
     cost = CostHere(
         real_s=real_s,
         build_s=trial.build_s,
         memory_bytes=int(sum(need.memory_bytes for need in needs)),
-        disk_bytes=sum(need.disk_bytes for need in needs),
+        disk_bytes=_disk_bytes(needs, kept_bytes),
         scratch_bytes=sum(need.scratch_bytes for need in needs),
         needs=tuple(needs),
         **costs,
@@ -136,12 +138,31 @@ def forecast_whole(
     return WholeForecast([*lines, *_cost_lines(trial, cost)], cost)
 
 
-def _needs(trial: Beginning, records_bytes: float) -> list[Need]:
+def _disk_bytes(needs: Sequence[Need], kept_bytes: float | None) -> float:
+    """Return the peak size of the run folder (bytes).
+
+    Args:
+        needs: disk by the part of the scenario.
+        kept_bytes: size of the checkpoints that are left when final models are written (bytes);
+            None for the peak of the checkpoints.
+    """
+    sizes = {need.part: need.disk_bytes for need in needs if need.disk_bytes}
+    total = sum(sizes.values())
+    if kept_bytes is None:
+        return total
+    saved = sizes.get("checkpoints", 0.0)
+    return max(total - sizes.get("final models", 0.0), total - saved + kept_bytes)
+
+
+def _needs(trial: Beginning, records_bytes: float) -> tuple[list[Need], float | None]:
     """Return what each part of a scenario needs, from a trial that has ended.
 
     Args:
         trial: the trial.
         records_bytes: size of the tables of the whole run (bytes).
+
+    Returns:
+        The needs, and the size of the checkpoints that are left at the end (bytes; None: unknown).
     """
     data = data_need(trial.run.data)
     program = max(0.0, trial.resident_bytes - data.memory_bytes)
@@ -151,14 +172,14 @@ def _needs(trial: Beginning, records_bytes: float) -> list[Need]:
         Need("records", "stop", disk_bytes=records_bytes),
     ]
     if trial.core is None:
-        return needs
+        return needs, None
     counts = count_models(trial)
     needs += model_needs(trial.run, counts, trial.tally.together, trial.workers)
     needs += saved_needs(trial.run, counts, trial.rounds / trial.share)
     present = sum(need.memory_bytes for need in needs)
     # what is left of the trial's peak: activations and gradients, which the whole run needs as well
     training = Need("a training", "model", max(0.0, trial.peak_bytes - present))
-    return [*needs, training]
+    return [*needs, training], counts.kept_bytes
 
 
 _LONG_ROUND_TRIP_S = 0.02
@@ -218,6 +239,7 @@ def _cost_lines(trial: Beginning, cost: CostHere) -> list[str]:
     lines += need_lines(cost.needs)
     if trial.core is not None:
         lines += together_lines(trial.run, trial.tally.together)
+        lines += unforeseen_lines(trial.run)
     if trial.futile is not None:
         lines.append(
             f"it makes not one round ({trial.futile}): devices, deadline and strategy do not "

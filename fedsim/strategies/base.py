@@ -81,6 +81,19 @@ class StrategyParams(Spec):
     """
 
     @property
+    def unforeseen(self) -> str:
+        """Why a trial without weights does not show all models of a run; empty if it does."""
+        return ""
+
+    def final_models(self, devices: int) -> int | None:
+        """Return the greatest count of the models at a run's end; None if a trial shows it.
+
+        Args:
+            devices: count of devices.
+        """
+        return None
+
+    @property
     def not_by_device(self) -> Mapping[str, str]:
         """Keys of ``[population.local]`` that the strategy refuses: all devices must train alike.
 

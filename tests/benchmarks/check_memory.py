@@ -2,22 +2,43 @@
 
     python -m tests.benchmarks.check_memory                  # all scenarios
     python -m tests.benchmarks.check_memory fedavg ditto     # these
+    python -m tests.benchmarks.check_memory --strategies     # models of every strategy, by their count
 
 Each forecast and each run is a process of its own. A line has the predicted and the measured peak
 of the resident memory, of the run folder, and of models in the folder for temporary files, with the
 error of each prediction in percent of what was measured. Exit status 1 if a prediction of memory is
 off by more than a third of what was measured, one of the run folder by more than a half, or one of
 temporary files by more than a quarter.
+
+With ``--strategies`` each registered strategy trains 30 devices for three rounds, with 12 of them and
+with all in a round, with and without checkpoints, in memory for five megabytes of models. A line has
+the predicted and the measured peak of the models that are held in memory and on disk, of the
+temporary file, of all checkpoints, and of final models, in models of some 1.1 MB. Exit status 1 if
+one is off by more than a twentieth and half a model, or, with a strategy of which ``check`` says
+that not all is known before, if it is less than nine tenths of what was measured or more than twice.
 """
 
+import asyncio
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from torch import nn
+
+import fedsim
+from fedsim.clock.executors import Inline
+from fedsim.lab.forecast import Beginning
+from fedsim.lab.model_memory import count_models
 from fedsim.running.checkpoint import store
 from fedsim.running.checkpoint.apart import LinkedTensors
+from fedsim.running.runner import Job
+from fedsim.strategies import STRATEGIES as REGISTERED
+from tests.benchmarks.hashes import STRATEGIES
 from tests.benchmarks.personal import size_of
 from tests.benchmarks.script import parser
 
@@ -26,6 +47,7 @@ MEMORY_ERROR = 1 / 3
 DISK_ERROR = 0.51
 SCRATCH_ERROR = 0.25
 _LEAST_BYTES = 1e6
+WIDTH = 4000
 
 _FORECAST = """
 import json, sys
@@ -161,11 +183,121 @@ def _measure(script: str, sections: Sections) -> list[float]:
     return numbers
 
 
+class Figure(NamedTuple):
+    """Predicted and measured size, in models."""
+
+    predicted: float
+    measured: float
+
+    def is_off(self, *, is_bound: bool) -> bool:
+        """Whether the prediction is worse than it may be."""
+        if is_bound:
+            return not 0.9 * self.measured - 0.5 <= self.predicted <= 2 * self.measured + 1
+        return abs(self.predicted - self.measured) > 0.05 * self.measured + 0.5
+
+
+def normed() -> nn.Module:
+    """A perceptron with a layer norm, of 1.2 MB."""
+    layers = nn.Linear(60, WIDTH), nn.LayerNorm(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+_MODELS: dict[str, Sections] = {
+    "fedbn": {"kind": "module", "factory": "tests.benchmarks.check_memory:normed"},
+    "flora": {"kind": "mlp", "hidden": [WIDTH], "lora": {"rank": 60}, "train": "*"},
+    "hetlora": {"kind": "mlp", "hidden": [WIDTH], "lora": {"rank": 60}},
+}
+COHORT = 12
+
+
+def of_strategy(
+    kind: str, devices: int, clients: int, *, saved: bool, width: int = WIDTH, memory: str = "5 MB"
+) -> Sections:
+    """The scenario of a strategy: three rounds with ``clients`` of the devices in each."""
+    params = {**STRATEGIES.get(kind, {}), "kind": kind}
+    params.pop("deadline", None)
+    params.pop("head", None)
+    if "clients_per_round" in params:
+        params["clients_per_round"] = clients
+    if kind == "cata-fed":
+        params |= {"deadline": "1 day", "smallest_part": 2}
+    if kind == "refl":
+        params["over_selection"] = 1.0
+    told = _sections(devices, width, 3)
+    told |= {
+        "model": _MODELS.get(kind, {"kind": "mlp", "hidden": [width]}),
+        "training": {"memory": memory, "lr": 0.01},
+        "strategy": params,
+        "stop": {"rounds": 3, "simulated_time": "30 day"},
+    }
+    told["data"]["source"]["features"] = 60
+    if kind == "hierfavg":
+        told["network"] = {"kind": "tree", "cells": 3, "edge": {"latency": "30 ms"}}
+    if saved:
+        told["checkpoint"] = {"rounds": 1}
+    return told
+
+
+def models_of(sections: Sections) -> dict[str, Figure]:
+    """Predict and measure the models of a run, in this process: name -> figure."""
+    scenario = fedsim.Scenario(**sections)
+    trial = Beginning(scenario, Inline())
+    trial.go(60.0)
+    counts = count_models(trial)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "run")
+        job = Job(scenario, folder, Inline())
+        links = WatchedLinks(folder)
+        assert job.checkpointer is not None
+        job.checkpointer._linked = links
+        job.checkpointer.tell = links.look
+        asyncio.run(job.execute())
+        final = sum(path.stat().st_size for path in (folder / "models").glob("*"))
+    learner = job.simulation.installed.learner
+    scratch = learner._computing.scratch
+    size = learner.bytes
+    held = counts.memory_bytes + counts.scratch_bytes
+    return {
+        "held": Figure(held / size, scratch.most_held_bytes / size),
+        "TMPDIR": Figure(counts.scratch_bytes / size, scratch.peak_bytes / size),
+        "checkpoints": Figure((counts.saved_bytes or 0.0) / size, links.peak_bytes / size),
+        "final": Figure(float(counts.named), final / size),
+    }
+
+
+def sweep(kinds: Sequence[str]) -> int:
+    """Compare the models of strategies; print a line for each scenario, and return the faults."""
+    faults = 0
+    print(
+        f"{'models, predicted / measured':32}{'held':>16}{'TMPDIR':>16}{'checkpoints':>16}{'final':>16}"
+    )
+    for kind in kinds:
+        cohorts = [COHORT, 30] if "clients_per_round" in STRATEGIES.get(kind, {}) else [30]
+        for clients, saved in product(cohorts, (False, True)):
+            if kind == "tifl":  # of one tier
+                clients = min(clients, 8)
+            told = of_strategy(kind, 30, clients, saved=saved)
+            is_bound = bool(fedsim.Scenario(**told).strategy.unforeseen)
+            line = f"{kind:12}{clients:3}{' saved' if saved else '':8}{'at most' if is_bound else '':9}"
+            for figure in models_of(told).values():
+                is_off = figure.is_off(is_bound=is_bound)
+                faults += is_off
+                line += f"{figure.predicted:8.1f}/{figure.measured:6.1f}{'!' if is_off else ' '}"
+            print(line, flush=True)
+    print(f"{faults} faults")
+    return faults
+
+
 def main() -> None:
     """Measure, and print a line for each scenario."""
-    arguments = parser(__doc__)
-    arguments.add_argument("scenarios", nargs="*", choices=[[], *SCENARIOS])
-    names = arguments.parse_args().scenarios or SCENARIOS
+    arguments = parser(__doc__, strategies=False)
+    arguments.add_argument("scenarios", nargs="*")
+    options = arguments.parse_args()
+    if options.strategies:
+        sys.exit(
+            bool(sweep(options.scenarios or [kind for kind in REGISTERED if kind != "flower"]))
+        )
+    names = options.scenarios or SCENARIOS
     fails = False
     print(f"{'MB, predicted / measured':24}{'memory':>22}{'run folder':>24}{'TMPDIR':>24}")
     for name in names:

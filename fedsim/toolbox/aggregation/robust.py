@@ -266,11 +266,13 @@ class _ByDistance(Robust):
         0. In runs without learning ``weights`` is returned. The server is charged the time to
         compute distances.
         """
+        updates = [entry["update"] for entry in entries]
         if not server.models.learns:
+            await server.models.note_skipped(updates)
             return weights
         if self.record_fields(len(entries)):
             return [0.0] * len(entries)
-        models = await server.models.values([entry["update"] for entry in entries])
+        models = await server.models.values(updates)
         finite = [place for place, model in enumerate(models) if np.isfinite(model).all()]
         server.compute("distances", len(finite), server.setting.parameters, len(finite))
         selected: set[int] = set()

@@ -258,6 +258,7 @@ class CFL(Grouped[CFLParams]):
         if schedule is not None and not self._split_is_due(schedule):
             return []
         if not self.server.models.learns:
+            await self._skip([Pull.of(entry) for entry in state.received])
             return [] if schedule is None else self._random_cut()
         clusters = await self._collect_clusters()
         if state.first_norm is None and clusters:
@@ -534,6 +535,8 @@ class CFL(Grouped[CFLParams]):
             Device ID -> index of the part.
         """
         if not self.server.models.learns:
+            known = chain.from_iterable(self.state.pulls[child] for child in children)
+            await self._skip([*known, *updates.values()] if updates else [])
             sides = dict[int, int]()
             for device in updates:
                 generator = self.server.rng("newcomer", device, *children)
@@ -565,6 +568,10 @@ class CFL(Grouped[CFLParams]):
         pairs = zip(weights[::2], weights[1::2], strict=True)
         with np.errstate(invalid="ignore"):  # values of a diverged device are not finite
             return [trained - start for trained, start in pairs]
+
+    async def _skip(self, pulls: Sequence[Pull]) -> None:
+        """Note the models that ``_changes`` would read in a run with learning."""
+        await self.server.models.note_skipped(list(chain.from_iterable(pulls)))
 
     # clients without a cluster
 

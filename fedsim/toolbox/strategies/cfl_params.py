@@ -53,6 +53,15 @@ class CFLParams(GroupedParams):
     split: Literal["single", "complete"] = "single"
     order: Literal["together", "recursive"] = "together"
 
+    @property
+    def unforeseen(self) -> str:
+        if self.split_rounds is not None:
+            return super().unforeseen
+        return (
+            "no cluster is split; each split adds a model at the end, and models of all updates of "
+            "the clients of the cluster"
+        )
+
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         rounds = self.split_rounds

@@ -121,6 +121,7 @@ class FeSEM(Grouped[FeSEMParams]):
         server = self.server
         models = self.state.models
         if not server.models.learns:
+            await server.models.note_skipped([*models, *(self.state.last[one] for one in devices)])
             return self.random_groups(len(devices), "e-step", self.state.round)
         server.compute("distances", len(devices), server.setting.parameters, len(models))
         sent = [self.state.last[device] for device in devices]

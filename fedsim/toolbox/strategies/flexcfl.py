@@ -368,6 +368,8 @@ class FlexCFL(Migrating[FlexCFLParams]):
             devices = [devices[place] for place in finite]
             models = [models[place] for place in finite]
             updates = [weights[place] - initial for place in finite]
+        else:
+            await server.models.note_skipped([self.state.initial, *models])
         generator = server.rng("clustering", self.state.attempts)
         if not updates or self.params.clusterer:
             order = generator.permutation(len(devices))
@@ -472,13 +474,15 @@ class FlexCFL(Migrating[FlexCFLParams]):
         models = [state.models[group] for group in inhabited]
         for group, model in zip(inhabited, models, strict=True):
             server.exchange({"group-exchange": model}, f"group-{group}", "auxiliary")
-        if not server.models.learns:
-            return
         server.compute("distances", len(models), server.setting.parameters)
-        weights = await server.models.values(models)
-        norms = np.array([np.linalg.norm(row.astype(np.float64)) for row in weights])
-        if not np.isfinite(norms).all():
-            return
+        norms = np.ones(len(models))
+        if server.models.learns:
+            weights = await server.models.values(models)
+            norms = np.array([np.linalg.norm(row.astype(np.float64)) for row in weights])
+            if not np.isfinite(norms).all():
+                return
+        else:
+            await server.models.note_skipped(models)
         matrix = inter_group_coefficients(norms, params.eta_g, literal=not params.as_published)
         for group, coefficients in zip(inhabited, matrix.tolist(), strict=True):
             parts = list(zip(models, coefficients, strict=True))

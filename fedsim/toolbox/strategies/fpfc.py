@@ -57,6 +57,16 @@ class FPFCParams(SynchronousParams):
             raise ValueError(f"{values}; allowed is (a - 1) rho above 1")
         return self
 
+    @property
+    def unforeseen(self) -> str:
+        return (
+            "devices share a final model if theirs have fused; their count is that of all devices, "
+            "which is the most, and of the pairs of devices not all may be kept at once"
+        )
+
+    def final_models(self, devices: int) -> int:
+        return devices
+
 
 class FPFCClient(SynchronousClient[FPFCParams]):
     """Client that trains its own model w_i, pulled towards the received model z_i, and sends it.
@@ -225,8 +235,10 @@ class FPFC(Synchronous[FPFCParams]):
             changed: pairs of device IDs.
         """
         lengths = [0.0] * len(changed)
-        if self.server.models.learns and changed:
-            pairs = [self.state.pairs[pair] for pair in changed]
+        pairs = [self.state.pairs[pair] for pair in changed]
+        if not self.server.models.learns:
+            await self.server.models.note_skipped(pairs, stay=False)
+        elif changed:
             measured = self.server.models.apply(apart, pairs, size=len(pairs), begin=self._begin)
             lengths = (await self.server.models.value(measured)).tolist()
         self.state.apart |= zip(changed, lengths, strict=True)

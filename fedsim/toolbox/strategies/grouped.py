@@ -76,6 +76,13 @@ class GroupedParams(ClusteredParams, SynchronousParams):
     def combined_at_once(self, devices: int) -> int:
         return super().combined_at_once(devices) // self.groups
 
+    @property
+    def unforeseen(self) -> str:
+        return (
+            "groups are drawn at random in place of those that learning makes; sizes differ by up "
+            "to a tenth with the devices of a group"
+        )
+
 
 G = TypeVar("G", bound=ClusteredParams)
 
@@ -225,8 +232,11 @@ class Grouped(Synchronous[G]):
         Returns:
             The group index for each entry.
         """
-        if self.server.models.learns:
-            return await self.server.models.choices([entry["contents"]["id"] for entry in entries])
+        models = self.server.models
+        answers = [entry["contents"]["id"] for entry in entries]
+        if models.learns:
+            return await models.choices(answers)
+        await models.note_skipped([answer.ref for answer in answers])
         first_task = [entry["task"] for entry in entries[:1]]
         return self.random_groups(len(entries), purpose, *first_task)
 

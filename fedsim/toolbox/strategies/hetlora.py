@@ -73,10 +73,12 @@ class HetLoRA(CutModels):
 
     async def weighed(self, entries: Sequence[Entry]) -> list[float]:
         models = self.server.models
+        trained = [entry["update"] for entry in entries]
         if not models.learns:
+            await models.note_skipped(trained)
             return self.weights(entries)
         tensors = self.setting.tensors()
-        updates = await models.values([entry["update"] for entry in entries])
+        updates = await models.values(trained)
         norms = np.array([norm(update, tensors) for update in updates])
         norms[~np.isfinite(norms)] = 0.0
         shares: list[float] = norms.tolist()

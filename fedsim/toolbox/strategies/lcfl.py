@@ -382,6 +382,7 @@ class LCFL(Grouped[LCFLParams]):
         generator = server.rng("clustering")
         pairs: dict[str, list[list[float]]] = {}
         if not server.models.learns:
+            await server.models.note_skipped(self._compared_models(devices))
             labels = canonical(generator.permutation(len(devices)) % groups)
         else:
             positions, distance = await self.distances(devices)
@@ -431,6 +432,23 @@ class LCFL(Grouped[LCFLParams]):
                 return by_rows(await self._values(state.reports, devices), cosine_distances)
             case "update-cos":
                 return by_rows(await self._changes(state.starts, devices), cosine_distances)
+
+    def _compared_models(self, devices: Sequence[int]) -> list[Ref]:
+        """Return the models and reported values that ``distances`` reads."""
+        state = self.state
+        sources: list[Mapping[int, Ref]] = []
+        match self.params.measure:
+            case "lcfl" | "loss-gap":
+                return [state.reports[device].ref for device in devices]
+            case "diff-norm":
+                sources = [state.local_models]
+            case "grad-cos":
+                sources = [state.local_models, state.reports]
+            case "last-batch-cos":
+                sources = [state.reports]
+            case "update-cos":
+                sources = [state.local_models, state.starts]
+        return [models[device] for models in sources for device in devices]
 
     async def _reported_losses(self, devices: Sequence[int]) -> Matrix:
         """Return the losses of the devices' local models on each other's data, as reported.

@@ -72,6 +72,15 @@ class PACFLParams(GroupedParams):
     beta: float | None = Field(default=None, gt=0.0)
     linkage: Linkage = "average"
 
+    @property
+    def unforeseen(self) -> str:
+        if self.beta is None:
+            return super().unforeseen
+        return "beta decides how many clusters there are; their count is that of all devices"
+
+    def final_models(self, devices: int) -> int:
+        return devices if self.beta is not None else min(self.groups, devices)
+
 
 class PACFLClient(SynchronousClient[PACFLParams]):
     """Client that once sends singular vectors of its data, and trains its cluster's model.

@@ -130,9 +130,12 @@ class QFedAvg(FedAvg[QFedAvgParams]):
             received: the updates of the round.
         """
         models = self.server.models
+        reports = [update.contents["loss"] for update in received]
         if not models.learns:
+            await models.note_skipped([report.ref for report in reports])
+            await models.note_skipped([update.update for update in received])
             return [1.0 / len(received)] * len(received)
-        numbers = await models.numbers([update.contents["loss"] for update in received])
+        numbers = await models.numbers(reports)
         losses = np.array([number[0] for number in numbers])
         values = await models.values([update.update for update in received])
         start = (await models.value(self.state.model)).astype(np.float64)

@@ -203,12 +203,16 @@ class REFL(FedAvg[REFLParams]):
         models = self.server.models
         if params.stale_weights == "equal":
             return [1.0] * len(stale)
-        if not (fresh and models.learns):
-            return stale_weights(staleness, 0.0, None, [], 0)
         count = len(fresh)
+        if not count:
+            return stale_weights(staleness, 0.0, None, [], 0)
         updates = changes(self.server, [*fresh, *stale])
         mean = models.mix([(update, 1 / count) for update in updates[:count]])
-        values = await models.values([mean, *updates[count:]])
+        compared = [mean, *updates[count:]]
+        if not models.learns:
+            await models.note_skipped(compared)
+            return stale_weights(staleness, 0.0, None, [], 0)
+        values = await models.values(compared)
         fresh_mean, *stale_updates = [value.astype(np.float64) for value in values]
         finite_mean = fresh_mean if np.isfinite(fresh_mean).all() else None
         return stale_weights(

@@ -343,9 +343,10 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         # Updates are sorted, so that the order of arrival does not affect the result.
         positions = [place for place, entry in enumerate(received) if entry["samples"]]
         positions.sort(key=lambda place: received[place]["device"])
-        if not self.server.models.learns:
-            return positions, None
         updates = [received[position]["update"] for position in positions]
+        if not self.server.models.learns:
+            await self.server.models.note_skipped([self.state.model, *updates])
+            return positions, None
         model, *weights = await self.server.models.values([self.state.model, *updates])
         with np.errstate(over="ignore", invalid="ignore"):
             changes = np.stack(weights) - model
