@@ -23,7 +23,7 @@ from fedsim.learning.functions import (
     weighted_sum,
 )
 from fedsim.learning.local_work import LocalWork
-from fedsim.learning.refs import Applied, Best, Initial, Mixed, Recipe, Ref, Trained, Waves
+from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Waves, weights_of
 from fedsim.learning.scratch import Scratch, Weights
 from fedsim.learning.streaming import WAITING, ResultOf, Stream
 from fedsim.learning.sums import coefficients_of
@@ -432,15 +432,3 @@ def _mix_states(recipe: Mixed) -> Mapping[str, AnyArray]:
     if recipe.otherwise is not None and recipe.otherwise.state:
         return recipe.otherwise.state
     return {}
-
-
-def weights_of(ref: Ref) -> Weights:
-    """Return the weights of a computed model, float32 [d].
-
-    Raises:
-        ValueError: the model has not been computed.
-    """
-    weights = ref.value
-    if weights is None:
-        raise ValueError(f"{ref} has no value: it is not of this run, or its run has no learning")
-    return weights

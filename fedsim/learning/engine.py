@@ -22,7 +22,7 @@ from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.streams import Streams
 from fedsim.common.training import Batching, Training
 from fedsim.learning.architecture import Architecture, Shape
-from fedsim.learning.computing import ModelComputing, weights_of
+from fedsim.learning.computing import ModelComputing
 from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.derived import Derived
 from fedsim.learning.evaluation import Evaluation
@@ -33,8 +33,9 @@ from fedsim.learning.models import Layered, Model, TorchModel
 from fedsim.learning.module_files import load
 from fedsim.learning.modules import as_real, fit, frozen_tensors, numbers
 from fedsim.learning.objectives import Classification, Objective
-from fedsim.learning.refs import Ref, Trained
+from fedsim.learning.refs import Ref, Trained, weights_of
 from fedsim.learning.resident import ResidentSamples
+from fedsim.learning.resident_models import ResidentModels
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, batch_width, shuffled
 from fedsim.learning.solvers.cohort import Cohort
@@ -119,7 +120,10 @@ class Learning(Learner):
             self._try(data)
         if isinstance(self._solver, Cohort):
             self._try_stack(self._solver, data)
-        self._work = LocalWork(self._solver, training, samples, streams)
+        # closed forms compute on the host
+        models_room = None if isinstance(self._solver, Reference) else 0.0
+        self._models = ResidentModels(device, models_room)
+        self._work = LocalWork(self._solver, training, samples, self._models, streams)
         self._tests = TestSets(data, samples)
         self._computing = ModelComputing(
             simulation,
@@ -130,7 +134,7 @@ class Learning(Learner):
             int(self.parameters),
             training.memory,
         )
-        for shared in (all_samples, samples, self._solver, self._work):
+        for shared in (all_samples, samples, self._models, self._solver, self._work):
             simulation.executor.place(shared)
 
     def _template(self, model: TorchModel) -> Architecture | nn.Module:
@@ -347,11 +351,12 @@ class Learning(Learner):
         tests = {}
         requests = []
         for name, (ref, devices) in models.items():
-            weights = weights_of(ref)
+            model = self._models.named(ref)
             samples = self._tests.of(devices)
             tests[name] = samples
             requests += [
-                (self._solver, self._objective, weights, *block) for block in samples.blocks
+                (self._solver, self._objective, self._models, model, *block)
+                for block in samples.blocks
             ]
         judged = iter(await self._computing.submit_all(judge, requests))
         results = {}
@@ -380,9 +385,10 @@ class Learning(Learner):
         def requests() -> Iterator[tuple[Any, ...]]:
             for start in range(0, len(order), together):
                 chunk = order[start : start + together].tolist()
-                weights = tuple(weights_of(models[position][0]) for position in chunk)
+                tested = tuple(self._models.named(models[position][0]) for position in chunk)
                 chunk_shards = tuple(shards[position] for position in chunk)
-                yield self._solver, self._objective, self._tests.samples, weights, chunk_shards
+                places = self._tests.samples, self._models
+                yield self._solver, self._objective, *places, tested, chunk_shards
 
         judged = await self._computing.submit_all(judge_each, requests(), models=together)
         return counted(self._objective, devices, np.repeat(order, sizes[order]), judged)

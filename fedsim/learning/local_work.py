@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedsim.common.streams import Streams
@@ -13,10 +14,12 @@ from fedsim.common.training import Batching
 from fedsim.learning.data.federated import FederatedData, Shard, stratified_part
 from fedsim.learning.refs import Best, Ref, Trained
 from fedsim.learning.resident import ResidentSamples
+from fedsim.learning.resident_models import NamedWeights, ResidentModels
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, one_thread, shuffled
 from fedsim.learning.solvers.dropout import advanced_key
 from fedsim.learning.spec import Trainer
+from fedsim.learning.transfers import difference
 
 
 class TrainingJob(NamedTuple):
@@ -52,7 +55,8 @@ class Question(NamedTuple):
     """
 
     shard: Shard
-    models: list[Weights]
+    models: list[Weights | NamedWeights]
+    """the weights of each model, float32 [d]."""
     samples: NDArray[np.int64] | None
 
 
@@ -74,7 +78,9 @@ def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved
     """
     last = solve.batches.steps - 1
     if last < 0:
-        return Solved(np.zeros_like(solve.weights), math.nan)
+        start = solve.weights
+        zero = torch.zeros_like(start) if isinstance(start, torch.Tensor) else np.zeros_like(start)
+        return Solved(zero, math.nan)
     before = solver.solve(replace(solve, batches=solve.batches.between(0, last)), descent)
     key = advanced_key(solve.key, last)
     batch = solve.batches.between(last, last + 1)
@@ -83,7 +89,7 @@ def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved
     base = solver.solve(step, replace(descent, lr=0.0, momentum=0.0))
     result = solver.solve(step, replace(descent, lr=1.0, momentum=0.0))
     with np.errstate(over="ignore", invalid="ignore"):  # a device may have diverged
-        return Solved(base.weights - result.weights, result.train_loss)
+        return Solved(difference(base.weights, result.weights), result.train_loss)
 
 
 class LocalWork:
@@ -92,16 +98,23 @@ class LocalWork:
     Args:
         solver: the solver of the run's model.
         training: the trainer of the scenario.
-        samples: all samples, on the solver's torch device; sent to each worker once.
+        samples: all samples on the solver's torch device; sent to each worker once.
+        models: models on the solver's torch device, for each worker its own.
         streams: the random streams of the run.
     """
 
     def __init__(
-        self, solver: Solver, training: Trainer, samples: ResidentSamples, streams: Streams
+        self,
+        solver: Solver,
+        training: Trainer,
+        samples: ResidentSamples,
+        models: ResidentModels,
+        streams: Streams,
     ) -> None:
         self._solver = solver
         self._training = training
         self._samples = samples
+        self._models = models
         self._streams = streams
 
     def job(self, ref: Ref, data: FederatedData) -> TrainingJob:
@@ -144,7 +157,7 @@ class LocalWork:
         one_thread()
         results = []
         for begin in range(0, len(jobs), self.at_once):
-            results += self._train_at_once(jobs[begin : begin + self.at_once])
+            results += self._models.settle(self._train_at_once(jobs[begin : begin + self.at_once]))
         return results
 
     @property
@@ -206,16 +219,16 @@ class LocalWork:
         )
         contrast = training.contrast
         if contrast is not None:
-            contrast = replace(contrast, previous=contrast.previous.value)
+            contrast = replace(contrast, previous=self._models.of(contrast.previous))
         before = recipe.before
         return LocalSolve(
-            training.start.value,
+            self._models.of(training.start),
             x,
             y,
             batches,
             key=self._streams.word("learning/dropout", recipe.device, recipe.key),
-            anchor=None if training.anchor is None else training.anchor.value,
-            linear=None if training.linear is None else training.linear.value,
+            anchor=None if training.anchor is None else self._models.of(training.anchor),
+            linear=None if training.linear is None else self._models.of(training.linear),
             contrast=contrast,
             task=(recipe.device, recipe.round, training.epochs),
             state=before.state if before is not None and before.finite else None,
@@ -236,8 +249,7 @@ class LocalWork:
             size, key = recipe.batch
             generator = self._streams.generator("learning/batch", recipe.device, key)
             samples = generator.choice(len(shard.train), size, replace=False)
-        models = [model.value for model in recipe.models if model.value is not None]
-        return Question(shard, models, samples)
+        return Question(shard, [self._models.named(model) for model in recipe.models], samples)
 
     def objectives(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
         """Compute each model's training objective on a device's samples, for choices of models.
@@ -256,9 +268,9 @@ class LocalWork:
         for shard, models, samples in questions:
             x, y = self._samples.train(shard, samples)
             inputs = x.clone()  # in torch's own memory, which is aligned
-            losses = [
-                solver.objective(weights, inputs, y.clone(), rule.l2, rule.l2_on)
-                for weights in models
-            ]
+            losses = []
+            for model in models:
+                weights = self._models.flat(model)
+                losses.append(solver.objective(weights, inputs, y.clone(), rule.l2, rule.l2_on))
             results.append(np.array(losses))
         return results

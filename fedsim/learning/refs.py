@@ -310,6 +310,18 @@ class Ref:
         self.recipe = None
 
 
+def weights_of(ref: Ref) -> Weights:
+    """Return the weights of a computed model, float32 [d].
+
+    Raises:
+        ValueError: the model has not been computed.
+    """
+    weights = ref.value
+    if weights is None:
+        raise ValueError(f"{ref} has no value: it is not of this run, or its run has no learning")
+    return weights
+
+
 _RANKS: dict[type[Recipe], int] = {Initial: 0, Mixed: 0, Applied: 1, Best: 2, Trained: 3}
 
 

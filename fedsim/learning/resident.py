@@ -18,6 +18,19 @@ _SentContent = tuple[object, ...]
 _SentTensors = tuple[Tensor, ...]
 
 
+def share_of_memory(device: torch.device, share: float) -> float:
+    """Return a share of a GPU's free memory (bytes); 0 on a CPU.
+
+    Args:
+        device: the torch device.
+        share: the share, 0 to 1.
+    """
+    if device.type != "cuda":
+        return 0.0
+    free, _ = torch.cuda.mem_get_info(device)
+    return share * free
+
+
 def room_of(device: torch.device) -> float:
     """Return how much memory of a torch device may be used for samples (bytes).
 
@@ -27,10 +40,7 @@ def room_of(device: torch.device) -> float:
     Args:
         device: the torch device.
     """
-    if device.type != "cuda":
-        return 0.0
-    free, _ = torch.cuda.mem_get_info(device)
-    return _SHARE * free
+    return share_of_memory(device, _SHARE)
 
 
 class ResidentSamples:

@@ -18,6 +18,7 @@ from fedsim.learning.data.federated import FederatedData, Shard
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.objectives import Objective, SampleNumbers
 from fedsim.learning.resident import ResidentSamples
+from fedsim.learning.resident_models import NamedWeights, ResidentModels
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Solver, one_thread
 from fedsim.learning.transfers import to_host
@@ -201,7 +202,8 @@ def _mapped(y: AnyArray, owner: Ints, shards: Sequence[Shard]) -> AnyArray:
 def judge(
     solver: Solver,
     objective: Objective,
-    weights: Weights,
+    models: ResidentModels,
+    model: Weights | NamedWeights,
     block: Block,
     image: Ints,
     y: AnyArray,
@@ -211,7 +213,8 @@ def judge(
     Args:
         solver: the solver of the model.
         objective: the objective, which has loss and metrics.
-        weights: the model, float32 [d].
+        models: models on the torch device of the solver.
+        model: the model, float32 [d].
         block: distinct images.
         image: index of each sample's image within the block, int64 [n].
         y: targets of the samples, [n, ...].
@@ -221,6 +224,7 @@ def judge(
         count of correct answers and count of answers, [n, 3].
     """
     one_thread()
+    weights = models.flat(model)
     outputs = solver.outputs(weights, block())[block.samples.numbers(image)]
     targets = block.samples.numbers(y)
     return _judged(objective, outputs, targets, solver.tested_losses(weights, outputs, targets))
@@ -230,7 +234,8 @@ def judge_each(
     solver: Solver,
     objective: Objective,
     samples: ResidentSamples,
-    weights: Sequence[Weights],
+    models: ResidentModels,
+    tested: Sequence[Weights | NamedWeights],
     shards: Sequence[Shard],
 ) -> Judged:
     """Test several models on a worker, each on the test samples of a single device.
@@ -239,7 +244,8 @@ def judge_each(
         solver: the solver of the models.
         objective: the objective, which has loss and metrics.
         samples: all samples on the torch device of the solver.
-        weights: the models, float32 [d] each.
+        models: models on the torch device of the solver.
+        tested: the models, float32 [d] each.
         shards: the shard of each model.
 
     Returns:
@@ -247,6 +253,7 @@ def judge_each(
         shards concatenated. The name "" has loss, count of correct answers and count of answers.
     """
     one_thread()
+    weights = [models.flat(model) for model in tested]
     xs, ys = zip(*map(samples.test, shards), strict=True)
     outputs = solver.outputs_each(weights, xs)
     whole = torch.cat(outputs)

@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 from fedsim.common.arrays import AnyArray
+from fedsim.learning.scratch import Weights
+
+FlatModel = Weights | Tensor
+"""Values of a model, float [d], on the host (an array) or on a torch device (a tensor)."""
 
 
 @dataclass
@@ -59,6 +63,37 @@ def to_host(tensor: Tensor) -> AnyArray:
         counts.to_host += 1
         counts.to_host_bytes += tensor.nbytes
     values: AnyArray = tensor.detach().cpu().numpy()
+    return values
+
+
+def on_device(model: FlatModel, device: torch.device) -> Tensor:
+    """Return a model as a tensor on a torch device; an array is copied there.
+
+    Args:
+        model: the model, float [d]; a tensor lies on the torch device already.
+        device: the torch device.
+    """
+    return model if isinstance(model, Tensor) else to_device(model, device)
+
+
+def on_host(model: FlatModel) -> Weights:
+    """Return a model as an array on the host, float [d]; a tensor is copied there."""
+    return to_host(model) if isinstance(model, Tensor) else model
+
+
+def difference(minuend: FlatModel, subtrahend: FlatModel) -> FlatModel:
+    """Return the difference of two models, which lies where the first one lies."""
+    if isinstance(minuend, Tensor):
+        return minuend - on_device(subtrahend, minuend.device)
+    values: Weights = minuend - on_host(subtrahend)
+    return values
+
+
+def total(first: FlatModel, second: FlatModel) -> FlatModel:
+    """Return the sum of two models, which lies where the first one lies."""
+    if isinstance(first, Tensor):
+        return first + on_device(second, first.device)
+    values: Weights = first + on_host(second)
     return values
 
 

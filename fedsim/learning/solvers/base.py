@@ -16,6 +16,7 @@ from torch.nn import functional
 from fedsim.common.arrays import AnyArray
 from fedsim.common.training import Batching, Contrast, LastBatch, Penalised, Places
 from fedsim.learning.scratch import Weights
+from fedsim.learning.transfers import FlatModel, difference, on_host, total
 
 _NARROW = 64  # batches up to this size are always padded to the full batch size
 
@@ -248,36 +249,37 @@ class ParameterStep:
 
 @dataclass(frozen=True)
 class LocalSolve:
-    """Inputs of a device's local training for a solver: start, samples, batches, terms of the loss.
+    """Inputs of a device's local training: its start, samples, batches, and terms of the loss.
 
-    Attributes:
-        weights: the model before the training, float [d].
-        x: samples, float32 [n, *shape], on the solver's torch device.
-        y: labels, int64 [n], or other targets, on the solver's torch device.
-        batches: the indices of each step's samples.
-        key: 64 random bits, for dropout.
-        anchor: the point to which the proximal term pulls, float [d]; None for the start.
-        linear: added to the gradient of every step, float [d]; None for 0.
-        contrast: a contrastive term, with the weights of the previous model, float [d]; None for no
-            term.
-        task: index of the device, index of the round (from 0), and count of local epochs.
-        state: name: array of the trainer's state after the device's last training; None if it has
-            none.
+    The models are tensors on the solver's torch device, or arrays.
     """
 
-    weights: Weights
+    weights: FlatModel
+    """the model before the training, float [d]."""
     x: Tensor
     y: Tensor
     batches: Batches
     key: int = 0
-    anchor: Weights | None = None
-    linear: Weights | None = None
+    """64 random bits, for dropout."""
+    anchor: FlatModel | None = None
+    """the point to which the proximal term pulls, float [d]; None for the start."""
+    linear: FlatModel | None = None
+    """added to the gradient of every step, float [d]; None for 0."""
     contrast: Contrast | None = None
     task: tuple[int, int, int] = (0, 0, 1)
     state: Mapping[str, AnyArray] | None = None
 
-    def constant(self, descent: Descent) -> Weights | None:
-        """Return the part of the gradient that is the same in all steps, float [d]; None for 0.
+    def copied_start(self) -> FlatModel:
+        """Return the start in new memory, float [d]."""
+        start = self.weights
+        return start.clone() if isinstance(start, Tensor) else start.copy()
+
+    def has_constant(self, descent: Descent) -> bool:
+        """Return whether a part of the gradient is equal in all steps."""
+        return self.linear is not None or (self.anchor is not None and descent.mu != 0.0)
+
+    def constant(self, descent: Descent) -> FlatModel | None:
+        """Return the part of the gradient that is equal in all steps, float [d]; None for 0.
 
         The part is linear + mu (start - anchor). The remaining proximal term, mu (w - start), is
         computed in each step.
@@ -285,8 +287,8 @@ class LocalSolve:
         if self.anchor is None or not descent.mu:
             return self.linear
         with np.errstate(over="ignore", invalid="ignore"):  # the weights may have diverged
-            pull = descent.mu * (self.weights - self.anchor)
-            return pull if self.linear is None else pull + self.linear
+            pull: FlatModel = descent.mu * difference(self.weights, self.anchor)
+            return pull if self.linear is None else total(pull, self.linear)
 
 
 class Solved(NamedTuple):
@@ -299,7 +301,8 @@ class Solved(NamedTuple):
         state: name: array of the trainer's state.
     """
 
-    weights: Weights
+    weights: FlatModel
+    """the trained weights, float [d], which lie where the start lies."""
     train_loss: float
     numbers: Mapping[str, float] = {}
     state: Mapping[str, AnyArray] = {}
@@ -366,7 +369,7 @@ class Solver(ABC):
         return [self.solve(*training) for training in trainings]
 
     @abstractmethod
-    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+    def outputs(self, weights: FlatModel, x: Tensor) -> Tensor:
         """Apply a model to samples in evaluation mode.
 
         Args:
@@ -382,7 +385,7 @@ class Solver(ABC):
         """Solver of the same model by autograd, for losses whose gradient has no closed form."""
         return self
 
-    def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
+    def outputs_each(self, weights: Sequence[FlatModel], xs: Sequence[Tensor]) -> list[Tensor]:
         """Apply several models in evaluation mode, each to its own samples.
 
         Args:
@@ -398,7 +401,7 @@ class Solver(ABC):
         return outputs
 
     def objective(
-        self, weights: Weights, x: Tensor, y: Tensor, l2: float, l2_on: Penalised = "kernels"
+        self, weights: FlatModel, x: Tensor, y: Tensor, l2: float, l2_on: Penalised = "kernels"
     ) -> float:
         """Return a model's mean loss on samples plus the L2 penalty; NaN if there are no samples.
 
@@ -415,15 +418,18 @@ class Solver(ABC):
         if len(y):
             losses = self.tested_losses(weights, outputs, y)
             loss = float(losses.sum(dtype=torch.float64)) / len(y)
+        return loss + l2 * self._squares(on_host(weights), l2_on) if l2 else loss
+
+    def _squares(self, weights: Weights, l2_on: Penalised) -> float:
+        """Return the sum of a model's squared kernel entries to which the L2 penalty applies."""
         squares = 0.0
         begin = 0
         for name, shape in self.tensors:
             end = begin + math.prod(shape)
-            is_penalised = name in self.kernels and (l2_on == "kernels" or len(shape) == 2)
-            if l2 and is_penalised:
+            if name in self.kernels and (l2_on == "kernels" or len(shape) == 2):
                 squares += float(np.square(weights[begin:end], dtype=np.float64).sum())
             begin = end
-        return loss + l2 * squares
+        return squares
 
     def losses(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
         """Compute the loss of each sample, float [n]; softmax cross-entropy unless overridden.
@@ -435,7 +441,7 @@ class Solver(ABC):
         """
         return functional.cross_entropy(outputs, y, reduction="none", **options)
 
-    def tested_losses(self, weights: Weights, outputs: Tensor, y: Tensor) -> Tensor:
+    def tested_losses(self, weights: FlatModel, outputs: Tensor, y: Tensor) -> Tensor:
         """Compute the loss of each sample of a test, float [n], without gradients.
 
         Args:
@@ -447,7 +453,7 @@ class Solver(ABC):
             return self.losses(outputs, y)
 
     def tested_losses_each(
-        self, weights: Sequence[Weights], outputs: Sequence[Tensor], y: Tensor
+        self, weights: Sequence[FlatModel], outputs: Sequence[Tensor], y: Tensor
     ) -> Tensor:
         """Compute the loss of each sample in a test of several models, without gradients.
 

@@ -15,7 +15,7 @@ from fedsim.learning.draws import find_draws, global_states
 from fedsim.learning.entropy import entropy_watched
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
 from fedsim.learning.solvers.context import TrainingContext, rules
-from fedsim.learning.solvers.reference import Reference, flat_weights
+from fedsim.learning.solvers.reference import Reference, flat_result
 from fedsim.learning.solvers.watched import ModuleCopy
 from fedsim.learning.spec import Trainer
 from fedsim.learning.transfers import to_host
@@ -83,7 +83,7 @@ class ByTrainer(Reference):
 
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         if not solve.batches.steps:
-            return Solved(solve.weights.copy(), float("nan"), state=solve.state or {})
+            return Solved(solve.copied_start(), float("nan"), state=solve.state or {})
         module = ModuleCopy(self._template)
         device, number, _ = solve.task
         self._repeat_first(solve, descent, f"in the training of device {device} in round {number}")
@@ -108,10 +108,7 @@ class ByTrainer(Reference):
                 f"{', '.join(places[:5])}; allowed is a generator of its own, seeded by "
                 "context.seed"
             )
-        solved = self._read_outcome(outcome, trained, context, solve.weights.dtype)
-        for begin, end in descent.held:
-            solved.weights[begin:end] = solve.weights[begin:end]
-        return solved
+        return self._read_outcome(outcome, trained, context, solve, descent)
 
     @property
     def _label(self) -> str:
@@ -154,7 +151,8 @@ class ByTrainer(Reference):
         outcome: Any,
         trained: Mapping[str, Tensor],
         context: TrainingContext,
-        dtype: np.dtype[np.floating],
+        solve: LocalSolve,
+        descent: Descent,
     ) -> Solved:
         """Check the return value of a trainer, and convert it to the result of a training.
 
@@ -162,7 +160,8 @@ class ByTrainer(Reference):
             outcome: tensors by name, and numbers by name.
             trained: name -> tensor of the flat model.
             context: the context of the training, with the trainer's state.
-            dtype: dtype of the resulting weights.
+            solve: the inputs of the training.
+            descent: the rule of a step.
 
         Raises:
             SimulationError: the return value or the state has another form.
@@ -171,7 +170,7 @@ class ByTrainer(Reference):
             tensors, numbers = outcome
             for name, like in trained.items():
                 self._check_tensor(tensors, name, like)
-            weights = flat_weights([tensors[name] for name in trained], dtype)
+            weights = flat_result([tensors[name] for name in trained], solve, descent)
             reports = {str(name): float(value) for name, value in numbers.items()}
             state = {}
             for name, value in context.state.items():

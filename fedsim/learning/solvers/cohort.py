@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import FedsimError
-from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread
 from fedsim.learning.solvers.by_trainer import ByTrainer
 from fedsim.learning.solvers.context import Representations, contrastive_terms
@@ -27,7 +27,7 @@ from fedsim.learning.solvers.stack import (
 )
 from fedsim.learning.solvers.watched import ModuleCopy
 from fedsim.learning.spec import LANES, Trainer, TrainingSession
-from fedsim.learning.transfers import to_device, to_host
+from fedsim.learning.transfers import FlatModel, on_device, on_host, to_device, to_host
 
 _ALIGNED = 16  # samples of a lane's batch are a multiple of this, so that all lanes begin alike
 _TOLERANCE = 1e-2  # norm of the trial's difference from plain torch, relative to the change
@@ -195,29 +195,31 @@ class Cohort(Reference):
         with self.stack(copied_module, kind, solves) as stack:
             stack.load(self._stacked([solve.weights for solve, _ in trainings]), constant)
             losses = stack.descend(plan, x, y, self._lane_steps(kind, lanes))
-            weights = to_host(stack.weights())
+            weights = _results(stack.weights(), [solve for solve, _ in trainings])
         results = []
         totals = to_host(losses).tolist()
         for lane, (solve, _) in enumerate(trainings):
-            trained = weights[lane].astype(solve.weights.dtype)
-            results.append(Solved(trained, solve.batches.mean_loss(totals[lane])))
+            results.append(Solved(weights[lane], solve.batches.mean_loss(totals[lane])))
         return results
 
-    def _stacked(self, models: Sequence[Weights]) -> Tensor:
-        """Copy models to the torch device, as one tensor with a model for each lane of the stack.
+    def _stacked(self, models: Sequence[FlatModel]) -> Tensor:
+        """Return models as one tensor on the torch device, with a model for each lane of the stack.
 
-        An array that occurs several times is copied once.
+        A model that occurs several times is copied once. If all models are the same one, the lanes
+        share its memory.
 
         Args:
             models: float [d] each, of which the last one is repeated for the lanes left over.
 
         Returns:
-            The models of all lanes, float [W, d].
+            The models of all lanes, float [W, d], which must not be changed.
         """
         sent: dict[int, Tensor] = {}
         for model in models:
             if id(model) not in sent:
-                sent[id(model)] = to_device(model, self.device)
+                sent[id(model)] = on_device(model, self.device)
+        if len(sent) == 1:
+            return sent[id(models[0])].expand(self.lanes, -1)
         lanes = [sent[id(model)] for model in models]
         lanes += [lanes[-1]] * (self.lanes - len(lanes))
         return torch.stack(lanes)
@@ -340,8 +342,9 @@ class Cohort(Reference):
         self.one_by_one = tuple(operations)
         if not places:
             return "the last bits of its gradients depend on the place in a stack"
-        change = float(np.linalg.norm(plain.weights - solve.weights))
-        difference = float(np.linalg.norm(plain.weights - stacked[0].weights))
+        weights = on_host(plain.weights)
+        change = float(np.linalg.norm(weights - on_host(solve.weights)))
+        difference = float(np.linalg.norm(weights - on_host(stacked[0].weights)))
         if difference > (_TOLERANCE_BF16 if self.in_bf16 else _TOLERANCE) * change:
             return (
                 f"a step differs from plain torch by {difference:.2g}, of a change of {change:.2g}"
@@ -371,10 +374,11 @@ class Cohort(Reference):
         """
         draw = np.random.default_rng(0)
         steep = replace(descent, lr=_STEEP)
+        start = on_host(step.weights)
         lanes = []
         for lane in range(self.lanes):
-            noise = draw.normal(0.0, _NOISE, len(step.weights))
-            weights = (step.weights + noise).astype(step.weights.dtype)
+            noise = draw.normal(0.0, _NOISE, len(start))
+            weights = (start + noise).astype(start.dtype)
             lanes.append((replace(step, weights=weights, key=lane), steep))
         first = self.train_stack(self.watch.fresh(), kind, lanes)
         for turn in {1, self.lanes // 2}:
@@ -438,9 +442,34 @@ def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
     contrast = None
     if solve.contrast is not None:
         contrast = (solve.contrast.weight, solve.contrast.temperature)
-    has_constant = solve.constant(descent) is not None
+    has_constant = solve.has_constant(descent)
     width = -(-columns // _ALIGNED) * _ALIGNED
     return StackKind(width, replace(descent, lr=0.0), contrast, has_constant)
+
+
+def _results(weights: Tensor, solves: Sequence[LocalSolve]) -> list[FlatModel]:
+    """Return the trained models of a stack, each of which lies where its start lies.
+
+    Models that lie on the host are copied there at once.
+
+    Args:
+        weights: the models of all lanes on the torch device, float [W, d].
+        solves: the inputs of the trainings, at most W.
+
+    Returns:
+        The models, float [d] each, in memory of their own.
+    """
+    results: list[FlatModel] = []
+    host: AnyArray | None = None
+    for lane, solve in enumerate(solves):
+        start = solve.weights
+        if isinstance(start, Tensor):
+            results.append(weights[lane].to(start.dtype, copy=True))
+            continue
+        if host is None:
+            host = to_host(weights)
+        results.append(host[lane].astype(start.dtype))
+    return results
 
 
 def _same_stacks(first: Sequence[Solved], second: Sequence[Solved]) -> bool:

@@ -13,10 +13,9 @@ from torch.nn import functional
 from fedsim.common.training import Contrast
 from fedsim.learning.draws import KeyedDraws
 from fedsim.learning.modules import as_real, as_tensor_like, outputs_of, real_shape
-from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
-from fedsim.learning.transfers import to_device, to_host
+from fedsim.learning.transfers import FlatModel, on_device, to_device, to_host
 
 
 class LocalData:
@@ -228,7 +227,7 @@ def contrastive_terms(
 
 @contextmanager
 def contrastive_loss(
-    module: nn.Module, contrast: Contrast, start: Weights, apply: Callable[[Weights], object]
+    module: nn.Module, contrast: Contrast, start: FlatModel, apply: Callable[[FlatModel], object]
 ) -> Iterator[Callable[[Tensor], Tensor]]:
     """Return a context that provides MOON's contrastive term of the loss for a training.
 
@@ -263,8 +262,8 @@ def contrastive_loss(
         representations.close()
 
 
-def parts_of(model: Weights | None, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Split a flat model into the tensors of a module.
+def parts_of(model: FlatModel | None, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Split a flat model, the values of all trained tensors, into new tensors.
 
     Args:
         model: the flat model, [d], or None.
@@ -276,7 +275,9 @@ def parts_of(model: Weights | None, trained: Mapping[str, Tensor]) -> dict[str, 
     if model is None:
         return {}
     sizes = [math.prod(real_shape(tensor)) for tensor in trained.values()]
-    flat = to_device(model, next(iter(trained.values())).device)
+    flat = on_device(model, next(iter(trained.values())).device)
+    if flat is model:  # a trainer may change the tensors in place
+        flat = flat.clone()
     tensors = {}
     for (name, tensor), part in zip(trained.items(), torch.split(flat, sizes), strict=True):
         tensors[name] = as_tensor_like(part, tensor)

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.learning.architecture import Architecture
-from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Batches, Descent, LocalSolve, ParameterStep, Solved, Solver
 from fedsim.learning.solvers.dense_loops import (
     AnyFloats,
@@ -36,6 +35,7 @@ from fedsim.learning.solvers.dense_loops import (
     descend,
 )
 from fedsim.learning.solvers.reference import Reference, module_of
+from fedsim.learning.transfers import FlatModel, on_host
 
 Array = TypeVar("Array", NDArray[np.floating], Tensor)
 
@@ -248,7 +248,7 @@ def train(
     bias_constants = None
     constant = solve.constant(descent)
     if constant is not None:
-        constants = _Layers(constant.astype(flat.dtype, copy=False), sizes)
+        constants = _Layers(on_host(constant).astype(flat.dtype, copy=False), sizes)
         first_constant = constants.first
         kernel_constants = constants.kernels
         bias_constants = constants.biases
@@ -355,7 +355,7 @@ def _parameter_steps(
     constants: list[Tensor | None] = [None] * (2 * len(layers))
     constant = solve.constant(descent)
     if constant is not None:
-        constants = list(chain(*split(torch.tensor(constant), sizes)))
+        constants = list(chain(*split(torch.tensor(on_host(constant)), sizes)))
     steps = []
     begin = 0
     for tensor, tensor_constant in zip(chain(*layers), constants, strict=True):
@@ -460,7 +460,7 @@ class Dense(Solver):
         return Solved(flat.numpy(), loss)
 
     @torch.inference_mode()
-    def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
+    def outputs_each(self, weights: Sequence[FlatModel], xs: Sequence[Tensor]) -> list[Tensor]:
         longest = max(len(x) for x in xs)
         samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype)
         for model_samples, x in zip(samples, xs, strict=True):
@@ -474,7 +474,7 @@ class Dense(Solver):
         return [logits[:, : len(x)].t() for logits, x in zip(hidden, xs, strict=True)]
 
     @torch.inference_mode()
-    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+    def outputs(self, weights: FlatModel, x: Tensor) -> Tensor:
         layers = []
         for kernel, bias in split(self._flat([weights]), self.sizes):
             layers.append((kernel[0].clone(), bias[0, :, None].clone()))
@@ -489,9 +489,9 @@ class Dense(Solver):
             logits.append(hidden.t())
         return torch.cat(logits)
 
-    def _flat(self, models: Sequence[NDArray[np.floating]]) -> Tensor:
+    def _flat(self, models: Sequence[FlatModel]) -> Tensor:
         """Copy models into aligned memory of torch, [models, d], in the solver's dtype."""
         flat = torch.empty(len(models), len(models[0]), dtype=self.dtype)
         for row, weights in zip(flat.numpy(), models, strict=True):
-            row[:] = weights
+            row[:] = on_host(weights)
         return flat

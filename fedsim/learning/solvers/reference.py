@@ -36,7 +36,7 @@ from fedsim.learning.solvers.context import (
 )
 from fedsim.learning.solvers.dropout import step_key, with_keyed_dropout
 from fedsim.learning.solvers.watched import ModuleCopy, Watch, run_user_code
-from fedsim.learning.transfers import to_device, to_host
+from fedsim.learning.transfers import FlatModel, on_device, on_host, to_host
 
 # values in the samples of one forward pass, so that activations stay in the cache
 _APPLIED_AT_ONCE = 1 << 16
@@ -146,7 +146,7 @@ class Reference(Solver):
         losses: Tensor = copied_module.module.loss(outputs, y, **options)  # type: ignore[operator]
         return losses
 
-    def tested_losses(self, weights: Weights, outputs: Tensor, y: Tensor) -> Tensor:
+    def tested_losses(self, weights: FlatModel, outputs: Tensor, y: Tensor) -> Tensor:
         if not self._has_loss:
             return super().tested_losses(weights, outputs, y)
 
@@ -156,7 +156,7 @@ class Reference(Solver):
         return self.watch.use(judge, same_bits, "in the loss of a test", trains=False)
 
     def tested_losses_each(
-        self, weights: Sequence[Weights], outputs: Sequence[Tensor], y: Tensor
+        self, weights: Sequence[FlatModel], outputs: Sequence[Tensor], y: Tensor
     ) -> Tensor:
         if not self._has_loss:
             return super().tested_losses_each(weights, outputs, y)
@@ -167,7 +167,7 @@ class Reference(Solver):
         return torch.cat(losses)
 
     def judge(
-        self, copied_module: ModuleCopy, weights: Weights, outputs: Tensor, y: Tensor
+        self, copied_module: ModuleCopy, weights: FlatModel, outputs: Tensor, y: Tensor
     ) -> Tensor:
         """Compute the loss of each sample of a test, without gradients.
 
@@ -186,13 +186,13 @@ class Reference(Solver):
             # copies, as a module may change its inputs in place
             return self.losses_of(copied_module, outputs.clone(), y.clone())
 
-    def outputs(self, weights: Weights, x: Tensor) -> Tensor:
+    def outputs(self, weights: FlatModel, x: Tensor) -> Tensor:
         def test(module: ModuleCopy) -> Tensor:
             return self.test(module, weights, x)
 
         return self.watch.use(test, same_bits, "in a test", trains=False)
 
-    def test(self, module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:
+    def test(self, module: ModuleCopy, weights: FlatModel, x: Tensor) -> Tensor:
         """Apply a copy of the module to samples, without gradients.
 
         Args:
@@ -260,9 +260,8 @@ class Reference(Solver):
                         gradients = _clip(gradients, descent.clip)
                     for step, gradient in zip(steps, gradients, strict=True):
                         step.descend(gradient)
-        weights = flat_weights(list(copied_module.moved().values()), solve.weights.dtype)
-        for begin, end in descent.held:  # forward passes may have changed running statistics
-            weights[begin:end] = solve.weights[begin:end]
+        # forward passes may have changed running statistics of held tensors
+        weights = flat_result(list(copied_module.moved().values()), solve, descent)
         return Solved(weights, context.train_loss)
 
     def _steps(
@@ -319,7 +318,7 @@ class Reference(Solver):
             )
         self.drawn["training"] |= draws is not None and draws.drawn
 
-    def _apply(self, copied_module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:
+    def _apply(self, copied_module: ModuleCopy, weights: FlatModel, x: Tensor) -> Tensor:
         """Apply the module with given weights to samples, in evaluation mode, block by block.
 
         Args:
@@ -344,7 +343,9 @@ class Reference(Solver):
         return torch.cat(outputs)
 
     @contextmanager
-    def _testing(self, copied_module: ModuleCopy, weights: Weights) -> Iterator[KeyedDraws | None]:
+    def _testing(
+        self, copied_module: ModuleCopy, weights: FlatModel
+    ) -> Iterator[KeyedDraws | None]:
         """Return a context of a test, in which a copy of the module has given weights.
 
         The module is in evaluation mode.
@@ -392,7 +393,7 @@ def _clip(gradients: tuple[Tensor, ...], most: float) -> tuple[Tensor, ...]:
     return tuple(gradient * factor for gradient in gradients)
 
 
-def _load(module: ModuleCopy, weights: Weights) -> dict[str, Tensor]:
+def _load(module: ModuleCopy, weights: FlatModel) -> dict[str, Tensor]:
     """Copy a flat model [d] into a copy of the module, and return its tensors by name.
 
     A running variance below 0, to which a server's step may lead, becomes 0.
@@ -465,21 +466,41 @@ def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float
         parameters: the tensors; a complex number is two values.
         dtype: dtype of the vector.
     """
+    return to_host(_concatenated(parameters)).astype(dtype, copy=False)
+
+
+def _concatenated(parameters: Sequence[Tensor]) -> Tensor:
     flat = torch.cat([as_real(parameter.detach()).reshape(-1) for parameter in parameters])
-    if flat.dtype in _HALVES:
-        flat = flat.float()
-    return to_host(flat).astype(dtype, copy=False)
+    return flat.float() if flat.dtype in _HALVES else flat
 
 
-def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:
-    """Copy a flat model into a module's parameters, in place.
+def flat_result(parameters: Sequence[Tensor], solve: LocalSolve, descent: Descent) -> FlatModel:
+    """Concatenate trained tensors to a flat model, which lies where the start of the training lies.
 
     Args:
-        parameters: the parameters, in the order of the flat model.
-        weights: the flat model, float [d].
+        parameters: the trained tensors.
+        solve: the inputs of the training, whose start also has the dtype of the result.
+        descent: the rule of a step, whose held tensors get the values of the start.
+
+    Returns:
+        The model, float [d], in new memory.
     """
+    start = solve.weights
+    if isinstance(start, Tensor):
+        tensor = on_device(_concatenated(parameters), start.device).to(start.dtype)
+        for begin, end in descent.held:
+            tensor[begin:end] = start[begin:end]
+        return tensor
+    weights = flat_weights(parameters, start.dtype)
+    for begin, end in descent.held:
+        weights[begin:end] = start[begin:end]
+    return weights
+
+
+def load_weights(parameters: Sequence[torch.Tensor], weights: FlatModel) -> None:
+    """Copy a flat model, float [d], into parameters in place, in their order."""
     sizes = [math.prod(real_shape(parameter)) for parameter in parameters]
-    parts = torch.split(to_device(weights, next(iter(parameters)).device), sizes)
+    parts = torch.split(on_device(weights, next(iter(parameters)).device), sizes)
     with torch.no_grad():
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.copy_(as_tensor_like(part, parameter))
@@ -491,7 +512,9 @@ def same_results(first: Solved, second: Solved) -> bool:
     second_loss = np.float64(second.train_loss)
     if first_loss.tobytes() != second_loss.tobytes():  # a comparison by bytes holds for NaN
         return False
-    return first.weights.tobytes() == second.weights.tobytes()
+    if isinstance(first.weights, Tensor) and isinstance(second.weights, Tensor):
+        return same_bits(first.weights, second.weights)
+    return on_host(first.weights).tobytes() == on_host(second.weights).tobytes()
 
 
 def same_bits(first: Tensor, second: Tensor) -> bool:

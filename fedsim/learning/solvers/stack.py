@@ -288,7 +288,8 @@ class Stack:
         """Set the weights with which the trainings of the stack begin.
 
         Args:
-            weights: start weights of each model on the torch device, float [W, d].
+            weights: the start of each lane on the torch device, float [W, d], which is not
+                changed.
             constant: added to the gradient of every step, float [W, d]; None for 0.
         """
         for name, tensor in self._split(weights).items():
@@ -302,11 +303,15 @@ class Stack:
             self._constant = self._split(constant)
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Split the flat models of a stack, [W, d], into new tensors [W, *shape] by name."""
+        """Split the flat models of a stack, [W, d], into new tensors [W, *shape] by name.
+
+        Lanes may share their memory in ``flat``. They do not in the new tensors.
+        """
         parts = {}
         pieces = torch.split(flat, self._sizes, dim=1)
         for (name, like), piece in zip(self._flat.items(), pieces, strict=True):
-            parts[name] = piece.to(like.dtype, copy=True).reshape(-1, *like.shape)
+            own = piece.to(like.dtype, copy=True, memory_format=torch.contiguous_format)
+            parts[name] = own.reshape(-1, *like.shape)
         return parts
 
     def weights(self) -> Tensor:
