@@ -68,6 +68,7 @@ OF_PYTHON = {"__self__", "__qualname__", "sysconf_names", "lora", "rounds", "sta
 INSIDES = {
     # of a ref, which says that nobody else looks inside
     *("Applied", "Best", "Initial", "Loss", "Mixed", "Trained", "StoredTensor"),
+    "ComputedWeights",
     *("Dispatch", "Devices", "Environment", "Processes"),  # that the engine makes its objects with
     # of the engine, passed on unseen
     *("Alarm", "Join", "Population", "Capacity", "Rooflines", "Augmentation"),

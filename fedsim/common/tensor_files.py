@@ -47,7 +47,7 @@ class StoredTensor:
         shape: the shape.
     """
 
-    __slots__ = ("dtype", "shape")
+    __slots__ = ("__weakref__", "dtype", "shape")
 
     def __init__(self, dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> None:
         self.dtype = dtype

@@ -254,13 +254,9 @@ class Evaluator:
         Returns:
             The mean; None if no pair is finite.
         """
-        with np.errstate(all="ignore"):
-            lengths = [
-                math.sqrt(np.square(change).sum())
-                async for change in self._changes(pairs)
-                if np.isfinite(change).all()
-            ]
-        return sum(lengths) / len(lengths) if lengths else None
+        distances = await self._learner.distances(pairs)
+        finite = list(filter(math.isfinite, distances))
+        return sum(finite) / len(finite) if finite else None
 
     def _accuracy_over(self, strategy_default: AccuracyOver) -> AccuracyOver:
         """Return the definition of accuracy, which the scenario may give in place of the strategy.

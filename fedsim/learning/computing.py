@@ -24,7 +24,13 @@ from fedsim.learning.functions import (
 )
 from fedsim.learning.local_work import LocalWork
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Waves, weights_of
-from fedsim.learning.scratch import Scratch, Weights
+from fedsim.learning.resident_models import (
+    MixSum,
+    ResidentModels,
+    ResidentScratch,
+    ResidentWeights,
+)
+from fedsim.learning.scratch import ComputedWeights, Scratch, Weights
 from fedsim.learning.streaming import WAITING, ResultOf, Stream
 from fedsim.learning.sums import coefficients_of
 
@@ -41,6 +47,7 @@ class ModelComputing:
     Args:
         simulation: the simulation, whose executor carries out the work.
         work: local trainings and choices of models.
+        models: models on the torch device of the trainings.
         data: the data of all devices.
         streams: the random streams of the run.
         initial: returns the weights of an initial model, float32 [d], for its index.
@@ -50,13 +57,14 @@ class ModelComputing:
 
     Attributes:
         may_wait: whether the simulation may handle events while it waits for the workers.
-        scratch: storage of computed models, in memory and on disk.
+        scratch: storage of computed models, on the torch device, in memory and on disk.
     """
 
     def __init__(
         self,
         simulation: Simulation,
         work: LocalWork,
+        models: ResidentModels,
         data: FederatedData,
         streams: Streams,
         initial: Callable[[int], Weights],
@@ -65,6 +73,7 @@ class ModelComputing:
     ) -> None:
         self._simulation = simulation
         self._work = work
+        self._models = models
         self._data = data
         self._streams = streams
         self._initial = initial
@@ -72,7 +81,7 @@ class ModelComputing:
         self.room = scratch.ROOM if room is None else room
         self.workers = simulation.executor.workers
         self.may_wait = True
-        self.scratch = Scratch(self.room)
+        self.scratch = ResidentScratch(self.room, models) if models.stays else Scratch(self.room)
         # records of a part-by-part computation, sorted at its end: model's serial, kind, fields
         self._records: list[tuple[int, str, dict[str, Any]]] | None = None
 
@@ -127,8 +136,8 @@ class ModelComputing:
         """Count of trainings that a worker computes together."""
         return self._work.at_once
 
-    def begin(self, refs: Sequence[Ref]) -> "list[ResultOf | Weights]":
-        """Start to compute models on the workers; the models that they need are computed already.
+    def begin(self, refs: Sequence[Ref]) -> list[ResultOf | Weights | ComputedWeights]:
+        """Begin to compute models, other than mixes, whose parents are computed.
 
         Args:
             refs: the models; none of them is a mix (weighted sum).
@@ -136,7 +145,7 @@ class ModelComputing:
         Returns:
             For each model its weights, or a future and the index of the model's result in it.
         """
-        begun: dict[int, ResultOf | Weights] = {}
+        begun: dict[int, ResultOf | Weights | ComputedWeights] = {}
         trained: list[int] = []
         for position, ref in enumerate(refs):
             if isinstance(ref.recipe, Trained):
@@ -152,7 +161,7 @@ class ModelComputing:
                 begun[trained[place]] = ResultOf(future, index)
         return [begun[position] for position in range(len(refs))]
 
-    def _begin(self, ref: Ref) -> "ResultOf | Weights":
+    def _begin(self, ref: Ref) -> ResultOf | Weights | ComputedWeights:
         recipe = ref.recipe
         submit = self._simulation.submit
         if isinstance(recipe, Best):
@@ -261,11 +270,12 @@ class ModelComputing:
         for ref, value in zip(pending, values, strict=True):
             ref.settle(value)
 
-    def _call(self, ref: Ref) -> FunctionCall | Weights:
-        """Return the function call that computes a model, or weights that replace its result.
+    def _call(self, ref: Ref) -> FunctionCall | Weights | ResidentWeights:
+        """Return the function call that computes a model, or its weights.
 
         Weights replace the result if no model is left because none is finite, or if one is not
-        finite and the recipe does not allow that models are left out.
+        finite and the recipe does not allow that models are left out. A weighted sum is computed at
+        once if one of its models lies on the torch device. Other functions take models of the host.
 
         Args:
             ref: the model, which is the result of a function of models.
@@ -278,9 +288,11 @@ class ModelComputing:
         is_incomplete = len(models) < len(recipe.models)
         if not models or (is_incomplete and not recipe.leave_out):
             return self.substitute(recipe.otherwise)
-        stream = None if recipe.stream is None else (self._streams, *recipe.stream)
-        weights = [weights_of(model) for model in models]
         function = function_at(recipe.function)
+        if function is weighted_sum and _are_resident(models):
+            return self._sum(models, recipe.constants["coefficients"])
+        stream = None if recipe.stream is None else (self._streams, *recipe.stream)
+        weights = self.read(models)
         return FunctionCall(function, weights, recipe.constants, stream, recipe.size)
 
     async def _train(self, refs: Sequence[Ref]) -> None:
@@ -370,7 +382,7 @@ class ModelComputing:
     async def _result(self, work: "Future[Any]") -> Any:
         return await self._simulation.join(work) if self.may_wait else work.result()
 
-    def _mix(self, ref: Ref, recipe: Mixed) -> Weights:
+    def _mix(self, ref: Ref, recipe: Mixed) -> Weights | ResidentWeights:
         """Compute the weighted sum of the finite models of a mix, float32 [d].
 
         Args:
@@ -383,7 +395,30 @@ class ModelComputing:
             return self.substitute(recipe.otherwise)
         if not models:
             return self.nothing()
+        if _are_resident(models):
+            return self._sum(models, coefficients)
         return weighted_sum([weights_of(model) for model in models], coefficients)
+
+    def _sum(
+        self, models: Sequence[Ref], coefficients: Sequence[float]
+    ) -> Weights | ResidentWeights:
+        total = self.new_sum()
+        for model, coefficient in zip(models, coefficients, strict=True):
+            total.add(model, coefficient)
+        return total.result()
+
+    def read(self, models: Sequence[Ref]) -> list[Weights]:
+        """Return the weights of computed models, float32 [d] each.
+
+        Models on the torch device come back, all in one copy.
+        """
+        if isinstance(self.scratch, ResidentScratch):
+            self.scratch.bring_back(models)
+        return [weights_of(model) for model in models]
+
+    def new_sum(self) -> MixSum:
+        """Return an empty sum of models, to which computed models are added where they lie."""
+        return self._models.new_sum(self.parameters)
 
     def nothing(self) -> Weights:
         """Return an array of zeros, float32 [d], as the start of a sum of models."""
@@ -399,18 +434,22 @@ class ModelComputing:
         self.note_left_out(ref, [model for model in models if not model.finite])
         return [model for model in models if model.finite]
 
-    def substitute(self, otherwise: Ref | None) -> Weights:
-        """Return the weights to use if a model cannot be computed, as all its parts are not finite.
-
-        Args:
-            otherwise: the model that replaces it; None if there is none.
+    def substitute(self, otherwise: Ref | None) -> Weights | ResidentWeights:
+        """Return the weights of ``otherwise``, the model that replaces one that cannot be computed.
 
         Returns:
             float32 [d]; NaN if ``otherwise`` is None.
         """
         if otherwise is None:
             return np.full(self.parameters, np.nan, dtype=np.float32)
+        if isinstance(otherwise.held, ResidentWeights):
+            return otherwise.held
         return weights_of(otherwise)
+
+
+def _are_resident(models: Sequence[Ref]) -> bool:
+    """Return whether one of several computed models lies on the torch device."""
+    return any(isinstance(model.held, ResidentWeights) for model in models)
 
 
 def _mix_states(recipe: Mixed) -> Mapping[str, AnyArray]:

@@ -33,7 +33,7 @@ from fedsim.learning.models import Layered, Model, TorchModel
 from fedsim.learning.module_files import load
 from fedsim.learning.modules import as_real, fit, frozen_tensors, numbers
 from fedsim.learning.objectives import Classification, Objective
-from fedsim.learning.refs import Ref, Trained, weights_of
+from fedsim.learning.refs import Ref, Trained
 from fedsim.learning.resident import ResidentSamples
 from fedsim.learning.resident_models import ResidentModels
 from fedsim.learning.scratch import Weights
@@ -128,6 +128,7 @@ class Learning(Learner):
         self._computing = ModelComputing(
             simulation,
             self._work,
+            self._models,
             data,
             streams,
             self._initial,
@@ -292,7 +293,13 @@ class Learning(Learner):
 
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
         await self._computing.compute(refs)
-        return [weights_of(ref) for ref in refs]
+        return self._computing.read(refs)
+
+    async def distances(self, pairs: Sequence[tuple[Ref, Ref]]) -> list[float]:
+        await self.compute([ref for pair in pairs for ref in pair])
+        if self._models.stays and pairs:
+            return self._models.distances(pairs)
+        return await super().distances(pairs)
 
     async def compute(self, refs: Sequence[Ref]) -> None:
         await self._computing.compute(refs, stay=False)

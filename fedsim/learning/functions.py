@@ -220,10 +220,13 @@ class RunningSum:
 
     Args:
         length: count of weights of a model, d.
+
+    Attributes:
+        total: the sum so far, float64 [d].
     """
 
     def __init__(self, length: int) -> None:
-        self._total = np.zeros(length)
+        self.total = np.zeros(length)
         self._product = np.empty(min(_BLOCK, length))
 
     def add(self, model: NDArray[np.float32], coefficient: float) -> None:
@@ -239,12 +242,12 @@ class RunningSum:
                 numbers = model[block]
                 product = self._product[: len(numbers)]
                 np.multiply(numbers, coefficient, out=product, dtype=np.float64)
-                self._total[block] += product
+                self.total[block] += product
 
     def result(self) -> NDArray[np.float32]:
         """Return the sum so far, float32 [d]."""
         with np.errstate(all="ignore"):
-            return self._total.astype(np.float32)
+            return self.total.astype(np.float32)
 
 
 def mean_state(

@@ -1,5 +1,6 @@
 """Interface of learners, which is also the learner of ``learning = "off"``, without weights."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -332,6 +333,26 @@ class Learner:
         """
         await self.compute(refs)
         return []
+
+    async def distances(self, pairs: Sequence[tuple[Ref, Ref]]) -> list[float]:
+        """Compute models if needed, and return the Euclidean distance of the models of each pair.
+
+        Only one pair is in memory at a time. A distance is not finite if a model is not.
+
+        Args:
+            pairs: the pairs.
+
+        Raises:
+            SimulationError: learning is off, and ``pairs`` is not empty.
+        """
+        await self.compute([ref for pair in pairs for ref in pair])
+        distances = []
+        for pair in pairs:
+            first, second = await self.values(pair)
+            with np.errstate(all="ignore"):
+                change = np.subtract(first, second, dtype=np.float64)
+                distances.append(math.sqrt(np.square(change).sum()))
+        return distances
 
     async def compute(self, refs: Sequence[Ref]) -> None:
         """Compute several models together, without returning their weights, which may go to disk.

@@ -14,7 +14,7 @@ from fedsim.common.training import Batching
 from fedsim.learning.data.federated import FederatedData, Shard, stratified_part
 from fedsim.learning.refs import Best, Ref, Trained
 from fedsim.learning.resident import ResidentSamples
-from fedsim.learning.resident_models import NamedWeights, ResidentModels
+from fedsim.learning.resident_models import NamedWeights, ResidentModels, TrainedModel
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, one_thread, shuffled
 from fedsim.learning.solvers.dropout import advanced_key
@@ -148,14 +148,14 @@ class LocalWork:
         steps = [job.recipe.training.sgd_steps(job.size, job.batching) for job in jobs]
         return sorted(range(len(jobs)), key=lambda position: -steps[position])
 
-    def train(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
+    def train(self, jobs: Sequence[TrainingJob]) -> list[TrainedModel]:
         """Carry out local trainings, on a worker.
 
         Returns:
             For each job the trained weights, the loss and what the trainer reports, in order.
         """
         one_thread()
-        results = []
+        results: list[TrainedModel] = []
         for begin in range(0, len(jobs), self.at_once):
             results += self._models.settle(self._train_at_once(jobs[begin : begin + self.at_once]))
         return results

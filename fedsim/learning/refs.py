@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedsim.common.arrays import AnyArray
 from fedsim.common.tensor_files import StoredTensor, array_of
 from fedsim.common.training import Training
-from fedsim.learning.scratch import Weights
+from fedsim.learning.scratch import ComputedWeights, Weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,8 +208,8 @@ class Ref:
         name: the name.
         serial: count of refs created before this one.
         recipe: the computation of the model; None once the model is computed.
-        device: index of the device that trained or chose the model; None for other models.
-        held: the weights in memory or on disk; None until the model is computed.
+        held: the weights in memory, on disk or on a torch device; None until the model is
+            computed.
         finite: whether all weights are finite numbers; False until the model is computed.
         loss: the training loss, shared by all refs made of an update; None for other models.
         losses, choice: for a choice, the objective of each model, float64 [models], and the index
@@ -242,7 +242,7 @@ class Ref:
     def value(self) -> Weights | None:
         """The weights, float32 [d], read-only; None until the model is computed.
 
-        Weights on disk are read at each access.
+        Weights on disk or on a torch device are read at each access.
         """
         if self.held is None:
             return None
@@ -266,7 +266,7 @@ class Ref:
 
     def settle(
         self,
-        value: Weights,
+        value: Weights | ComputedWeights,
         train_loss: float = float("nan"),
         numbers: Mapping[str, float] | None = None,
     ) -> None:
@@ -279,9 +279,12 @@ class Ref:
             train_loss: mean loss of the last epoch; NaN if none is reported.
             numbers: name -> another reported value.
         """
-        value.setflags(write=False)
         self.held = value
-        self.finite = bool(np.isfinite(value).all())
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
+            self.finite = bool(np.isfinite(value).all())
+        else:
+            self.finite = value.finite
         if self.loss is not None and isinstance(self.recipe, Trained):
             self.loss.value = train_loss
             self.loss.numbers = numbers or {}

@@ -1,21 +1,36 @@
-"""Models that stay on a torch device, so that each is copied there once."""
+"""Models that stay on a torch device: those that trainings start from, their results, and sums.
 
+A model goes to the torch device when it is used there first, and comes back when the host reads it.
+No bit depends on the place. A sum of models is computed in float64, by a product and a sum for each
+model that are two operations of torch. IEEE 754 defines each result of both, on a GPU as on a CPU.
+"""
+
+import math
+import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from threading import RLock
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.common.tensor_files import AnyTensor, array_of
+from fedsim.common.arrays import AnyArray
+from fedsim.common.tensor_files import AnyTensor, StoredTensor, array_of
+from fedsim.learning.functions import RunningSum
 from fedsim.learning.refs import Ref, weights_of
 from fedsim.learning.resident import share_of_memory
-from fedsim.learning.scratch import Weights
+from fedsim.learning.scratch import ComputedWeights, Scratch, Weights
 from fedsim.learning.solvers.base import Solved
+from fedsim.learning.streaming import Twin
 from fedsim.learning.transfers import FlatModel, to_device, to_host
 
-_SHARE = 0.15  # share of a GPU's free memory, at the first training, for models
+_SHARE = 0.15  # share of a GPU's free memory, when the run begins, for models
+_MOST_STORED = 0.5  # share of this memory for stored models; the rest is for new results and copies
+_TRIED = 20  # models of a trial sum
+_TRIED_WEIGHTS = 1 << 12  # weights of each
 
 
 def room_of(device: torch.device) -> float:
@@ -29,6 +44,56 @@ def room_of(device: torch.device) -> float:
     return share_of_memory(device, _SHARE)
 
 
+class ResidentWeights(ComputedWeights):
+    """Weights of a model that has been computed on a torch device, float32 [d].
+
+    Each use on the host reads them, until they leave the torch device.
+
+    Args:
+        models: the models on the torch device, which count the memory.
+        tensor: the weights, float32 [d].
+        finite: whether all weights are finite numbers.
+
+    Attributes:
+        was_used: whether the torch device has used the weights since this was set to false.
+    """
+
+    __slots__ = ("_array", "_models", "_tensor", "was_used")
+
+    def __init__(self, models: "ResidentModels", tensor: Tensor, finite: bool) -> None:
+        super().__init__(len(tensor), finite)
+        self._models = models
+        self._tensor: Tensor | None = tensor
+        self._array: Weights | None = None
+        self.was_used = False
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The weights on the torch device, which must not be changed; None if they have left it."""
+        return self._tensor
+
+    def read(self) -> Weights:
+        if self._array is not None:
+            return self._array
+        assert self._tensor is not None
+        return to_host(self._tensor)
+
+    def leave(self, array: Weights) -> None:
+        """Free the memory on the torch device.
+
+        Args:
+            array: the weights on the host, float32 [d].
+        """
+        self._array = array
+        if self._tensor is not None:
+            self._tensor = None
+            self._models.release(self.nbytes)
+
+    def __del__(self) -> None:
+        if self._tensor is not None:
+            self._models.release(self.nbytes)
+
+
 class NamedWeights(NamedTuple):
     """Weights of a model and its serial, by which a worker finds its copy on the torch device."""
 
@@ -38,41 +103,70 @@ class NamedWeights(NamedTuple):
     """the weights, float32 [d]; read only if the torch device lacks them."""
 
 
-class ResidentModels:
-    """Models on a torch device, from which trainings start and which are tested.
+class TrainedModel(NamedTuple):
+    """Result of a device's local training, as a worker returns it."""
 
-    On a GPU a model of the host is copied when it is used first. If the memory for models is full,
-    the copies that were used longest ago are freed, and made anew when they are used again. On a
-    CPU models are used as they lie on the host. Several threads may use an object at once; each
-    process has its own, with copies of its own.
+    weights: Weights | ResidentWeights
+    """the trained weights, float32 [d]."""
+    train_loss: float
+    """the mean loss over the samples of the last epoch; NaN if there were no steps."""
+    numbers: Mapping[str, float]
+    """name: value that the trainer reports."""
+    state: Mapping[str, AnyArray]
+    """name: array of the trainer's state."""
+
+
+class ResidentModels:
+    """Models on a torch device, from which trainings start, in which they end, and which are tested.
+
+    On a GPU a model of the host is copied when it is used first, and a model that is computed there
+    stays. If the memory for models is full, the copies that were used longest ago are freed, and
+    made anew when they are used again; results that have no room then come back at once. On a CPU
+    models are used as they lie on the host. Several threads may use an object at once. Each worker
+    process has its own, with copies of its own, and sends all results to the host.
 
     Args:
         device: the torch device.
         room: memory for models (bytes); 0 to keep none; None for ``room_of(device)``.
+        keeps_results: whether results of trainings stay on the torch device.
     """
 
-    def __init__(self, device: torch.device, room: float | None = None) -> None:
+    def __init__(
+        self, device: torch.device, room: float | None = None, *, keeps_results: bool = True
+    ) -> None:
         self.device = device
         self._given_room = room
         self._room = room
+        self._keeps_results = keeps_results
         self._lock = RLock()
         self._copies: OrderedDict[int, Tensor] = OrderedDict()
-        self._copies_bytes = 0
+        self._copied_bytes = 0
+        self._computed_bytes = 0
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ResidentModels, (self.device, self._given_room)
+        return partial(ResidentModels, keeps_results=False), (self.device, self._given_room)
+
+    @property
+    def room(self) -> float:
+        """Memory for models (bytes)."""
+        if self._room is None:
+            self._room = room_of(self.device)
+        return self._room
 
     @property
     def stays(self) -> bool:
         """Whether models stay on the torch device after their use."""
-        if self._room is None:
-            self._room = room_of(self.device)
-        return self._room > 0
+        return self.room > 0
 
     @property
     def used_bytes(self) -> int:
         """Memory of the models that lie on the torch device (bytes)."""
-        return self._copies_bytes
+        return self._copied_bytes + self._computed_bytes
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether models that were computed there should leave, to make room for new results."""
+        return self._computed_bytes > _MOST_STORED * self.room
 
     def named(self, ref: Ref) -> Weights | NamedWeights:
         """Return the weights of a computed model, for a worker that calls ``flat``.
@@ -88,7 +182,7 @@ class ResidentModels:
         return NamedWeights(ref.serial, ref.held)
 
     def flat(self, model: Weights | NamedWeights) -> FlatModel:
-        """Return a model where trainings and tests need it, float32 [d], which must not be changed.
+        """Return a model as trainings and tests take it, float32 [d], which must not be changed.
 
         Args:
             model: the result of ``named``.
@@ -99,47 +193,272 @@ class ResidentModels:
         """
         if not isinstance(model, NamedWeights):
             return model
+        serial, weights = model
+        if isinstance(weights, ResidentWeights):
+            tensor = weights.tensor
+            if tensor is not None:
+                weights.was_used = True
+                return tensor
         with self._lock:  # so that two threads make one copy
-            copy = self._copies.get(model.serial)
+            copy = self._copies.get(serial)
             if copy is None:
-                copy = to_device(array_of(model.weights), self.device)
-                self._copies[model.serial] = copy
-                self._copies_bytes += copy.nbytes
-                self._free_copies()
+                copy = to_device(array_of(weights), self.device)
+                if self._reserve(copy.nbytes):
+                    self._copies[serial] = copy
+                    self._copied_bytes += copy.nbytes
             else:
-                self._copies.move_to_end(model.serial)
+                self._copies.move_to_end(serial)
         return copy
 
     def of(self, ref: Ref) -> FlatModel:
-        """Return a computed model where trainings and tests need it; see ``flat``.
+        """Return a computed model as trainings and tests take it; see ``flat``.
 
         Args:
             ref: the model.
         """
         return self.flat(self.named(ref))
 
-    def _free_copies(self) -> None:
-        """Free the copies that were used longest ago, until all have room."""
-        while self._copies and self._copies_bytes > (self._room or 0.0):
-            _, oldest = self._copies.popitem(last=False)
-            self._copies_bytes -= oldest.nbytes
+    def _reserve(self, size: int) -> bool:
+        """Free the copies that were used longest ago, until there is room for ``size`` bytes.
 
-    def settle(self, results: Sequence[Solved]) -> list[Solved]:
-        """Bring results of trainings back to the host, all in one copy.
+        Returns:
+            Whether there is room.
+        """
+        with self._lock:
+            while self._copies and self.used_bytes + size > self.room:
+                _, oldest = self._copies.popitem(last=False)
+                self._copied_bytes -= oldest.nbytes
+            return self.used_bytes + size <= self.room
+
+    def release(self, size: int) -> None:
+        """Note that ``size`` bytes of a model that was computed on the torch device are free."""
+        with self._lock:
+            self._computed_bytes -= size
+
+    def settle(self, results: Sequence[Solved]) -> list[TrainedModel]:
+        """Let results of trainings stay on the torch device, or bring them back in one copy.
 
         Args:
             results: the results, whose models may lie on the torch device.
-
-        Returns:
-            The results, with models on the host.
         """
-        models = [solved.weights for solved in results if isinstance(solved.weights, Tensor)]
-        if not models:
-            return list(results)
-        rows = iter(to_host(torch.stack(models)))
+        tensors = [solved.weights for solved in results if isinstance(solved.weights, Tensor)]
+        models = iter(self.keep(tensors))
         settled = []
-        for solved in results:
-            if isinstance(solved.weights, Tensor):
-                solved = solved._replace(weights=next(rows).copy())
-            settled.append(solved)
+        for weights, train_loss, numbers, state in results:
+            model = next(models) if isinstance(weights, Tensor) else weights
+            settled.append(TrainedModel(model, train_loss, numbers, state))
         return settled
+
+    def keep(self, tensors: Sequence[Tensor]) -> Sequence[Weights | ResidentWeights]:
+        """Let new models stay on the torch device if there is room; else bring them back at once.
+
+        Args:
+            tensors: the models, float32 [d] each, in memory that nothing else uses.
+        """
+        if not tensors:
+            return []
+        size = sum(tensor.nbytes for tensor in tensors)
+        with self._lock:
+            stay = self._keeps_results and self._reserve(size)
+            if stay:
+                self._computed_bytes += size
+        if not stay:
+            return [row.copy() for row in to_host(torch.stack(list(tensors)))]
+        finite = to_host(torch.stack([tensor.isfinite().all() for tensor in tensors])).tolist()
+        return [
+            ResidentWeights(self, tensor, is_finite)
+            for tensor, is_finite in zip(tensors, finite, strict=True)
+        ]
+
+    def bring_back(self, refs: Iterable[Ref], *, copies_stay: bool) -> None:
+        """Bring models that were computed on the torch device to the host, all in one copy.
+
+        Args:
+            refs: the models; models that lie on the host are skipped.
+            copies_stay: whether copies stay on the torch device while there is room.
+        """
+        leaving: dict[ResidentWeights, int] = {}
+        for ref in refs:
+            if isinstance(ref.held, ResidentWeights):
+                leaving.setdefault(ref.held, ref.serial)
+        tensors = {weights: weights.tensor for weights in leaving}
+        present = {weights: tensor for weights, tensor in tensors.items() if tensor is not None}
+        if not present:
+            return
+        rows = to_host(torch.stack(list(present.values())))
+        for (weights, tensor), row in zip(present.items(), rows, strict=True):
+            array: Weights = row.copy()
+            array.setflags(write=False)
+            weights.leave(array)
+            if copies_stay:
+                with self._lock:
+                    self._copies[leaving[weights]] = tensor
+                    self._copied_bytes += tensor.nbytes
+
+    def distances(self, pairs: Sequence[tuple[Ref, Ref]]) -> list[float]:
+        """Return the Euclidean distance of each pair of models, computed on the torch device.
+
+        Args:
+            pairs: pairs of computed models.
+        """
+        squares = []
+        for first, second in pairs:
+            change = self.tensor_of(first).double() - self.tensor_of(second)
+            squares.append(change.square_().sum())
+        return [math.sqrt(square) for square in to_host(torch.stack(squares)).tolist()]
+
+    def tensor_of(self, ref: Ref) -> Tensor:
+        model = self.of(ref)
+        assert isinstance(model, Tensor)
+        return model
+
+    def new_sum(self, length: int) -> "MixSum":
+        """Return an empty sum of models.
+
+        Args:
+            length: count of weights of a model, d.
+        """
+        return MixSum(self, length)
+
+    @cached_property
+    def adds_alike(self) -> bool:
+        """Whether a trial sum has the same bits on the torch device as on the host, in float64.
+
+        IEEE 754 says so. If a torch device did not follow it, all sums would be the host's.
+        """
+        draw = np.random.default_rng(0)
+        expected = RunningSum(_TRIED_WEIGHTS)
+        total = to_device(expected.total, self.device)
+        product = torch.empty_like(total)
+        for coefficient in draw.normal(size=_TRIED).tolist():
+            exponents = draw.integers(-149, 124, _TRIED_WEIGHTS)
+            model = np.ldexp(draw.normal(size=_TRIED_WEIGHTS), exponents).astype(np.float32)
+            expected.add(model, coefficient)
+            add_product(total, product, to_device(model, self.device), coefficient)
+        is_same = to_host(total).tobytes() == expected.total.tobytes()
+        return is_same and to_host(total.float()).tobytes() == expected.result().tobytes()
+
+
+def add_product(total: Tensor, product: Tensor, model: Tensor, coefficient: float) -> None:
+    """Add coefficient x model to a sum, in two operations, each of which is rounded by itself.
+
+    A single operation could be computed with one rounding (fused multiply-add), as GPUs do.
+
+    Args:
+        total: the sum, float64 [d], which is changed.
+        product: working memory, float64 [d].
+        model: the model, float32 [d].
+        coefficient: its coefficient.
+    """
+    product.copy_(model).mul_(coefficient)
+    total.add_(product)
+
+
+class MixSum:
+    """Sum of coefficient x model, to which models are added one by one, where they lie.
+
+    The sum begins on the host, and moves to the torch device with the first model that was computed
+    there. Its bits are those of ``weighted_sum`` of the same models in the same order.
+
+    Args:
+        models: the models on the torch device.
+        length: count of weights of a model, d.
+    """
+
+    def __init__(self, models: ResidentModels, length: int) -> None:
+        self._models = models
+        self._length = length
+        self._host: RunningSum | None = None
+        self._total: Tensor | None = None
+        self._product: Tensor | None = None
+
+    def add(self, ref: Ref, coefficient: float) -> None:
+        """Add a computed model times its coefficient."""
+        if isinstance(ref.held, ResidentWeights) and self._models.adds_alike:
+            self._move()
+        if self._total is not None and self._product is not None:
+            add_product(self._total, self._product, self._models.tensor_of(ref), coefficient)
+            return
+        if self._host is None:
+            self._host = RunningSum(self._length)
+        self._host.add(weights_of(ref), coefficient)
+
+    def _move(self) -> None:
+        if self._total is not None:
+            return
+        device = self._models.device
+        if self._host is None:
+            self._total = torch.zeros(self._length, dtype=torch.float64, device=device)
+        else:
+            self._total = to_device(self._host.total, device)
+            self._host = None
+        self._product = torch.empty_like(self._total)
+
+    def result(self) -> Weights | ResidentWeights:
+        """Return the sum so far, float32 [d]."""
+        if self._total is not None:
+            (result,) = self._models.keep([self._total.float()])
+            return result
+        if self._host is None:
+            return np.zeros(self._length, dtype=np.float32)
+        return self._host.result()
+
+
+class ResidentScratch(Scratch):
+    """Storage of computed models on a torch device, and of those that leave it on host and disk.
+
+    If results need room, the models that the torch device used longest ago leave it.
+
+    Args:
+        room: memory of the host for models (bytes).
+        models: the models on the torch device.
+    """
+
+    def __init__(self, room: float, models: ResidentModels) -> None:
+        super().__init__(room)
+        self._models = models
+        self._resident: OrderedDict[int, weakref.ref[Ref]] = OrderedDict()  # id(ref): the ref
+
+    def hold(self, ref: Ref, substitute: StoredTensor | None = None) -> None:
+        if not isinstance(ref.held, ResidentWeights):
+            super().hold(ref, substitute)
+            return
+        key = id(ref)
+        self._resident.setdefault(key, weakref.ref(ref, partial(self._lose, key)))
+        while self._resident and self._models.is_crowded:
+            self._free_resident()
+
+    def _lose(self, key: int, _: object = None) -> None:
+        self._resident.pop(key, None)
+
+    def _free_resident(self) -> None:
+        """Bring the first stored model back, or give it a second chance if it was used since."""
+        key, reference = next(iter(self._resident.items()))
+        ref = reference()
+        if ref is None or not isinstance(ref.held, ResidentWeights):
+            self._lose(key)
+        elif ref.held.was_used:
+            ref.held.was_used = False
+            self._resident.move_to_end(key)
+        else:
+            self._bring_back([ref], copies_stay=False)
+
+    def bring_back(self, refs: Sequence[Ref]) -> None:
+        """Move models from the torch device, if they lie there, to the memory of the host.
+
+        Args:
+            refs: computed models.
+        """
+        self._bring_back(refs, copies_stay=True)
+
+    def _bring_back(self, refs: Sequence[Ref], *, copies_stay: bool) -> None:
+        self._models.bring_back(refs, copies_stay=copies_stay)
+        for ref in refs:
+            if not isinstance(ref.held, ResidentWeights):
+                continue
+            self._lose(id(ref))
+            ref.held = ref.held.read()
+            if not isinstance(ref, Twin):
+                super().hold(ref)
+            elif ref.outside is not None:  # which is stored once the twin is not needed any more
+                ref.outside.held = ref.held

@@ -30,6 +30,24 @@ SMALL = 1 << 16
 _FLOAT32 = np.dtype(np.float32)
 
 
+class ComputedWeights(StoredTensor):
+    """Base of weights that were computed outside of the host's memory, float32 [d].
+
+    Args:
+        length: count of weights, d.
+        finite: whether all weights are finite numbers.
+
+    Attributes:
+        finite: as the argument.
+    """
+
+    __slots__ = ("finite",)
+
+    def __init__(self, length: int, finite: bool) -> None:
+        super().__init__(_FLOAT32, (length,))
+        self.finite = finite
+
+
 class Written(StoredTensor):
     """Weights of a model, float32 [d], in the scratch file instead of in memory.
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from fedsim.common.arrays import AnyArray
 from fedsim.common.machine import return_memory
 from fedsim.learning.derived import Derived, derived_of
-from fedsim.learning.functions import RunningSum, mean_state
+from fedsim.learning.functions import mean_state
 from fedsim.learning.refs import (
     Applied,
     Best,
@@ -33,7 +33,7 @@ from fedsim.learning.refs import (
     parents,
     renamed,
 )
-from fedsim.learning.scratch import Scratch, Weights
+from fedsim.learning.scratch import ComputedWeights, Scratch, Weights
 from fedsim.learning.sums import coefficients_of
 
 WAITING = 2
@@ -56,23 +56,31 @@ class ResultOf(NamedTuple):
     place: int = 0
 
 
+class PartSum(Protocol):
+    """Interface of a weighted sum of models, to which computed models are added one by one."""
+
+    def add(self, ref: Ref, coefficient: float) -> None:
+        """Add a computed model times its coefficient."""
+
+    def result(self) -> Weights | ComputedWeights:
+        """Return the sum so far, float32 [d]."""
+
+
 class Calculator(Protocol):
     """Interface of ``ModelComputing`` for ``Stream``: it computes models from computed parents.
 
     Attributes:
         workers: count of workers.
-        parameters: count of weights of a model.
         at_once: count of trainings that are best begun at once.
     """
 
     workers: int
-    parameters: int
 
     @property
     def at_once(self) -> int: ...
 
-    def begin(self, refs: Sequence[Ref]) -> "list[ResultOf | Weights]":
-        """Start to compute models on the workers; none of them is a mix (weighted sum).
+    def begin(self, refs: Sequence[Ref]) -> list[ResultOf | Weights | ComputedWeights]:
+        """Begin to compute models, other than mixes.
 
         Returns:
             For each model its weights, or a future and the index of the model's result in it.
@@ -92,8 +100,11 @@ class Calculator(Protocol):
     def note_left_out(self, ref: Ref, models: Sequence[Ref]) -> None:
         """Record that the mix ``ref`` leaves out ``models``, whose weights are not finite."""
 
-    def substitute(self, otherwise: Ref | None) -> Weights:
-        """Return the weights to use for a weighted sum of models if no part is finite.
+    def new_sum(self) -> PartSum:
+        """Return an empty sum of models."""
+
+    def substitute(self, otherwise: Ref | None) -> Weights | ComputedWeights:
+        """Return the weights that replace a mix without finite parts: the model ``otherwise``.
 
         The weights, float32 [d], are those of ``otherwise``; NaN if it is None.
         """
@@ -287,7 +298,7 @@ class _Sum:
         states: the trainer's state of each part so far; empty if the mix has no state.
     """
 
-    total: RunningSum | None
+    total: PartSum | None
     finite: list[bool]
     repeat: bool
     states: list[Mapping[str, AnyArray] | None]
@@ -322,7 +333,7 @@ class Stream:
 
     async def _compute_all(self, twins: Sequence[Twin]) -> None:
         steps = steps_of(twins)
-        waiting: dict[Twin, ResultOf | Weights] = {}
+        waiting: dict[Twin, ResultOf | Weights | ComputedWeights] = {}
         sums: dict[Twin, _Sum] = {}
         while steps:
             ref, part = steps.popleft()
@@ -334,7 +345,10 @@ class Stream:
                 await self._compute(ref, steps, waiting)
 
     async def _compute(
-        self, ref: Twin, steps: deque[ModelStep], waiting: dict[Twin, ResultOf | Weights]
+        self,
+        ref: Twin,
+        steps: deque[ModelStep],
+        waiting: dict[Twin, ResultOf | Weights | ComputedWeights],
     ) -> None:
         """Compute a model that is no mix, and begin to compute the next ones on idle workers.
 
@@ -362,7 +376,7 @@ class Stream:
             self._use(parent)
 
     def _next(
-        self, steps: deque[ModelStep], waiting: Mapping[Twin, ResultOf | Weights], most: int
+        self, steps: deque[ModelStep], waiting: Mapping[Twin, object], most: int
     ) -> list[Twin]:
         """Return the next models that can begin now, as all models that they need are computed.
 
@@ -454,10 +468,8 @@ class Stream:
                 mix.total = None
         elif not mix.repeat:
             if mix.total is None:
-                mix.total = RunningSum(self._calculator.parameters)
-            weights = part.value
-            assert weights is not None, f"{part} has no value"
-            mix.total.add(weights, coefficient)
+                mix.total = self._calculator.new_sum()
+            mix.total.add(part, coefficient)
         self._use(part)
 
     async def _finish_mix(self, ref: Twin, recipe: Mixed, mix: _Sum | None) -> None:
@@ -468,6 +480,7 @@ class Stream:
             ref, [model for model, is_finite in zip(models, finite, strict=True) if not is_finite]
         )
         coefficients = coefficients_of(recipe, finite)
+        weights: Weights | ComputedWeights
         if coefficients is None:
             weights = calculator.substitute(recipe.otherwise)
         elif not coefficients:

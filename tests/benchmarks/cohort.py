@@ -3,10 +3,14 @@
     python -m tests.benchmarks.cohort strategies           # every strategy: the same bits by other executors
     python -m tests.benchmarks.cohort strategies fedavg    # this one alone
     python -m tests.benchmarks.cohort architectures        # difference from plain torch, time, what falls back
+    python -m tests.benchmarks.cohort transfers            # bytes that a wave sends to a GPU, and reads
 
 ``strategies`` runs each strategy in the world ``star`` of ``hashes`` with ``training.solver =
-"cohort"``: in the process itself, with two threads, and with memory for three models alone. The
-hashes must agree. ``architectures`` trains a stack of devices, and the same devices one by one.
+"cohort"``: in the process itself, with two threads, and with memory for three models alone; then
+the same with the CPU in place of a GPU, on which models stay. The hashes must agree; with models
+that stay those of the models, since distances are summed up in another order there.
+``architectures`` trains a stack of devices, and the same devices one by one. ``transfers`` computes
+on torch's device ``meta``.
 """
 
 import asyncio
@@ -17,23 +21,30 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
 import fedsim
 from fedsim.clock.executors import Executor, Inline, Threads
+from fedsim.common.training import Training
 from fedsim.learning import scratch
-from fedsim.learning.data.federated import TokenShape
+from fedsim.learning.data.federated import FederatedData, Pool, Shard, TokenShape
+from fedsim.learning.models import ModelSpec, Perceptron
 from fedsim.learning.modules import numbers
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
 from fedsim.learning.solvers.cohort import Cohort
 from fedsim.learning.solvers.reference import Reference, flat_weights
+from fedsim.learning.transfers import counted_transfers
 from fedsim.running.runner import Job
 from fedsim.strategies import STRATEGIES as REGISTERED
+from fedsim.toolbox.models.images import ResNet18
 from fedsim.toolbox.models.residual import resnet18
 from fedsim.toolbox.models.tokens import CharLSTM, Transformer
 from tests.benchmarks.hashes import OF_WORLDS, STRATEGIES, WORLDS
 from tests.benchmarks.script import parser
+from tests.learning.small import learning
+from tests.learning.stand_ins import meta_for_a_gpu, stand_in
 
 CPU = torch.device("cpu")
 _LANES = 4
@@ -234,14 +245,73 @@ def compare(kind: str) -> str:
 
     expected = told(Inline())
     ways = {"two threads": told(Threads(2))}
-    usual = scratch.ROOM
-    try:
-        scratch.ROOM = _SMALL_ROOM
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scratch, "ROOM", _SMALL_ROOM)
         ways["little memory"] = told(Inline())
-    finally:
-        scratch.ROOM = usual
     wrong = [way for way, found in ways.items() if found != expected]
+    staying: dict[str, dict[str, Any]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        staying["on the device"] = told(Inline())
+        stand_in(patch, _SMALL_ROOM)
+        staying["little room there, two threads"] = told(Threads(2))
+        patch.setattr(scratch, "ROOM", _SMALL_ROOM)
+        staying["little room there, little memory"] = told(Inline())
+    first = staying["on the device"]
+    for way, found in staying.items():
+        is_same = found == first and found["models_sha256"] == expected["models_sha256"]
+        if not is_same or found["accuracy"] != expected["accuracy"]:
+            wrong.append(way)
     return f"DIFFERS by {', '.join(wrong)}" if wrong else "same"
+
+
+def images(devices: int) -> FederatedData:
+    """Devices with 32 training images of 3 x 32 x 32 each."""
+    draw = np.random.default_rng(0)
+    samples = 34 * devices
+    pool = Pool(
+        draw.integers(0, 256, (samples, 3, 32, 32), np.uint8), draw.integers(0, 10, samples), 10
+    )
+    index = np.arange(samples, dtype=np.int32).reshape(devices, 34)
+    return FederatedData(pool, [Shard(part[:32], part[32:]) for part in index])
+
+
+def copies_of_wave(model: ModelSpec, room: float) -> tuple[float, float]:
+    """Return the bytes that a wave of 16 trainings sends to a GPU and reads, in a tested round.
+
+    Args:
+        model: the model.
+        room: memory for models on the GPU (bytes).
+    """
+    devices = 16
+    with meta_for_a_gpu(room):
+        options = {"solver": "cohort", "lanes": devices, "batch_size": 16, "memory": "4 GB"}
+        core, _ = learning(images(devices), model, **options)
+        mean = core.initial()
+        for _ in range(3):
+            with counted_transfers() as counts:
+                start = mean
+                updates = []
+                for device in range(devices):
+                    updates.append(core.train(Training(start), device, key=start.serial))
+                mean = core.mix([(update, 1 / devices) for update in updates])
+                asyncio.run(core.evaluate({"model": (mean, None)}))
+                asyncio.run(core.distances([(update, mean) for update in updates]))
+    return counts.to_device_bytes, counts.to_host_bytes
+
+
+def show_transfers() -> int:
+    """Print the bytes that a wave sends and reads, without and with models that stay."""
+    models: dict[str, ModelSpec] = {
+        "ResNet-18": ResNet18(),
+        "perceptron of that size": Perceptron(hidden=[3660]),
+        "perceptron, 128 units": Perceptron(),
+    }
+    for name, model in models.items():
+        for way, room in {"models come back": 0.0, "models stay": 1e12}.items():
+            sent, read = copies_of_wave(model, room)
+            print(f"{name:<24} {way:<16} up {sent:>13,.0f} B  down {read:>13,.0f} B", flush=True)
+    return 0
 
 
 def show_strategies(kinds: list[str]) -> int:
@@ -260,13 +330,15 @@ def show_strategies(kinds: list[str]) -> int:
 
 
 def main() -> int:
-    """Run one of the two comparisons."""
+    """Run one of the comparisons."""
     arguments = parser(__doc__)
-    arguments.add_argument("what", choices=["strategies", "architectures"])
+    arguments.add_argument("what", choices=["strategies", "architectures", "transfers"])
     arguments.add_argument("kinds", nargs="*", metavar="STRATEGY")
     options = arguments.parse_args()
     if options.what == "architectures":
         return show_architectures()
+    if options.what == "transfers":
+        return show_transfers()
     return show_strategies(options.kinds)
 
 

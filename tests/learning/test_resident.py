@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import fedsim
 from fedsim.clock.executors import Inline, Threads
@@ -26,10 +24,8 @@ from fedsim.learning.transfers import TransferCounts, counted_transfers
 from fedsim.running.runner import Job
 from tests.learning.conftest import grey_images
 from tests.learning.small import learning, run
+from tests.learning.stand_ins import CPU, META, ROOM, Crossings
 
-CPU = torch.device("cpu")
-META = torch.device("meta")
-ROOM = 1e9
 LABEL_MAP = np.array([3, 1, 2, 0, 4, 5, 6, 7, 8, 9])
 TRAIN = np.array([5, 2, 2, 9], dtype=np.int32)
 TEST = np.array([1, 7, 11], dtype=np.int32)
@@ -112,27 +108,6 @@ def test_without_room_the_shard_that_was_used_longest_ago_is_freed(small: Datase
     assert copies(three) == 2  # frees the second one
     assert copies(one) == 0
     assert copies(two) == 2
-
-
-class Crossings(TorchDispatchMode):
-    """Lists torch's operations that take a tensor of the host and give one of ``meta``.
-
-    Arithmetic with a number of the host is left out: GPUs get it with the operation.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        is_copy = "copy" in str(func)
-        takes = any(tensor.device == CPU and (is_copy or tensor.ndim) for tensor in tensors)
-        if takes and any(tensor.device == META for tensor in results):
-            self.operations.append(str(func))
-        return result
 
 
 @pytest.mark.parametrize("solver", ["reference", "cohort"])

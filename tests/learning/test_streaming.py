@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedsim
 from fedsim.clock.executors import Inline, Threads
@@ -29,6 +30,7 @@ from fedsim.learning.engine import Learning
 from fedsim.learning.functions import function_at, spliced, weighted_sum
 from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Applied, Initial, Mixed, Ref, Trained, Waves
+from fedsim.learning.resident_models import MixSum, ResidentModels
 from fedsim.learning.scratch import Scratch, Weights, Written
 from fedsim.learning.streaming import ResultOf, Stream, steps_of, twins_of
 from fedsim.running.checkpoint.codec import Decoder, Encoder
@@ -48,7 +50,6 @@ class Plain:
     """
 
     workers = 1
-    parameters = D
     at_once = 1
 
     def __init__(self) -> None:
@@ -89,6 +90,9 @@ class Plain:
     def note_left_out(self, ref: Ref, models: Sequence[Ref]) -> None:
         if models:
             self.left_out.append((ref.name, [model.name for model in models]))
+
+    def new_sum(self) -> MixSum:
+        return MixSum(ResidentModels(torch.device("cpu")), D)
 
     def substitute(self, otherwise: Ref | None) -> Weights:
         assert otherwise is not None

@@ -302,7 +302,7 @@ class Solved(NamedTuple):
     """
 
     weights: FlatModel
-    """the trained weights, float [d], which lie where the start lies."""
+    """the trained weights, float [d], at the place of the start."""
     train_loss: float
     numbers: Mapping[str, float] = {}
     state: Mapping[str, AnyArray] = {}

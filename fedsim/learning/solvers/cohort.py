@@ -448,7 +448,7 @@ def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
 
 
 def _results(weights: Tensor, solves: Sequence[LocalSolve]) -> list[FlatModel]:
-    """Return the trained models of a stack, each of which lies where its start lies.
+    """Return the trained models of a stack, each at the place of its start.
 
     Models that lie on the host are copied there at once.
 
@@ -464,7 +464,7 @@ def _results(weights: Tensor, solves: Sequence[LocalSolve]) -> list[FlatModel]:
     for lane, solve in enumerate(solves):
         start = solve.weights
         if isinstance(start, Tensor):
-            results.append(weights[lane].to(start.dtype, copy=True))
+            results.append(weights[lane].detach().to(start.dtype, copy=True))
             continue
         if host is None:
             host = to_host(weights)

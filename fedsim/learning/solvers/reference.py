@@ -475,7 +475,7 @@ def _concatenated(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def flat_result(parameters: Sequence[Tensor], solve: LocalSolve, descent: Descent) -> FlatModel:
-    """Concatenate trained tensors to a flat model, which lies where the start of the training lies.
+    """Concatenate trained tensors to a flat model, at the place of the start of the training.
 
     Args:
         parameters: the trained tensors.

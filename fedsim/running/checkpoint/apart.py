@@ -37,7 +37,7 @@ class LinkedTensor(StoredTensor):
         path, sha256: as the arguments.
     """
 
-    __slots__ = ("__weakref__", "_open", "path", "sha256")
+    __slots__ = ("_open", "path", "sha256")
 
     def __init__(
         self, path: Path, dtype: "np.dtype[np.generic]", shape: tuple[int, ...], sha256: str
@@ -99,7 +99,7 @@ class LinkedTensors:
 
     def __init__(self) -> None:
         self.newest: dict[int, LinkedTensor] = {}
-        self._of_arrays: dict[int, tuple[weakref.ref[AnyArray], LinkedTensor]] = {}
+        self._of_arrays: dict[int, tuple[weakref.ref[AnyTensor], LinkedTensor]] = {}
         self._all: weakref.WeakSet[LinkedTensor] = weakref.WeakSet()
 
     def note(self, tensor: LinkedTensor) -> None:
@@ -110,8 +110,6 @@ class LinkedTensors:
         """Return the file of an array that an earlier checkpoint has; None if none has it."""
         if isinstance(tensor, LinkedTensor):
             return tensor
-        if isinstance(tensor, StoredTensor):
-            return None
         reference, linked = self._of_arrays.get(id(tensor), (None, None))
         return None if reference is None or reference() is not tensor else linked
 
@@ -157,8 +155,6 @@ class LinkedTensors:
         self.newest[id(tensor)] = linked
 
     def _note_array(self, tensor: AnyTensor, linked: LinkedTensor) -> None:
-        if isinstance(tensor, StoredTensor):
-            return
         key = id(tensor)
         forget = weakref.ref(tensor, lambda _: self._of_arrays.pop(key, None))
         self._of_arrays[key] = forget, linked
