@@ -16,7 +16,7 @@ from typing_extensions import override
 from fedsim.common.tensor_files import AnyTensor
 from fedsim.learning.computing import ModelComputing
 from fedsim.learning.refs import Applied, Best, Mixed, Ref, Waves
-from fedsim.learning.scratch import Scratch, Weights
+from fedsim.learning.scratch import ComputedWeights, Scratch, Weights
 from fedsim.learning.streaming import ResultOf, Stream, Twin
 from fedsim.running.assembly import Run
 from fedsim.running.checkpoint import CheckpointSpec
@@ -87,7 +87,7 @@ class PlannedComputing(ModelComputing):
             self._hold(wave, recipes)
 
     @override
-    def begin(self, refs: Sequence[Ref]) -> "list[ResultOf | Weights]":
+    def begin(self, refs: Sequence[Ref]) -> "list[ResultOf | Weights | ComputedWeights]":
         return [planned_weights(0)] * len(refs)
 
     @override

@@ -23,7 +23,17 @@ from fedsim.learning.functions import (
     weighted_sum,
 )
 from fedsim.learning.local_work import LocalWork
-from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Waves, weights_of
+from fedsim.learning.refs import (
+    Applied,
+    Best,
+    Initial,
+    Mixed,
+    Recipe,
+    Ref,
+    Trained,
+    Waves,
+    weights_of,
+)
 from fedsim.learning.resident_models import (
     MixSum,
     ResidentModels,

@@ -56,7 +56,6 @@ class Question(NamedTuple):
 
     shard: Shard
     models: list[Weights | NamedWeights]
-    """the weights of each model, float32 [d]."""
     samples: NDArray[np.int64] | None
 
 

@@ -302,7 +302,6 @@ class Solved(NamedTuple):
     """
 
     weights: FlatModel
-    """the trained weights, float [d], at the place of the start."""
     train_loss: float
     numbers: Mapping[str, float] = {}
     state: Mapping[str, AnyArray] = {}

@@ -141,28 +141,23 @@ class CFLState(GroupedState):
 
     Attributes:
         children: Indices of the two children of each node; None for a leaf.
-        pulls: Updates by which the clients of each node were separated when its parent was split.
-        down: Device ID of each client without a cluster -> node that it has reached in the tree.
-        last: Device ID -> last update of the client to its cluster.
-        scale: Mean L2 norm of the first round's updates, for the default thresholds.
+        changes_at_split: Changes by which the clients of each node were separated when its parent
+            was split.
+        node_reached: Device ID of each client without a cluster -> node that it has reached in the
+            tree.
+        last_change: Device ID -> last change of its cluster's model by the client.
+        first_norm: Mean L2 norm of the first round's updates, for the default limits of the norms.
         scheduled: Count of splits done by ``split_rounds``.
-        waiting: Leaves that have not converged, the next one in the order of Algorithm 2 last.
+        unconverged: Leaves that have not converged, the next one in the order of Algorithm 2 last.
     """
 
     children: list[list[int] | None] = field(default_factory=list)
-    """Indices of the two children of each node; None for a leaf."""
     changes_at_split: list[list[ModelChange]] = field(default_factory=list)
-    """Changes by which the clients of each node were separated when its parent was split."""
     node_reached: dict[int, int] = field(default_factory=dict)
-    """Device ID of each client without a cluster -> node that it has reached in the tree."""
     last_change: dict[int, ModelChange] = field(default_factory=dict)
-    """Device ID -> last change of its cluster's model by the client."""
     first_norm: float | None = None
-    """Mean L2 norm of the first round's updates, for the default limits of the norms."""
     scheduled: int = 0
-    """Count of splits done by ``split_rounds``."""
     unconverged: list[int] = field(default_factory=list)
-    """Leaves that have not converged, the next one in the order of Algorithm 2 last."""
 
 
 class CFL(Grouped[CFLParams]):
@@ -258,7 +253,7 @@ class CFL(Grouped[CFLParams]):
         if schedule is not None and not self._split_is_due(schedule):
             return []
         if not self.server.models.learns:
-            await self._skip([Pull.of(entry) for entry in state.received])
+            await self._skip([ModelChange.of(entry) for entry in state.received])
             return [] if schedule is None else self._random_cut()
         clusters = await self._collect_clusters()
         if state.first_norm is None and clusters:
@@ -535,8 +530,11 @@ class CFL(Grouped[CFLParams]):
             Device ID -> index of the part.
         """
         if not self.server.models.learns:
-            known = chain.from_iterable(self.state.pulls[child] for child in children)
-            await self._skip([*known, *updates.values()] if updates else [])
+            references = list[ModelChange]()
+            for child in children:
+                references += self.state.changes_at_split[child]
+            if updates:
+                await self._skip([*references, *updates.values()])
             sides = dict[int, int]()
             for device in updates:
                 generator = self.server.rng("newcomer", device, *children)
@@ -569,9 +567,9 @@ class CFL(Grouped[CFLParams]):
         with np.errstate(invalid="ignore"):  # values of a diverged device are not finite
             return [trained - start for trained, start in pairs]
 
-    async def _skip(self, pulls: Sequence[Pull]) -> None:
-        """Note the models that ``_changes`` would read in a run with learning."""
-        await self.server.models.note_skipped(list(chain.from_iterable(pulls)))
+    async def _skip(self, changes: Sequence[ModelChange]) -> None:
+        """Note the models that ``_differences`` would read in a run with learning."""
+        await self.server.models.note_skipped(list(chain.from_iterable(changes)))
 
     # clients without a cluster
 

@@ -123,11 +123,8 @@ class GroupedState(SynchronousState):
     models: list[Ref] = field(default_factory=list)
     group: list[int] = field(default_factory=list)
     asked: list[bool] = field(default_factory=list)
-    """Whether each device has ever been selected for a round."""
     preparing: dict[int, Preparation] = field(default_factory=dict)
-    """Open preparations by the ID of the task."""
     prepared: list[Preparation] = field(default_factory=list)
-    """Preparations that have ended at this simulated time, see ``Grouped.assign``."""
     unprepared: list[int] = field(default_factory=list)
 
 

@@ -210,7 +210,8 @@ class Tcp(Protocol):
         hystart: whether slow start ends when the round trip rises (HyStart).
         pacing: whether senders spread a window over its round trip: at two windows a round trip in
             slow start, 1.2 later (Linux with the queue ``fq``, or where BBR is the default
-            control).
+            control). Until its first acknowledgement a message has the rate that the connection had
+            last.
         holds_back: whether a sender waits while the queue of its own first link is full (Linux's
             TCP small queues), instead of losing packets there.
     """
@@ -228,10 +229,6 @@ class Tcp(Protocol):
     queues: Annotated[dict[str, QueueLength], _WINDOW] = Field(default_factory=dict)
     hystart: Annotated[bool, _WINDOW] = True
     pacing: Annotated[bool, _WINDOW] = False
-    """whether senders spread a window over its round trip: at two windows a round trip in slow
-    start, 1.2 later (Linux with the queue ``fq``, or where BBR is the default control). Until its
-    first acknowledgement a message has the rate that the connection had last.
-    """
     holds_back: Annotated[bool, _WINDOW] = True
 
     @property
