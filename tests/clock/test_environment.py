@@ -16,7 +16,7 @@ from simpy.core import EmptySchedule
 from simpy.events import Interruption
 
 import fedsim
-from fedsim.clock.environment import DirectProcess, Signal
+from fedsim.clock.environment import CUT, SERVE, SETTLE, DirectProcess, Signal
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
 
@@ -292,6 +292,38 @@ def test_an_alarm_that_nothing_sets_again_fails_when_it_is_set() -> None:
     env.rearm("tick", 1, 3.0)
     env.run()
     assert rung == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("way", ["run", "step", "advance"])
+def test_calls_at_the_present_time_are_in_the_order_of_all_events(way: str) -> None:
+    simulation = Simulation()
+    env = simulation.env
+    order: list[str] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: order.append(name)
+
+    env.call(note("serve"), SERVE)
+    env.at(("cut", 0), 0.0, note("cut"), CUT)
+    env.call(note("settle"), SETTLE)
+    env.call(note("first"))
+    env.timeout(0).callbacks.append(note("second"))
+    env.call(note("third"))
+    env.at(("later", 0), 1.0, note("later"))
+    with pytest.raises(SimulationError, match="the instant is not over"):
+        simulation.alarms()
+    if way == "run":
+        env.run(until=0.5)
+        env.step()  # SimPy schedules the event of ``until`` again
+    elif way == "advance":
+        assert env.advance() == 1.0
+    while way == "step" and env.peek() == 0.0:
+        env.step()
+    assert order == ["first", "second", "third", "cut", "settle", "serve"]
+    assert simulation.alarms() == [("later", 0, 1.0)]
+    env.call(note("forgotten"))
+    env.restart(5.0)
+    assert (env.now, env.peek(), len(order)) == (5.0, inf, 6)
 
 
 def test_a_direct_process_runs_within_the_event_that_continues_it() -> None:

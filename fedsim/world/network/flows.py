@@ -17,7 +17,6 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, cast
 
-from fedsim.clock.environment import SETTLE
 from fedsim.clock.simulation import Alarm, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import SimulationError
@@ -183,7 +182,7 @@ class Network(RunningFlows):
     def _unsettle(self) -> None:
         if not self._unsettled:
             self._unsettled = True
-            self._env.call(self.solve, SETTLE)
+            self._simulation.unsettle(self.solve)
 
     def cancel(self, flow: Flow) -> None:
         """Cancel a flow; it sends no more bytes, and its ``done`` is never called.
@@ -493,13 +492,7 @@ class Network(RunningFlows):
 
     def _set_alarm(self, now: float) -> None:
         """Set the network's alarm to the next end or window, or to now if a flow has arrived."""
-        when = now
-        if not self._arrived:
-            when = math.inf
-            for rule in self._rules:
-                if rule.next_end < when:
-                    when = rule.next_end
-            when = on_grid_after(when)
+        when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
         if self._slow_start:
             when = min(when, self._windows.next_end())
         if when == math.inf or self._standstill is not None:
