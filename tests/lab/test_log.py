@@ -192,7 +192,7 @@ def test_wrong_logs(case: str, tmp_path: Path) -> None:
 
 def test_a_client_with_one_task_is_left_out(tmp_path: Path) -> None:
     log = read(GOOD + task("tablet", 1, 1100.0, DEVICES[0]), tmp_path)
-    assert "left out: 1 clients with one task" in log.notes[0]
+    assert "left out: 1 client with one task" in log.notes[0]
     assert log.clients == ("phone 0", "phone 1", "phone 2")
 
 

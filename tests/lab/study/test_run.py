@@ -221,11 +221,11 @@ def test_runs_that_fail_are_reported_from_python_and_again_by_the_verb(
     ]
     again = call("study", write(tmp_path / "s.toml", tables), "--out", out, "--workers", "1")
     assert again.exit_code == 1
-    assert "2 runs to do, 2 are there" in again.stderr
+    assert "2 runs to do, 2 done" in again.stderr
     assert "fedsim: fails, seed 1 failed: ValueError: on purpose" in again.stderr
     # when it happens, and at the end
     assert again.stderr.count("failed: its process ended with signal 9") == 2
-    assert "Of fails 0 of 1 runs are done." in again.stdout
+    assert "The run of fails is not done (seed 1 failed)." in again.stdout
 
 
 def refused(*words: str | Path) -> str:
@@ -303,7 +303,7 @@ def test_published_figures_come_beside_those_of_some_of_a_study(
     said = done(
         "study", study_file, "--out", tmp_path / "out", "--only", "fedavg", "--workers", "1"
     )
-    assert "2 runs to do, 0 are there" in said
+    assert "2 runs to do, 0 done" in said
     assert "Table 1" in said
     assert set(summaries(tmp_path / "out")) == {"runs/fedavg/seed-1", "runs/fedavg/seed-2"}
     report = (tmp_path / "out" / "published.md").read_text()
@@ -312,7 +312,7 @@ def test_published_figures_come_beside_those_of_some_of_a_study(
         "## Table 1\n\n| row | rounds (+-0.5) |\n| --- | ---: |\n| fedavg | **3** *(2)* |\n"
         in report
     )
-    assert "Seeds 1, 2.\n\n0 of 1 figures are within the tolerance.\n" in report
+    assert "Seeds 1, 2.\n\n0 of 1 figure is within the tolerance.\n" in report
     assert report.endswith("## Not run\n\nTable 2.\n")
     finish(tmp_path / "out" / "study.toml", tmp_path / "out")
     assert "Not run" not in (tmp_path / "out" / "published.md").read_text()
@@ -367,7 +367,7 @@ def test_a_study_without_its_index_is_brought_up_to_date_without_a_run(finished:
         times_of(finished),
     )
     (finished / "index.json").unlink()
-    assert "0 runs to do, 4 are there" in done("study", finished / "study.toml", "--out", finished)
+    assert "no runs to do, 4 done" in done("study", finished / "study.toml", "--out", finished)
     assert ((finished / "index.json").read_bytes(), tables_of(finished), times_of(finished)) == (
         index,
         before,
@@ -393,7 +393,7 @@ def test_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     progress.close()
     text = shown.getvalue()
     for part in (
-        *("3 runs to do, 4 are there", "begins anew", "two: interrupted, to be gone on with"),
+        *("3 runs to do, 4 done", "begins anew", "two: interrupted, to be gone on with"),
         "1/3, about 10 s left: one [red]x[/red]",  # 1.5 runs took 10 s, and 1.5 are left
         "2/3, about 2 s left: three: failed: on purpose",
     ):

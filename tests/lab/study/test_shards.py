@@ -143,7 +143,7 @@ def test_shards_in_folders_of_their_own_merge_to_the_tables_of_one_process(
         assert (merged / name).read_bytes() == (whole / name).read_bytes(), name
     # the merged folder is the study's: nothing is left to do
     again = call("study", quick, "--out", merged)
-    assert "0 runs to do, 6 are there" in again.stderr
+    assert "no runs to do, 6 done" in again.stderr
 
 
 def test_two_processes_fill_one_folder_and_no_run_is_lost_or_done_twice(
