@@ -266,7 +266,7 @@ class RunFolder:
         with self._reading(files.SCENARIO):
             return understand(read_toml(self.path / files.SCENARIO))
 
-    @property
+    @cached_property
     def scenario(self) -> dict[str, Any]:
         """Content of ``scenario.toml``; former keys are replaced by the present ones."""
         return self.understood.tables
