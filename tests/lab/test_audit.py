@@ -454,3 +454,22 @@ def test_keys_of_secure_aggregation_that_wait_for_a_host_are_of_one_round(tmp_pa
     }
     fedsim.run(fedsim.Scenario(**world), tmp_path)
     assert found(tmp_path) == set()
+
+
+def test_a_warm_up_of_so_many_steps_is_no_training_of_epochs(tmp_path: Path) -> None:
+    moment = {"kind": "local", "steps": 3}
+    scenario = fedsim.Scenario(
+        learning="off",
+        data={"partition": "iid"},
+        population={"devices": 6, "speed": "50 samples/s"},
+        strategy={
+            "kind": "lcfl",
+            "groups": 2,
+            "participation": 0.2,
+            "measure": "diff-norm",
+            "moment": moment,
+        },
+        stop={"rounds": 1},
+    )
+    fedsim.run(scenario, tmp_path / "run", executor="inline")
+    assert found(tmp_path / "run") == set()
