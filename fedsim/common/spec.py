@@ -28,7 +28,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fedsim.common.errors import nearest
 from fedsim.common.field_words import hint_for_key
-from fedsim.common.former import Former, Removed
+from fedsim.common.former_keys import Former, Removed
 from fedsim.common.notes import note
 
 
@@ -127,7 +127,7 @@ class Spec(BaseModel):
 
     instead: ClassVar[Former] = {}
     """Key that was removed since a base class or an earlier version -> its replacement, or the value
-    that is left (``common.former`` has those of earlier versions).
+    that is left (``common.former_keys`` has those of earlier versions).
     """
 
     renamed: ClassVar[Mapping[str, str]] = {}

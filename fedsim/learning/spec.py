@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import Field, field_validator, model_validator
 
-from fedsim.common import former
-from fedsim.common.former import Former
+from fedsim.common import former_keys
+from fedsim.common.former_keys import Former
 from fedsim.common.registry import Registry, with_any_kind
 from fedsim.common.returns import find_outside, guard, returns
 from fedsim.common.spec import ForAll, Spec
@@ -272,7 +272,7 @@ class TrainingSpec(Trainer):
     """
 
     instead: ClassVar[Former] = {
-        **former.TRAINING,
+        **former_keys.TRAINING,
         **dict.fromkeys(("state", "real_limit"), "kind = 'torch'"),
     }
 

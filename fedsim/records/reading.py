@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from fedsim.common.errors import FedsimError, RunFolderError
 from fedsim.common.files import parse_json, read_text, read_toml, regular
-from fedsim.common.former import Understood, understand
+from fedsim.common.former_keys import Understood, understand
 from fedsim.common.round_words import round_word
 from fedsim.common.tensor_files import StoredTensor, open_tensors
 from fedsim.common.units import CLOCK_END_S

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.common.errors import CheckpointError, RunFolderError, ScenarioError, home_of, show_value
 from fedsim.common.files import read_toml
-from fedsim.common.former import understand
+from fedsim.common.former_keys import understand
 from fedsim.common.units import Seconds, read_quantity
 from fedsim.records import folder as files
 from fedsim.running.checkpoint import store

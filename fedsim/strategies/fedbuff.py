@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.common import former
-from fedsim.common.former import Former
+from fedsim.common import former_keys
+from fedsim.common.former_keys import Former
 from fedsim.federation import TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams, AsynchronousState
@@ -28,7 +28,7 @@ class FedBuffParams(AsynchronousParams):
             ``buffer``; None: any.
     """
 
-    instead: ClassVar[Former] = former.FEDBUFF
+    instead: ClassVar[Former] = former_keys.FEDBUFF
     kind: Literal["fedbuff"] = "fedbuff"
     buffer: int = Field(default=10, ge=1)
     server: ServerOptimizerSpec | None = None

@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from fedsim.common import former
+from fedsim.common import former_keys
 from fedsim.common.errors import ScenarioError
-from fedsim.common.former import Former
+from fedsim.common.former_keys import Former
 from fedsim.common.spec import Epochs
 from fedsim.common.units import PositiveSeconds, show_seconds
 from fedsim.strategies.base import StrategyParams
@@ -62,7 +62,7 @@ class RoundParams(StrategyParams):
             has closed. None: each round begins at once.
     """
 
-    instead: ClassVar[Former] = former.ROUNDS
+    instead: ClassVar[Former] = former_keys.ROUNDS
     late_goes_on: ClassVar[bool] = False
     """Whether the deadline closes the round without ending the open tasks.
 

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.common import former
+from fedsim.common import former_keys
 from fedsim.common.errors import ScenarioError
-from fedsim.common.former import Former
+from fedsim.common.former_keys import Former
 from fedsim.common.spec import Epochs
 from fedsim.common.units import PositiveSeconds
 from fedsim.strategies.parts.deadline import Deadline, Fixed, Since
@@ -76,7 +76,7 @@ class Quantile(Deadline):
         most: longest deadline (s).
     """
 
-    instead: ClassVar[Former] = former.QUANTILE
+    instead: ClassVar[Former] = former_keys.QUANTILE
 
     kind: Literal["quantile"] = "quantile"
     share: float = Field(default=0.8, gt=0.0, le=1.0)

@@ -13,7 +13,7 @@ import pytest
 
 import fedsim
 from fedsim.common.errors import ScenarioError
-from fedsim.common.former import understand
+from fedsim.common.former_keys import understand
 
 Table = dict[str, Any]
 

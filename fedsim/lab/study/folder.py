@@ -15,7 +15,7 @@ import tomli_w
 
 from fedsim.common.errors import FedsimError, RunFolderError
 from fedsim.common.files import flatten, read_text, toml
-from fedsim.common.former import understand
+from fedsim.common.former_keys import understand
 from fedsim.lab.reading.study_folder import (
     PUBLISHED,
     RUNS,

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fedsim.common import former
+from fedsim.common import former_keys
 from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.inputs import unrecorded
 from fedsim.common.spec import Spec
@@ -49,7 +49,7 @@ class DataSpec(Spec):
             data: the reference line of centralised training; None: no pooling.
     """
 
-    renamed: ClassVar[Mapping[str, str]] = former.DATA
+    renamed: ClassVar[Mapping[str, str]] = former_keys.DATA
 
     source: SourceSpec = Digits()
     root: str | None = None

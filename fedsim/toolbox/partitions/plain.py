@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from fedsim.common import former
+from fedsim.common import former_keys
 from fedsim.common.arrays import AnyArray
 from fedsim.common.device_names import number_devices, rule
 from fedsim.common.errors import DataError, ScenarioError, nearest, show_value
 from fedsim.common.files import find_file, read_keyed_json, reading
-from fedsim.common.former import Former
+from fedsim.common.former_keys import Former
 from fedsim.common.notes import note
 from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import Dataset, FederatedData, Index, Shard
@@ -363,7 +363,7 @@ class Permutations(Partition):
         agree: labels on which two permutations agree at most; two never agree on all.
     """
 
-    instead: ClassVar[Former] = former.PERMUTATIONS
+    instead: ClassVar[Former] = former_keys.PERMUTATIONS
     kind: Literal["permutations"] = "permutations"
     groups: int = Field(default=4, ge=1)
     agree: int = Field(default=2, ge=0)

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.common import former
+from fedsim.common import former_keys
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import ScenarioError
-from fedsim.common.former import Former
+from fedsim.common.former_keys import Former
 from fedsim.common.sizes import Sizes, UniformSizes
 from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import Dataset, FederatedData, Index, Normalize
@@ -43,7 +43,7 @@ class PowerLaw(Partition):
         classes_per_device: consecutive classes that a device holds.
     """
 
-    instead: ClassVar[Former] = former.POWER_LAW
+    instead: ClassVar[Former] = former_keys.POWER_LAW
     kind: Literal["power-law"] = "power-law"
     usual_normalize: ClassVar[Normalize] = "standardize"
     pools_test: ClassVar[bool] = True
@@ -106,7 +106,7 @@ class Femnist(Partition):
             is on one device.
     """
 
-    instead: ClassVar[Former] = former.FEMNIST
+    instead: ClassVar[Former] = former_keys.FEMNIST
     kind: Literal["femnist"] = "femnist"
     overlap: bool = True
 
@@ -145,7 +145,7 @@ class DittoPartition(Partition):
     named by the first class.
     """
 
-    instead: ClassVar[Former] = former.DITTO
+    instead: ClassVar[Former] = former_keys.DITTO
     kind: Literal["ditto"] = "ditto"
     usual_normalize: ClassVar[Normalize] = "standardize"
 
@@ -309,7 +309,7 @@ class ClassImbalance(Partition):
         largest: the most samples that a device can hold of one class.
     """
 
-    instead: ClassVar[Former] = former.CLASS_IMBALANCE
+    instead: ClassVar[Former] = former_keys.CLASS_IMBALANCE
     kind: Literal["class-imbalance"] = "class-imbalance"
     classes_per_device: int = Field(default=2, ge=1)
     largest: int = Field(default=100, ge=1, le=1_000_000_000)

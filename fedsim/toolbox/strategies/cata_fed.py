@@ -7,10 +7,10 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedsim.common import former
+from fedsim.common import former_keys
 from fedsim.common.arrays import Ints
 from fedsim.common.errors import ScenarioError
-from fedsim.common.former import Former
+from fedsim.common.former_keys import Former
 from fedsim.common.spec import Epochs
 from fedsim.common.training import Limit, Part, Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
@@ -187,7 +187,7 @@ class CataFedParams(CombiningParams):
             disconnected.
     """
 
-    instead: ClassVar[Former] = {**CombiningParams.instead, **former.CATA_FED}
+    instead: ClassVar[Former] = {**CombiningParams.instead, **former_keys.CATA_FED}
     kind: Literal["cata-fed"] = "cata-fed"
     deadline: DeadlineKey = Relative()
     adaptive: bool = True

@@ -4,9 +4,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.common import former
+from fedsim.common import former_keys
 from fedsim.common.errors import ScenarioError
-from fedsim.common.former import Former
+from fedsim.common.former_keys import Former
 from fedsim.common.spec import Epochs, OnlyWith
 from fedsim.toolbox.strategies.grouped import GroupedParams
 
@@ -37,7 +37,7 @@ class CFLParams(GroupedParams):
             (``recursive``, Algorithm 2).
     """
 
-    instead: ClassVar[Former] = {**GroupedParams.instead, **former.CFL}
+    instead: ClassVar[Former] = {**GroupedParams.instead, **former_keys.CFL}
     unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"
     kind: Literal["cfl"] = "cfl"
     clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.common import former
+from fedsim.common import former_keys
 from fedsim.common.arrays import Floats, Floats32
 from fedsim.common.errors import SimulationError
-from fedsim.common.former import Former
+from fedsim.common.former_keys import Former
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Epochs
 from fedsim.common.training import Limit, Training
@@ -47,7 +47,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         eta_g: the learning rate between groups; 0 keeps them apart.
     """
 
-    instead: ClassVar[Former] = {**MigratingParams.instead, **former.FLEXCFL}
+    instead: ClassVar[Former] = {**MigratingParams.instead, **former_keys.FLEXCFL}
     sweeps: ClassVar[bool] = True
     beside: ClassVar[str | None] = "groups begin with the plain mean of pre-trained models"
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedsim.common import former
+from fedsim.common import former_keys
 from fedsim.common.arrays import Ints
-from fedsim.common.former import Former
+from fedsim.common.former_keys import Former
 from fedsim.common.registry import Registry
 from fedsim.federation import Contents, Device, Header, Instruction, Server, TaskEnd
 from fedsim.federation.round_result import ModelAssignment
@@ -71,7 +71,7 @@ class GroupedParams(ClusteredParams, SynchronousParams):
     A group is a set of devices that share a model. A round asks ``clients_per_round`` clients.
     """
 
-    instead: ClassVar[Former] = {**SynchronousParams.instead, **former.GROUPS}
+    instead: ClassVar[Former] = {**SynchronousParams.instead, **former_keys.GROUPS}
 
     def combined_at_once(self, devices: int) -> int:
         return super().combined_at_once(devices) // self.groups
@@ -482,7 +482,7 @@ class MigratingParams(GroupedParams):
             shift.
     """
 
-    instead: ClassVar[Former] = {**GroupedParams.instead, **former.MIGRATION}
+    instead: ClassVar[Former] = {**GroupedParams.instead, **former_keys.MIGRATION}
     moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = (
         EachRound()
     )

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.common import former
-from fedsim.common.former import Former
+from fedsim.common import former_keys
+from fedsim.common.former_keys import Former
 from fedsim.common.spec import Epochs, OnlyWith
 from fedsim.common.training import Limit, Training
 from fedsim.federation import (
@@ -47,7 +47,7 @@ class IFCAParams(MigratingParams):
             clients' steps, divided by the number of all clients of the round.
     """
 
-    instead: ClassVar[Former] = {**MigratingParams.instead, **former.IFCA}
+    instead: ClassVar[Former] = {**MigratingParams.instead, **former_keys.IFCA}
     sweeps: ClassVar[bool] = True
     kind: Literal["ifca", "ifca-mig"] = "ifca"
     clients_per_round: int = Field(default=20, ge=1)

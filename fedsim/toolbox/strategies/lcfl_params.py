@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.common import former
+from fedsim.common import former_keys
 from fedsim.common.errors import ScenarioError
-from fedsim.common.former import Former
+from fedsim.common.former_keys import Former
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Epochs
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
@@ -55,7 +55,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     instead: ClassVar[Former] = {
         **ClusteredParams.instead,
-        **former.LCFL,
+        **former_keys.LCFL,
         "clients_per_round": "participation",
         "gradient": "measure",
         **{key: f"clusterer.{key}" for key in ("linkage", "threshold")},

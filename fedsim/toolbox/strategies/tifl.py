@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedsim.common import former
+from fedsim.common import former_keys
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import ScenarioError
-from fedsim.common.former import Former
+from fedsim.common.former_keys import Former
 from fedsim.common.spec import OnlyWith
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, Lazy, LocalResult, Server, TaskEnd
@@ -45,7 +45,7 @@ class TiFLParams(AggregatingParams):
 
     looks_at_each: ClassVar[str | None] = "TiFL has phases of its own between rounds"
 
-    instead: ClassVar[Former] = {**AggregatingParams.instead, **former.TIFL}
+    instead: ClassVar[Former] = {**AggregatingParams.instead, **former_keys.TIFL}
     kind: Literal["tifl"] = "tifl"
     tiers: int = Field(default=5, ge=1)
     tiers_from: Literal["size", "latency"] = "size"
