@@ -8,6 +8,7 @@ Calls and answers are pickles on pipes. The output of a worker goes to this proc
 import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -307,9 +308,8 @@ class WorkerProcesses(Executor):
         except (EOFError, BrokenPipeError) as error:
             del self._of_thread.worker
             self._shares.give_back(worker.gpu)
-            raise SimulationError(
-                f"a worker process ended while it worked (exit status {worker.process.wait()})"
-            ) from error
+            status = worker.process.wait()
+            raise SimulationError(_describe_end(status, function)) from error
         is_done, outcome = answer.outcome()
         if not is_done:
             raise outcome
@@ -324,6 +324,30 @@ class WorkerProcesses(Executor):
         self._threads.shutdown()
         for worker in self._processes:
             worker.process.communicate()
+
+
+def _describe_end(status: int, function: Callable[..., object]) -> str:
+    """Return an error message on a worker process that has ended.
+
+    Args:
+        status: its exit status; negative if a signal has ended it.
+        function: the function that it was carrying out.
+    """
+    reason = f"exit status {status}"
+    advice = ""
+    if status < 0:
+        number = -status
+        name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+        reason = f"signal {name}"
+        if number == signal.SIGKILL:
+            advice = "; the system may have run out of memory: use fewer --workers"
+        else:
+            advice = (
+                "; the code of a library has crashed: a run with --executor inline and "
+                "PYTHONFAULTHANDLER=1 shows where"
+            )
+    work = getattr(function, "__qualname__", str(function))
+    return f"a worker process ended in {work} ({reason}){advice}"
 
 
 class _WorkerProcess:

@@ -14,7 +14,7 @@ from fedsim.clock import executors
 from fedsim.clock.executors import Inline, Threads, WorkerProcesses, make_executor
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.testing import FIGURES, quiet_world, run
-from tests.clock.light_calls import Closed, Heavy, exit_at_once, seen_gpu, sum_and_flag
+from tests.clock.light_calls import Closed, Heavy, crash, exit_at_once, seen_gpu, sum_and_flag
 
 
 def seen_gpus(executor: executors.Executor, folder: Path) -> list[str | None]:
@@ -98,6 +98,13 @@ def scenario() -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("two_gpus")
+def test_a_process_that_crashes_is_named_with_its_signal() -> None:
+    with closing(WorkerProcesses(1)) as pool:
+        expected = r"ended in crash \(signal SIGABRT\); .* PYTHONFAULTHANDLER=1 shows where"
+        with pytest.raises(SimulationError, match=expected):
+            pool.submit(crash).result()
+
+
 def test_neither_processes_nor_their_gpus_change_a_run() -> None:
     inline = run(scenario())
     with closing(WorkerProcesses(2, ["0", "GPU-b"])) as executor:
