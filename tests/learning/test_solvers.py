@@ -224,7 +224,9 @@ def test_what_is_kept_damaged_is_made_anew(
 
 
 CPU = torch.device("cpu")
-BUILT_IN: list[Any] = [found for found in map(MODELS.class_of, MODELS) if issubclass(found, Layered)]
+BUILT_IN: list[Any] = [
+    found for found in map(MODELS.class_of, MODELS) if issubclass(found, Layered)
+]
 
 
 def test_dense_models_have_a_solver_of_their_own_on_a_cpu_all_others_the_reference() -> None:

@@ -74,9 +74,11 @@ class PACFLParams(GroupedParams):
 
     @property
     def unforeseen(self) -> str:
-        if self.beta is None:
-            return super().unforeseen
-        return "beta decides how many clusters there are; their count is that of all devices"
+        count = "groups" if self.beta is None else "devices, which is the most"
+        return (
+            "all clients are in one cluster: checkpoints grow with each further one; the count of "
+            f"final models is that of {count}"
+        )
 
     def final_models(self, devices: int) -> int:
         return devices if self.beta is not None else min(self.groups, devices)
