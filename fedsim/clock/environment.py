@@ -249,10 +249,18 @@ class Environment(simpy.Environment):
         while self.pending is None:
             if calls and self._call_is_next():
                 heappop(calls)[2]()
-            elif not schedule or schedule[0][0] > now:
-                break
-            elif type(schedule[0][3]) is Alarm:
-                heappop(schedule)[3].process()
+                continue
+            if not schedule:
+                return inf
+            when, _, _, event = schedule[0]
+            is_alarm = type(event) is Alarm
+            if is_alarm and event.ring is None:
+                heappop(schedule)
+            elif when > now:
+                return when  # type: ignore[no-any-return]
+            elif is_alarm:
+                heappop(schedule)
+                event.process()
             else:
                 step()
         return self.peek()
