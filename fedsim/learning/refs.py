@@ -208,6 +208,7 @@ class Ref:
         name: the name.
         serial: count of refs created before this one.
         recipe: the computation of the model; None once the model is computed.
+        device: index of the device that trained or chose the model; None for other models.
         held: the weights in memory, on disk or on a torch device; None until the model is
             computed.
         finite: whether all weights are finite numbers; False until the model is computed.

@@ -102,13 +102,11 @@ class WatchedLinks(LinkedTensors):
     Attributes:
         peak_bytes: greatest size of all checkpoints at a time (bytes); a file with several names
             counts once.
-        peak_models_bytes: the same without the tables.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.peak_bytes = 0
-        self.peak_models_bytes = 0
         self._folder = folder
 
     def leave(self, folder: Path) -> None:
@@ -117,11 +115,7 @@ class WatchedLinks(LinkedTensors):
 
     def look(self, *_: object) -> None:
         """Measure the present size."""
-        place = self._folder / store.FOLDER
-        size = size_of(place)
-        self.peak_bytes = max(self.peak_bytes, size)
-        tables = sum(path.stat().st_size for path in place.glob("*/state.json"))
-        self.peak_models_bytes = max(self.peak_models_bytes, size - tables)
+        self.peak_bytes = max(self.peak_bytes, size_of(self._folder / store.FOLDER))
 
 
 def _sections(devices: int, hidden: int, rounds: int, **strategy: Any) -> Sections:
@@ -266,7 +260,7 @@ def models_of(sections: Sections) -> dict[str, Figure]:
     return {
         "held": Figure(held / size, scratch.most_held_bytes / size),
         "TMPDIR": Figure(counts.scratch_bytes / size, scratch.peak_bytes / size),
-        "checkpoints": Figure((counts.saved_bytes or 0.0) / size, links.peak_models_bytes / size),
+        "checkpoints": Figure((counts.saved_bytes or 0.0) / size, links.peak_bytes / size),
         "final": Figure(float(counts.named), final / size),
     }
 

@@ -287,7 +287,7 @@ class StarDirection:
         free = math.inf
         if self._free and self._level:
             free = self._since + (self._first_end(free=True) - self._clock) / self._level
-        self._next_free = free < capped
+        self._next_free = bool(free < capped)
         next_end = free if self._next_free else capped
         # by rounding, an end may be the last bit before now
         self.next_end = max(self._since, next_end)
