@@ -64,6 +64,15 @@ def compiled(function: F) -> F:
     return dispatcher
 
 
+def inlined(function: F) -> F:
+    """Decorator that puts a function into the compiled functions which call it (numba).
+
+    A call that hands on many arrays costs about as much as a step of a small model.
+    """
+    dispatcher: F = _njit(no_cpython_wrapper=True, inline="always")(function)
+    return dispatcher
+
+
 def compiled_entry(function: F) -> F:
     """Decorator that compiles a function which Python calls, and caches its machine code on disk.
 

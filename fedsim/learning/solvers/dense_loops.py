@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.learning.solvers.compiled import compiled, compiled_entry
+from fedsim.learning.solvers.compiled import compiled, compiled_entry, inlined
 
 AnyFloats = NDArray[np.floating]
 Positions = NDArray[np.int64]
@@ -173,7 +173,7 @@ def descend(
     return loss
 
 
-@compiled
+@inlined
 def _allocate(network: DenseParameters, plan: LoopPlan) -> StepMemory:
     """Allocate the working memory of a local training, for a model and a device's batches."""
     entry = network.entry
@@ -191,7 +191,7 @@ def _allocate(network: DenseParameters, plan: LoopPlan) -> StepMemory:
     )
 
 
-@compiled
+@inlined
 def _fill_batch(memory: StepMemory, plan: LoopPlan, step: int) -> Positions:
     """Return the indices of the samples of a step's batch, as a view of ``memory``.
 
@@ -205,7 +205,7 @@ def _fill_batch(memory: StepMemory, plan: LoopPlan, step: int) -> Positions:
     return batch
 
 
-@compiled
+@inlined
 def _error_of(memory: StepMemory, layer: int) -> AnyFloats:
     """Return the memory for the loss's gradient with respect to a layer's outputs, [b, outputs].
 
@@ -215,7 +215,7 @@ def _error_of(memory: StepMemory, layer: int) -> AnyFloats:
     return error
 
 
-@compiled
+@inlined
 def _pass_forward(
     network: DenseParameters, memory: StepMemory, step: int, batch: Positions
 ) -> AnyFloats:
@@ -245,7 +245,7 @@ def _pass_forward(
     return logits
 
 
-@compiled
+@inlined
 def _descend_layers(
     network: DenseParameters, memory: StepMemory, batch: Positions, count: int, rule: Rule
 ) -> None:
@@ -279,7 +279,7 @@ def _descend_layers(
     _descend_bias(_of(network.biases, 0), sizes[0], count, error, rule)
 
 
-@compiled
+@inlined
 def _rectify(outputs: AnyFloats, rows: int, columns: int) -> None:
     """Apply ReLU to the first rows and columns of an array, in place; NaN stays NaN."""
     for row in range(rows):
