@@ -196,7 +196,7 @@ class Registry:
 
         Args:
             kind: name of a kind, or import path of a user's class.
-            key: the key of a scenario that holds it, in messages.
+            key: dotted key of the scenario with this value, which errors name.
 
         Raises:
             ScenarioError: there is no such kind, or the path leads to no such class.

@@ -198,9 +198,10 @@ class Client(Generic[P]):
         return (Train(self.training(device, instruction), self.limit(device, instruction)),)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        """Return the training of the default ``work``, from the received ``model``.
+        """Return the local training that ``work`` does, unless a subclass overrides ``work``.
 
-        The training has ``local_epochs`` epochs, or one epoch if the strategy has no such key.
+        By default it starts from the received content ``model`` and has ``local_epochs`` epochs, or
+        one epoch if the strategy has no such key.
 
         Args:
             device: the device on which this code runs, with its data and its state.

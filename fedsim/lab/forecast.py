@@ -319,7 +319,7 @@ class Beginning:
             self.saving = PlannedSaving(scenario.checkpoint, self.run)
 
     def models_now(self) -> "KeptModels":
-        """Return counts of the models that a checkpoint would contain now."""
+        """Return count and size of the models that a checkpoint would contain now, in this trial."""
         from fedsim.lab.planned_models import KeptModels
 
         return KeptModels.of(self.run, len({device for device, _ in self.tally.trainings}))

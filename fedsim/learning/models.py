@@ -44,7 +44,10 @@ _MORE = "fedsim.toolbox.models"
 
 
 class Model(Spec):
-    """Base of the models that a scenario can choose (``model.kind``): tensors, size and cost."""
+    """Base of the models that a scenario can choose (``model.kind``).
+
+    A subclass says which tensors a model has, how large it is, and what its training costs.
+    """
 
     learnable: ClassVar[bool] = True
     """Whether the model has weights, and not only a size."""

@@ -55,10 +55,10 @@ class EvaluationMetric:
 
 
 def mean_of_samples(facts: SampleNumbers) -> float:
-    """Compute a metric that is the mean over test samples.
+    """Compute a metric that is the mean of all kept values, over samples and columns alike.
 
     Args:
-        facts: the values kept of each test sample, [n, m].
+        facts: the values kept of each test sample, [n, m]; m is usually 1.
     """
     return float(facts.mean())
 

@@ -56,7 +56,9 @@ _MOST_CHANGES = 200_000  # limit of recorded changes of availability; a picture 
 
 
 class Run:
-    """All objects that take part in a run: devices, network, data, learner, strategy; built here.
+    """All objects that take part in a run: devices, network, data, learner and strategy.
+
+    The constructor builds them. ``Simulation`` then runs the strategy with them, event by event.
 
     Args:
         scenario: the validated scenario.

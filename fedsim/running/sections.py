@@ -85,7 +85,7 @@ class Sections(Spec):
 
     @property
     def figures(self) -> list[EvaluationMetric]:
-        """Metrics with a column in the table of rounds: of tests, and as trainers report."""
+        """Metrics with a column in the table of rounds: those of tests, and those that trainers report."""
         reported = starmap(reported_metric, self.training.reports.items())
         return [*self.objective.figures, *reported]
 

@@ -125,7 +125,9 @@ class LinkSearch:
     def explains(
         self, rates: Floats, capacity: float, fitted_rates: Floats, fitted_capacity: float
     ) -> bool:
-        """Return whether given links explain the durations nearly as well as the fitted ones.
+        """Return whether given links explain the log's durations nearly as well as the fitted ones.
+
+        That is so if their error is at most slightly greater, by a factor and a constant.
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].

@@ -98,10 +98,11 @@ class Ranking:
 
     @property
     def alike(self) -> list[RankedLine]:
-        """Lines that are worse than the best line by an insignificant difference.
+        """Lines that cannot be distinguished from the best line.
 
-        The interval of their ratio (for costs) or difference to it includes 1 or 0. If seeds were
-        added until a decision, these are the further lines that may still be the best.
+        For a cost, the 95 % interval of the ratio to the best line includes 1; for an accuracy, that
+        of the difference includes 0. If seeds were added until a decision (``--until-sure``), these
+        are the other lines that may still be the best.
         """
         first, *rest = self.whole
         if self.decided is not None:

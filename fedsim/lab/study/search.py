@@ -175,7 +175,7 @@ class Range(Spec):
     def scenario_value(self, number: Number) -> object:
         """Convert a number of the range to a value for a scenario, with the range's unit.
 
-        It has four digits, or all digits of a whole number.
+        A whole number keeps all its digits; any other number is rounded to four significant digits.
         """
         low, high = self.ends
         if not self.whole:

@@ -93,13 +93,13 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
 
 
 class LaneLoss(nn.Module):
-    """Module that computes the loss of a stacked model on its batch, vectorised over the stack.
+    """Module that returns the mean loss of one lane's model on its batch, for ``torch.func.vmap``.
 
-    A stack holds the models of several devices, one in each lane.
+    The cohort solver trains the models of several devices at a time, one in each lane of a stack.
 
     Args:
-        solver: the solver, which has the loss of a sample.
-        copied_module: the copy of the trained module.
+        solver: the solver, which computes the loss of each sample.
+        copied_module: copy of the model's module, called with the lane's weights.
         options: options of the loss, such as ``label_smoothing``.
 
     Attributes:

@@ -271,8 +271,9 @@ class Aggregation(Spec):
         """Return the privacy budget that all rounds so far have used, for the record of the round.
 
         Args:
-            draws: (count of drawn clients, count of devices from which they were drawn) -> count of
-                the rounds with this draw. (1, 1) stands for clients that were not drawn uniformly.
+            draws: for each kind of draw, the count of rounds with it. A kind is the pair (count of
+                drawn clients, count of devices from which they were drawn uniformly); (1, 1) stands
+                for all other rounds.
             devices: count of all devices.
 
         Returns:

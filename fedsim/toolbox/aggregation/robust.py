@@ -55,10 +55,10 @@ class Robust(Aggregation):
         )
 
     def record_fields(self, updates: int) -> dict[str, int]:
-        """Return ``bears``, the count of malicious updates that this round's result tolerates.
+        """Return a field of the record ``aggregate`` for a round with too few updates.
 
-        The field is added to the record ``aggregate`` if too few updates have arrived. Here it is 0
-        with one or two updates, and missing otherwise.
+        The field ``bears`` is the count of malicious updates that the round's result tolerates: 0
+        with one or two updates. With more updates the round is as planned, and there is no field.
 
         Args:
             updates: count of received updates.

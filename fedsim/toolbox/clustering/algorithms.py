@@ -286,10 +286,11 @@ def bipartition(
 def threshold(
     loss: float, first_loss: float, least_loss: float = 0.0, theta: float = math.pi / 36
 ) -> float:
-    """Compute the least cosine of two gradients at which CCS puts devices into one cluster.
+    """Compute the least cosine of two gradients at which two devices share a cluster (CCS, Eq. 7).
 
-    The cosine falls from cos(theta) to 0 with the progress of training (CCS, Eq. 7), (l_0 - l_t) /
-    (l_0 - l_*), limited to [0, 1]. The progress is 0 if l_0 is not above l_*.
+    The progress p of the training is (l_0 - l_t) / (l_0 - l_*), limited to [0, 1], and 0 if l_0 is
+    not above l_*. The angle that is allowed grows linearly from ``theta`` at p = 0 to a right angle
+    at p = 1, so the cosine falls from cos(theta) to 0.
 
     Args:
         loss: l_t, the present training loss.

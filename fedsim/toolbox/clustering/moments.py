@@ -83,7 +83,8 @@ class PreTraining(WhenShifted):
     Some devices train the initial model for this purpose, and are grouped by the resulting updates.
 
     Attributes:
-        devices: alpha; alpha x ``groups`` devices are pre-trained, at most all devices.
+        devices: alpha (FlexCFL), the count of pre-trained devices for each of the strategy's
+            ``groups``; in all at most all devices.
         steps: SGD steps of a pre-training. By default 50 (the published code of FlexCFL); or it is
             counted in ``epochs``.
         epochs: passes of a device over its data in a pre-training; in the paper ``local_epochs``.

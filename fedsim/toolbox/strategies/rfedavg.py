@@ -92,10 +92,10 @@ class RFedAvgParams(SynchronousParams):
 class RFedAvgClient(SynchronousClient[RFedAvgParams]):
     """Client that makes gradient steps on all of its data, and sends its update.
 
-    With it the client reports its sample count and, if the weights or clusters need them, its class
-    imbalance, loss and class counts.
+    With its update it reports its count of samples; where the weights of the aggregation or the
+    clustering of devices need them, also its class imbalance, loss and class counts.
 
-    Entries of a device's state: ``total``, the last received D, the sample count of all devices.
+    Entries of a device's state: ``total``, D, the last received count of all devices' samples.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
