@@ -229,7 +229,7 @@ def test_on_a_kind_of_device_they_take_its_time_and_room(tmp_path: Path) -> None
     order = fedsim.federation.client.Instruction(
         "train", {"model": done.strategy.state["model"]}, 0
     )
-    training = done.dispatch.client_side.client.training(done.dispatch.devices.of(0), order)
+    training = done.dispatch.client_side.halves.of(0).training(done.dispatch.devices.of(0), order)
     plain = fedsim.common.training.Training(None, 3)
     more = 2 * (lines.testing_s(0, 6))
     assert lines.training_s(0, training, 6) - lines.training_s(0, plain, 6) == pytest.approx(more)

@@ -307,7 +307,7 @@ PARAMETERS: list[Case] = [
     (
         {"secure_aggregation": SECURE, "clients_per_round": 4},
         {},
-        "neighbours is 4.* 4 clients; allowed are at most 3",
+        "neighbors is 4.* 4 clients; allowed are at most 3",
     ),
     ({"secure_aggregation": {"neighbors": 3}}, {}, "'neighbors' is 3; allowed are even numbers"),
     (
