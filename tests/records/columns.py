@@ -213,7 +213,10 @@ def _set(section: Any, key: str, value: Any) -> Any:
 
 def of_summary(run: RunFolder) -> Iterator[Forgery]:
     """A forgery of each entry of the summary."""
-    sealed = ("events", "events_sha256", "models_sha256", "files_sha256", files.SEAL, "simulated_s")
+    sealed = (
+        *("events", "events_sha256", "events_block", "models_sha256", "files_sha256"),
+        *(files.SEAL, "simulated_s"),
+    )
     entries = {name: value for name, value in run.summary.items() if name not in sealed}
     for key, value in leaves(entries):
         yield f"summary: {key}", partial(Forged, run, summary=_set(run.summary, key, other(value)))

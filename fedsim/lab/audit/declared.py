@@ -48,6 +48,7 @@ UNCHECKED: Mapping[str, str] = {
     "summary: name": "a label",
     "summary: wall_s": "real time",
     "summary: estimates": "words",
+    "summary: round_word": "words",
     "summary: packages": "packages need not be installed where a run is audited",
     "summary: accuracy.fine_tuned": _VALUES,
     "events.parquet: group": "of records that are of no task",
