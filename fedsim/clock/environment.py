@@ -32,6 +32,9 @@ CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 # the schedule has twice as many entries as it had live ones.
 _ROOM = 1024
 
+# What ``advance`` reads if the schedule is empty.
+_NEVER: tuple[float, int, int, Any] = (inf, LAST, 0, None)
+
 Name = tuple[str, int]
 """Name of an alarm in a snapshot: a kind and a number."""
 
@@ -244,30 +247,33 @@ class Environment(simpy.Environment):
         """
         calls = self._calls
         schedule = self._schedule
-        step = super().step
         now = self._now
         while self.pending is None:
-            if calls and self._call_is_next():
+            due = schedule[0] if schedule else _NEVER
+            when = due[0]
+            if calls and (when > now or calls[0] < due[1:]):
                 heappop(calls)[2]()
                 continue
-            if not schedule:
-                return inf
-            when, _, _, event = schedule[0]
-            is_alarm = type(event) is Alarm
-            if is_alarm and event.ring is None:
+            event = due[3]
+            if type(event) is not Alarm:
+                if when > now:
+                    return when
+                super().step()
+            elif event.ring is None:
                 heappop(schedule)
             elif when > now:
-                return when  # type: ignore[no-any-return]
-            elif is_alarm:
+                return when
+            else:
                 heappop(schedule)
                 event.process()
-            else:
-                step()
         return self.peek()
 
-    def move(self) -> None:
-        """Move the clock to the time of the next event, without processing the event."""
-        when = self.peek()
+    def move(self, when: float) -> None:
+        """Move the clock to the time of the next event, without processing the event.
+
+        Args:
+            when: the time (s), as ``peek`` returns it; infinity leaves the clock as it is.
+        """
         if self.moved is not None and self._now < when:
             self.moved(when)
         if when < inf:
@@ -275,7 +281,7 @@ class Environment(simpy.Environment):
 
     def step(self) -> None:
         """Process the next event, and wait for any real computation that it needs."""
-        self.move()
+        self.move(self.peek())
         if self._call_is_next():
             heappop(self._calls)[2]()
         elif self._schedule and type(self._schedule[0][3]) is Alarm:

@@ -429,6 +429,9 @@ class Simulation:
                     if self.env.pending is not None:
                         await self._join()
                         continue
+                    if self._between:
+                        self._act_between_instants()
+                        due = self.env.peek()
                     if not self._goes_on(due):
                         break
                     instants += 1
@@ -439,7 +442,8 @@ class Simulation:
                         if time.perf_counter() - breath > _BREATH_S:
                             await asyncio.sleep(0)
                             breath = time.perf_counter()
-                    self.env.move()
+                        due = self.env.peek()  # other coroutines may have set alarms
+                    self.env.move(due)
                 self._over = True  # handlers of messages do not run any more
                 # the first event is ``ended``
                 for final in (lambda: None, *self._finals):
@@ -459,19 +463,21 @@ class Simulation:
             await asyncio.wrap_future(work)
         go_on()
 
+    def _act_between_instants(self) -> None:
+        """Call the functions given to ``between_instants``."""
+        self.settled = True
+        while self._between:
+            self._between.pop(0)()
+        self.settled = False
+
     def _goes_on(self, due: float) -> bool:
-        """Call the functions given to ``between_instants``; return whether the run continues.
+        """Return whether the run continues with the next event.
 
         It ends if it was stopped or interrupted, if no event is left, or at the end of the clock.
 
         Args:
             due: time of the next event (s), infinity if there is none.
         """
-        if self._between:
-            self.settled = True
-            while self._between:
-                self._between.pop(0)()
-            self.settled = False
         if self._interrupted:
             self.stop("interrupted")
         if self.stopped is not None or due == math.inf or (self.idle is not None and self.idle()):

@@ -294,19 +294,27 @@ EventRow = tuple[
 ]
 
 
+_FIELD_COLUMNS = frozenset(["device", "round", "group", "task", "step", "outcome"])
+
+
 def event_row(record: "Record") -> EventRow:
     """Convert a record to a row of ``events.parquet``, a tuple in the order of the columns."""
     time, kind, fields = record
-    rest = dict(fields)
-    take = rest.pop
-    device = take("device", None)
-    number = take("round", None)
-    group = take("group", None)
-    task = take("task", None)
-    step = take("step", None)
-    outcome = take("outcome", None)
-    data = encode(rest) if rest else None
-    return (time, kind, device, number, group, task, step, outcome, data)
+    data = None
+    if not fields.keys() <= _FIELD_COLUMNS:
+        data = encode({name: fields[name] for name in fields if name not in _FIELD_COLUMNS})
+    get = fields.get
+    return (
+        time,
+        kind,
+        get("device"),
+        get("round"),
+        get("group"),
+        get("task"),
+        get("step"),
+        get("outcome"),
+        data,
+    )
 
 
 @lru_cache(maxsize=4096, typed=True)  # typed, because 8 and 8.0 are different texts
@@ -316,6 +324,8 @@ def _encode_payload(purpose: str, size: float) -> str:
 
 def encode_payloads(payloads: "Payloads") -> str:
     """Return the payloads of a message as JSON; most messages have payloads of earlier ones."""
+    if len(payloads) == 1:
+        return f"[{_encode_payload(*payloads[0])}]"
     return f"[{','.join([_encode_payload(*payload) for payload in payloads])}]"
 
 

@@ -110,7 +110,10 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
         return None
     payloads: Payloads = fields["payloads"]
     delivered = fields["delivered"]
-    purpose = "+".join([name for name, _ in payloads])
+    if len(payloads) == 1:
+        purpose = payloads[0][0]
+    else:
+        purpose = "+".join([name for name, _ in payloads])
     return Transfer(
         start,
         time,

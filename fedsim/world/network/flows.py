@@ -29,6 +29,7 @@ from fedsim.world.network.standstill import PATIENCE_S, standstill_error
 from fedsim.world.network.windows import WindowsState
 
 _ID = attrgetter("id")
+_NEXT_END = attrgetter("next_end")
 
 # values of ``number`` in alarms of the kind "network"
 _WAKEUP = 0
@@ -492,7 +493,9 @@ class Network(RunningFlows):
 
     def _set_alarm(self, now: float) -> None:
         """Set the network's alarm to the next end or window, or to now if a flow has arrived."""
-        when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
+        when = now
+        if not self._arrived:
+            when = on_grid_after(min(map(_NEXT_END, self._rules)))
         if self._slow_start:
             when = min(when, self._windows.next_end())
         if when == math.inf or self._standstill is not None:
