@@ -114,16 +114,21 @@ def call_by_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") ->
         The values, [n].
 
     Raises:
-        ScenarioError: the function returns a tensor whose shape is not [n].
+        ScenarioError: the function returns anything but a tensor of the shape [n].
     """
+    from torch import Tensor
+
     # copies, as the function may change its arguments in place, which are still needed
-    result: Tensor = _function(path, key)(outputs.clone(), targets.clone())
-    if tuple(result.shape) != (len(targets),):
-        raise ScenarioError(
-            f"{key} has {path!r}, which gave {tuple(result.shape)} for {len(targets)} samples; "
-            "it must give one number a sample"
-        )
-    return result
+    result: object = _function(path, key)(outputs.clone(), targets.clone())
+    form: object = type(result).__name__
+    if isinstance(result, Tensor):
+        form = tuple(result.shape)
+        if form == (len(targets),):
+            return result
+    raise ScenarioError(
+        f"{key} has {path!r}, which gave {form} for {len(targets)} samples; "
+        "it must give a tensor with one number a sample"
+    )
 
 
 class Objective(Spec):

@@ -282,8 +282,10 @@ def test_tokens_without_an_objective_are_classified(model: str) -> None:
 
 
 def loss_in_place(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    losses = functional.cross_entropy(outputs, targets, reduction="none")
+    """Changes targets before their first use, and outputs, which the gradient does not need."""
+    classes = targets.clone()
     targets.fill_(0)
+    losses = functional.cross_entropy(outputs, classes, reduction="none")
     outputs.neg_()
     return losses
 
@@ -307,3 +309,42 @@ def test_a_function_may_change_its_arguments_in_place(tmp_path: Any) -> None:
         table.columns = [column.replace(name, "own") for column in table.columns]
         hashes.add(table.to_csv())
     assert len(hashes) == 1
+
+
+def loss_that_spoils_its_gradient(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    losses = functional.cross_entropy(outputs, targets, reduction="none")
+    targets.fill_(0)
+    return losses
+
+
+def loss_of_a_batch(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    return float(functional.cross_entropy(outputs, targets).detach())
+
+
+@pytest.mark.parametrize(
+    "training",
+    [{"solver": "reference"}, {"kind": "torch", "optimizer": "Adam"}],
+)
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ("loss_that_spoils_its_gradient", r"changed in place after its use.*allowed are changes"),
+        ("loss_of_a_batch", "gave float for [0-9]+ samples; it must give a tensor with one"),
+    ],
+)
+def test_a_loss_without_gradient_is_refused_in_words(
+    training: dict[str, Any], loss: str, words: str
+) -> None:
+    objective = {"kind": "classification", "loss": f"{HERE}:{loss}"}
+    with pytest.raises(FedsimError, match=words) as refusal:
+        run(
+            {
+                "data": {"source": "digits"},
+                "objective": objective,
+                "training": training,
+                "population": {"devices": 4},
+                "strategy": {"kind": "fedavg", "clients_per_round": 1},
+                "stop": {"rounds": 1},
+            }
+        )
+    assert "model.factory" not in str(refusal.value)  # the scenario names none

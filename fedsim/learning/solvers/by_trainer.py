@@ -16,7 +16,7 @@ from fedsim.learning.entropy import entropy_watched
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
 from fedsim.learning.solvers.context import TrainingContext, rules
 from fedsim.learning.solvers.reference import Reference, flat_result
-from fedsim.learning.solvers.watched import ModuleCopy
+from fedsim.learning.solvers.watched import ModuleCopy, show_failure
 from fedsim.learning.spec import Trainer
 from fedsim.learning.transfers import to_host
 
@@ -142,9 +142,8 @@ class ByTrainer(Reference):
         except FedsimError:
             raise
         except Exception as error:
-            raise SimulationError(
-                f"{self._label} failed {where}: {type(error).__name__}: {error}{place_of(error)}"
-            ) from error
+            message = f"{self._label} failed {where}: {show_failure(error)}"
+            raise SimulationError(message) from error
 
     def _read_outcome(
         self,

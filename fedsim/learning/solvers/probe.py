@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import FedsimError, ScenarioError, place_of
+from fedsim.common.errors import FedsimError, ScenarioError
 from fedsim.common.training import LastBatch
 from fedsim.learning.draws import find_draws, generators_kept, global_states
 from fedsim.learning.entropy import entropy_watched
@@ -37,6 +37,7 @@ from fedsim.learning.solvers.watched import (
     draws_message,
     entropy_message,
     left_message,
+    show_failure,
 )
 from fedsim.learning.transfers import to_device
 
@@ -116,8 +117,8 @@ def _run_user_code(work: Callable[[], R]) -> R:
     except FedsimError:
         raise
     except Exception as error:
-        message = f"{type(error).__name__}: {error}{place_of(error)}"
-        raise ScenarioError(f"the module of model.factory failed {_WHERE}: {message}") from error
+        message = f"the model or its loss failed {_WHERE}: {show_failure(error)}"
+        raise ScenarioError(message) from error
 
 
 def _train(solver: Reference, module: ModuleCopy, solve: LocalSolve) -> Solved:

@@ -269,7 +269,9 @@ def _use(module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str) -> R:
 
 
 def run_user_code(work: Callable[[], R], where: str) -> R:
-    """Call code of a user's module, and return its result; its errors become ``SimulationError``.
+    """Call code of a user's module and loss, and return its result.
+
+    Errors become ``SimulationError``.
 
     Args:
         work: the code, called without arguments.
@@ -283,10 +285,18 @@ def run_user_code(work: Callable[[], R], where: str) -> R:
     except FedsimError:
         raise
     except Exception as error:
-        raise SimulationError(
-            f"the module of model.factory failed {where}: {type(error).__name__}: "
-            f"{error}{place_of(error)}"
-        ) from error
+        message = f"the model or its loss failed {where}: {show_failure(error)}"
+        raise SimulationError(message) from error
+
+
+def show_failure(error: Exception) -> str:
+    """Format an error of a user's module, loss or trainer, with file and line if they are known."""
+    if "modified by an inplace operation" in str(error):
+        return (
+            "a tensor is changed in place after its use, but torch needs its value for the "
+            "gradient; allowed are changes before the first use, and of copies (targets.clone())"
+        )
+    return f"{type(error).__name__}: {error}{place_of(error)}"
 
 
 def left_message(names: list[str], where: str) -> str:
