@@ -302,20 +302,21 @@ _ROUNDS_UP = 0.9995  # share of a unit from which three digits show a whole one
 # numbers between these are shown without decimals and exponents
 _LEAST_WHOLE = 999.5
 _MOST_WHOLE = 1e9
+_LEAST_MINUTE_S = 59.95  # shown with three digits it is a whole minute
 
 
 def show_seconds(value: float) -> str:
-    """Format a time (s) for people: ``"1 h 02 min"``, ``"12.3 s"``."""
-    if value < 60:
+    """Format a time (s) for people, rounded: ``"1 h 02 min"``, ``"12.3 s"``."""
+    if value < _LEAST_MINUTE_S:
         return f"{value:.3g} s"
-    minutes = value / 60
-    hours = value / 3600
-    days = value / 86400
-    if minutes < 60:
-        return f"{int(minutes)} min {int(value % 60):02d} s"
-    if hours < 24:
-        return f"{int(hours)} h {int(minutes % 60):02d} min"
-    return f"{int(days)} d {int(hours % 24):02d} h"
+    seconds = int(value + 0.5)
+    minutes = int(value / 60 + 0.5)
+    hours = int(value / 3600 + 0.5)
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{hours // 24} d {hours % 24:02d} h"
 
 
 def show_bytes(value: float) -> str:

@@ -117,6 +117,47 @@ def test_plurals_and_usual_forms_are_read(kind: Any, text: str, written: str) ->
 
 
 def test_for_people() -> None:
-    assert units.show_seconds(3725) == "1 h 02 min"
-    assert units.show_seconds(12.34) == "12.3 s"
     assert units.show_bytes(1.264e6) == "1.26 MB"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (12.34, "12.3 s"),
+        (59.94, "59.9 s"),
+        (59.95, "1 min 00 s"),
+        (64.8, "1 min 05 s"),
+        (119.4, "1 min 59 s"),
+        (119.6, "2 min 00 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.5, "1 h 00 min"),
+        (3725, "1 h 02 min"),
+        (7199, "2 h 00 min"),
+        (86369, "23 h 59 min"),
+        (86370, "1 d 00 h"),
+        (90000, "1 d 01 h"),
+        (172799, "2 d 00 h"),
+    ],
+)
+def test_times_for_people(seconds: float, text: str) -> None:
+    assert units.show_seconds(seconds) == text
+
+
+_SIZES_S = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+@given(st.floats(min_value=0.0, max_value=1e8))
+def test_times_for_people_are_rounded_to_their_last_unit(value: float) -> None:
+    """No part is ever 60 s, 60 min or 24 h, and the text is off by half of its last unit at most."""
+    words = units.show_seconds(value).split()
+    numbers = [float(word) for word in words[::2]]
+    sizes = [_SIZES_S[unit] for unit in words[1::2]]
+    total = sum(number * size for number, size in zip(numbers, sizes, strict=True))
+    slack = (
+        sizes[-1] / 2 if len(sizes) > 1 else 0.0005 * 10 ** math.ceil(math.log10(value + 1e-300))
+    )
+    assert abs(total - value) <= slack * (1 + 1e-9)
+    for number, size, above in zip(numbers[1:], sizes[1:], sizes, strict=False):
+        assert number * size < above
+    assert len(sizes) > 1 or numbers[0] < 60

@@ -26,7 +26,7 @@ function showTime(seconds, grain) {
 
 /** A length of time, to about three digits. */
 function showLength(seconds) {
-  return seconds < 60 ? `${Number(seconds.toPrecision(3))} s` : showTime(seconds, seconds < 3600 ? 1 : 60);
+  return seconds < 59.95 ? `${Number(seconds.toPrecision(3))} s` : showTime(seconds, seconds < 3600 ? 1 : 60);
 }
 
 function showCount(value) {
