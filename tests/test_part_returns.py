@@ -136,6 +136,22 @@ def test_fedsims_own_classes_stay_as_they_are() -> None:
 # Runs with a wrong part. A part is made of the right one of ``tests/outside_parts.py``.
 
 
+def test_an_inherited_hook_is_checked_once() -> None:
+    def seconds(self: Any, parameters: int) -> float:
+        return -1.0
+
+    first, second = (subclass(fed.Codec, seconds=seconds) for _ in range(2))
+    heir = subclass(first)
+    for codec, key in ((first, "a.key"), (second, "another.key"), (heir, "a.third")):
+        codec.__abstractmethods__ = frozenset()
+        guard(codec, key)
+        guard(codec, key, like=fed.Codec)
+    assert "seconds" not in vars(heir), "the class that it inherits from checks already"
+    for codec, key in ((first, "a.key"), (second, "another.key"), (heir, "a.key")):
+        with pytest.raises(SimulationError, match=rf"^{key}: Wrong\.seconds .* returns -1\.0; "):
+            codec.seconds(None, 1)
+
+
 class Asking(good.Turns):
     """A selection that asks its candidates a question."""
 

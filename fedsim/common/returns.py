@@ -1,9 +1,9 @@
 """Checks of the values that hooks of users' classes return.
 
 A base class declares the results of a hook by its annotation, and by ``returns`` if the type is not
-enough. ``guard`` replaces the hooks of a user's class by functions that call the hook and raise an
-error with its name and place for a wrong result. Classes of fedsim are not changed, so that
-built-in parts spend no time on checks.
+enough. ``guard`` makes a ``HookRule`` for each hook of a user's class, and replaces the hook by a
+function that calls it and checks the result by the rule. Classes of fedsim are not changed, so
+that built-in parts spend no time on checks.
 """
 
 import inspect
@@ -29,7 +29,13 @@ from typing import (
 import numpy as np
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import ScenarioError, SimulationError, home_of, show_value
+from fedsim.common.errors import (
+    FedsimError,
+    ScenarioError,
+    SimulationError,
+    home_of,
+    show_value,
+)
 from fedsim.common.hooks import (
     METHODS,
     UNIONS,
@@ -46,8 +52,6 @@ FindMistake = Callable[..., str]
 """Function of a value, the object and the hook's arguments, which returns the mistake or ''."""
 Check = Callable[[object], bool]
 
-_MARK = "fedsim_returns"  # attribute that stores the ``Returns`` on a hook of a base class
-_GUARDED = "fedsim_guarded"  # name of the attribute that marks a checking hook
 _LISTS = (list, tuple, range, np.ndarray)
 _WORDS: dict[object, str] = {
     bool: "True or False",
@@ -75,25 +79,27 @@ class Returns:
     Attributes:
         allowed: the allowed values in words; empty for the words of the type.
         find_mistake: check of a value of the right type.
-        keyed: the random numbers that the hook may draw, in words. A draw from a global generator
-            is then an error. Empty if draws are not checked.
+        allowed_draws: the random numbers that the hook may draw, in words. A draw from a global
+            generator is then an error. Empty if draws are not checked.
         guarded: whether the returned object has hooks, which are checked too.
     """
 
     allowed: str = ""
     find_mistake: FindMistake = _find_nothing
-    keyed: str = ""
+    allowed_draws: str = ""
     guarded: bool = False
 
 
 _ANYTHING = Returns()
+_declared: dict[object, Returns] = {}  # function of a base class's hook -> its rule
+_checking: set[tuple[type, str]] = set()  # user's class and hook that checks its results already
 
 
 def returns(
     allowed: str = "",
     find_mistake: FindMistake = _find_nothing,
     *,
-    keyed: str = "",
+    allowed_draws: str = "",
     guarded: bool = False,
 ) -> Callable[[Hook], Hook]:
     """Decorator that gives a hook of a base class a rule for the values that users' methods return.
@@ -101,15 +107,15 @@ def returns(
     Args:
         allowed: the allowed values in words; empty for the words of the type.
         find_mistake: check of a value of the right type.
-        keyed: the random numbers that the hook may draw, in words; see ``Returns``.
+        allowed_draws: the random numbers that the hook may draw, in words; see ``Returns``.
         guarded: whether the returned object has hooks, which are checked too.
     """
 
-    def mark(hook: Hook) -> Hook:
-        hook.__dict__[_MARK] = Returns(allowed, find_mistake, keyed, guarded)
+    def declare(hook: Hook) -> Hook:
+        _declared[hook] = Returns(allowed, find_mistake, allowed_draws, guarded)
         return hook
 
-    return mark
+    return declare
 
 
 # checks of numbers
@@ -290,13 +296,104 @@ def _hint_of(override: Override) -> object:
     return override.root if hint is Self else hint
 
 
-def _returns_of(override: Override) -> Returns:
-    """Return the rule for results that the first fedsim class with a user's method has declared."""
-    marked: Returns = getattr(function_of(override.first), _MARK, _ANYTHING)
-    return marked
-
-
 # checking hooks
+
+
+@dataclass(frozen=True)
+class HookRule:
+    """Rule for the values that one method or attribute of a user's class may return or have.
+
+    Attributes:
+        key: key of the scenario that names the class.
+        name: the method or attribute with its class, such as ``Mine.select``.
+        place: the file and line of the name, for messages.
+        hint: the annotated type, in the fedsim class.
+        returns: the allowed values of this type, as the fedsim class has declared them.
+        error_type: type of the errors.
+    """
+
+    key: str
+    name: str
+    place: str
+    hint: object
+    returns: Returns
+    error_type: type[FedsimError]
+
+    @classmethod
+    def of(cls, override: Override, owner: type, key: str) -> "HookRule":
+        """Make the rule of a method, property or attribute of a user's class.
+
+        Args:
+            override: the method or attribute.
+            owner: the user's class that defines it.
+            key: key of the scenario that names the class.
+        """
+        function = function_of(override.first)
+        is_function = isinstance(function, FunctionType)
+        returns = _declared.get(function, _ANYTHING) if is_function else _ANYTHING
+        place = home_of(function_of(override.own)) or home_of(owner)
+        # a property or value describes a part, so its mistakes are mistakes of the scenario
+        is_method = isinstance(override.own, FunctionType)
+        error_type = SimulationError if is_method else ScenarioError
+        name = f"{owner.__qualname__}.{override.name}"
+        return cls(key, name, place, _hint_of(override), returns, error_type)
+
+    @property
+    def allows_anything(self) -> bool:
+        """Whether no value breaks the rule."""
+        return self.hint in (None, NoneType) or (self.hint is Any and self.returns == _ANYTHING)
+
+    @cached_property
+    def _is_right_type(self) -> Check:
+        return is_of_type(self.hint)
+
+    def check(
+        self,
+        value: object,
+        arguments: Sequence[object] = (None,),
+        options: Mapping[str, object] | None = None,
+        verb: str = "returns",
+    ) -> None:
+        """Check a value, and guard its class if the value has hooks itself.
+
+        Args:
+            value: the value.
+            arguments: the hook's positional arguments; the first is the object that has the hook.
+            options: the hook's arguments by name.
+            verb: word of the message between the name and the value.
+
+        Raises:
+            FedsimError: the value breaks the rule; of type ``error_type``.
+        """
+        if self._is_right_type(value):
+            mistake = self.returns.find_mistake(value, *arguments, **(options or {}))
+        else:
+            mistake = show_value(value)
+        if mistake:
+            allowed = self.returns.allowed or _in_words(self.hint)
+            raise self.error_type(
+                f"{self.key}: {self.name}{self.place} {verb} {mistake}; allowed is {allowed}"
+            )
+        if self.returns.guarded:
+            guard(cast(type, type(value)), self.key, like=cast(type, self.hint))
+
+    def check_draws(self, states: Mapping[str, object]) -> None:
+        """Check that no global random generator has been used.
+
+        Args:
+            states: the generators' states before the hook was called, by name of the generator.
+
+        Raises:
+            SimulationError: a generator has another state now.
+        """
+        now = generator_states()
+        changed = [name for name, state in states.items() if now[name] != state]
+        if changed:
+            raise SimulationError(
+                f"{self.key}: {self.name}{self.place} draws from the global generator of "
+                f"{' and of '.join(changed)}, so that no run can be repeated; allowed is "
+                f"{self.returns.allowed_draws}"
+            )
 
 
 @cache
@@ -318,31 +415,10 @@ def guard(user_class: type, key: str, class_key: str = "", like: type | None = N
     refuse_wrong_hooks(user_class, class_key or key, like)
     for half in halves_of(user_class):
         for override in overrides(half, like):
-            _refuse_wrong_value(half, override, class_key or key)
+            is_method = callable(override.first) or isinstance(override.first, METHODS)
+            if override.is_value and not is_method:
+                HookRule.of(override, half, class_key or key).check(override.own, verb="is")
             _guard_hook(half, override, key)
-
-
-def _refuse_wrong_value(half: type, override: Override, key: str) -> None:
-    """Raise an error if an attribute of a user's class that is no method has a wrong value.
-
-    Args:
-        half: the user's class.
-        override: the attribute.
-        key: key of the scenario that names the class, for the message.
-    """
-    first = override.first
-    is_method = callable(first) or isinstance(first, METHODS)
-    if is_method or not override.is_value:
-        return
-    allowed = _returns_of(override)
-    hint = _hint_of(override)
-    find_mistake = _check_of(hint, allowed)
-    mistake = find_mistake(override.own, None)
-    if mistake:
-        raise ScenarioError(
-            f"{key}: {half.__qualname__}.{override.name}{home_of(half)} is {mistake}; allowed is "
-            f"{allowed.allowed or _in_words(hint)}"
-        )
 
 
 def _guard_hook(half: type, override: Override, key: str) -> None:
@@ -353,116 +429,41 @@ def _guard_hook(half: type, override: Override, key: str) -> None:
         override: the method.
         key: key of the scenario, for messages.
     """
-    name = override.name
     own = override.own
     function = function_of(own)
     if not isinstance(function, FunctionType) or isinstance(own, METHODS):
         return
-    allowed = _returns_of(override)
-    hint = _hint_of(override)
-    is_free = hint in (None, NoneType) or (hint is Any and allowed == _ANYTHING)
-    if is_free or hasattr(function, _GUARDED):
+    owner = next(parent for parent in half.__mro__ if override.name in vars(parent))
+    rule = HookRule.of(override, owner, key)
+    if rule.allows_anything or (owner, override.name) in _checking:
         return
-    definer = next(parent for parent in half.__mro__ if name in vars(parent))
-    place = home_of(function) or home_of(definer)
-    label = f"{key}: {definer.__qualname__}.{name}{place}"
-    checking = _make_checking(function, label, hint, allowed, is_method=own is function)
-    _replace(half, name, own, checking)
-
-
-def _replace(half: type, name: str, own: object, function: Callable[..., object]) -> None:
-    """Put a function into a class in place of an attribute, as a method, property or as that was.
-
-    Args:
-        half: the class, which is changed.
-        name: name of the attribute.
-        own: the attribute that is replaced.
-        function: the function.
-    """
-    hook: object = function
+    checking = _make_checking(function, rule)
+    hook: object = checking
     if isinstance(own, property):
-        hook = property(function, own.fset, own.fdel, own.__doc__)
+        hook = property(checking, own.fset, own.fdel, own.__doc__)
     elif isinstance(own, cached_property):
-        hook = cached_property(function)
-        hook.__set_name__(half, name)
-    setattr(half, name, hook)
+        hook = cached_property(checking)
+        hook.__set_name__(half, override.name)
+    setattr(half, override.name, hook)
+    _checking.add((half, override.name))
 
 
-def _check_of(hint: object, allowed: Returns) -> FindMistake:
-    """Make a function that finds the mistake in a method's result, in its type or its value.
-
-    Args:
-        hint: the annotated type.
-        allowed: the rule for values.
-
-    Returns:
-        The function, which returns the mistake in words, or "".
-    """
-    is_right_type = is_of_type(hint)
-
-    def find(value: Any, *arguments: object, **options: object) -> str:
-        if not is_right_type(value):
-            return show_value(value)
-        return allowed.find_mistake(value, *arguments, **options)
-
-    return find
-
-
-def _make_checking(
-    own: FunctionType,
-    label: str,
-    hint: object,
-    allowed: Returns,
-    *,
-    is_method: bool,
-) -> Callable[..., object]:
-    """Make a function that calls a hook and refuses wrong results.
-
-    Args:
-        own: the hook.
-        label: key, name and place of the hook, for messages.
-        hint: annotated type of the result.
-        allowed: the allowed results.
-        is_method: whether the hook is a method; a property describes a part, so its mistakes are
-            mistakes of the scenario.
-    """
-    find_mistake = _check_of(hint, allowed)
-    in_words = allowed.allowed or _in_words(hint)
-    error_type = SimulationError if is_method else ScenarioError
-    key = label.partition(":")[0]
-
-    def check(value: object, arguments: Sequence[object], options: Mapping[str, object]) -> None:
-        mistake = find_mistake(value, *arguments, **options)
-        if mistake:
-            raise error_type(f"{label} returns {mistake}; allowed is {in_words}")
-        if allowed.guarded:
-            guard(cast(type, type(value)), key, like=hint)
-
-    def refuse_draws(states: Mapping[str, object]) -> None:
-        now = generator_states()
-        changed = [name for name, state in states.items() if now[name] != state]
-        if changed:
-            raise SimulationError(
-                f"{label} draws from the global generator of {' and of '.join(changed)}, so that "
-                f"no run can be repeated; allowed is {allowed.keyed}"
-            )
+def _make_checking(own: FunctionType, rule: HookRule) -> Callable[..., object]:
+    """Make a function that calls a hook and checks its results by a rule."""
 
     @wraps(own)
     def hook(*arguments: object, **options: object) -> object:
-        states = generator_states() if allowed.keyed else {}
+        states = generator_states() if rule.returns.allowed_draws else {}
         value = own(*arguments, **options)
-        check(value, arguments, options)
-        if allowed.keyed:
-            refuse_draws(states)
+        rule.check(value, arguments, options)
+        if states:
+            rule.check_draws(states)
         return value
 
     @wraps(own)
     async def awaited_hook(*arguments: object, **options: object) -> object:
         value = await own(*arguments, **options)
-        check(value, arguments, options)
+        rule.check(value, arguments, options)
         return value
 
-    is_coroutine = inspect.iscoroutinefunction(inspect.unwrap(own))
-    checking: Callable[..., object] = awaited_hook if is_coroutine else hook
-    setattr(checking, _GUARDED, True)
-    return checking
+    return awaited_hook if inspect.iscoroutinefunction(inspect.unwrap(own)) else hook

@@ -145,7 +145,7 @@ class AvailabilityModel(Spec):
 
     kind: str
 
-    @returns(keyed=_KEYED, guarded=True)
+    @returns(allowed_draws=_KEYED, guarded=True)
     def build(self, streams: Streams, devices: int, root: Path | None) -> Availability:
         """Build the availability of all devices.
 
@@ -156,7 +156,7 @@ class AvailabilityModel(Spec):
         """
         raise NotImplementedError
 
-    @returns(keyed=_KEYED, guarded=True)
+    @returns(allowed_draws=_KEYED, guarded=True)
     def build_on(
         self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
     ) -> Availability:

@@ -60,7 +60,7 @@ class Distribution(Spec):
     type ``SamplesPerSecond``.
     """
 
-    @returns("an array of 'size' numbers above 0", _find_wrong_draw, keyed=_KEYED)
+    @returns("an array of 'size' numbers above 0", _find_wrong_draw, allowed_draws=_KEYED)
     def draw(self, generator: np.random.Generator, size: int) -> AnyArray:
         """Draw independent values from the distribution.
 
@@ -73,7 +73,9 @@ class Distribution(Spec):
         """
         raise NotImplementedError
 
-    @returns("an array of a number above 0 for each device", _find_wrong_value, keyed=_KEYED)
+    @returns(
+        "an array of a number above 0 for each device", _find_wrong_value, allowed_draws=_KEYED
+    )
     def by_device(
         self, key: str, generator: np.random.Generator, devices: int, root: Path | None
     ) -> AnyArray:

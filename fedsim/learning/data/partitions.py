@@ -62,7 +62,7 @@ class Partition(Spec):
         cls.usual_normalize = "standardize" if earlier == "standardise" else earlier
 
     @abstractmethod
-    @returns(_SHARDS, find_wrong_split, keyed="streams.generator('world/data/NAME')")
+    @returns(_SHARDS, find_wrong_split, allowed_draws="streams.generator('world/data/NAME')")
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         """Divide the samples among devices.
 

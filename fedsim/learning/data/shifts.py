@@ -188,7 +188,9 @@ class Shift(Spec):
         return _FORESEEN
 
     @abstractmethod
-    @returns(_CHANGES, find_wrong_change, keyed="streams.generator('world/drift', occasion)")
+    @returns(
+        _CHANGES, find_wrong_change, allowed_draws="streams.generator('world/drift', occasion)"
+    )
     def apply(
         self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams
     ) -> list[Change]:

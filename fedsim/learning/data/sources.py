@@ -52,7 +52,7 @@ class Source(Spec):
     """Shape of a sample and number of classes; None if only the files have them."""
 
     @abstractmethod
-    @returns(_RAW, find_wrong_raw, keyed="numpy.random.default_rng(SEED)")
+    @returns(_RAW, find_wrong_raw, allowed_draws="numpy.random.default_rng(SEED)")
     def load(self, root: Path | None) -> Raw:
         """Read the data set.
 

@@ -237,7 +237,7 @@ class Selection(Spec):
         """
         return count
 
-    @returns("a list of 'count' devices at most", _find_wrong_count, keyed=_KEYED)
+    @returns("a list of 'count' devices at most", _find_wrong_count, allowed_draws=_KEYED)
     def select(
         self, server: Server, state: PartState, count: int, ids: Ids, among: Among = None
     ) -> list[int]:

@@ -236,7 +236,7 @@ class NetworkModel(Spec):
         """Return warnings about values outside the range for which the formulas were fitted."""
         return []
 
-    @returns(keyed="streams.generator('world/NAME')", guarded=True)
+    @returns(allowed_draws="streams.generator('world/NAME')", guarded=True)
     def build(
         self,
         simulation: Simulation,
