@@ -25,7 +25,7 @@ from fedsim import plugin
 from fedsim.cli import main
 from fedsim.cli.results import RESULTS, output_schema
 from fedsim.common import units
-from fedsim.common.registry import Registry, specs_of
+from fedsim.common.kind_field import KindField, specs_of
 from fedsim.common.spec import Spec
 from fedsim.federation import client
 from fedsim.lab.catalogue import catalogue, keys_of, specs_titled
@@ -326,9 +326,9 @@ def _type_of_key(alias: Any) -> str:
                 f"A key that is {note.what}: a float in {_base_unit(note)}{least}; in a scenario "
                 f"with one of the units {accepted}."
             )
-        if isinstance(note, Registry):
+        if isinstance(note, KindField):
             return (
-                f"A key that holds a {note.called}: a name, an import path, or a table with a "
+                f"A key that holds a {note.registry.called}: a name, an import path, or a table with a "
                 "`kind`."
             )
     raise TypeError(f"{alias!r} is no type of a key")

@@ -8,7 +8,7 @@ from typing import Any
 from text import about, quoted, sentence
 
 from fedsim.common.files import read_toml
-from fedsim.common.registry import specs_of
+from fedsim.common.kind_field import specs_of
 from fedsim.common.spec import Spec
 from fedsim.lab.catalogue import Key, as_toml, keys_of, specs_titled
 from fedsim.running.shipped import shipped

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 import fedsim
-from fedsim.common.registry import specs_of
+from fedsim.common.kind_field import specs_of
 from fedsim.common.spec import Spec, attribute_descriptions
 from fedsim.lab.catalogue import about, catalogue, keys_of, schema
 from fedsim.lab.study.plan import read_study

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import fedsim
 from fedsim import plugin
 from fedsim.cli import main
-from fedsim.common.registry import specs_of
+from fedsim.common.kind_field import specs_of
 from fedsim.common.spec import Spec
 from fedsim.lab.catalogue import catalogue, keys_of, specs_titled
 from fedsim.lab.newcomer import write_study

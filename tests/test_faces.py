@@ -18,7 +18,7 @@ import pytest
 import fedsim
 import fedsim.testing
 from fedsim import plugin
-from fedsim.common.registry import specs_of
+from fedsim.common.kind_field import specs_of
 from fedsim.common.spec import attribute_descriptions
 from fedsim.running.scenario import Scenario
 from tests.test_source import ROOT, SOURCES, tree_of

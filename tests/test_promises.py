@@ -13,7 +13,7 @@ import pytest
 
 import fedsim
 from fedsim.cli import main
-from fedsim.common.registry import specs_of
+from fedsim.common.kind_field import specs_of
 from fedsim.strategies import STRATEGIES
 from tests.calls import call, done
 

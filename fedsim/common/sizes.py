@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 
@@ -87,5 +88,5 @@ class LongTailSizes(Spec):
 
 Sizes = Annotated[
     UniformSizes | LongTailSizes,
-    Registry.of("sample count", UniformSizes, LongTailSizes, usual="uniform"),
+    KindField(Registry.of("sample count", UniformSizes, LongTailSizes, usual="uniform")),
 ]

@@ -12,6 +12,7 @@ from pydantic import model_validator
 
 from fedsim.common.errors import show_value
 from fedsim.common.former_names import warn_renamed
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
@@ -340,7 +341,7 @@ class Codec(Spec):
         raise NotImplementedError
 
 
-CodecSpec = Annotated[Codec, CODECS]
+CodecSpec = Annotated[Codec, KindField(CODECS)]
 
 
 class Plain(Codec):

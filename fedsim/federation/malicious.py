@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedsim.common.errors import ScenarioError
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
@@ -41,7 +42,7 @@ class MaliciousSpec(Spec):
         devices: IDs of the devices that attack, in place of a ``share``.
     """
 
-    attack: Annotated[Any, ATTACKS]
+    attack: Annotated[Any, KindField(ATTACKS)]
     share: float | None = Field(default=None, ge=0.0, le=1.0)
     devices: list[int] | None = None
 

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.imports import refuse_code
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
@@ -215,7 +216,8 @@ class StatedTime(Spec):
 
 
 TimeSpec = Annotated[
-    SamplesTime | FlopsTime | StatedTime, Registry.of("time", SamplesTime, FlopsTime, StatedTime)
+    SamplesTime | FlopsTime | StatedTime,
+    KindField(Registry.of("time", SamplesTime, FlopsTime, StatedTime)),
 ]
 
 

@@ -10,7 +10,8 @@ from pydantic.json_schema import JsonSchemaValue
 from fedsim.clock.executors import EXECUTORS
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.imports import import_trusted
-from fedsim.common.registry import Registry, specs_of
+from fedsim.common.kind_field import specs_of
+from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec, attribute_descriptions, summary
 from fedsim.lab.study.spec import REFERENCES, StudySpec
 from fedsim.running.scenario import Scenario

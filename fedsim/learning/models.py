@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.imports import import_trusted, refuse_unless_allowed
+from fedsim.common.kind_field import KindField
 from fedsim.common.model_cost import ModelCost, operation
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
@@ -584,4 +585,4 @@ MODELS = Registry(
         **Registry.of("model", SizeOnly).known,
     },
 )
-ModelSpec = Annotated[Model, MODELS]
+ModelSpec = Annotated[Model, KindField(MODELS)]

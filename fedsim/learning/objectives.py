@@ -18,6 +18,7 @@ from pydantic import Field, field_validator
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.imports import import_trusted, refuse_unless_allowed
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
@@ -344,4 +345,4 @@ OBJECTIVES = Registry(
         ),
     },
 )
-ObjectiveSpec = Annotated[Objective, OBJECTIVES]
+ObjectiveSpec = Annotated[Objective, KindField(OBJECTIVES)]

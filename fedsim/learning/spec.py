@@ -9,9 +9,11 @@ from pydantic import Field, field_validator, model_validator
 
 from fedsim.common import former_keys
 from fedsim.common.former_keys import Former
-from fedsim.common.registry import Registry, with_any_kind
+from fedsim.common.kind_field import KindField
+from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, guard, returns
 from fedsim.common.spec import ForAll, Spec
+from fedsim.common.table_classes import with_any_kind
 from fedsim.common.training import Batching, LastBatch, Penalised
 from fedsim.common.units import Bytes, PositiveSeconds
 
@@ -324,4 +326,4 @@ TRAINERS = Registry(
     usual="sgd",
     key="training",
 )
-TrainerSpec = Annotated[Trainer, TRAINERS]
+TrainerSpec = Annotated[Trainer, KindField(TRAINERS)]

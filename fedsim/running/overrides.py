@@ -16,7 +16,7 @@ from typing import Any
 from fedsim.common import files
 from fedsim.common.errors import ScenarioError, nearest, show_value
 from fedsim.common.files import flatten
-from fedsim.common.registry import spec_of
+from fedsim.common.kind_field import spec_of
 from fedsim.common.spec import Spec
 from fedsim.strategies import STRATEGIES, params_class
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedsim.common.kind_field import KindField
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
 from fedsim.federation.codecs import MessagesSpec
@@ -73,12 +74,12 @@ class Sections(Spec):
     world: WorldSpec = WorldSpec()
     energy: EnergySpec | None = None
     costs: CostsSpec | None = None
-    meters: list[Annotated[MeterSpec, METERS]] = Field(default_factory=list)
+    meters: list[Annotated[MeterSpec, KindField(METERS)]] = Field(default_factory=list)
     drift: ShiftSpec | None = None
     malicious: MaliciousSpec | None = None
     messages: MessagesSpec = MessagesSpec()
     server: ServerSpec = ServerSpec()
-    strategy: Annotated[StrategyParams, STRATEGIES] = FedAvgParams()
+    strategy: Annotated[StrategyParams, KindField(STRATEGIES)] = FedAvgParams()
     evaluation: EvaluationSpec = EvaluationSpec()
     stop: StopSpec = StopSpec(rounds=100)
     checkpoint: CheckpointSpec = CheckpointSpec()

@@ -6,8 +6,9 @@ This module is the registry of strategies. For each ``kind`` it has the import p
 
 from typing import TYPE_CHECKING, Any
 
-from fedsim.common.registry import Registry, with_any_kind
+from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
+from fedsim.common.table_classes import with_any_kind
 
 if TYPE_CHECKING:
     from fedsim.strategies.base import Strategy, StrategyParams

@@ -30,7 +30,7 @@ def _deadline_tag(value: object) -> str:
     """
     is_rule = isinstance(value, Deadline | dict)
     if isinstance(value, str):
-        is_rule = DEADLINES.names(value)
+        is_rule = DEADLINES.is_kind(value)
     return "~rule" if is_rule else "~time"
 
 

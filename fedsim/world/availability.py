@@ -14,6 +14,7 @@ import numpy as np
 
 from fedsim.common.arrays import AnyArray, Flags, Floats, Ints
 from fedsim.common.errors import show_value
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, find_wrong_entry, returns
 from fedsim.common.spec import Spec
@@ -225,7 +226,7 @@ _CORE_KINDS = Registry.of("availability", AlwaysOn, Renewal).known
 _BASE = "fedsim.world.availability:AvailabilityModel"
 _KEY = "population.availability"
 AVAILABILITIES = Registry("availability", _BASE, {**_CORE_KINDS, **_TOOLBOX_KINDS}, key=_KEY)
-AvailabilitySpec = Annotated[AvailabilityModel, AVAILABILITIES]
+AvailabilitySpec = Annotated[AvailabilityModel, KindField(AVAILABILITIES)]
 
 Spans = Callable[[Ints, Floats], tuple[Flags, Floats]]
 """Type of ``Availability.spans``."""

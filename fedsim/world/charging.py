@@ -9,6 +9,7 @@ from pydantic import Field
 
 from fedsim.clock.simulation import TICK_S, on_grid
 from fedsim.common.arrays import Floats
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
@@ -150,4 +151,4 @@ class _Days:
 
 
 CHARGINGS = Registry.of("charging", Never, RenewalCharging, Daily)
-ChargingSpec = Annotated[ChargingModel, CHARGINGS]
+ChargingSpec = Annotated[ChargingModel, KindField(CHARGINGS)]

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from fedsim.common.arrays import AnyArray, Floats
 from fedsim.common.errors import ScenarioError
 from fedsim.common.files import find_file
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, find_wrong_entry, returns
 from fedsim.common.spec import Spec
@@ -255,8 +256,10 @@ Factor = Annotated[float, Field(ge=1e-6, le=1.0)]  # times overflow for smaller 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
-def by_device(quantity: Any, *forms: type[Distribution], base: str = "", key: str = "") -> Registry:
-    """Make the registry of distributions that a scenario key allows for a value of each device.
+def by_device(
+    quantity: Any, *forms: type[Distribution], base: str = "", key: str = ""
+) -> KindField:
+    """Make the field of a key that allows distributions, from which each device gets a value.
 
     Beside tables with a ``kind``, the key then allows short forms: a bare value for all devices, a
     list with one value per device, and a table with the key ``file``.
@@ -270,21 +273,17 @@ def by_device(quantity: Any, *forms: type[Distribution], base: str = "", key: st
     """
     all_forms: tuple[type[Spec], ...] = (*forms, Listed, FromFile)
     specs = [form.__class_getitem__(quantity) for form in all_forms]
-    return Registry.of(
-        "distribution",
-        *cast(list[type[Spec]], specs),
-        base=base,
-        key=key,
-        usual="constant",
-        bare="value",
-        by_device=True,
+    registry = Registry.of(
+        "distribution", *cast(list[type[Spec]], specs), base=base, usual="constant", key=key
     )
+    return KindField(registry, bare="value", by_device=True)
 
 
 _BASE = "fedsim.world.distributions:Distribution"
 _KEY = "population.speed"
-SPEEDS = by_device(SamplesPerSecond, Constant, Uniform, LogNormal, Choice, base=_BASE, key=_KEY)
-SpeedDistribution = Annotated[Distribution, SPEEDS]
+_SPEED = by_device(SamplesPerSecond, Constant, Uniform, LogNormal, Choice, base=_BASE, key=_KEY)
+SPEEDS = _SPEED.registry
+SpeedDistribution = Annotated[Distribution, _SPEED]
 TimeDistribution = Annotated[Distribution, by_device(Seconds, Constant, Uniform, LogNormal, Choice)]
 JitterDistribution = Annotated[
     Distribution, by_device(Jitter, Constant, Uniform, LogNormal, Choice)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
@@ -78,10 +79,10 @@ _DEPARTURES = {
         "a column of a table has the time at which each device leaves for good",
     ),
 }
-ARRIVALS = Registry("arrival", "", _ARRIVALS, by_device=True)
-DEPARTURES = Registry("departure", "", _DEPARTURES, by_device=True)
-ArrivalsSpec = Annotated[Turnover, ARRIVALS]
-DeparturesSpec = Annotated[Turnover, DEPARTURES]
+ARRIVALS = Registry("arrival", "", _ARRIVALS)
+DEPARTURES = Registry("departure", "", _DEPARTURES)
+ArrivalsSpec = Annotated[Turnover, KindField(ARRIVALS, by_device=True)]
+DeparturesSpec = Annotated[Turnover, KindField(DEPARTURES, by_device=True)]
 
 
 class Bounded:

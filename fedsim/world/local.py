@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from fedsim.common.arrays import AnyArray, Floats, Ints
 from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Epochs, Iterations, Spec
 from fedsim.common.streams import Streams
@@ -83,8 +84,8 @@ _OwnBatchSize = Annotated[int, Field(ge=1, le=1_000_000_000)]
 _OwnRate = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
-def _by_device(quantity: object, *forms: type[Distribution]) -> Registry:
-    """Make the registry of the forms in which a key of ``population.local`` gives devices values.
+def _by_device(quantity: object, *forms: type[Distribution]) -> KindField:
+    """Make the field of the forms in which a key of ``population.local`` gives devices values.
 
     The forms are one value for all, values drawn by shares, a list, a column of a file, and values
     by kind of device.
@@ -95,14 +96,8 @@ def _by_device(quantity: object, *forms: type[Distribution]) -> Registry:
     """
     all_forms: tuple[type[Spec], ...] = (Constant, *forms, Choice, Listed, FromFile, ByKind)
     specs = [form.__class_getitem__(cast(type[object], quantity)) for form in all_forms]
-    return Registry.of(
-        "distribution",
-        *cast(list[type[Spec]], specs),
-        usual="constant",
-        bare="value",
-        by_device=True,
-        by_kind=True,
-    )
+    registry = Registry.of("distribution", *cast(list[type[Spec]], specs), usual="constant")
+    return KindField(registry, bare="value", by_device=True, by_kind=True)
 
 
 class OwnTraining(NamedTuple):

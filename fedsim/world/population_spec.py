@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import ScenarioError
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.sizes import LongTailSizes, UniformSizes
 from fedsim.common.spec import OnlyWith, Spec
@@ -83,10 +84,10 @@ SAMPLE_COUNTS = Registry.of(
     Listed[Count],
     FromFile[Count],
     usual="uniform",
-    by_device=True,
 )
 SamplesByDevice = Annotated[
-    UniformSizes | LongTailSizes | Listed[Count] | FromFile[Count], SAMPLE_COUNTS
+    UniformSizes | LongTailSizes | Listed[Count] | FromFile[Count],
+    KindField(SAMPLE_COUNTS, by_device=True),
 ]
 
 
@@ -130,7 +131,7 @@ class PopulationSpec(Spec):
     devices: int = Field(default=100, ge=1, le=100_000_000)
     tested_only: int | None = Field(default=None, ge=1)
     speed: SpeedDistribution | None = None
-    capacity: Annotated[CapacityModel, CAPACITIES] | None = None
+    capacity: Annotated[CapacityModel, KindField(CAPACITIES)] | None = None
     device: NameDistribution | None = None
     kinds: dict[str, OwnKind] = Field(default_factory=dict)
     short_of_memory: Annotated[Shortage, OnlyWith("device")] = "fail"

@@ -8,7 +8,7 @@ import pytest
 import fedsim
 from fedsim.common.errors import ScenarioError
 from fedsim.common.field_words import KEYS, KINDS, hint_for_key, hint_for_kind
-from fedsim.common.registry import specs_of
+from fedsim.common.kind_field import specs_of
 from fedsim.lab.catalogue import _REGISTRIES, _every_path
 from fedsim.running.scenario import Scenario
 from fedsim.world.network.spec import DeviceLinks

@@ -20,7 +20,7 @@ from fedsim.clock.executors import WorkerProcesses
 from fedsim.common import imports
 from fedsim.common.errors import FedsimError
 from fedsim.common.imports import code_from_file, import_class
-from fedsim.common.registry import Registry, specs_of
+from fedsim.common.kind_field import KindField, specs_of
 from fedsim.common.spec import Spec
 from fedsim.plugin import Strategy
 from fedsim.running.scenario import Scenario
@@ -78,14 +78,14 @@ def _places(
     spec: type[Spec], at: tuple[Any, ...] = (), seen: tuple[type[Spec], ...] = ()
 ) -> Iterator[tuple[Any, ...]]:
     for key, field in spec.model_fields.items() if spec not in seen else ():
-        if any(note.base for note in _notes(field.annotation, field.metadata)):
+        if any(note.registry.base for note in _notes(field.annotation, field.metadata)):
             yield (*at, (key, "parts" if str(field.annotation).startswith("list") else "part"))
         for kind, inner in specs_of(field).items():
             yield from _places(inner, (*at, (key, kind)), (*seen, spec))
 
 
 def _notes(annotation: Any, notes: Any) -> Iterator[Any]:
-    yield from (note for note in notes if isinstance(note, Registry))
+    yield from (note for note in notes if isinstance(note, KindField))
     for part in get_args(annotation):
         yield from _notes(part, getattr(part, "__metadata__", ()))
 

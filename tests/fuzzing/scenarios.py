@@ -15,7 +15,7 @@ import annotated_types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from fedsim.analysis.__main__ import KINDS
-from fedsim.common.registry import Registry
+from fedsim.common.kind_field import KindField
 from fedsim.common.units import Quantity
 from fedsim.lab.study.spec import StudySpec
 from fedsim.running.scenario import Scenario
@@ -289,11 +289,11 @@ def shapes_of(annotation: Any, notes: tuple[Any, ...] = ()) -> list[Shape]:
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
         return shapes_of(inner, (*notes, *more))
-    registry = next((note for note in notes if isinstance(note, Registry)), None)
-    if registry is not None:
+    field = next((note for note in notes if isinstance(note, KindField)), None)
+    if field is not None:
         # an app of the user's is not invented
-        known = [kind for kind in registry if kind != "flower"]
-        return [Shape(registry.spec(kind)) for kind in known] or [Shape(str)]
+        known = [kind for kind in field.registry if kind != "flower"]
+        return [Shape(field.registry.spec(kind)) for kind in known] or [Shape(str)]
     if get_origin(annotation) in (Union, UnionType):
         return [shape for part in get_args(annotation) for shape in shapes_of(part, notes)]
     return [Shape(annotation, notes)]

@@ -27,6 +27,7 @@ from pydantic import (
 from typing_extensions import override
 
 from fedsim.common.errors import ScenarioError
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 from fedsim.common.stop import MORE_IS_BETTER
@@ -441,4 +442,4 @@ def _to_optuna(
 
 
 SEARCHES = Registry.of("search", RandomSearch, OptunaSearch)
-AnySearch = Annotated[RandomSearch | OptunaSearch, SEARCHES]
+AnySearch = Annotated[RandomSearch | OptunaSearch, KindField(SEARCHES)]

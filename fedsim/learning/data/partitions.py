@@ -11,6 +11,7 @@ from pydantic import Field
 
 from fedsim.common.arrays import Ints
 from fedsim.common.errors import ScenarioError
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.returns import returns
 from fedsim.common.spec import Spec
@@ -373,4 +374,4 @@ _KNOWN = {**_HERE.known, **_OTHERS}
 PARTITIONS = Registry(
     "partition", "fedsim.learning.data.partitions:Partition", _KNOWN, key="data.partition"
 )
-PartitionSpec = Annotated[Partition, PARTITIONS]
+PartitionSpec = Annotated[Partition, KindField(PARTITIONS)]

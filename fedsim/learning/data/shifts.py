@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.returns import returns
 from fedsim.common.spec import Spec
@@ -294,4 +295,4 @@ _OTHERS = {
 }
 _KNOWN = {**Registry.of("shift", SwapAll).known, **_OTHERS}
 SHIFTS = Registry("shift", "fedsim.learning.data.shifts:Shift", _KNOWN, key="drift")
-ShiftSpec = Annotated[Shift, SHIFTS]
+ShiftSpec = Annotated[Shift, KindField(SHIFTS)]

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.files import regular
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.returns import returns
 from fedsim.common.spec import Spec
@@ -271,4 +272,4 @@ _OTHERS = {
 _HERE = Registry.of("source", Digits, Synthetic)
 _KNOWN = {**_HERE.known, **_OTHERS}
 SOURCES = Registry("source", "fedsim.learning.data.sources:Source", _KNOWN, key="data.source")
-SourceSpec = Annotated[Source, SOURCES]
+SourceSpec = Annotated[Source, KindField(SOURCES)]

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 
 from fedsim.common.errors import show_value
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
@@ -282,7 +283,7 @@ class Aggregation(Spec):
         return {}
 
 
-AggregationSpec = Annotated[Aggregation, AGGREGATIONS]
+AggregationSpec = Annotated[Aggregation, KindField(AGGREGATIONS)]
 
 
 class Weighted(Aggregation):

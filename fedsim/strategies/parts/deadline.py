@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
@@ -24,7 +25,6 @@ DEADLINES = Registry(
             "a share of the clients of the last rounds would have been in time",
         ),
     },
-    bare="time",
     usual="fixed",
     key="strategy.deadline",
 )
@@ -117,4 +117,4 @@ class Fixed(Deadline):
         return self.time
 
 
-DeadlineSpec = Annotated[Deadline, DEADLINES]
+DeadlineSpec = Annotated[Deadline, KindField(DEADLINES, bare="time")]

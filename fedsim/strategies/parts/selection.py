@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from fedsim.common.errors import show_value
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
@@ -395,7 +396,7 @@ class SelectionClient(PartClient):
         return {**reply, **self._part.report(device, instruction, result)}
 
 
-SelectionSpec = Annotated[Selection, SELECTIONS]
+SelectionSpec = Annotated[Selection, KindField(SELECTIONS)]
 
 
 @dataclass

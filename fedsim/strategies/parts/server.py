@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import OnlyWith, Spec
 from fedsim.federation import Server
@@ -59,7 +60,7 @@ class ServerOptimizer(Spec):
         raise NotImplementedError
 
 
-ServerOptimizerSpec = Annotated[ServerOptimizer, OPTIMISERS]
+ServerOptimizerSpec = Annotated[ServerOptimizer, KindField(OPTIMISERS)]
 
 
 @dataclass

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.toolbox.clustering.algorithms import Hierarchical
@@ -32,11 +33,11 @@ class FLHCParams(LCFLParams):
     kind: Literal["fl-hc"] = "fl-hc"  # type: ignore[assignment]
     measure: Literal["l1", "l2", "cosine"] = "l1"  # type: ignore[assignment]
     clusterer: Annotated[
-        Hierarchical, Registry.of("clusterer", Hierarchical, usual="hierarchical")
+        Hierarchical, KindField(Registry.of("clusterer", Hierarchical, usual="hierarchical"))
     ] = Hierarchical()
-    moment: Annotated[AfterRounds, Registry.of("moment", AfterRounds, usual="rounds")] = (
-        AfterRounds()
-    )
+    moment: Annotated[
+        AfterRounds, KindField(Registry.of("moment", AfterRounds, usual="rounds"))
+    ] = AfterRounds()
     aggregation: AggregationSpec = Weighted()
     __annotations__["follows"] = Annotated[None, Field(default=None)]
 

@@ -11,6 +11,7 @@ from fedsim.common import former_keys
 from fedsim.common.arrays import Floats, Floats32
 from fedsim.common.errors import SimulationError
 from fedsim.common.former_keys import Former
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Epochs
 from fedsim.common.training import Limit, Training
@@ -55,10 +56,12 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Epochs = 10
     measure: Literal["edc", "madc"] = "edc"
-    clusterer: Annotated[RandomGroups, Registry.of("clusterer", RandomGroups)] | None = None
-    moment: Annotated[PreTraining, Registry.of("moment", PreTraining, usual="pre-training")] = (
-        PreTraining()
+    clusterer: Annotated[RandomGroups, KindField(Registry.of("clusterer", RandomGroups))] | None = (
+        None
     )
+    moment: Annotated[
+        PreTraining, KindField(Registry.of("moment", PreTraining, usual="pre-training"))
+    ] = PreTraining()
     eta_g: float = Field(default=0.0, ge=0.0, le=1e6)
 
     @property

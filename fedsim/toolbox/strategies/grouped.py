@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from fedsim.common import former_keys
 from fedsim.common.arrays import Ints
 from fedsim.common.former_keys import Former
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.federation import Contents, Device, Header, Instruction, Server, TaskEnd
 from fedsim.federation.round_result import ModelAssignment
@@ -483,9 +484,9 @@ class MigratingParams(GroupedParams):
     """
 
     instead: ClassVar[Former] = {**GroupedParams.instead, **former_keys.MIGRATION}
-    moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = (
-        EachRound()
-    )
+    moment: Annotated[
+        WhenShifted, KindField(Registry.of("moment", EachRound, usual="each-round"))
+    ] = EachRound()
 
     @property
     def usual_shift(self) -> ShiftTest:

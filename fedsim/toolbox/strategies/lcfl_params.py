@@ -8,6 +8,7 @@ from pydantic import Field
 from fedsim.common import former_keys
 from fedsim.common.errors import ScenarioError
 from fedsim.common.former_keys import Former
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Epochs
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
@@ -72,11 +73,12 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         "lcfl", "loss-gap", "diff-norm", "grad-cos", "last-batch-cos", "update-cos"
     ] = "lcfl"
     clusterer: Annotated[
-        Clusterer, Registry.of("clusterer", KMedoids, AverageLinkage, Dbscan, usual="k-medoids")
+        Clusterer,
+        KindField(Registry.of("clusterer", KMedoids, AverageLinkage, Dbscan, usual="k-medoids")),
     ] = KMedoids()
     moment: Annotated[
         AfterRounds | AfterLocalTraining,
-        Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds"),
+        KindField(Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds")),
     ] = AfterRounds()
     clusters_start: Literal["global", "members"] = "global"
     follows: Preset = "paper"

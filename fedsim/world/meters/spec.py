@@ -13,8 +13,9 @@ from pydantic import Field, create_model
 
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import FedsimError, ScenarioError, place_of, show_error
-from fedsim.common.registry import Registry, keys_of
+from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
+from fedsim.common.table_classes import keys_of
 from fedsim.world.meters.base import Column, Meter, MeterContext
 from fedsim.world.meters.ended import Transfer
 from fedsim.world.meters.fields import TaskEndFields, TaskFields

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import show_value
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import OnlyWith, Spec
@@ -295,7 +296,7 @@ class Bbr(Protocol):
 _BASE = "fedsim.world.network.protocol:Protocol"
 _KEY = "network.protocol"
 PROTOCOLS = Registry.of("protocol", Fluid, Tcp, Bbr, base=_BASE, usual="fluid", key=_KEY)
-ProtocolSpec = Annotated[Protocol, PROTOCOLS]
+ProtocolSpec = Annotated[Protocol, KindField(PROTOCOLS)]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Floats
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.returns import find_outside, find_wrong_entry, returns
 from fedsim.common.spec import Spec
@@ -352,4 +353,4 @@ NETWORKS = Registry(
     },
     key="network",
 )
-NetworkSpec = Annotated[NetworkModel, NETWORKS]
+NetworkSpec = Annotated[NetworkModel, KindField(NETWORKS)]

@@ -1,7 +1,7 @@
 """Keys of ``[network]`` whose values may follow traces: rates, latencies, losses."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError
+from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
@@ -80,22 +81,25 @@ class TracedRate(Distribution):
         raise ScenarioError(f"{key} follows a trace, which is not taken there")
 
 
-class _NumberOrTrace(Registry):
-    """Registry of a key that is one number for all links, or a table of kind ``trace``."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _NumberOrTrace(KindField):
+    """Field of a key that is one number for all links, or a table of kind ``trace``.
 
-    @property
-    def _number(self) -> TypeAdapter[float]:
-        return _NUMBERS[self.called]
+    Attributes:
+        number: validator of the number.
+    """
+
+    number: TypeAdapter[float]
 
     def _read(self, value: object) -> float | Spec:
         if isinstance(value, Mapping | Spec):
             return self._validate(value)
-        return self._number.validate_python(value)
+        return self.number.validate_python(value)
 
     def _write(self, value: float | Spec, info: core_schema.SerializationInfo) -> object:
         if isinstance(value, Spec):
             return value.model_dump(mode=info.mode, exclude_none=info.exclude_none)
-        return self._number.dump_python(value, mode="json" if info.mode == "json" else "python")
+        return self.number.dump_python(value, mode="json" if info.mode == "json" else "python")
 
     def __get_pydantic_core_schema__(self, _: object, __: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
@@ -109,23 +113,26 @@ class _NumberOrTrace(Registry):
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         tables = super().__get_pydantic_json_schema__(schema, handler)["anyOf"]
-        return {"anyOf": [self._number.json_schema(), *tables[1:]]}
+        return {"anyOf": [self.number.json_schema(), *tables[1:]]}
 
 
-_RATE = "rate of a shared link"
-_LOSS = "loss of a link"
-_NUMBERS: Mapping[str, TypeAdapter[float]] = {
-    _RATE: TypeAdapter(LinkRate),
-    _LOSS: TypeAdapter(Annotated[float, Field(ge=0.0, le=0.999, strict=True)]),
-}
-"""Name of a registry -> the validator of its numbers."""
+def _with_kinds(field: KindField, more: Mapping[str, tuple[str | type[Spec], str]]) -> KindField:
+    known = {**field.registry.known, **more}
+    return replace(field, registry=replace(field.registry, known=known))
+
+
 _DRAWN = by_device(LinkRate, Constant, Uniform, LogNormal, Choice)
 _TIMES = by_device(Seconds, Constant, Uniform, LogNormal, Choice)
-DeviceRate = Annotated[Distribution, replace(_DRAWN, known={**_DRAWN.known, **_TRACE})]
+_RATE = Registry("rate of a shared link", "", _TRACE)
+_LOSS = Registry("loss of a link", "", _LOSSES)
+_SHARE: TypeAdapter[float] = TypeAdapter(Annotated[float, Field(ge=0.0, le=0.999, strict=True)])
+DeviceRate = Annotated[Distribution, _with_kinds(_DRAWN, _TRACE)]
 """Rates of the devices' own links: a distribution, or traces."""
-DeviceLatency = Annotated[Distribution, replace(_TIMES, known={**_TIMES.known, **_LATENCIES})]
+DeviceLatency = Annotated[Distribution, _with_kinds(_TIMES, _LATENCIES)]
 """Latencies of the devices' own links: a distribution, or traces."""
-DeviceLoss = Annotated[float | TracedRate, _NumberOrTrace(_LOSS, "", _LOSSES)]
+DeviceLoss = Annotated[float | TracedRate, _NumberOrTrace(registry=_LOSS, number=_SHARE)]
 """Share of packets that the devices' own links lose: a number, or traces."""
-SharedRate = Annotated[float | TracedRate, _NumberOrTrace(_RATE, "", _TRACE)]
+SharedRate = Annotated[
+    float | TracedRate, _NumberOrTrace(registry=_RATE, number=TypeAdapter(LinkRate))
+]
 """Rate of a shared link: a quantity, or a trace."""

@@ -11,9 +11,11 @@ from pydantic import Field, create_model
 from fedsim.clock.environment import ProcessGenerator
 from fedsim.common.errors import ScenarioError, show_value
 from fedsim.common.imports import import_object
-from fedsim.common.registry import Registry, keys_of
+from fedsim.common.kind_field import KindField
+from fedsim.common.registry import Registry
 from fedsim.common.returns import returns
 from fedsim.common.spec import Spec
+from fedsim.common.table_classes import keys_of
 
 if TYPE_CHECKING:
     from fedsim.world.processes.world import World
@@ -156,7 +158,7 @@ class WorldSpec(Spec):
             import path.
     """
 
-    processes: list[Annotated[Process, PROCESSES]] = Field(default_factory=list)
+    processes: list[Annotated[Process, KindField(PROCESSES)]] = Field(default_factory=list)
 
     @property
     def not_restorable(self) -> str | None:

@@ -1,0 +1,223 @@
+"""Keys of a scenario that hold a kind of a registry: their accepted values and their schema.
+
+A scenario names a kind (``selection = "random"``), or has a table with its parameters
+(``server = { kind = "adam", lr = 0.01 }``). Some keys accept shorter forms of a table too.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import get_args
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from fedsim.common.errors import ScenarioError, show_value
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec, json_schema
+
+_PATH = {
+    "type": "string",
+    "pattern": ":",
+    "description": "one of your own, as 'package.module:Class'",
+}
+_OWN: tuple[JsonSchemaValue, ...] = (
+    _PATH,
+    {"type": "object", "properties": {"kind": _PATH}, "required": ["kind"]},
+)
+
+
+@contextmanager
+def _part_errors() -> Iterator[None]:
+    """Context in which ``ScenarioError`` becomes an error of pydantic with the same message."""
+    try:
+        yield
+    except ScenarioError as error:
+        raise PydanticCustomError("part_kind", "{why}", {"why": str(error)}) from None
+
+
+@dataclass(frozen=True, eq=False)
+class KindField:
+    """Pydantic annotation of a key that holds a kind of a registry.
+
+    It validates a name, a table or a ``Spec`` instance as one of the kinds.
+
+    Attributes:
+        registry: the kinds.
+        bare: the key of the usual kind whose bare value is accepted for the whole table
+            (``deadline = "90 s"``).
+        by_device: whether a list is accepted as kind ``list``, and a table with the key ``file`` as
+            kind ``file``.
+        by_kind: whether a table without ``kind`` and ``file`` is accepted as kind ``by-kind``, with
+            a value for each kind of device.
+    """
+
+    registry: Registry
+    bare: str | None = None
+    by_device: bool = False
+    by_kind: bool = False
+
+    def _validate(self, value: object) -> Spec:
+        """Return the object that a value in a scenario describes.
+
+        Args:
+            value: name of a kind, a table, a short form, or the object itself, which is checked and
+                returned.
+
+        Raises:
+            PydanticCustomError: the value describes no kind of this registry.
+        """
+        if isinstance(value, Spec) and self.registry.holds(value):
+            with _part_errors():
+                self.registry.guard(type(value), "kind")
+            return value
+        table = self._table_of(value)
+        kind = table.get("kind", self.registry.usual)
+        if kind is None:
+            raise PydanticCustomError(
+                "part_kind",
+                "kind is missing; allowed are {kinds}",
+                {"kinds": ", ".join(self.registry.kinds)},
+            )
+        if not isinstance(kind, str):
+            raise PydanticCustomError(
+                "part_kind", "kind is {kind}; it must be a name", {"kind": show_value(kind)}
+            )
+        with _part_errors():
+            spec = self.registry.spec(kind)
+            if "kind" not in table:
+                self._require_keys(spec, kind, table)
+            return spec.model_validate({**table, "kind": kind})
+
+    def _require_keys(self, spec: type[Spec], kind: str, table: Mapping[str, object]) -> None:
+        """Raise an error that lists all kinds if a table has no kind and fits the usual kind badly.
+
+        It fits badly if it lacks a key that the usual kind requires: another kind was probably meant.
+
+        Args:
+            spec: class of the usual kind.
+            kind: name of the usual kind.
+            table: the table.
+        """
+        for name, key in spec.model_fields.items():
+            if key.is_required() and name not in table:
+                raise PydanticCustomError(
+                    "part_kind",
+                    "{name} is missing: without 'kind' it is {kind}, which needs it; allowed kinds "
+                    "are {kinds}",
+                    {"name": name, "kind": repr(kind), "kinds": ", ".join(self.registry.kinds)},
+                )
+
+    def _table_of(self, value: object) -> Mapping[str, object]:
+        """Return the table that a value in a scenario stands for, such as a kind's name or a list.
+
+        Raises:
+            PydanticCustomError: the value has none of the accepted forms.
+        """
+        if self.by_device and isinstance(value, list):
+            return {"kind": "list", "values": value}
+        if self.by_device and isinstance(value, Mapping) and "file" in value:
+            return {"kind": "file", **value}
+        if self.by_kind and isinstance(value, Mapping) and "kind" not in value:
+            return {"kind": "by-kind", "values": value}
+        if isinstance(value, str) and self._stands_for_kind(value):
+            return {"kind": value}
+        if isinstance(value, Mapping):
+            return value
+        if self.bare is None:
+            raise PydanticCustomError("part", "must be the name of a kind, or a table with one", {})
+        return {self.bare: value}
+
+    def _stands_for_kind(self, text: str) -> bool:
+        """Whether a text in place of a table is a kind, and not a value of the key ``bare``.
+
+        An import path that is not allowed counts as a kind, so that its message is about kinds.
+        """
+        if self.bare is None:
+            return True
+        return self.registry.is_kind(text) or self.registry.is_refused_path(text)
+
+    def __get_pydantic_core_schema__(self, _: object, __: GetCoreSchemaHandler) -> CoreSchema:
+        any_schema = core_schema.any_schema()
+        return core_schema.no_info_before_validator_function(self._validate, any_schema)
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        tables = {
+            kind: json_schema(self.registry.spec(kind), handler) for kind in self.registry.kinds
+        }
+        # schemas of tables that may omit their kind
+        short: dict[str, JsonSchemaValue] = {}
+        for kind in (self.registry.usual, "list", "file"):
+            if kind is not None and kind in tables:
+                short[kind] = handler.resolve_ref_schema(tables[kind])
+        options: list[JsonSchemaValue] = []
+        if self.bare is not None:
+            options.append(short[str(self.registry.usual)]["properties"][self.bare])
+        if self.by_device and "list" in short:
+            options.append(short["list"]["properties"]["values"])
+        if self.by_kind:
+            by_kind = handler.resolve_ref_schema(tables["by-kind"])
+            options.append(by_kind["properties"]["values"])
+        options.append({"enum": [*self.registry]})
+        options += tables.values()
+        for kind, table in short.items():
+            if kind == self.registry.usual or self.by_device:
+                options.append(_without_kind(table))
+        if self.registry.base:
+            options += _OWN
+        return {"anyOf": options}
+
+
+def _without_kind(schema: JsonSchemaValue) -> JsonSchemaValue:
+    """Return the schema of a table without its key ``kind``."""
+    required = [key for key in schema.get("required", ()) if key != "kind"]
+    return schema | {"properties": schema["properties"] | {"kind": False}, "required": required}
+
+
+def specs_of(field: FieldInfo) -> dict[str, type[Spec]]:
+    """Return the classes of the tables that a scenario key accepts: kind -> class.
+
+    A class without kinds has the empty name.
+
+    Args:
+        field: pydantic's description of the key.
+    """
+    return _specs(field.annotation, field.metadata)
+
+
+def spec_of(field: FieldInfo, kind: str) -> type[Spec] | None:
+    """Return the class of a table that a scenario key accepts for a kind.
+
+    Args:
+        field: pydantic's description of the key.
+        kind: name of the kind, or import path of a user's class.
+
+    Returns:
+        The class; None if the key does not accept this kind.
+
+    Raises:
+        ScenarioError: the class at the import path does not exist.
+    """
+    if ":" not in kind:
+        return specs_of(field).get(kind)
+    for note in field.metadata:
+        if isinstance(note, KindField) and note.registry.base:
+            return note.registry.spec(kind)
+    return None
+
+
+def _specs(annotation: object, notes: Iterable[object]) -> dict[str, type[Spec]]:
+    for note in notes:
+        if isinstance(note, KindField):
+            return {kind: note.registry.spec(kind) for kind in note.registry}
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        kind = annotation.model_fields.get("kind")
+        return {"" if kind is None else str(kind.default): annotation}
+    specs: dict[str, type[Spec]] = {}
+    for part in get_args(annotation):
+        specs |= _specs(part, getattr(annotation, "__metadata__", ()))
+    return specs

@@ -1,0 +1,45 @@
+"""Classes of scenario tables that are made of users' functions and classes."""
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import create_model
+
+from fedsim.common.spec import Spec
+
+S = TypeVar("S", bound=Spec)
+
+
+def keys_of(call: Callable[..., object]) -> tuple[dict[str, Any], bool]:
+    """Return the parameters of a function as keys of a scenario table, for pydantic.
+
+    Args:
+        call: the function or class, whose first parameter is left out.
+
+    Returns:
+        Name -> type and default of each parameter, for pydantic's ``create_model``, and whether
+        the function takes ``**``.
+    """
+    parameters = list(inspect.signature(call, eval_str=True).parameters.values())
+    is_open = bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    if is_open:
+        parameters.pop()
+    fields = {}
+    for parameter in parameters[1:]:
+        is_typed = parameter.annotation is not parameter.empty
+        annotation = parameter.annotation if is_typed else Any
+        has_default = parameter.default is not parameter.empty
+        default = parameter.default if has_default else ...
+        fields[parameter.name] = (annotation, default)
+    return fields, is_open
+
+
+@cache
+def with_any_kind(spec: type[S]) -> type[S]:
+    """Return a subclass of a table's class that accepts any text as the required key ``kind``.
+
+    It is the table of a user's own class, whose ``kind`` is an import path.
+    """
+    return create_model(spec.__name__, __base__=spec, __module__=spec.__module__, kind=(str, ...))
