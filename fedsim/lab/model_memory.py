@@ -350,7 +350,7 @@ def explain_need(run: Run) -> str:
         none of them does.
     """
     params = run.scenario.strategy
-    parts = (getattr(params, "aggregation", None), getattr(params, "selection", None), params)
+    parts = (params.aggregated_by, params.selected_by, params)
     for part in parts:
         reason = getattr(part, "looks_at_each", None)
         if reason:

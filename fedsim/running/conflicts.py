@@ -8,7 +8,8 @@ from fedsim.federation.costs import ServerSpec
 from fedsim.federation.unseen import COLUMNS, LOSS
 from fedsim.running.local import refused_keys
 from fedsim.running.sections import Sections
-from fedsim.strategies.parts.aggregation import Mean, Weighted
+from fedsim.strategies.parts.aggregation import Aggregation, Mean, Weighted
+from fedsim.strategies.round_params import SynchronousParams
 
 SECTIONS_OF_LEARNING = (
     "learning",
@@ -77,16 +78,19 @@ def _check_draws(scenario: Sections) -> Iterator[str]:
     selection = strategy.selected_by
     if selection is None or not selection.repeats:
         return
-    aggregation = getattr(strategy, "aggregation", None)
+    aggregation = strategy.aggregated_by
+    over_selection = 1.0
+    if isinstance(strategy, SynchronousParams):
+        over_selection = strategy.over_selection
     problem = ""
     if not vars(type(strategy)).get("mixes_states", False):
         problem = f"strategy.kind is {strategy.kind!r}"
     elif type(aggregation) not in (Weighted, Mean):
-        problem = f"strategy.aggregation is {getattr(aggregation, 'kind', None)!r}"
-    elif getattr(strategy, "secure_aggregation", None) is not None:
+        problem = f"strategy.aggregation is {_kind_of(aggregation)!r}"
+    elif strategy.secured_by is not None:
         problem = "strategy.secure_aggregation is given"
-    elif getattr(strategy, "over_selection", 1.0) > 1.0:
-        problem = f"strategy.over_selection is {getattr(strategy, 'over_selection', 1.0):g}"
+    elif over_selection > 1.0:
+        problem = f"strategy.over_selection is {over_selection:g}"
     if problem:
         yield (
             f"strategy.selection draws clients with replacement, and {problem}; allowed are "
@@ -173,7 +177,7 @@ def _check_messages(scenario: Sections) -> Iterator[str]:
     codec = f"messages.up is {up.kind!r}"
     if not strategy.sends_models and scenario.messages != MessagesSpec():
         yield f"messages is given, and {strategy.called} sends nothing; leave it out"
-    if getattr(strategy, "secure_aggregation", None) is not None and up.kind != "plain":
+    if strategy.secured_by is not None and up.kind != "plain":
         yield (
             f"{codec}, and strategy.secure_aggregation masks numbers, which must be sent in "
             "full; allowed is 'plain'"
@@ -330,21 +334,25 @@ def _check_sent_state(scenario: Sections) -> Iterator[str]:
         )
 
 
+def _kind_of(aggregation: Aggregation | None) -> str | None:
+    return None if aggregation is None else aggregation.kind
+
+
 def _obstacles_to_state(scenario: Sections) -> Iterator[str]:
     strategy = scenario.strategy
     training = scenario.training
     messages = scenario.messages
-    aggregation = getattr(strategy, "aggregation", None)
+    aggregation = strategy.aggregated_by
     if training.state_numbers({"": (2, 2)}) <= 0:
         name = getattr(training, "optimizer", training.kind)
         yield f"the trainer is {name!r}, of whose state no size is known"
     if not vars(type(strategy)).get("mixes_states", False):
         yield f"strategy.kind is {strategy.kind!r}"
-    if getattr(strategy, "server", None) is not None:
+    if strategy.optimised_by is not None:
         yield "strategy.server is given"
     if type(aggregation) not in (Weighted, Mean):
-        yield f"strategy.aggregation is {getattr(aggregation, 'kind', None)!r}"
-    if getattr(strategy, "secure_aggregation", None) is not None:
+        yield f"strategy.aggregation is {_kind_of(aggregation)!r}"
+    if strategy.secured_by is not None:
         yield "strategy.secure_aggregation is given"
     if not isinstance(messages.down, Plain):
         yield f"messages.down is {messages.down.kind!r}"

@@ -53,11 +53,8 @@ class AsynchronousParams(StrategyParams):
 
     @property
     def updates_of_round(self) -> float:
-        """Count of updates from which a new version of the model is made, as forecasts expect it.
-
-        It is the key ``buffer`` of strategies that have one, else 1.
-        """
-        return float(getattr(self, "buffer", 1))
+        """Count of updates from which a new version of the model is made, as forecasts expect it."""
+        return 1.0
 
     def check(self, devices: int) -> None:
         if self.selection.asks:

@@ -16,11 +16,14 @@ from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.architecture import Tensor
 from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protection
 from fedsim.strategies.parts.keeping import KeepingClient, Split
-from fedsim.strategies.parts.secure import SecureClient
+from fedsim.strategies.parts.secure import SecureAggregation, SecureClient
 from fedsim.strategies.parts.selection import Selection, SelectionClient
+from fedsim.strategies.parts.server import ServerOptimizer
 from fedsim.strategies.state import PartState, new_state
 from fedsim.world.population import DeadlineBase
 from fedsim.world.population_spec import PopulationSpec
+
+KeyPart = TypeVar("Part", bound=Spec)
 
 
 class StrategyParams(Spec):
@@ -179,13 +182,30 @@ class StrategyParams(Spec):
             return self.beside
         return None
 
+    def _part(self, key: str, part_class: type[KeyPart]) -> KeyPart | None:
+        """Return the part that a key holds; None if the strategy has no such key, or it is empty."""
+        part = getattr(self, key, None)
+        return part if isinstance(part, part_class) else None
+
     @property
     def selected_by(self) -> Selection | None:
         """Selection of the clients (key ``selection``); None if the strategy selects by itself."""
-        selection = getattr(self, "selection", None)
-        if isinstance(selection, Selection):
-            return selection
-        return None
+        return self._part("selection", Selection)
+
+    @property
+    def aggregated_by(self) -> Aggregation | None:
+        """Rule that combines updates (key ``aggregation``); None without such a key."""
+        return self._part("aggregation", Aggregation)
+
+    @property
+    def optimised_by(self) -> ServerOptimizer | None:
+        """Server optimiser for combined updates (key ``server``); None if there is none."""
+        return self._part("server", ServerOptimizer)
+
+    @property
+    def secured_by(self) -> SecureAggregation | None:
+        """Costs of secure aggregation (key ``secure_aggregation``); None if there is none."""
+        return self._part("secure_aggregation", SecureAggregation)
 
     @property
     def counts_steps(self) -> str | None:
@@ -217,7 +237,7 @@ class StrategyParams(Spec):
 
     @model_validator(mode="after")
     def _aggregation_keeps_its_promises(self) -> Self:
-        aggregation: Aggregation | None = getattr(self, "aggregation", None)
+        aggregation = self.aggregated_by
         if aggregation is None:
             return self
         protection = aggregation.protection
@@ -259,9 +279,8 @@ class StrategyParams(Spec):
 
     @property
     def expected_steps(self) -> float | None:
-        """Count of SGD steps of a local training (``local_steps``); None if it is given in epochs."""
-        steps: int | None = getattr(self, "local_steps", None)
-        return steps
+        """Count of SGD steps of a local training; None if it is given in epochs, as by default."""
+        return None
 
     def horizon(self, stop: StopSpec) -> StopSpec:
         """Return the planned end of a run, from which its remaining time is estimated for display.
@@ -441,9 +460,8 @@ class Strategy(Generic[P]):
         selection = params.selected_by
         if selection and selection.talks:
             client = SelectionClient(client, selection)
-        secure = getattr(params, "secure_aggregation", None)
-        if secure is not None:
-            client = SecureClient(client, secure)
+        if params.secured_by is not None:
+            client = SecureClient(client, params.secured_by)
         return client
 
     def __init__(self, params: P, server: Server) -> None:

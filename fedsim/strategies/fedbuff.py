@@ -35,6 +35,10 @@ class FedBuffParams(AsynchronousParams):
     staleness_discount: bool = True
     most_staleness: int | None = Field(default=None, ge=0)
 
+    @property
+    def updates_of_round(self) -> float:
+        return float(self.buffer)
+
 
 @dataclass
 class FedBuffState(AsynchronousState):

@@ -24,7 +24,6 @@ from fedsim.strategies.candidates import Candidates
 from fedsim.strategies.parts.aggregation import Aggregation, Entry
 from fedsim.strategies.parts.secure import PHASES, SecurePhases
 from fedsim.strategies.parts.selection import QUESTION
-from fedsim.strategies.parts.server import ServerOptimizer
 from fedsim.strategies.round_params import RoundParams
 from fedsim.strategies.round_state import SynchronousState as SynchronousState
 from fedsim.strategies.state import new_state, state_of_slot
@@ -89,7 +88,7 @@ class SynchronousClient(Client[S]):
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
-        aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
+        aggregation = self.params.aggregated_by
         if aggregation is None or result.update is None or result.start is None:
             return result
         update = aggregation.on_device(device, result.update, result.start)
@@ -131,9 +130,9 @@ class Synchronous(Strategy[S]):
     def __init__(self, params: S, server: Server) -> None:
         super().__init__(params, server)
         self._deadline = self.params.deadline_rule(self.setting.mean_epoch_s)
-        self._aggregation: Aggregation | None = getattr(params, "aggregation", None)
+        self._aggregation = params.aggregated_by
         self._accounts = self._aggregation is not None and self._aggregation.accounts
-        self._optimiser: ServerOptimizer | None = getattr(params, "server", None)
+        self._optimiser = params.optimised_by
         self.state.selection = new_state(self._selection)
         self.state.deadline = new_state(self._deadline)
         if self._deadline is not None and not self.params.bounds_training:
@@ -325,7 +324,7 @@ class Synchronous(Strategy[S]):
 
         A resumed run has another object ``state``.
         """
-        costs = getattr(self.params, "secure_aggregation", None)
+        costs = self.params.secured_by
         if costs is None:
             return None
         return SecurePhases(costs, self.server, self.state)
@@ -619,7 +618,7 @@ def _aggregation_of(strategy: Synchronous[S]) -> Aggregation:
     Raises:
         SimulationError: the strategy's ``Params`` have no key ``aggregation``.
     """
-    aggregation: Aggregation | None = getattr(strategy.params, "aggregation", None)
+    aggregation = strategy.params.aggregated_by
     if aggregation is None:
         params = type(strategy).Params.__name__
         bases = "AggregatingParams or CombiningParams"

@@ -56,6 +56,10 @@ class DiLoCoParams(PeerParams):
         return dict.fromkeys(("epochs", "steps"), "'local_steps' says how long devices train")
 
     @property
+    def expected_steps(self) -> float | None:
+        return self.local_steps
+
+    @property
     def early_steps(self) -> int | None:
         """Count of SGD steps that a device makes before it uses the result of an all-reduce.
 

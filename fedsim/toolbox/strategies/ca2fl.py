@@ -28,6 +28,10 @@ class CA2FLParams(AsynchronousParams):
     buffer: int = Field(default=10, ge=1)
     server: ServerOptimizerSpec | None = None
 
+    @property
+    def updates_of_round(self) -> float:
+        return float(self.buffer)
+
 
 @dataclass
 class CA2FLState(AsynchronousState):
