@@ -4,7 +4,6 @@ All values must be finite, unless the docstring of a function says otherwise.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,28 +194,3 @@ def loss_gap(losses: Matrix) -> Matrix:
     """
     gap = np.abs(losses - losses.diagonal()[None, :])
     return gap + gap.T
-
-
-MOST_SHOWN = 200  # maximum count of devices whose pairwise values are recorded
-
-
-def rounded(figures: NDArray[np.floating]) -> list[Any]:
-    """Convert an array of numbers to nested lists of floats, rounded to six decimals."""
-    nested: list[Any] = np.round(figures, 6).tolist()
-    return nested
-
-
-def shown_pairs(name: str, matrix: NDArray[np.floating]) -> dict[str, list[list[float]]]:
-    """Return a matrix of pairwise values as a field for a record of the run's events.
-
-    Args:
-        name: name of the field.
-        matrix: values of all pairs of devices, such as cosines or distances, [n, n].
-
-    Returns:
-        Name of the field -> matrix as nested lists, rounded to six decimals; an empty dict for more
-        than ``MOST_SHOWN`` devices.
-    """
-    if len(matrix) > MOST_SHOWN:
-        return {}
-    return {name: rounded(matrix)}

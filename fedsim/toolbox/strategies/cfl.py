@@ -15,8 +15,9 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import bipartition
-from fedsim.toolbox.clustering.similarity import cosine_matrix, length, most_alike, shown_pairs
+from fedsim.toolbox.clustering.similarity import Matrix, cosine_matrix, length, most_alike
 from fedsim.toolbox.strategies.cfl_params import CFLParams
+from fedsim.toolbox.strategies.clustering import charge_clustering, has_pairs, record_clustering
 from fedsim.toolbox.strategies.grouped import Grouped, GroupedState, Preparation
 
 
@@ -104,15 +105,14 @@ class Cut(NamedTuple):
         entries: the received updates of the cluster's clients, by device.
         sides: positions in ``entries`` of the clients of the first and of the second part.
         criteria: additional fields of the record ``cluster-split`` of the run's events.
-        pairs: the field of the record ``clustering`` with the cosines of all pairs of updates;
-            empty if the cosines are not recorded.
+        cosines: cosines of all pairs of updates, float64 [n, n]; None if the split is random.
     """
 
     group: int
     entries: list[Entry]
     sides: tuple[list[int], list[int]]
     criteria: dict[str, float]
-    pairs: dict[str, list[list[float]]]
+    cosines: Matrix | None
 
 
 class CFLClient(SynchronousClient[CFLParams]):
@@ -343,13 +343,11 @@ class CFL(Grouped[CFLParams]):
         charged the time of the computation. The cluster is not changed yet.
         """
         updates = cluster.updates
-        self.server.compute("products", len(updates), self.setting.parameters)
-        self.server.compute("linkage", len(updates))
+        charge_clustering(self.server, "linkage", len(updates), self.setting.parameters)
         cosines = cosine_matrix(np.stack(updates))
         first, second, similarity = bipartition(cosines, self.params.split)
         criteria = {**cluster.norms._asdict(), "similarity": similarity}
-        pairs = shown_pairs("similarity", cosines)
-        return Cut(cluster.group, cluster.entries, (first, second), criteria, pairs)
+        return Cut(cluster.group, cluster.entries, (first, second), criteria, cosines)
 
     async def _collect_clusters(self) -> list[Cluster]:
         """Return the clusters of which finite updates have arrived, with these updates.
@@ -394,7 +392,7 @@ class CFL(Grouped[CFLParams]):
         order = generator.permutation(len(entries)).tolist()
         half = len(order) // 2
         self.state.scheduled += 1
-        return [Cut(group, entries, (sorted(order[:half]), sorted(order[half:])), {}, {})]
+        return [Cut(group, entries, (sorted(order[:half]), sorted(order[half:])), {}, None)]
 
     # split of a cluster
 
@@ -458,12 +456,11 @@ class CFL(Grouped[CFLParams]):
             members=members,
             **cut.criteria,
         )
-        if cut.pairs:
-            devices = [entry["device"] for entry in cut.entries]
+        devices = [entry["device"] for entry in cut.entries]
+        if cut.cosines is not None and has_pairs(devices):
             groups = [child_of[device] for device in devices]
-            self.server.emit(
-                "clustering", measure="cosine", devices=devices, groups=groups, **cut.pairs
-            )
+            pairs = {"similarity": cut.cosines}
+            record_clustering(self.server, devices, groups, pairs, measure="cosine")
 
     def _move_members(self, parent: int, child_of: Mapping[int, int]) -> None:
         """Move the members of a split cluster to its parts; those without a part leave it.

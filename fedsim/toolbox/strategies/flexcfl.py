@@ -18,9 +18,10 @@ from fedsim.common.training import Limit, Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, TaskEnd
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.toolbox.clustering import similarity as pairs
-from fedsim.toolbox.clustering.algorithms import RandomGroups, agglomerative, kmeans
+from fedsim.toolbox.clustering.algorithms import Labels, RandomGroups, agglomerative, kmeans
 from fedsim.toolbox.clustering.moments import PreTraining, ShiftTest
+from fedsim.toolbox.clustering.similarity import cosine_matrix, edc_features, madc, most_alike
+from fedsim.toolbox.strategies.clustering import charge_clustering, record_clustering, rounded
 from fedsim.toolbox.strategies.grouped import (
     GroupedState,
     Migrating,
@@ -156,7 +157,7 @@ def nearest_direction(models: list[Floats32]) -> Floats:
         The index of the direction, float64 [1].
     """
     initial, trained, *directions = models
-    return np.array(pairs.most_alike([trained - initial], directions), dtype=np.float64)
+    return np.array(most_alike([trained - initial], directions), dtype=np.float64)
 
 
 class FlexCFLClient(MigratingClient[FlexCFLParams]):
@@ -375,13 +376,16 @@ class FlexCFL(Migrating[FlexCFLParams]):
             await server.models.note_skipped([self.state.initial, *models])
         generator = server.rng("clustering", self.state.attempts)
         if not updates or self.params.clusterer:
-            order = generator.permutation(len(devices))
-            return devices, models, (np.argsort(order) % groups).tolist()
-        return devices, models, self._labels(devices, np.stack(updates), generator)
+            labels = np.empty(len(devices), dtype=np.int64)
+            # the devices join the groups in turn, in a random order
+            labels[generator.permutation(len(devices))] = np.arange(len(devices)) % groups
+        else:
+            labels = self._labels(devices, np.stack(updates), generator)
+        return devices, models, labels.tolist()
 
     def _labels(
         self, devices: list[int], updates: Floats32, generator: np.random.Generator
-    ) -> list[int]:
+    ) -> Labels:
         """Return the group index of each device, by a clustering of the devices' updates.
 
         The distance is ``edc`` with k-means, or ``madc`` with complete linkage. The clustering is
@@ -393,24 +397,22 @@ class FlexCFL(Migrating[FlexCFLParams]):
             generator: source of random draws.
         """
         server = self.server
-        count = len(updates)
+        measure = self.params.measure
         groups = self.params.groups
-        server.compute("products", count, server.setting.parameters)
-        record: dict[str, object] = {"measure": self.params.measure}
-        if self.params.measure == "madc":
-            server.compute("absolute differences", count)
-            similarity = pairs.cosine_matrix(updates)
-            labels = agglomerative(pairs.madc(similarity), groups, "complete")
-        else:
-            server.compute("k-means", count, groups, groups)
-            similarity = pairs.cosine_matrix(updates)
-            features = pairs.edc_features(updates, groups)
-            record["features"] = pairs.rounded(features)
-            labels = kmeans(features, groups, generator)
-        record |= pairs.shown_pairs("similarity", similarity)
-        numbers: list[int] = labels.tolist()
-        server.emit("clustering", devices=devices, **record, groups=numbers)
-        return numbers
+        count, parameters = updates.shape
+        cosines = cosine_matrix(updates)
+        record: dict[str, object] = {"measure": measure}
+        match measure:
+            case "madc":
+                charge_clustering(server, "absolute differences", count, parameters)
+                labels = agglomerative(madc(cosines), groups, "complete")
+            case "edc":
+                charge_clustering(server, "k-means", count, parameters, groups, groups)
+                features = edc_features(updates, groups)
+                record["features"] = rounded(features)
+                labels = kmeans(features, groups, generator)
+        record_clustering(server, devices, labels.tolist(), {"similarity": cosines}, **record)
+        return labels
 
     # client cold start and migration
 

@@ -27,9 +27,9 @@ from fedsim.toolbox.clustering.similarity import (
     loss_distance,
     loss_gap,
     row_distances,
-    shown_pairs,
 )
 from fedsim.toolbox.strategies.campaign import DEADLINE, Campaign, CampaignState
+from fedsim.toolbox.strategies.clustering import charge_clustering, record_clustering
 from fedsim.toolbox.strategies.grouped import Grouped, GroupedState, Preparation
 from fedsim.toolbox.strategies.lcfl_params import LCFLParams, share_of
 from fedsim.world.steps import Computation, Evaluate, Train
@@ -328,8 +328,23 @@ class LCFL(Grouped[LCFLParams]):
     # clustering
 
     async def _make_clusters(self, devices: list[int]) -> None:
+        """Cluster the compared devices, make the clusters' first models, and go on with rounds.
+
+        In runs without learning the clusters are random, and all devices have one. The clustering
+        is recorded among the run's events.
+
+        Args:
+            devices: IDs of the devices that have sent a model.
+        """
         state = self.state
-        devices, labels = await self._cluster(devices)
+        server = self.server
+        pairs: dict[str, Matrix] = {}
+        if server.models.learns:
+            devices, pairs["distance"] = await self._compare(devices)
+        else:
+            await server.models.note_skipped(self._compared_models(devices))
+        labels = self._cluster(len(devices), pairs.get("distance"))
+        record_clustering(server, devices, labels, pairs, measure=self.params.measure)
         for group in range(max(labels) + 1):
             members = [
                 device for device, label in zip(devices, labels, strict=True) if label == group
@@ -361,50 +376,52 @@ class LCFL(Grouped[LCFLParams]):
         parts = await self.params.aggregation.total(self.server, models, 1 / len(models))
         return self.server.models.mix(parts)
 
-    async def _cluster(self, devices: list[int]) -> tuple[list[int], list[int]]:
-        """Cluster the devices whose losses, models or updates are finite.
-
-        In runs without learning the clusters are random, and all devices have one. The clustering
-        is recorded among the run's events, and the server is charged its time.
+    async def _compare(self, devices: list[int]) -> tuple[list[int], Matrix]:
+        """Compute the distances of devices; the server is charged the time of the clustering.
 
         Args:
             devices: IDs of the devices that have sent a model.
 
         Returns:
-            IDs of the clustered devices, and the cluster index of each.
+            IDs of the devices whose losses, models or updates are finite, and the distances of all
+            pairs of them, float64 [n, n].
 
         Raises:
             SimulationError: fewer devices than ``groups`` have finite values.
         """
-        server = self.server
         params = self.params
         groups = params.groups
-        generator = server.rng("clustering")
-        pairs: dict[str, list[list[float]]] = {}
-        if not server.models.learns:
-            await server.models.note_skipped(self._compared_models(devices))
-            labels = canonical(generator.permutation(len(devices)) % groups)
+        positions, distance = await self.distances(devices)
+        count = len(positions)
+        method = "medoids" if isinstance(params.clusterer, KMedoids) else "linkage"
+        width = 0 if params.second_campaign == "exchange" else self.setting.parameters
+        charge_clustering(self.server, method, count, width, groups=groups)
+        if count < groups:
+            raise SimulationError(
+                f"the warm-up of {len(devices)} devices gave {count} finite models, "
+                f"fewer than the {groups} groups that they are to make; a smaller training.lr "
+                "may help"
+            )
+        return [devices[position] for position in positions], distance
+
+    def _cluster(self, count: int, distance: Matrix | None) -> list[int]:
+        """Return the cluster index of each device, by the devices' distances.
+
+        Args:
+            count: n, the count of devices.
+            distance: distances of all pairs of devices, [n, n]; None: the clusters are random.
+        """
+        params = self.params
+        groups = params.groups
+        generator = self.server.rng("clustering")
+        if distance is None:
+            labels = canonical(generator.permutation(count) % groups)
+        elif params.as_published and isinstance(params.clusterer, KMedoids):
+            labels = k_medoids(distance, groups, "heuristic", generator)
         else:
-            positions, distance = await self.distances(devices)
-            if params.second_campaign != "exchange":
-                server.compute("products", len(positions), server.setting.parameters)
-            uses_medoids = isinstance(params.clusterer, KMedoids)
-            server.compute("medoids" if uses_medoids else "linkage", len(positions), m=groups)
-            if len(positions) < groups:
-                raise SimulationError(
-                    f"the warm-up of {len(devices)} devices gave {len(positions)} finite models, "
-                    f"fewer than the {groups} groups that they are to make; a smaller training.lr "
-                    "may help"
-                )
-            devices = [devices[position] for position in positions]
-            if params.as_published and uses_medoids:
-                labels = k_medoids(distance, groups, "heuristic", generator)
-            else:
-                labels = params.clusterer.labels(distance, groups, generator)
-            pairs = shown_pairs("distance", distance)
+            labels = params.clusterer.labels(distance, groups, generator)
         numbers: list[int] = labels.tolist()
-        server.emit("clustering", devices=devices, groups=numbers, measure=params.measure, **pairs)
-        return devices, numbers
+        return numbers
 
     async def distances(self, devices: Sequence[int]) -> ModelComparison:
         """Compute the distances of all pairs of devices, by the key ``measure``.

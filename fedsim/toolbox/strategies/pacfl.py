@@ -28,8 +28,8 @@ from fedsim.toolbox.clustering.angles import (
     proximity_matrix,
     svd_flops,
 )
-from fedsim.toolbox.clustering.similarity import shown_pairs
 from fedsim.toolbox.strategies.campaign import Campaign, CampaignState
+from fedsim.toolbox.strategies.clustering import charge_clustering, record_clustering
 from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams, GroupedState, Preparation
 from fedsim.world.steps import Computation, Work
 
@@ -267,16 +267,13 @@ class PACFL(Grouped[PACFLParams]):
         labels = np.zeros(len(devices), dtype=np.int64)
         if self.server.models.learns:
             spans = await self._spans(devices)
-            n = len(devices)
-            self.server.compute("products", n, spans[0].size)
+            charge_clustering(self.server, "linkage", len(devices), spans[0].size)
             distance = proximity_matrix(
                 spans, self.params.angle, of_vectors=self.params.as_published
             )
-            groups = min(self.params.groups, n)
-            self.server.compute("linkage", n)
+            groups = min(self.params.groups, len(devices))
             labels = agglomerative(distance, groups, self.params.linkage, self.params.beta)
-            pairs = shown_pairs("distances", distance)
-            self.server.emit("clustering", devices=devices, groups=labels.tolist(), **pairs)
+            record_clustering(self.server, devices, labels.tolist(), {"distances": distance})
         state.models = [state.initial] * (int(labels.max()) + 1)
         for device, label in zip(devices, labels.tolist(), strict=True):
             self.move(device, label, "clustering")

@@ -23,7 +23,8 @@ from fedsim.toolbox.clustering.algorithms import (
     members,
     threshold,
 )
-from fedsim.toolbox.clustering.similarity import cosine_matrix, shown_pairs
+from fedsim.toolbox.clustering.similarity import Matrix, cosine_matrix
+from fedsim.toolbox.strategies.clustering import charge_clustering, record_clustering
 from fedsim.toolbox.strategies.reweighting import (
     Clusters,
     balance,
@@ -397,38 +398,49 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         number = self.state.round
         devices = [entry["device"] for entry in entries]
         generator = self.server.rng("clusters", number)
-        eps = None
-        pairs = None
         if gradients is None:
             labels = canonical(generator.integers(self.setting.classes, size=len(entries)))
-            clusters = members(labels)
-        else:
-            eps = await self._threshold(entries) if self.params.uses_loss else None
-            count, parameters = gradients.shape
-            self.server.compute("products", count, parameters)
-            similarity = cosine_matrix(gradients)
-            clusters = [] if eps is None else greedy_clusters(similarity, eps)
-            if self.params.clustering == "kmeans":
-                self.server.compute("k-means", count, parameters, self.setting.classes)
-                count = self._kmeans_clusters(by_ccs=len(clusters))
-                clusters = by_kmeans(gradients, count, generator)
-            pairs = shown_pairs("similarity", similarity)
-        cluster_of = dict[int, int]()
+            self.state.cluster = dict(zip(devices, labels.tolist(), strict=True))
+            return members(labels), None
+        eps = await self._threshold(entries) if self.params.uses_loss else None
+        cosines = cosine_matrix(gradients)
+        clusters = self._cluster_gradients(gradients, cosines, eps, generator)
         for label, cluster in enumerate(clusters):
-            cluster_of |= dict.fromkeys(cluster, label)
-        groups = [cluster_of[position] for position in range(len(devices))]
+            self.state.cluster |= {devices[position]: label for position in cluster}
         is_power_of_two = number & (number - 1) == 0
-        if pairs is not None and is_power_of_two:
-            self.server.emit(
-                "clustering",
-                round=number,
-                measure=self.params.clustering,
-                devices=devices,
-                groups=groups,
-                **pairs,
-            )
-        self.state.cluster = dict(zip(devices, groups, strict=True))
+        if is_power_of_two:
+            groups = [self.state.cluster[device] for device in devices]
+            pairs = {"similarity": cosines}
+            measure = self.params.clustering
+            record_clustering(self.server, devices, groups, pairs, round=number, measure=measure)
         return clusters, eps
+
+    def _cluster_gradients(
+        self,
+        gradients: Floats32,
+        cosines: Matrix,
+        eps: float | None,
+        generator: np.random.Generator,
+    ) -> Clusters:
+        """Cluster gradients by CCS or by k-means; the server is charged the time.
+
+        Args:
+            gradients: the gradients, float32 [n, d].
+            cosines: cosines of all pairs of gradients, float64 [n, n].
+            eps: the threshold of CCS; None if CCS is not used.
+            generator: source of the draws of k-means.
+
+        Returns:
+            For each cluster the positions of its gradients.
+        """
+        count, parameters = gradients.shape
+        by_ccs: Clusters = [] if eps is None else greedy_clusters(cosines, eps)
+        if self.params.clustering == "ccs":
+            self.server.compute("products", count, parameters)
+            return by_ccs
+        classes = self.setting.classes
+        charge_clustering(self.server, "k-means", count, parameters, parameters, classes)
+        return by_kmeans(gradients, self._kmeans_clusters(len(by_ccs)), generator)
 
     def _kmeans_clusters(self, by_ccs: int) -> int:
         """Return the count of clusters into which k-means divides the gradients.
