@@ -1,6 +1,6 @@
 """Campaigns, in which many devices do one job once, outside the rounds."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fedsim.federation import Contents, Server, TaskEnd
@@ -34,26 +34,33 @@ class CampaignState(State):
 class Campaign:
     """Campaign: many devices each do one task of the same job, such as a report, outside rounds.
 
-    The strategy calls ``begin``, reports ended tasks to ``end`` and returned devices to ``resume``,
-    and calls ``close`` when ``is_over`` is true. An unavailable device receives its task when it
-    returns. A lost task is repeated, at most twice. The campaign is over when all its tasks have
-    ended. At its deadline a timer with the name ``campaign-deadline`` fires, and the strategy calls
-    ``stop``.
+    The strategy calls ``begin``, and reports ended tasks to ``end`` and returned devices to
+    ``resume``. An unavailable device receives its task when it returns. A lost task is repeated, at
+    most twice. At the campaign's deadline a timer with the name ``campaign-deadline`` fires, and
+    the strategy calls ``stop``. When all tasks have ended, whichever of these methods was called
+    last closes the campaign and awaits ``on_over``, which may begin another one.
 
     Args:
         server: the run's server.
         state: the campaign's state, a field of the strategy's state.
         contents: function (device ID, job) -> contents of the message that starts the task.
+        on_over: async function of the job's name, by which the strategy goes on when the campaign
+            has been closed.
     """
 
     def __init__(
-        self, server: Server, state: CampaignState, contents: Callable[[int, str], Contents]
+        self,
+        server: Server,
+        state: CampaignState,
+        contents: Callable[[int, str], Contents],
+        on_over: Callable[[str], Awaitable[None]],
     ) -> None:
         self._server = server
         self._state = state
         self._contents = contents
+        self._on_over = on_over
 
-    def begin(self, job: str, devices: Sequence[int], limit: float | None) -> None:
+    async def begin(self, job: str, devices: Sequence[int], limit: float | None) -> None:
         """Begin a campaign: send its task to each device that is available.
 
         The opening is recorded among the run's events as ``campaign``.
@@ -69,6 +76,7 @@ class Campaign:
         if limit is not None:
             self._server.timer(DEADLINE, self._server.now + limit)
         self._ask(devices)
+        await self._close_if_over()
 
     def _ask(self, devices: Iterable[int]) -> None:
         state = self._state
@@ -86,7 +94,7 @@ class Campaign:
         """Return whether the task with ID ``task`` belongs to the open campaign."""
         return task in self._state.open
 
-    def end(self, message: TaskEnd) -> None:
+    async def end(self, message: TaskEnd) -> None:
         """Remove a task that has ended from the open campaign, and repeat it if it was lost.
 
         A device gets at most three tasks in a campaign.
@@ -97,6 +105,7 @@ class Campaign:
         device = self._state.open.pop(message.task)
         if message.outcome == "lost" and self._state.attempts[device] < _MOST_ATTEMPTS:
             self._ask([device])
+        await self._close_if_over()
 
     def awaits(self, device: int) -> bool:
         """Return whether the campaign waits for a device to become available, to send it its task.
@@ -106,7 +115,7 @@ class Campaign:
         """
         return device in self._state.waiting
 
-    def resume(self, device: int) -> None:
+    async def resume(self, device: int) -> None:
         """Send the campaign's task to a device that has returned.
 
         Args:
@@ -114,8 +123,9 @@ class Campaign:
         """
         self._state.waiting.remove(device)
         self._ask([device])
+        await self._close_if_over()
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """End the campaign before it is complete: its open tasks become ``late``.
 
         Devices that are waited for are dropped.
@@ -123,20 +133,15 @@ class Campaign:
         self._state.waiting = []
         for task in list(self._state.open):
             self._server.end(task, "late")
+        await self._close_if_over()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the campaign has no open task and waits for no device."""
-        return not (self._state.open or self._state.waiting)
-
-    def close(self) -> str:
-        """Close a campaign that is over, and cancel its deadline.
-
-        Returns:
-            Name of the campaign's job.
-        """
-        job = self._state.job
+    async def _close_if_over(self) -> None:
+        """Close the campaign if it has no open task and waits for no device."""
+        state = self._state
+        if state.open or state.waiting:
+            return
+        job = state.job
         assert job is not None
-        self._state.job = None
+        state.job = None
         self._server.cancel_timer(DEADLINE)
-        return job
+        await self._on_over(job)

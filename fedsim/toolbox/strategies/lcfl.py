@@ -41,25 +41,41 @@ class LCFLClient(SynchronousClient[LCFLParams]):
     Device i sends its local model w_i, and then the losses of other devices' models on its data, or
     gradients. From these the server forms the clusters.
 
+    A task is one of these jobs:
+
+    - ``train``, in a round: train the model of the device's cluster; in the rounds before the
+      clustering train the global model, which gives w_i.
+    - ``warm-up``: train the received model, or one that the device draws, which gives w_i.
+    - ``exchange``: compute the losses of w_i and of the received models of other devices.
+    - ``gradient``: compute the gradient at w_i, or send the gradient that w_i's training has stored.
+    - ``cold-start``: test the received models of all clusters, and choose the best.
+
+    The messages that start a training of w_i have the content ``trains-local``.
+
     Entries of a device's state: ``own``, the local model w_i, until the device has been compared;
     ``gradient``, the gradient of the last mini-batch of w_i's training; ``unsent-gradient``, this
-    gradient until the update of w_i's training is sent.
+    gradient until w_i is sent, as an answer that is cut off leaves the earlier w_i valid.
     """
+
+    @property
+    def _keeps_gradient(self) -> bool:
+        """Whether the training of w_i stores the gradient of its last mini-batch."""
+        return self.params.measure == "last-batch-cos"
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         match instruction.job:
+            case "warm-up":
+                return (Train(self._warm_up(device, instruction)),)
             case "exchange":
                 models = list(instruction["exchange"])
                 models.insert(instruction["place"], device.state["own"])
                 return (Evaluate(tuple(models)),)
-            case "gradient" if self.params.measure == "last-batch-cos":
-                return ()  # the gradient was stored by the training of w_i
+            case "gradient" if self._keeps_gradient:
+                return ()
             case "gradient":
                 return (Train(Training(device.state["own"], full_batch=True, lr=1.0)),)
             case "cold-start":
                 return (Evaluate(tuple(instruction["cold-start"])),)
-            case "warm-up":
-                return (Train(self._warm_up(device, instruction)),)
         return super().work(device, instruction)
 
     def _warm_up(self, device: Device, instruction: Instruction) -> Training:
@@ -80,40 +96,36 @@ class LCFLClient(SynchronousClient[LCFLParams]):
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
-        if self._stores_gradient(instruction) and result.trained is not None:
+        trains_local = "trains-local" in instruction.contents
+        if trains_local and self._keeps_gradient and result.trained is not None:
             device.state["unsent-gradient"] = device.last_gradient(result.trained)
         match instruction.job:
+            case "warm-up":
+                return {"warm-up": result.update, "start": Header(result.start)}
             case "exchange" if result.tested is not None:
                 count = len(instruction["exchange"])
                 if self.params.measure == "loss-gap":
                     count += 1  # the scalar L_i(w_i) is sent too
                 return {"probe-loss": Lazy("losses", result.tested, count)}
+            case "gradient" if self._keeps_gradient:
+                return {"gradient": device.state["gradient"]}
             case "gradient":
-                return {"gradient": device.state.get("gradient", result.update)}
+                return {"gradient": result.update}
             case "cold-start" if result.tested is not None:
                 return {"id": Lazy("choice", result.tested)}
-            case "warm-up":
-                return {"warm-up": result.update, "start": Header(result.start)}
         return super().reply(device, instruction, result)
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        if instruction.job == self.params.second_campaign:
+        comparison = self.params.second_campaign
+        if comparison is None:  # the device is never asked for its local model again
+            return
+        if instruction.job == comparison:
             device.state.pop("own", None)
             device.state.pop("gradient", None)
-        elif self.params.second_campaign and self._trains_local_model(instruction):
-            device.state["own"] = reply.get("update") or reply.get("warm-up")
-            if self._stores_gradient(instruction):
+        elif "trains-local" in instruction.contents:
+            device.state["own"] = reply["warm-up" if instruction.job == "warm-up" else "update"]
+            if self._keeps_gradient:
                 device.state["gradient"] = device.state.pop("unsent-gradient")
-
-    def _trains_local_model(self, instruction: Instruction) -> bool:
-        """Return whether a task trains a model that may become the device's local model w_i.
-
-        Devices are compared by their local models before the clustering.
-        """
-        return instruction.job == "warm-up" or "compared" in instruction.contents
-
-    def _stores_gradient(self, instruction: Instruction) -> bool:
-        return self.params.measure == "last-batch-cos" and self._trains_local_model(instruction)
 
 
 @dataclass
@@ -205,7 +217,7 @@ class LCFL(Grouped[LCFLParams]):
     def contents(self, device: int) -> Contents:
         if self.state.clustered:
             return super().contents(device)
-        return {"model": self.state.global_model, "compared": Header(True)}
+        return {"model": self.state.global_model, "trains-local": Header(True)}
 
     async def aggregate(self) -> None:
         state = self.state
@@ -233,26 +245,29 @@ class LCFL(Grouped[LCFLParams]):
 
     @property
     def _campaign(self) -> Campaign:
-        return Campaign(self.server, self.state.campaign, self._campaign_contents)
+        return Campaign(
+            self.server, self.state.campaign, self._campaign_contents, self._end_campaign
+        )
 
     def _campaign_contents(self, device: int, job: str) -> Contents:
         state = self.state
-        if job == "exchange":
-            compared = state.compared
-            models = [state.local_models[peer] for peer in compared if peer != device]
-            return {"exchange": models, "place": Header(compared.index(device))}
         moment = self.params.moment
-        draws_own = isinstance(moment, AfterLocalTraining) and moment.start == "own"
-        if job == "warm-up" and not draws_own:
-            return {"warm-up": state.global_model}
-        return {}
+        match job:
+            case "warm-up" if isinstance(moment, AfterLocalTraining) and moment.start == "own":
+                return {"trains-local": Header(True)}  # the device draws a model
+            case "warm-up":
+                return {"warm-up": state.global_model, "trains-local": Header(True)}
+            case "exchange":
+                compared = state.compared
+                models = [state.local_models[peer] for peer in compared if peer != device]
+                return {"exchange": models, "place": Header(compared.index(device))}
+        return {}  # for its gradient a device needs its own model alone
 
     async def on_timer(self, name: str) -> None:
         if name == "gather":
             await self._gather()
         elif name == DEADLINE:
-            self._campaign.stop()
-            await self._after_campaign()
+            await self._campaign.stop()
         else:
             await super().on_timer(name)
 
@@ -268,11 +283,7 @@ class LCFL(Grouped[LCFLParams]):
             least = self.params.min_available or 1
             self.server.look_again("gather", self.params.retry, at_least=least)
         else:
-            await self._begin_campaign("warm-up", without)
-
-    async def _begin_campaign(self, job: str, devices: Sequence[int]) -> None:
-        self._campaign.begin(job, devices, self.params.moment.deadline)
-        await self._after_campaign()
+            await self._campaign.begin("warm-up", without, self.params.moment.deadline)
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
@@ -290,38 +301,34 @@ class LCFL(Grouped[LCFLParams]):
                     state.reports[device] = message["probe-loss"]
                 case "gradient":
                     state.reports[device] = message["gradient"]
-        campaign.end(message)
-        await self._after_campaign()
+        await campaign.end(message)
 
     async def on_return(self, device: int) -> None:
         campaign = self._campaign
         if campaign.awaits(device):
-            campaign.resume(device)
-            await self._after_campaign()
+            await campaign.resume(device)
         else:
             await super().on_return(device)
 
-    async def _after_campaign(self) -> None:
-        """Go on with the clustering if all tasks of the open campaign have ended.
+    async def _end_campaign(self, job: str) -> None:
+        """Begin the second campaign after the warm-up, if the measure needs it; else cluster.
 
-        A campaign is a series of tasks in which each device trains or tests once. After the
-        training of local models the devices test each other's models, if the measure needs it; then
-        clusters are made. The run is stopped if too few devices have answered.
+        The run is stopped if too few devices have answered.
+
+        Args:
+            job: job of the campaign that is over.
         """
         state = self.state
         groups = self.params.groups
-        campaign = self._campaign
-        if not campaign.is_over:
-            return
-        job = campaign.close()
+        second = self.params.second_campaign
         devices = sorted(state.local_models if job == "warm-up" else state.reports)
         if len(devices) < groups:
             self.server.stop(
                 f"{len(devices)} devices came back from the {job}, too few for {groups} groups"
             )
-        elif job == "warm-up" and self.params.second_campaign is not None:
+        elif job == "warm-up" and second is not None:
             state.compared = devices
-            await self._begin_campaign(self.params.second_campaign, devices)
+            await self._campaign.begin(second, devices, self.params.moment.deadline)
         else:
             await self._make_clusters(devices)
 

@@ -99,7 +99,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         return super().counts_steps
 
     @property
-    def second_campaign(self) -> str | None:
+    def second_campaign(self) -> Literal["exchange", "gradient"] | None:
         """Name of the task of each device between its local training and the clustering.
 
         ``exchange``: to test all devices' models; ``gradient``: to send a gradient; None if the

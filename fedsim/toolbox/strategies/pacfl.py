@@ -203,7 +203,9 @@ class PACFL(Grouped[PACFLParams]):
 
     @property
     def _campaign(self) -> Campaign:
-        return Campaign(self.server, self.state.campaign, lambda device, job: {})
+        return Campaign(
+            self.server, self.state.campaign, lambda device, job: {}, self._end_campaign
+        )
 
     async def _gather(self) -> None:
         """Ask all available clients for the singular vectors of their data.
@@ -216,7 +218,7 @@ class PACFL(Grouped[PACFLParams]):
         if not devices or server.lacks_clients(least):
             server.look_again("gather", self.params.retry, at_least=least or 1)
             return
-        self._campaign.begin(JOB, devices, None)
+        await self._campaign.begin(JOB, devices, None)
 
     async def on_timer(self, name: str) -> None:
         if name == "gather":
@@ -232,21 +234,15 @@ class PACFL(Grouped[PACFLParams]):
             return
         if message.outcome == "done":
             self._store(message.device, message.contents)
-        self._campaign.end(message)
-        self._close_campaign()
+        await self._campaign.end(message)
 
     async def on_return(self, device: int) -> None:
         if self._campaign.awaits(device):
-            self._campaign.resume(device)
-            self._close_campaign()
+            await self._campaign.resume(device)
         else:
             await super().on_return(device)
 
-    def _close_campaign(self) -> None:
-        campaign = self._campaign
-        if not campaign.is_over:
-            return
-        campaign.close()
+    async def _end_campaign(self, job: str) -> None:
         if self.state.signatures:
             self.server.timer("cluster", self.server.now)
         else:
