@@ -25,6 +25,12 @@ from fedsim.world.steps import Computation
 _MOST_EPOCHS = 1000  # maximum count of epochs of an adaptive client in a round
 _REJOIN_S = 60.0
 
+# Both contents go into records as ``control``, as a content's name is its purpose in the ledger.
+TIME_LIMIT = "control"
+"""Content of a message to a client: T, the time limit of training and upload (s)."""
+HAS_FINISHED = "control"
+"""Content of a client's answer: I, 1 if the client has finished an epoch, else 0."""
+
 
 def moderate_range(sizes: Ints) -> tuple[int, int]:
     """Return the smallest and the largest data size of clients that are no outliers (CATA-Fed).
@@ -295,7 +301,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         params = self.params
         limit = Limit(
-            budget=instruction["control"],
+            budget=instruction[TIME_LIMIT],
             adaptive=params.adaptive,
             at_least=1 if params.adaptive else params.local_epochs,
             go_on=True,
@@ -305,7 +311,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
             return limit
         if "upload_s" in device.state:
             return replace(limit, reserve_s=device.state["upload_s"])
-        size = device.upload_bytes({"update": instruction["model"], "control": 1})
+        size = device.upload_bytes({"update": instruction["model"], HAS_FINISHED: 1})
         return replace(limit, reserve_upload=size)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
@@ -316,12 +322,12 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         # when it has trained, and whether it was too slow
         device.state["trained_at"] = device.clock_s
         if result.update is not None:
-            return {"update": result.update, "control": 1, "samples": Header(result.samples)}
+            return {"update": result.update, HAS_FINISHED: 1, "samples": Header(result.samples)}
         device.state.pop("upload_s", None)
         contents: dict[str, object] = {}
         if params.straggler_upload == "model":
             contents["unchanged-model"] = instruction["model"]
-        contents["control"] = 0
+        contents[HAS_FINISHED] = 0
         splits = device.state["splits"]
         if params.mitigation and splits < most_splits(device.samples, params.smallest_part):
             device.state["splits"] = splits + 1
@@ -357,7 +363,7 @@ class CataFedState(FedAvgState):
         reported: Whether a size was reported since the last clustering.
         connecting: Open tasks in which clients report their size to connect, task ID -> client ID.
         away: Count of unavailable clients that may still connect.
-        waiting: Whether the next round cannot open until a client connects.
+        awaits_client: Whether the next round cannot open until a client connects.
     """
 
     sizes: list[int] = field(default_factory=list)
@@ -366,7 +372,7 @@ class CataFedState(FedAvgState):
     reported: bool = False
     connecting: dict[int, int] = field(default_factory=dict)
     away: int = 0
-    waiting: bool = True
+    awaits_client: bool = True
 
 
 class CataFed(FedAvg[CataFedParams]):
@@ -400,7 +406,7 @@ class CataFed(FedAvg[CataFedParams]):
         super().__init__(params, server)
         limit = params.first_deadline_s(self.setting.mean_epoch_s)
         assert limit is not None  # the parameters do not allow a run without a deadline
-        self._budget_s = limit  # T
+        self._time_limit_s = limit
 
     async def on_start(self) -> None:
         devices = self.server.devices
@@ -441,7 +447,7 @@ class CataFed(FedAvg[CataFedParams]):
         clients: list[int] = cohort.tolist()
         for client in clients:
             state.zeroed[client] = number + 1
-        state.waiting = False
+        state.awaits_client = False
         return clients
 
     def _cluster(self) -> None:
@@ -465,7 +471,7 @@ class CataFed(FedAvg[CataFedParams]):
 
     def _wait(self) -> None:
         state = self.state
-        state.waiting = True
+        state.awaits_client = True
         may_connect = state.away or state.connecting
         if not (may_connect or self.server.clients.expects_newcomers()):
             self.server.stop("no client is connected any more")
@@ -481,7 +487,7 @@ class CataFed(FedAvg[CataFedParams]):
         self.state.connecting[task] = device
 
     def contents(self, device: int) -> Contents:
-        return {"model": self.state.model, "control": self._budget_s}
+        return {"model": self.state.model, TIME_LIMIT: self._time_limit_s}
 
     def _verdict(self, message: TaskEnd) -> Verdict:
         """Return whether an ended task is ``valid``, ``slow`` or ``disconnected`` in its round.
@@ -489,7 +495,7 @@ class CataFed(FedAvg[CataFedParams]):
         It is ``slow`` if the client answered that it finished no epoch (I = 0).
         """
         verdict = super()._verdict(message)
-        if verdict == "valid" and not message["control"]:
+        if verdict == "valid" and not message[HAS_FINISHED]:
             return "slow"
         return verdict
 
@@ -500,7 +506,7 @@ class CataFed(FedAvg[CataFedParams]):
             self._store_report(message)
         if self.state.connecting.pop(message.task, None) is None:
             await super().on_task_end(message)
-        elif self.state.waiting and not self.state.connecting:
+        elif self.state.awaits_client and not self.state.connecting:
             self._open_round()
 
     def _disconnect(self, device: int) -> None:

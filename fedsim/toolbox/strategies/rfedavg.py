@@ -36,6 +36,14 @@ from fedsim.toolbox.strategies.reweighting import (
 )
 from fedsim.world.steps import Computation
 
+# Both contents go into records as ``control``, as a content's name is its purpose in the ledger.
+TOTAL_SAMPLES = "control"
+"""Content of a message to a client: D, the samples of all devices."""
+FACTS = "control"
+"""Content of a client's answer, a list: its samples D_k; then its imbalance I_k with the key
+``weights = "rfedavg"``; then its loss F_k with ``RFedAvgParams.uses_loss``.
+"""
+
 
 class RFedAvgParams(SynchronousParams):
     """Keys of ``[strategy]`` for RFedAvg, in addition to the keys of rounds.
@@ -111,16 +119,16 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
         params = self.params
         if instruction.job == "report":
             return {"size-report": result.samples}
-        if "control" in instruction.contents:
-            device.state["total"] = instruction["control"]
-        control: list[object] = [result.samples]
+        if TOTAL_SAMPLES in instruction.contents:
+            device.state["total"] = instruction[TOTAL_SAMPLES]
+        facts: list[object] = [result.samples]
         if params.weights == "rfedavg":
             total = device.state["total"] if params.uses_total else None
-            control.append(float(class_imbalance(device.label_counts[None], total)[0]))
+            facts.append(float(class_imbalance(device.label_counts[None], total)[0]))
         if params.uses_loss and result.update is not None:
-            control.append(Lazy("loss", result.update))
+            facts.append(Lazy("loss", result.update))
         labels: list[int] = device.label_counts.tolist()
-        contents: dict[str, object] = {"update": result.update, "control": control}
+        contents: dict[str, object] = {"update": result.update, FACTS: facts}
         if params.weights == "optimal":
             contents["class-counts"] = labels
         # The labels are only for the record of the classes' balance.
@@ -139,7 +147,7 @@ class RFedAvgState(FedAvgState):
         reporting: Open tasks in which devices report their size, device ID -> task ID.
         begun: Whether the first round has been opened.
         total: D, the sum of the reported sizes in the open round (samples).
-        informed: Value of D that each device received last (samples).
+        last_total: Value of D that each device received last (samples).
         imbalance: Class imbalance I_k that each device reported last (samples).
         counts: Device ID -> class counts that the device reported last, for ``optimal``.
         first_loss: l_0, the mean of the losses reported first.
@@ -151,7 +159,7 @@ class RFedAvgState(FedAvgState):
     reporting: dict[int, int] = field(default_factory=dict)
     begun: bool = False
     total: int = 0
-    informed: list[int] = field(default_factory=list)
+    last_total: list[int] = field(default_factory=list)
     imbalance: list[float] = field(default_factory=list)
     counts: dict[int, list[int]] = field(default_factory=dict)
     first_loss: float | None = None
@@ -192,7 +200,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     async def on_start(self) -> None:
         devices = self.server.devices
         self.state.sizes = [None] * devices
-        self.state.informed = [0] * devices
+        self.state.last_total = [0] * devices
         self.state.imbalance = [0.0] * devices
         self.state.model = self.server.models.initial()
         for device in range(devices):
@@ -242,12 +250,13 @@ class RFedAvg(FedAvg[RFedAvgParams]):
 
     def contents(self, device: int) -> Contents:
         contents: dict[str, object] = {"model": self.state.model}
-        if self.params.uses_total and self.state.informed[device] != self.state.total:
-            contents["control"] = self.state.total
+        if self.params.uses_total and self.state.last_total[device] != self.state.total:
+            contents[TOTAL_SAMPLES] = self.state.total
         return contents
 
     def _samples(self, message: TaskEnd) -> int:
-        return int(message["control"][0])
+        samples, *_ = message[FACTS]
+        return int(samples)
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
@@ -273,8 +282,8 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         device = message.device
         state.sizes[device] = self._samples(message)
         if self.params.weights == "rfedavg":
-            state.imbalance[device] = message["control"][1]
-            state.informed[device] = state.total
+            _, state.imbalance[device], *_ = message[FACTS]
+            state.last_total[device] = state.total
         elif self.params.weights == "optimal":
             state.counts[device] = message["class-counts"]
 
