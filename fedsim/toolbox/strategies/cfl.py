@@ -18,7 +18,7 @@ from fedsim.toolbox.clustering.algorithms import bipartition
 from fedsim.toolbox.clustering.similarity import Matrix, cosine_matrix, length, most_alike
 from fedsim.toolbox.strategies.cfl_params import CFLParams
 from fedsim.toolbox.strategies.clustering import charge_clustering, has_pairs, record_clustering
-from fedsim.toolbox.strategies.grouped import Grouped, GroupedState, Preparation
+from fedsim.toolbox.strategies.grouped import COLD_START, Grouped, GroupedState, Preparation
 
 
 class Norms(NamedTuple):
@@ -128,8 +128,8 @@ class CFLClient(SynchronousClient[CFLParams]):
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
-        if instruction.job == "cold-start":
-            return {"cold-start": result.update}
+        if instruction.job == COLD_START:
+            return {COLD_START: result.update}
         return super().reply(device, instruction, result)
 
 
@@ -578,7 +578,7 @@ class CFL(Grouped[CFLParams]):
         node = self.state.node_reached.get(device, 0)
         if self.state.group[device] >= 0 or self.state.children[node] is None:
             return None
-        return {"cold-start": self.state.models[node]}, "cold-start"
+        return {COLD_START: self.state.models[node]}, COLD_START
 
     async def assign(self, prepared: Sequence[Preparation]) -> None:
         reached_by = self.state.node_reached
@@ -586,11 +586,11 @@ class CFL(Grouped[CFLParams]):
             device = preparation.device
             children = self.state.children[reached_by.get(device, 0)]
             assert children is not None  # only devices at a split node are prepared
-            reached = preparation.contents["cold-start"]
-            change = ModelChange(reached, preparation.asked["cold-start"])
+            reached = preparation.contents[COLD_START]
+            change = ModelChange(reached, preparation.asked[COLD_START])
             reached_by |= await self._find_most_similar({device: change}, children)
             if self.preparation(device) is None:
-                self.move(device, reached_by.pop(device), "cold-start")
+                self.move(device, reached_by.pop(device), COLD_START)
 
     async def _assign_prepared(self) -> None:
         prepared = self.state.prepared

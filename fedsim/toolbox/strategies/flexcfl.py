@@ -23,6 +23,7 @@ from fedsim.toolbox.clustering.moments import PreTraining, ShiftTest
 from fedsim.toolbox.clustering.similarity import cosine_matrix, edc_features, madc, most_alike
 from fedsim.toolbox.strategies.clustering import charge_clustering, record_clustering, rounded
 from fedsim.toolbox.strategies.grouped import (
+    COLD_START,
     GroupedState,
     Migrating,
     MigratingClient,
@@ -31,6 +32,19 @@ from fedsim.toolbox.strategies.grouped import (
     Preparation,
 )
 from fedsim.world.steps import Computation
+
+PRE_TRAINING = "pre-training"
+"""Job of a device in the group cold start, a training of the initial model.
+
+It is also the name of the contents of such a task, of the draw of its devices, and the reason in
+the record ``assign`` of these devices.
+"""
+FIND_GROUP = "find-group"
+"""Job in which a device finds its group by a training of the initial model."""
+
+# timers of the group cold start
+_BEGIN = "pre-training"
+_DEADLINE = "pre-training-deadline"
 
 
 class FlexCFLParams(PlainDeadline, MigratingParams):
@@ -73,28 +87,21 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     def usual_shift(self) -> ShiftTest:
         return "never" if self.kind == "fedgroup" else "aligned_l1"
 
-    @property
-    def pretraining_epochs(self) -> int | None:
-        """Count of epochs of a pre-training, a training of the initial model to find a group.
+    def pretraining(self, initial: Ref) -> Training:
+        """Return a pre-training, the training of the initial model by which a group is found.
 
-        None if pre-trainings are counted in SGD steps.
+        Args:
+            initial: the initial model.
         """
-        if self.moment.epochs:
-            return self.moment.epochs
-        if self.as_published or self.moment.steps:
-            return None
-        return self.local_epochs
+        moment = self.moment
+        if moment.epochs:
+            return Training(initial, moment.epochs)
+        if moment.steps or self.as_published:
+            return Training(initial, steps=moment.steps or 50)
+        return Training(initial, self.local_epochs)
 
-    @property
-    def pretraining_steps(self) -> int:
-        """Count of SGD steps of a pre-training, a training of the initial model to find a group.
-
-        It counts only if ``pretraining_epochs`` is None.
-        """
-        return self.moment.steps or 50
-
-    def pretrained(self, devices: int) -> int:
-        """Return how many devices are pre-trained, that is, train the initial model to form groups.
+    def devices_to_pretrain(self, devices: int) -> int:
+        """Return how many devices train the initial model in the group cold start.
 
         The count is alpha m, at most all devices, with m groups and alpha = ``moment.devices``;
         with random groups it is one device for each group.
@@ -107,7 +114,9 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         return min(self.moment.devices * self.groups, devices)
 
     def combined_at_once(self, devices: int) -> int:
-        return min(super().combined_at_once(devices), self.pretrained(devices) // self.groups)
+        return min(
+            super().combined_at_once(devices), self.devices_to_pretrain(devices) // self.groups
+        )
 
     def check(self, devices: int) -> None:
         super().check(devices)
@@ -172,7 +181,7 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        for name in ("initial-model", "pre-training"):
+        for name in ("initial-model", PRE_TRAINING):
             if name in instruction.contents:
                 device.state["initial"] = instruction[name]
         if "directions" in instruction.contents:
@@ -184,13 +193,10 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
         if instruction.job == "train":
             epochs = params.local_epochs
             # In the paper a pre-training in the same round counts as the first epoch.
-            if "pre-trained" in instruction.contents and not params.as_published:
+            if "after-pre-training" in instruction.contents and not params.as_published:
                 epochs = max(1, epochs - 1)
             return Training(instruction["model"], epochs)
-        initial = device.state["initial"]
-        if params.pretraining_epochs is None:
-            return Training(initial, steps=params.pretraining_steps)
-        return Training(initial, params.pretraining_epochs)
+        return params.pretraining(device.state["initial"])
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         return Limit(at_least=self.training(device, instruction).epochs)
@@ -198,12 +204,11 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
-        match instruction.job:
-            case "pre-train":
-                return {"pre-training": result.update}
-            case "find-group" if result.update is not None:
-                models = [device.state["initial"], result.update, *device.state["directions"]]
-                return {"id": device.numbers(nearest_direction, models)}
+        if instruction.job == PRE_TRAINING:
+            return {PRE_TRAINING: result.update}
+        if instruction.job == FIND_GROUP and result.update is not None:
+            models = [device.state["initial"], result.update, *device.state["directions"]]
+            return {"id": device.numbers(nearest_direction, models)}
         return super().reply(device, instruction, result)
 
     def settles(self, device: Device, instruction: Instruction) -> bool:
@@ -219,21 +224,21 @@ class FlexCFLState(GroupedState):
     Attributes:
         initial: w0, the initial model.
         directions: Direction of each group.
-        pretraining: Open tasks of the group cold start, task ID -> device ID.
-        pretrained: (device ID, trained model) of each device that has answered in the group cold
-            start.
+        cold_start_tasks: Open tasks of the group cold start, task ID -> device ID.
+        pretrained_models: Device ID -> trained model, for the devices that have answered in the
+            group cold start.
         attempts: Count of group cold starts.
         failures: Count of group cold starts in which too few devices answered.
-        informed: Whether each device has received the directions.
+        has_directions: Whether each device has received the directions.
     """
 
     initial: Ref = field(init=False)
     directions: list[Ref] = field(default_factory=list)
-    pretraining: dict[int, int] = field(default_factory=dict)
-    pretrained: list[tuple[int, Ref]] = field(default_factory=list)
+    cold_start_tasks: dict[int, int] = field(default_factory=dict)
+    pretrained_models: dict[int, Ref] = field(default_factory=dict)
     attempts: int = 0
     failures: int = 0
-    informed: list[bool] = field(default_factory=list)
+    has_directions: list[bool] = field(default_factory=list)
 
 
 class FlexCFL(Migrating[FlexCFLParams]):
@@ -274,7 +279,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     async def on_start(self) -> None:
         self.state.initial = self.server.models.initial()
-        self.state.informed = [False] * self.server.devices
+        self.state.has_directions = [False] * self.server.devices
         self._begin_groups()
 
     # group cold start (Algorithm 3)
@@ -284,22 +289,22 @@ class FlexCFL(Migrating[FlexCFLParams]):
         params = self.params
         server = self.server
         if server.lacks_clients(params.min_available):
-            server.look_again("pre-training", params.retry, at_least=params.min_available or 1)
+            server.look_again(_BEGIN, params.retry, at_least=params.min_available or 1)
             return
-        count = params.pretrained(server.devices)
-        devices = server.clients.sample(count, "pre-training", state.attempts)
+        count = params.devices_to_pretrain(server.devices)
+        devices = server.clients.sample(count, PRE_TRAINING, state.attempts)
         state.attempts += 1
-        state.pretrained = []
+        state.pretrained_models = {}
         if len(devices) < params.groups:
-            server.look_again("pre-training", params.retry, at_least=params.groups)
+            server.look_again(_BEGIN, params.retry, at_least=params.groups)
             return
         if self._round_limit is not None:
-            server.timer("pre-training-deadline", server.now + self._round_limit)
+            server.timer(_DEADLINE, server.now + self._round_limit)
         for device in devices:
-            task = server.ask(device, {"pre-training": state.initial}, "pre-train")
-            state.pretraining[task] = device
+            task = server.ask(device, {PRE_TRAINING: state.initial}, PRE_TRAINING)
+            state.cold_start_tasks[task] = device
 
-    async def _end_pretraining(self, message: TaskEnd) -> None:
+    async def _end_cold_start_task(self, message: TaskEnd) -> None:
         """Store the model that a device has trained so that the groups can be made.
 
         After the last such task the groups are made and the first round is opened. If too few
@@ -310,13 +315,13 @@ class FlexCFL(Migrating[FlexCFLParams]):
         """
         state = self.state
         groups = self.params.groups
-        device = state.pretraining.pop(message.task)
+        device = state.cold_start_tasks.pop(message.task)
         if message.outcome == "done":
-            state.pretrained.append((device, message["pre-training"]))
-        if state.pretraining:
+            state.pretrained_models[device] = message[PRE_TRAINING]
+        if state.cold_start_tasks:
             return
-        self.server.cancel_timer("pre-training-deadline")
-        if len(state.pretrained) >= groups:
+        self.server.cancel_timer(_DEADLINE)
+        if len(state.pretrained_models) >= groups:
             await self._make_groups()
             self._open_round()
             return
@@ -326,13 +331,13 @@ class FlexCFL(Migrating[FlexCFLParams]):
                 f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each"
             )
         else:
-            self.server.look_again("pre-training", self.params.retry, at_least=groups)
+            self.server.look_again(_BEGIN, self.params.retry, at_least=groups)
 
     async def _make_groups(self) -> None:
         state = self.state
         mix = self.server.models.mix
         devices, models, labels = await self._cluster()
-        state.pretrained = []
+        state.pretrained_models = {}
         for group in range(self.params.groups):
             members = [model for model, label in zip(models, labels, strict=True) if label == group]
             parts = await self.params.aggregation.total(self.server, members, 1 / len(members))
@@ -340,7 +345,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
             direction = mix([*parts, (state.initial, -1.0)], rescale=False)
             state.directions.append(direction)
         for device, label in zip(devices, labels, strict=True):
-            self.settle(device, label, "pre-training")
+            self.settle(device, label, PRE_TRAINING)
         await self.test_again(devices)
 
     async def _cluster(self) -> tuple[list[int], list[Ref], list[int]]:
@@ -357,8 +362,8 @@ class FlexCFL(Migrating[FlexCFLParams]):
         """
         server = self.server
         groups = self.params.groups
-        devices = [device for device, _ in self.state.pretrained]
-        models = [model for _, model in self.state.pretrained]
+        devices = list(self.state.pretrained_models)
+        models = list(self.state.pretrained_models.values())
         updates: list[Floats32] = []
         if server.models.learns:
             initial, *weights = await server.models.values([self.state.initial, *models])
@@ -420,29 +425,29 @@ class FlexCFL(Migrating[FlexCFLParams]):
         state = self.state
         if state.group[device] >= 0 and device not in state.unprepared:
             return None
-        if state.informed[device]:
-            return {}, "find-group"
+        if state.has_directions[device]:
+            return {}, FIND_GROUP
         contents = {"initial-model": state.initial, "directions": state.directions}
-        return contents, "find-group"
+        return contents, FIND_GROUP
 
     def _ask(self, device: int, continues: bool = False) -> None:
         if self._joins_at_random and self.state.group[device] < 0:
             generator = self.server.rng("newcomer", device)
-            self.move(device, int(generator.integers(self.params.groups)), "cold-start")
+            self.move(device, int(generator.integers(self.params.groups)), COLD_START)
         super()._ask(device, continues)
 
     def contents_after_preparation(self, device: int) -> Contents:
-        return {**self.contents(device), "pre-trained": Header(True)}
+        return {**self.contents(device), "after-pre-training": Header(True)}
 
     def contents(self, device: int) -> Contents:
-        if self.state.informed[device] or self._joins_at_random:
+        if self.state.has_directions[device] or self._joins_at_random:
             return super().contents(device)
         return {**super().contents(device), "directions": self.state.directions}
 
     async def assign(self, prepared: Sequence[Preparation]) -> None:
         groups = await self.choices(prepared, "nearest")
         for preparation, group in zip(prepared, groups, strict=True):
-            self.state.informed[preparation.device] = True
+            self.state.has_directions[preparation.device] = True
             self.settle(preparation.device, group)
 
     async def on_arrival(self, device: int) -> None:
@@ -451,18 +456,18 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
-        if message.task in state.pretraining:
-            await self._end_pretraining(message)
+        if message.task in state.cold_start_tasks:
+            await self._end_cold_start_task(message)
             return
         if "update" in message.contents and message.task in state.open:
-            state.informed[message.device] |= not self._joins_at_random
+            state.has_directions[message.device] |= not self._joins_at_random
         await super().on_task_end(message)
 
     async def on_timer(self, name: str) -> None:
-        if name == "pre-training":
+        if name == _BEGIN:
             self._begin_groups()
-        elif name == "pre-training-deadline":
-            for task in list(self.state.pretraining):
+        elif name == _DEADLINE:
+            for task in list(self.state.cold_start_tasks):
                 self.server.end(task, "late")
         else:
             await super().on_timer(name)

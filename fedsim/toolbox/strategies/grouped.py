@@ -24,6 +24,12 @@ from fedsim.toolbox.deadlines import Relative
 
 Preset = Literal["paper", "published-code"]
 
+COLD_START = "cold-start"
+"""Reason in the record ``assign`` if a device without a group has found one by a task of its own.
+
+It is also the name of such a task's job, and of its contents.
+"""
+
 
 class ClusteredParams(SelectingParams, CombiningParams):
     """Keys of ``[strategy]`` that all strategies with a model for each group of devices have.
@@ -114,8 +120,7 @@ class GroupedState(SynchronousState):
         models: Model of each group.
         group: Group index of each device, -1 for a device without a group.
         asked: Whether each device has ever been selected for a round.
-        preparing: Open preparations, task ID -> (device ID, whether the round waits for the
-            preparation).
+        preparing: Open preparations, by task ID.
         prepared: Preparations that have ended at this simulated time, see ``Grouped.assign``.
         unprepared: IDs of the devices that must be prepared before they train again, the first one
             first.
@@ -556,7 +561,7 @@ class Migrating(Grouped[M]):
         if fired:
             self.must_prepare(device)
 
-    def settle(self, device: int, group: int, newcomer: str = "cold-start") -> None:
+    def settle(self, device: int, group: int, newcomer: str = COLD_START) -> None:
         """Assign a device to a group at the end of the task by which it has found the group.
 
         Args:

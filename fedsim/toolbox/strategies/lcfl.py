@@ -30,7 +30,7 @@ from fedsim.toolbox.clustering.similarity import (
 )
 from fedsim.toolbox.strategies.campaign import DEADLINE, Campaign, CampaignState
 from fedsim.toolbox.strategies.clustering import charge_clustering, record_clustering
-from fedsim.toolbox.strategies.grouped import Grouped, GroupedState, Preparation
+from fedsim.toolbox.strategies.grouped import COLD_START, Grouped, GroupedState, Preparation
 from fedsim.toolbox.strategies.lcfl_params import LCFLParams, share_of
 from fedsim.world.steps import Computation, Evaluate, Train
 
@@ -63,6 +63,8 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         return self.params.measure == "last-batch-cos"
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        if instruction.job == COLD_START:
+            return (Evaluate(tuple(instruction[COLD_START])),)
         match instruction.job:
             case "warm-up":
                 return (Train(self._warm_up(device, instruction)),)
@@ -74,8 +76,6 @@ class LCFLClient(SynchronousClient[LCFLParams]):
                 return ()
             case "gradient":
                 return (Train(Training(device.state["own"], full_batch=True, lr=1.0)),)
-            case "cold-start":
-                return (Evaluate(tuple(instruction["cold-start"])),)
         return super().work(device, instruction)
 
     def _warm_up(self, device: Device, instruction: Instruction) -> Training:
@@ -99,6 +99,8 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         trains_local = "trains-local" in instruction.contents
         if trains_local and self._keeps_gradient and result.trained is not None:
             device.state["unsent-gradient"] = device.last_gradient(result.trained)
+        if instruction.job == COLD_START and result.tested is not None:
+            return {"id": Lazy("choice", result.tested)}
         match instruction.job:
             case "warm-up":
                 return {"warm-up": result.update, "start": Header(result.start)}
@@ -111,8 +113,6 @@ class LCFLClient(SynchronousClient[LCFLParams]):
                 return {"gradient": device.state["gradient"]}
             case "gradient":
                 return {"gradient": result.update}
-            case "cold-start" if result.tested is not None:
-                return {"id": Lazy("choice", result.tested)}
         return super().reply(device, instruction, result)
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
@@ -534,9 +534,9 @@ class LCFL(Grouped[LCFLParams]):
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         if device not in self.state.unprepared:
             return None
-        return {"cold-start": self.state.models}, "cold-start"
+        return {COLD_START: self.state.models}, COLD_START
 
     async def assign(self, prepared: Sequence[Preparation]) -> None:
-        groups = await self.choices(prepared, "cold-start")
+        groups = await self.choices(prepared, COLD_START)
         for preparation, group in zip(prepared, groups, strict=True):
-            self.move(preparation.device, group, "cold-start")
+            self.move(preparation.device, group, COLD_START)
