@@ -24,7 +24,7 @@ import fedsim
 from fedsim import plugin
 from fedsim.cli import main
 from fedsim.cli.results import RESULTS, output_schema
-from fedsim.common import units
+from fedsim.common import training, units
 from fedsim.common.kind_field import KindField, specs_of
 from fedsim.common.spec import Spec
 from fedsim.federation import client
@@ -306,8 +306,8 @@ def _directive(module: str, name: str, value: Any) -> str:
     lines = [f".. autoclass:: {module}.{name}"]
     if isinstance(value, str | int):
         # its description is below its definition
-        homes = [module for module in (client, endpoints, federated) if name in vars(module)]
-        home = homes[0]
+        modules = (client, endpoints, federated, training)
+        home = next(module for module in modules if name in vars(module))
         lines = [f".. autodata:: {home.__name__}.{name}"]
     elif inspect.isfunction(value):
         lines = [f".. autofunction:: {module}.{name}"]

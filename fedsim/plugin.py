@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
 from fedsim.common.streams import Streams
-from fedsim.common.training import Batching, Contrast, Limit, Part, Training
+from fedsim.common.training import (
+    ALL_SAMPLES,
+    Batching,
+    Contrast,
+    Limit,
+    LocalEpochs,
+    LocalSteps,
+    ModelCut,
+    Part,
+    Proximal,
+    Training,
+)
 from fedsim.common.units import (
     Bytes,
     BytesPerSecond,
@@ -127,7 +138,8 @@ __all__ = [  # noqa: RUF022 - by task
     "Update", "AsynchronousUpdate", "OpenTask",
     "Server", "Clients", "ServerModels", "ServerEdges", "TaskEnd", "Carried", "Client", "Device", "Instruction",
     "LocalResult", "PreviousResult", "RunInfo", "BEST", "Real", "Contents", "Header", "Lazy", "Opaque", "Partial", "Ref",
-    "pure", "Train", "Evaluate", "Work", "Pause", "Limit", "Training", "Batching", "Contrast", "Tensor", "Measured",
+    "pure", "Train", "Evaluate", "Work", "Pause", "Limit", "Training", "LocalEpochs", "LocalSteps", "Batching",
+    "ALL_SAMPLES", "Proximal", "Contrast", "ModelCut", "Tensor", "Measured",
     # A strategy without a server.
     "Peers", "PeersState", "PeerHalf", "PeerParams", "Peer", "EncodedModel", "PeerMessage",
     # A part of strategies, and the keys that hold one.

@@ -1,17 +1,23 @@
 """Description of a local training and its time limit.
 
 A strategy describes a training, the world computes its time, and a solver carries it out. The
-fields ``start``, ``anchor`` and ``linear`` are refs, whose values only the learning side reads.
+models of a training are refs, whose values only the learning side reads.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.errors import SimulationError
+from fedsim.common.former_names import (
+    FIELDS_OF_TRAINING,
+    FormerKeywords,
+    warn_keywords,
+    warn_renamed,
+)
 
 N = TypeVar("N", int, NDArray[np.int64])
 
@@ -136,26 +142,21 @@ class Batching:
             return samples
         return samples - samples % self.size * (samples >= self.size)
 
-    def taken_in(self, steps: int, samples: int) -> int:
-        """Return how many samples the first ``steps`` batches of an epoch have.
+    def samples_in(self, steps: int, samples: int) -> int:
+        """Return how many samples ``steps`` SGD steps process, on all batches in turn.
+
+        After the last batch of an epoch the next epoch begins.
 
         Args:
-            steps: count of batches.
-            samples: count of samples of the device.
+            steps: count of SGD steps.
+            samples: count of samples of the device; at least 1.
         """
-        return self.taken(samples) if steps >= self.count(samples) else steps * self.size
-
-    @property
-    def whole(self) -> "Batching":
-        """Batching in which all samples of an epoch are one batch.
-
-        The attribute ``last`` is the same.
-        """
-        return Batching(WHOLE, self.last)
+        epochs, batches = divmod(steps, self.count(samples))
+        return epochs * self.taken(samples) + batches * self.size
 
 
-WHOLE = 1 << 62
-"""Batch size above the sample count of any device, so that a batch is the whole local set."""
+ALL_SAMPLES = 1 << 62
+"""Batch size above the sample count of any device: all samples are one batch."""
 
 Penalised = Literal["kernels", "dense"]
 """Weights under the L2 penalty: all kernels, or only the kernels of dense layers."""
@@ -200,10 +201,78 @@ class Contrast:
     temperature: float
 
 
-# not frozen, because the construction would take several times as long
+# The classes below are not frozen, because their construction would take several times as long.
+# Their objects are not changed after the construction.
+
+
 @dataclass(slots=True, unsafe_hash=True)
+class LocalEpochs:
+    """Amount of a training: passes over the samples.
+
+    Attributes:
+        count: count of passes.
+    """
+
+    count: int
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class LocalSteps:
+    """Amount of a training: SGD steps. A time limit treats them as one epoch.
+
+    Attributes:
+        count: count of steps; at least 1.
+        only_batch: index (from 0) of the one batch on which all steps are taken; None for all
+            batches in turn.
+
+    Raises:
+        SimulationError: an attribute is out of bounds.
+    """
+
+    count: int
+    only_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise SimulationError(f"a training has steps={self.count}; allowed is at least 1 step")
+        if self.only_batch is not None and self.only_batch < 0:
+            raise SimulationError(
+                f"a training has only_batch={self.only_batch}; allowed are batches from 0"
+            )
+
+
+class ModelCut(NamedTuple):
+    """Smaller model that is cut from the whole model.
+
+    Attributes:
+        by: the way in which it is cut.
+        size: its size, whose meaning depends on ``by``.
+    """
+
+    by: CutBy
+    size: float
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Proximal:
+    """Proximal term mu/2 ||w - anchor||^2 in the loss, which pulls the model w to the anchor.
+
+    Attributes:
+        mu: weight of the term; 0 for no term.
+        anchor: a model (a ``Ref`` or a ``PreviousResult``); None for the start of the training.
+    """
+
+    mu: float
+    anchor: Any = None
+
+
+NO_PROXIMAL = Proximal(0.0)
+"""No proximal term."""
+
+
+@dataclass(slots=True, unsafe_hash=True, init=False)
 class Training:
-    """Local SGD on a device's own data; a training is not changed after its construction.
+    """Local SGD on a device's own data.
 
     A step changes the model w by w <- w - lr (gradient + mu (w - anchor) + linear); w begins as
     ``start``. The gradient is of a batch, with weight decay and L2 by ``[training]``. With
@@ -211,68 +280,131 @@ class Training:
 
     Attributes:
         start: the model at the beginning: a ``Ref``, ``BEST`` or a ``PreviousResult``.
-        epochs: passes over the data; at least 1.
-        steps: SGD steps instead of epochs; they count as one epoch (``epochs=1``).
-        full_batch: one SGD step uses all samples, so that an epoch is one step.
+        amount: ``LocalEpochs`` or ``LocalSteps``; a number is a count of epochs.
+        batch_size: count of samples in a batch; ``ALL_SAMPLES`` for one batch of all samples, None
+            for the size in ``[training]``.
         part: the part of its data that the device trains on; None for all.
-        mu: weight of the proximal term mu/2 ||w - anchor||^2.
-        anchor: center of the proximal term (a ``Ref``); None for ``start``.
+        proximal: the proximal term, with its mu and anchor.
         linear: added to every gradient (a ``Ref``); None for nothing.
+        contrast: a contrastive term in the loss; None for none.
         lr: the learning rate; None for the rate in ``[training]``, decayed by the round.
         held: ranges of the flat model that keep their values of ``start``, as whole tensors. They
             do not shorten a step.
-        only_batch: index (from 0) of the one batch on which all ``steps`` are taken; None for all
-            batches in turn.
-        contrast: a contrastive term in the loss; None for none.
         share: share of the batches that are processed, if a trainer stops early; shortens all
             epochs.
         cut: the smaller model that is trained, which determines the cost of a step; None: the
             whole model. All values outside of the smaller model are 0 or held.
-        last_gradient: whether the result is the gradient of the last step in place of the trained
-            model.
-        batch_size: count of samples in a batch; None for the size in ``[training]``.
+        result: ``model``: the result is the trained model; ``last-gradient``: it is the gradient
+            of the last step.
         layers: count of last layers that are trained, as the device has no memory for more; None:
             all. The tensors of earlier layers are in ``held``.
 
     Raises:
-        SimulationError: ``epochs`` and ``steps`` do not go together.
+        SimulationError: former keywords ``epochs``, ``steps`` and ``only_batch`` do not go
+            together.
 
     Example:
-        >>> from fedsim.plugin import Batching, Training
-        >>> training = Training(start=None, epochs=3)
+        >>> from fedsim.plugin import Batching, LocalSteps, Training
+        >>> training = Training(start=None, amount=3)
         >>> training.sgd_steps(25, Batching(size=10))
         9
+        >>> Training(start=None, amount=LocalSteps(50)).sgd_steps(25, Batching(size=10))
+        50
     """
 
     start: Any
-    epochs: int = 1
-    steps: int | None = None
-    full_batch: bool = False
-    part: Part | None = None
-    mu: float = 0.0
-    anchor: Any = None
-    linear: Any = None
-    lr: float | None = None
-    held: Places = ()
-    only_batch: int | None = None
-    contrast: Contrast | None = None
-    share: float = 1.0
-    cut: tuple[CutBy, float] | None = None
-    last_gradient: bool = False
-    batch_size: int | None = None
-    layers: int | None = None
+    amount: LocalEpochs | LocalSteps
+    batch_size: int | None
+    part: Part | None
+    proximal: Proximal
+    linear: Any
+    contrast: Contrast | None
+    lr: float | None
+    held: Places
+    share: float
+    cut: ModelCut | None
+    result: Literal["model", "last-gradient"]
+    layers: int | None
 
-    def __post_init__(self) -> None:
-        if self.steps is not None and (self.steps < 1 or self.epochs != 1):
+    def __init__(
+        self,
+        start: Any,
+        amount: LocalEpochs | LocalSteps | int = 1,
+        *,
+        batch_size: int | None = None,
+        part: Part | None = None,
+        proximal: Proximal = NO_PROXIMAL,
+        linear: Any = None,
+        contrast: Contrast | None = None,
+        lr: float | None = None,
+        held: Places = (),
+        share: float = 1.0,
+        cut: ModelCut | None = None,
+        result: Literal["model", "last-gradient"] = "model",
+        layers: int | None = None,
+        **former: Unpack[FormerKeywords],
+    ) -> None:
+        self.start = start
+        self.amount = LocalEpochs(amount) if isinstance(amount, int) else amount
+        self.batch_size = batch_size
+        self.part = part
+        self.proximal = proximal
+        self.linear = linear
+        self.contrast = contrast
+        self.lr = lr
+        self.held = held
+        self.share = share
+        self.cut = cut
+        self.result = result
+        self.layers = layers
+        if former:
+            self._take_former(former)
+
+    def _take_former(self, former: FormerKeywords) -> None:
+        """Set the fields that replace former keywords of the constructor."""
+        unknown = former.keys() - FIELDS_OF_TRAINING
+        if unknown:
+            raise TypeError(f"Training has no field {', '.join(sorted(unknown))}")
+        warn_keywords(former)
+        if "epochs" in former:
+            self.amount = LocalEpochs(former["epochs"])
+        steps = former.get("steps")
+        only_batch = former.get("only_batch")
+        if (steps is not None and self.epochs != 1) or (steps is None and only_batch is not None):
             raise SimulationError(
-                f"a training has steps={self.steps} and epochs={self.epochs}; allowed are at "
-                "least 1 step, and then epochs=1"
+                f"a training has epochs={self.epochs}, steps={steps} and only_batch={only_batch}; "
+                "allowed are steps with epochs=1, and only_batch with steps"
             )
-        if self.only_batch is not None and (self.steps is None or self.only_batch < 0):
-            raise SimulationError(
-                f"a training has only_batch={self.only_batch} and steps={self.steps}; allowed "
-                "are batches from 0, and steps"
-            )
+        if steps is not None:
+            self.amount = LocalSteps(steps, only_batch)
+        if former.get("full_batch"):
+            self.batch_size = ALL_SAMPLES
+        mu = former.get("mu", self.proximal.mu)
+        self.proximal = Proximal(mu, former.get("anchor", self.proximal.anchor))
+        if former.get("last_gradient"):
+            self.result = "last-gradient"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Return the value of a former field, which still works."""
+            if name not in FIELDS_OF_TRAINING:
+                raise AttributeError(f"Training has no field {name}")
+            warn_renamed(f"Training.{name}", FIELDS_OF_TRAINING[name])
+            steps = self.amount if isinstance(self.amount, LocalSteps) else None
+            return {
+                "steps": steps and steps.count,
+                "only_batch": steps and steps.only_batch,
+                "full_batch": self.batch_size == ALL_SAMPLES,
+                "mu": self.proximal.mu,
+                "anchor": self.proximal.anchor,
+                "last_gradient": self.result == "last-gradient",
+            }[name]
+
+    @property
+    def epochs(self) -> int:
+        """Count of epochs; ``LocalSteps`` count as one epoch."""
+        return self.amount.count if isinstance(self.amount, LocalEpochs) else 1
 
     @property
     def terms(self) -> list[str]:
@@ -281,7 +413,7 @@ class Training:
         Only the terms that this training has are listed.
         """
         terms = []
-        if self.mu:
+        if self.proximal.mu:
             terms.append("proximal")
         if self.linear is not None:
             terms.append("linear")
@@ -303,26 +435,24 @@ class Training:
         Args:
             usual: the division into batches of ``[training]``.
         """
-        if self.full_batch:
-            return usual.whole
         if self.batch_size is not None:
             return Batching(self.batch_size, usual.last)
         return usual
 
     def samples_an_epoch(self, samples: int, usual: Batching) -> int:
-        """Return how many samples an epoch processes; ``steps`` count as one epoch.
+        """Return how many samples an epoch processes; ``LocalSteps`` count as one epoch.
 
         Args:
             samples: count of samples on which the device trains.
             usual: the batches of ``[training]``.
         """
-        batches = self.batching(usual)
-        if self.steps is None or not samples:
-            return batches.taken(samples)
-        if self.only_batch is not None:
-            return self.steps * min(batches.size, samples)
-        passes, rest = divmod(self.steps, batches.count(samples))
-        return passes * batches.taken(samples) + batches.taken_in(rest, samples)
+        batching = self.batching(usual)
+        amount = self.amount
+        if isinstance(amount, LocalEpochs) or not samples:
+            return batching.taken(samples)
+        if amount.only_batch is not None:
+            return amount.count * min(batching.size, samples)
+        return batching.samples_in(amount.count, samples)
 
     def sgd_steps(self, samples: int, usual: Batching) -> int:
         """Return the count of SGD steps of the training.
@@ -333,17 +463,14 @@ class Training:
         """
         if not samples:
             return 0
-        if self.steps is not None:
-            return self.steps
-        return self.epochs * self.batching(usual).count(samples)
+        if isinstance(self.amount, LocalSteps):
+            return self.amount.count
+        return self.amount.count * self.batching(usual).count(samples)
 
 
-# not frozen, because the construction would take several times as long
 @dataclass(slots=True, unsafe_hash=True)
 class Limit:
     """Time limit of a device's training, and the device's behaviour at the limit.
-
-    A limit is not changed after its construction.
 
     Attributes:
         stop_at: the absolute time (s) at which the device stops; finished epochs count.

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
-from fedsim.common.training import NO_LIMIT, Limit, Training
+from fedsim.common.training import NO_LIMIT, Limit, LocalEpochs, Training
 from fedsim.deployed.labels import USED, LabelHistory
 from fedsim.deployed.packing import FORGOT, SHIFT, ContentPacker, ModelPlace, Packet, models_in
 from fedsim.deployed.reading import (
@@ -189,7 +189,7 @@ class DeviceHalf:
 
     def warm_up(self) -> None:
         """Train for an epoch and drop the result, so that libraries are loaded before tasks."""
-        training = Training(start=self._learner.initial(), epochs=1)
+        training = Training(self._learner.initial())
         self._learner.compute_now(self._learner.train(training, self.device, key=_PROBE_KEY))
 
     # time
@@ -313,7 +313,7 @@ class DeviceHalf:
         if is_slow and not limit.go_on:
             return False
         if epochs != training.epochs:
-            step = replace(step, training=replace(training, epochs=epochs))
+            step = replace(step, training=replace(training, amount=LocalEpochs(epochs)))
         task.epochs = epochs
         task.trained = (*task.trained, epochs)
         task.steps = (*task.steps, step)
@@ -323,7 +323,7 @@ class DeviceHalf:
 
     def _has_results(self, training: Training) -> bool:
         """Whether a training needs the result of another training of the same task as its anchor."""
-        return not isinstance(training.anchor, Ref | None)
+        return not isinstance(training.proximal.anchor, Ref | None)
 
     def _train_now(self, task: Task, training: Training) -> None:
         """Compute a training now instead of when its result is used, so that its time is real.
@@ -366,7 +366,7 @@ class DeviceHalf:
         """
         seconds = 0.0
         for _ in range(2):  # the first one also loads libraries
-            trial = replace(training, epochs=1)
+            trial = replace(training, amount=LocalEpochs(1))
             ref = self._learner.train(trial, self.device, key=_PROBE_KEY)
             began = time.perf_counter()
             self._learner.compute_now(ref)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import ScenarioError
-from fedsim.common.training import Training
+from fedsim.common.training import LocalEpochs, Training
 from fedsim.federation.client import BEST, Client, LocalResult, PreviousResult
 from fedsim.federation.contents import received
 from fedsim.federation.devices import Devices, linear_combination
@@ -230,10 +230,14 @@ class ClientSide:
         earlier = results.updates
         start: ModelOrResult = results.tested if training.start == BEST else training.start
         start = self._resolve(start, earlier)
-        anchor = self._resolve(training.anchor, earlier)
-        is_changed = start is not training.start or anchor is not training.anchor
-        if is_changed or epochs != training.epochs:
-            training = replace(training, start=start, anchor=anchor, epochs=epochs)
+        proximal = training.proximal
+        anchor = self._resolve(proximal.anchor, earlier)
+        if start is not training.start:
+            training = replace(training, start=start)
+        if anchor is not proximal.anchor:
+            training = replace(training, proximal=replace(proximal, anchor=anchor))
+        if epochs != training.epochs:
+            training = replace(training, amount=LocalEpochs(epochs))
         number = len(earlier)
         update = computed
         if update is None:
@@ -285,7 +289,8 @@ class ClientSide:
             return step
         training = step.training
         ahead = TaskContext.of(task).ahead
-        if not isinstance(training.start, Ref) or isinstance(training.anchor, PreviousResult):
+        anchor = training.proximal.anchor
+        if not isinstance(training.start, Ref) or isinstance(anchor, PreviousResult):
             raise ScenarioError(
                 f"training.kind is {self._trainer.kind!r}, which may stop early, and the "
                 "strategy trains from what a device "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.common.training import Places, Training
+from fedsim.common.training import LocalSteps, Places, Training
 from fedsim.federation.contents import Contents, Lazy, WireSizes, payloads
 from fedsim.learning.functions import DataFunction, Function, spliced, weighted_sum
 from fedsim.learning.refs import Ref
@@ -93,7 +93,7 @@ class Device:
             steps = population.own.steps.item(self.number)
         if not steps:
             return self.epoch_s * epochs
-        training = population.fit(self.number, Training(None, steps=steps), self.samples)
+        training = population.fit(self.number, Training(None, LocalSteps(steps)), self.samples)
         if population.failing_s(self.number, training, self.samples) is not None:
             return math.inf
         return float(population.training_s(self.number, training, self.samples))

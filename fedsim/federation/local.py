@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedsim.common.spec import Spec
-from fedsim.common.training import Training
+from fedsim.common.training import ALL_SAMPLES, LocalEpochs, LocalSteps, Training
 from fedsim.federation.client import Client, RunInfo
 from fedsim.learning.spec import Trainer
 from fedsim.world.local import OwnTraining
@@ -69,8 +69,9 @@ class LocalTrainings:
             return step
         training = self.adapt(task.device, step.training, task.round or 0)
         steps = self.own.steps.item(task.device)
-        if steps and training.steps is None and training.epochs == 1 and not training.full_batch:
-            training = replace(training, steps=steps)
+        is_one_epoch = training.amount == LocalEpochs(1) and training.batch_size != ALL_SAMPLES
+        if steps and is_one_epoch:
+            training = replace(training, amount=LocalSteps(steps))
         return replace(step, training=training)
 
 

@@ -22,6 +22,7 @@ from fedsim.common.arrays import Floats
 from fedsim.common.machine import peak_memory, resident_memory
 from fedsim.common.round_words import counted
 from fedsim.common.streams import Streams
+from fedsim.common.training import LocalSteps
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.tally import Tally, UsedTraining
 from fedsim.lab.terminal import extrapolation_lines, share_done
@@ -450,7 +451,7 @@ async def _train_s(
         if training.contrast is not None:
             training = replace(training, contrast=replace(training.contrast, previous=model))
         if most_steps is not None:
-            training = replace(training, epochs=1, steps=most_steps)
+            training = replace(training, amount=LocalSteps(most_steps))
         updates.append(core.train(training, device, key=number))
     await core.values(updates)
     return time.perf_counter() - start

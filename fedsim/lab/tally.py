@@ -71,7 +71,7 @@ class Tally(Learner):
         recipe = update.recipe
         if not isinstance(recipe, Trained):
             return super().last_gradient(update)
-        training = replace(recipe.training, last_gradient=True)
+        training = replace(recipe.training, result="last-gradient")
         return self._name("gradient", replace(recipe, training=training), update.device)
 
     @override
@@ -85,7 +85,8 @@ class Tally(Learner):
         contrast = training.contrast
         if contrast is not None:
             contrast = replace(contrast, previous=None)
-        bare = replace(training, start=None, anchor=None, linear=None, contrast=contrast)
+        proximal = replace(training.proximal, anchor=None)
+        bare = replace(training, start=None, proximal=proximal, linear=None, contrast=contrast)
         self.trainings.append((device, bare))
         return super().train(training, device, **options)
 

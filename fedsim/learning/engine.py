@@ -20,7 +20,7 @@ from torch import nn
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.streams import Streams
-from fedsim.common.training import Batching, Training
+from fedsim.common.training import Batching, LocalEpochs, Training
 from fedsim.learning.architecture import Architecture, Shape
 from fedsim.learning.computing import ModelComputing
 from fedsim.learning.data.federated import FederatedData
@@ -196,9 +196,7 @@ class Learning(Learner):
             if not samples or columns in tried:
                 continue
             tried.add(columns)
-            batches = shuffled(
-                np.random.default_rng(0), samples, batching.size, 1, last=batching.last
-            )
+            batches = shuffled(np.random.default_rng(0), samples, batching, LocalEpochs(1))
             x, y = data.train_samples(shard)
             solve = LocalSolve(
                 self._initial(0),
@@ -431,7 +429,7 @@ class Learning(Learner):
                 "is gone; allowed is to ask in Client.computed or Client.reply, for "
                 "LocalResult.trained"
             )
-        training = replace(recipe.training, last_gradient=True)
+        training = replace(recipe.training, result="last-gradient")
         return self._name("gradient", replace(recipe, training=training), update.device)
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedsim.common.arrays import Ints
 from fedsim.common.errors import SimulationError
-from fedsim.common.training import Training
+from fedsim.common.training import LocalEpochs, Training
 from fedsim.learning.architecture import Shape
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import DataFunction, Function, path_of
@@ -102,7 +102,7 @@ class Learner:
         if not isinstance(recipe, Trained) or recipe.training.epochs < 2:
             return update
         return self.train(
-            replace(recipe.training, epochs=1),
+            replace(recipe.training, amount=LocalEpochs(1)),
             recipe.device,
             key=recipe.key,
             round=recipe.round,

@@ -171,7 +171,7 @@ class LocalWork:
         for position, job in enumerate(jobs):
             solve = self._local_solve(job)
             descent = self._descent(job)
-            if job.recipe.training.last_gradient:
+            if job.recipe.training.result == "last-gradient":
                 results[position] = last_gradient(self._solver_of(job), solve, descent)
             else:
                 together[position] = solve, descent
@@ -197,7 +197,7 @@ class LocalWork:
             rule.momentum,
             rule.weight_decay,
             rule.l2,
-            mu=local.mu,
+            mu=local.proximal.mu,
             l2_on=rule.l2_on,
             held=local.held,
             clip=rule.clip,
@@ -210,15 +210,13 @@ class LocalWork:
         batches = shuffled(
             self._streams.generator("learning/shuffle", recipe.device, recipe.key),
             len(y),
-            job.batching.size,
-            training.epochs,
-            training.steps,
-            only=training.only_batch,
-            last=job.batching.last,
+            job.batching,
+            training.amount,
         )
         contrast = training.contrast
         if contrast is not None:
             contrast = replace(contrast, previous=self._models.of(contrast.previous))
+        anchor = training.proximal.anchor
         before = recipe.before
         return LocalSolve(
             self._models.of(training.start),
@@ -226,7 +224,7 @@ class LocalWork:
             y,
             batches,
             key=self._streams.word("learning/dropout", recipe.device, recipe.key),
-            anchor=None if training.anchor is None else self._models.of(training.anchor),
+            anchor=None if anchor is None else self._models.of(anchor),
             linear=None if training.linear is None else self._models.of(training.linear),
             contrast=contrast,
             task=(recipe.device, recipe.round, training.epochs),

@@ -134,7 +134,7 @@ def parents(recipe: Recipe) -> list["Ref"]:
     refs: list[Ref | None] = []
     match recipe:
         case Trained(training=training, before=before):
-            refs = [training.start, training.anchor, training.linear]
+            refs = [training.start, training.proximal.anchor, training.linear]
             if training.contrast is not None:
                 refs.append(training.contrast.previous)
             refs.append(before)
@@ -163,13 +163,14 @@ def renamed(recipe: Recipe, names: Mapping["Ref", "Ref"]) -> Recipe:
 
     match recipe:
         case Trained(training=training, before=before):
+            proximal = training.proximal
             contrast = training.contrast
             if contrast is not None:
                 contrast = replace(contrast, previous=of(contrast.previous))
             training = replace(
                 training,
                 start=of(training.start),
-                anchor=of_optional(training.anchor),
+                proximal=replace(proximal, anchor=of_optional(proximal.anchor)),
                 linear=of_optional(training.linear),
                 contrast=contrast,
             )

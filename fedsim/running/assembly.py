@@ -12,7 +12,7 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import AnyArray
 from fedsim.common.model_cost import ModelCost
 from fedsim.common.streams import Streams
-from fedsim.common.training import CutBy
+from fedsim.common.training import CutBy, ModelCut
 from fedsim.federation.client import RunInfo
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.devices import Devices
@@ -42,7 +42,7 @@ from fedsim.world.device_kinds import Capacity, estimates
 from fedsim.world.meters.base import Column, MeterContext
 from fedsim.world.network import Network
 from fedsim.world.network.traces import TraceColumns
-from fedsim.world.rooflines import ModelCut, Rooflines
+from fedsim.world.rooflines import Rooflines
 
 if TYPE_CHECKING:
     from fedsim.running.sections import Sections
@@ -299,7 +299,7 @@ class Run:
         objective = self.scenario.objective
         usual = self.scenario.strategy.usual_training
 
-        def cost_of(cut: ModelCut, layers: int | None) -> ModelCost:
+        def cost_of(cut: ModelCut | None, layers: int | None) -> ModelCost:
             smaller = model if cut is None else model.cut(*cut)
             if layers is not None:
                 smaller = smaller.with_last_layers(layers, *self._shape_and_classes)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedsim.common.spec import OnlyWith
-from fedsim.common.training import Training
+from fedsim.common.training import Proximal, Training
 from fedsim.federation import Client, Device, Instruction, TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
@@ -63,7 +63,9 @@ class FedAsyncClient(Client[FedAsyncParams]):
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        return Training(instruction["model"], self.params.local_epochs, mu=self.params.rho)
+        return Training(
+            instruction["model"], self.params.local_epochs, proximal=Proximal(self.params.rho)
+        )
 
 
 class FedAsync(Asynchronous[FedAsyncParams]):

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from fedsim.common.spec import OnlyWith
-from fedsim.common.training import Limit, Training
+from fedsim.common.training import Limit, Proximal, Training
 from fedsim.federation import Contents, Device, Header, Instruction
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
@@ -36,7 +36,9 @@ class FedProxClient(SynchronousClient[FedProxParams]):
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        return Training(instruction["model"], self.params.local_epochs, mu=self.params.mu)
+        return Training(
+            instruction["model"], self.params.local_epochs, proximal=Proximal(self.params.mu)
+        )
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         if not self.params.partial_work:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from fedsim.common.training import Training
+from fedsim.common.training import ALL_SAMPLES, Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
@@ -62,7 +62,7 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
 
         The full-batch step has lr = 1, so the change of the model is the negative gradient.
         """
-        gradient = Train(Training(instruction["model"], steps=1, full_batch=True, lr=1.0))
+        gradient = Train(Training(instruction["model"], batch_size=ALL_SAMPLES, lr=1.0))
         steps = super().work(device, instruction)
         if self.params.option == "I":
             return (gradient, *steps)

@@ -16,13 +16,10 @@ from numpy.typing import NDArray
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import ScenarioError
 from fedsim.common.model_cost import ModelCost, Operations, Processor
-from fedsim.common.training import Batching, CutBy, Training
+from fedsim.common.training import Batching, LocalSteps, ModelCut, Training
 from fedsim.common.units import show_bytes
 from fedsim.world.columns import alike
 from fedsim.world.device_kinds import DeviceKind
-
-ModelCut = tuple[CutBy, float] | None
-"""Way of cutting a model and the size of the smaller model, ``Training.cut``; None: not cut."""
 
 _CHECKED_BATCHES = range(16, 65)
 _ARM_BATCH = 16
@@ -115,7 +112,7 @@ class Rooflines:
         which: NDArray[np.integer],
         cost: ModelCost,
         batching: Batching,
-        cost_of: Callable[[ModelCut, int | None], ModelCost] | None = None,
+        cost_of: Callable[[ModelCut | None, int | None], ModelCost] | None = None,
         usual: Sequence[Training] | None = None,
         layers: int = 0,
     ) -> None:
@@ -129,7 +126,7 @@ class Rooflines:
         self._batch_s = cache(self._compute_batch_s)
         self._smaller = cache(self._make_smaller)
 
-    def _make_smaller(self, cut: ModelCut, layers: int | None) -> "Rooflines":
+    def _make_smaller(self, cut: ModelCut | None, layers: int | None) -> "Rooflines":
         """Make the object for a smaller model, or for the model with fewer trained layers.
 
         Args:
@@ -173,11 +170,12 @@ class Rooflines:
         batching = training.batching(self._batching)
         passes = 1
         rest = 0
-        if training.steps is not None:
-            passes, rest = divmod(training.steps, batching.count(samples))
-        if training.only_batch is not None:
-            passes = 0
-            rest = training.steps or 0
+        match training.amount:
+            case LocalSteps(count, only_batch=None):
+                passes, rest = divmod(count, batching.count(samples))
+            case LocalSteps(count):
+                passes = 0
+                rest = count
         size = min(batching.size, samples)
 
         def epoch_s(learns: bool) -> float:
@@ -303,10 +301,8 @@ class Rooflines:
         figures = self.kinds[kind]
         if self.needed(training, samples) <= figures.room:
             return None
-        batch_size = self._batching.size
-        if training is not None and training.batch_size is not None:
-            batch_size = training.batch_size
-        size = max(1, min(batch_size, samples))
+        batching = self._batching if training is None else training.batching(self._batching)
+        size = max(1, min(batching.size, samples))
         return figures.epoch + self._batch_s(kind, size, False)
 
     def fit(self, kind: int, training: Training, samples: int) -> Training:

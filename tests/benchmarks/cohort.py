@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import fedsim
 from fedsim.clock.executors import Executor, Inline, Threads
-from fedsim.common.training import Training
+from fedsim.common.training import Batching, LocalEpochs, Training
 from fedsim.learning import scratch
 from fedsim.learning.data.federated import FederatedData, Pool, Shard, TokenShape
 from fedsim.learning.models import ModelSpec, Perceptron
@@ -168,7 +168,9 @@ def trainings(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[LocalSolv
         else:
             x = torch.from_numpy(draw.normal(size=(samples, *shape)).astype(np.float32))
             y = torch.from_numpy(draw.integers(0, 10, samples))
-        solve = LocalSolve(weights, x, y, shuffled(draw, samples, 16, 1), key=device)
+        solve = LocalSolve(
+            weights, x, y, shuffled(draw, samples, Batching(16), LocalEpochs(1)), key=device
+        )
         work.append((solve, Descent(0.01, momentum=0.9)))
     return work
 

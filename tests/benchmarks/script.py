@@ -83,8 +83,7 @@ async def round_s(core: Any, clients: int, epochs: int, rounds: int) -> tuple[fl
     for number in range(rounds + 1):
         begin = time.perf_counter()
         updates = [
-            core.train(Training(model, epochs=epochs), device, key=number)
-            for device in range(clients)
+            core.train(Training(model, epochs), device, key=number) for device in range(clients)
         ]
         model = core.mix([(update, 1 / clients) for update in updates])
         await core.value(model)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from fedsim.clock.executors import Inline
 from fedsim.clock.simulation import Record, Simulation
 from fedsim.common.streams import Streams
+from fedsim.common.training import Batching, LocalEpochs
 from fedsim.learning.data.federated import FederatedData, Pool, Shard
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import ModelSpec, ModuleModel
@@ -94,7 +95,9 @@ def solve_of(
     draw = np.random.default_rng(seed)
     x = torch.from_numpy(draw.normal(size=(samples, *shape)).astype(np.float32))
     y = torch.from_numpy(draw.integers(0, classes, samples))
-    return LocalSolve(weights, x, y, shuffled(draw, samples, batch_size, epochs), key=seed)
+    return LocalSolve(
+        weights, x, y, shuffled(draw, samples, Batching(batch_size), LocalEpochs(epochs)), key=seed
+    )
 
 
 def pulled(solve: LocalSolve, pull: str) -> LocalSolve:

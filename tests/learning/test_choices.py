@@ -73,7 +73,7 @@ def test_objectives_against_plain_torch(model: ModelSpec, l2: float) -> None:
     models = [
         start,
         core.initial(1),
-        core.train(Training(start, epochs=3), 2, key=0),
+        core.train(Training(start, 3), 2, key=0),
         core.mix([(start, 0.5), (core.initial(2), 0.5)]),
     ]
     tested = [core.best(models, device) for device in range(4)]
@@ -166,9 +166,7 @@ def test_a_devices_losses_do_not_depend_on_who_else_is_asked_nor_on_workers_bit_
     def play(executor: Any, apart: int) -> list[bytes]:
         core, _ = learning(data, model, executor, l2=0.01)
         starts = [core.initial(at) for at in range(3)]
-        trained = [
-            core.train(Training(start, epochs=2), at, key=at) for at, start in enumerate(starts)
-        ]
+        trained = [core.train(Training(start, 2), at, key=at) for at, start in enumerate(starts)]
         nested = core.best(trained, 4)
         pool = [*starts, *trained, nested, core.mix([(trained[0], 0.5), (nested, 0.5)])]
         wishes = [

@@ -14,7 +14,7 @@ from torch.nn import functional
 from fedsim.clock.executors import Inline, Threads
 from fedsim.common.errors import ScenarioError
 from fedsim.common.stop import StopSpec
-from fedsim.common.training import Part, Training
+from fedsim.common.training import ALL_SAMPLES, LocalSteps, Part, Proximal, Training
 from fedsim.federation.ending import StopRules
 from fedsim.federation.evaluation_spec import EvaluationSpec
 from fedsim.federation.evaluator import Evaluator, WorldView
@@ -85,14 +85,9 @@ def test_the_optimum_with_a_proximal_and_a_linear_term(
     data = federation([20], shape=(1,))
     data.pool.x[:] = 1.25
     core, _ = learning(data, own("Quadratic"), lr=0.05, batch_size=5)
-    pulls = {
-        name: core.given(np.array([at]))
-        for name, at in (("anchor", anchor), ("linear", linear))
-        if at is not None
-    }
-    solved = run(
-        core.value(core.train(Training(core.initial(), epochs=200, mu=mu, **pulls), 0, key=0))
-    )
+    center, slope = (None if at is None else core.given(np.array([at])) for at in (anchor, linear))
+    training = Training(core.initial(), 200, proximal=Proximal(mu, center), linear=slope)
+    solved = run(core.value(core.train(training, 0, key=0)))
     centre = 3.0 if anchor is None else anchor
     assert solved == pytest.approx((1.25 + mu * centre - (linear or 0.0)) / (1 + mu), abs=1e-5)
 
@@ -119,8 +114,8 @@ def test_iterations_and_chosen_samples() -> None:
         )
     core, _ = learning(data, Logistic(), batch_size=10)
     start = core.initial()
-    asked = [Training(start, epochs=2), Training(start, steps=6), Training(start, steps=5)]
-    asked += [Training(start, epochs=2, part=Part(1, 2, 25)), Training(start, epochs=2)] * 2
+    asked = [Training(start, 2), Training(start, LocalSteps(6)), Training(start, LocalSteps(5))]
+    asked += [Training(start, 2, part=Part(1, 2, 25)), Training(start, 2)] * 2
     versions = (0, 0, 0, 0, 1, 2, 3)
     refs = [
         core.train(training, 0, key=1, version=at)
@@ -141,10 +136,10 @@ def test_a_full_batch_is_the_whole_local_set_in_one_step_an_epoch(model: ModelSp
     data = federation([70])
     usual, huge = (learning(data, model, batch_size=size, momentum=0.5)[0] for size in (7, FULL))
     whole, by_steps, epochs, small = (
-        usual.train(Training(usual.initial(), epochs=3, full_batch=True), 0, key=1),
-        usual.train(Training(usual.initial(), steps=3, full_batch=True), 0, key=1),
-        huge.train(Training(huge.initial(), epochs=3), 0, key=1),
-        usual.train(Training(usual.initial(), epochs=3), 0, key=1),
+        usual.train(Training(usual.initial(), 3, batch_size=ALL_SAMPLES), 0, key=1),
+        usual.train(Training(usual.initial(), LocalSteps(3), batch_size=ALL_SAMPLES), 0, key=1),
+        huge.train(Training(huge.initial(), 3), 0, key=1),
+        usual.train(Training(usual.initial(), 3), 0, key=1),
     )
     values = [
         run(core.value(ref)).tobytes()
@@ -211,7 +206,12 @@ def test_neither_workers_nor_batching_change_a_bit(model: ModelSpec) -> None:
             start = core.initial()
             for number in range(3):
                 how = [
-                    Training(start, 2, full_batch=number == 1, mu=0.5 * (device % 3 == 0))
+                    Training(
+                        start,
+                        2,
+                        batch_size=ALL_SAMPLES if number == 1 else None,
+                        proximal=Proximal(0.5 * (device % 3 == 0)),
+                    )
                     for device in range(40)
                 ]
                 trained = [
@@ -280,7 +280,7 @@ def test_where_nothing_finite_is_left() -> None:
 def test_training_loss_and_discrepancy() -> None:
     core, _ = learning(federation([30, 20, 9]), Logistic())
     model = core.initial()
-    updates = [core.train(Training(model, epochs=2), device, key=0) for device in range(2)]
+    updates = [core.train(Training(model, 2), device, key=0) for device in range(2)]
     loss = run(core.train_loss([(updates[0], 30.0), (updates[1], 20.0)]))
     assert loss == pytest.approx((30 * updates[0].train_loss + 20 * updates[1].train_loss) / 50)
     mean = (

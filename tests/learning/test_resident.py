@@ -11,7 +11,7 @@ from torch import nn
 
 import fedsim
 from fedsim.clock.executors import Inline, Threads
-from fedsim.common.training import Training
+from fedsim.common.training import Batching, LocalEpochs, Training
 from fedsim.learning import resident
 from fedsim.learning.data.federated import Dataset, FederatedData, Pool, Shard, pooled
 from fedsim.learning.data.transforms import Augmentation
@@ -127,7 +127,7 @@ def test_all_that_steps_need_crosses_by_counted_copies(solver: str, small: Datas
 
     with counted_transfers() as counts, Crossings() as crossings:
         for shard in (SHARDS["plain"], SHARDS["turned"]):
-            batches = shuffled(np.random.default_rng(0), len(TRAIN), 3, 2)
+            batches = shuffled(np.random.default_rng(0), len(TRAIN), Batching(3), LocalEpochs(2))
             solve = LocalSolve(weights, *staying.train(shard), batches)
             work.append((solve, Descent(0.1, mu=0.5, momentum=0.9)))
         with pytest.raises(NotImplementedError, match="meta"):

@@ -19,7 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedsim.common.training import Batching, Contrast, LastBatch, Training
+from fedsim.common.training import (
+    Batching,
+    Contrast,
+    LastBatch,
+    LocalEpochs,
+    LocalSteps,
+    Proximal,
+    Training,
+)
 from fedsim.learning.architecture import (
     Architecture,
     Dropout,
@@ -265,8 +273,10 @@ def test_a_last_partial_batch_may_be_dropped_or_merged(
     """The batches are those of ``keep`` but for the last one of an epoch, and of that with more
     batches than one.
     """
-    kept = shuffled(np.random.default_rng(seed), n, batch_size, epochs)
-    batches = shuffled(np.random.default_rng(seed), n, batch_size, epochs, last=last)
+    kept = shuffled(np.random.default_rng(seed), n, Batching(batch_size), LocalEpochs(epochs))
+    batches = shuffled(
+        np.random.default_rng(seed), n, Batching(batch_size, last), LocalEpochs(epochs)
+    )
     of_kept = [kept.rows[step, :count].tolist() for step, count in enumerate(kept.counts)]
     if n > batch_size and n % batch_size:
         per_epoch = -(-n // batch_size)
@@ -286,7 +296,9 @@ def test_a_last_partial_batch_may_be_dropped_or_merged(
 def test_closed_forms_take_merged_and_dropped_batches(way: Way, last: LastBatch) -> None:
     architecture, draw = perceptron(61, 13, 7), np.random.default_rng(4)
     x, y = torch.randn(23, 61), torch.randint(7, (23,))
-    solve = LocalSolve(_start(architecture, 3), x, y, shuffled(draw, 23, 10, 2, last=last))
+    solve = LocalSolve(
+        _start(architecture, 3), x, y, shuffled(draw, 23, Batching(10, last), LocalEpochs(2))
+    )
     weights, loss, *_ = Dense(architecture, way=way).solve(solve, RULES[-1])
     module = module_of(architecture)
     load_weights(list(module.parameters()), solve.weights)
@@ -300,7 +312,7 @@ def test_closed_forms_take_merged_and_dropped_batches(way: Way, last: LastBatch)
 def test_each_epoch_is_a_permutation_with_its_last_partial_batch(
     n: int, batch_size: int, epochs: int, seed: int
 ) -> None:
-    batches = shuffled(np.random.default_rng(seed), n, batch_size, epochs)
+    batches = shuffled(np.random.default_rng(seed), n, Batching(batch_size), LocalEpochs(epochs))
     assert batches.steps == epochs * -(-n // batch_size)
     assert batches.rows.shape == (batches.steps, batch_width(n, batch_size))
     for epoch in np.split(np.arange(batches.steps), epochs) if batches.steps else []:
@@ -318,14 +330,12 @@ def test_iterations_cut_the_last_epoch_short_and_a_full_batch_is_no_wider_than_i
         batch_width(70, 10**6),
         batch_width(100, 100),
     ) == (10, 64, 128, 100)
-    batches = shuffled(np.random.default_rng(1), 25, 10, epochs=1, iterations=8)
+    batches = shuffled(np.random.default_rng(1), 25, Batching(10), LocalSteps(8))
     assert (batches.rows[0] != batches.rows[3]).any()  # epochs are shuffled anew
     assert batches.counts.tolist() == [10, 10, 5, 10, 10, 5, 10, 10]
     assert batches.last_epoch == 6
-    assert shuffled(np.random.default_rng(1), 25, 10, epochs=1, iterations=2).counts.tolist() == [
-        10,
-        10,
-    ]
+    two = shuffled(np.random.default_rng(1), 25, Batching(10), LocalSteps(2))
+    assert two.counts.tolist() == [10, 10]
 
 
 @pytest.mark.parametrize(
@@ -334,9 +344,9 @@ def test_iterations_cut_the_last_epoch_short_and_a_full_batch_is_no_wider_than_i
         ({"l2": 0.05}, ()),
         ({"l2": 0.05, "l2_on": "dense", "weight_decay": 0.1, "momentum": 0.9}, ()),
         ({"clip": 0.3}, ()),
-        ({"clip": 0.3, "momentum": 0.5, "l2": 0.05}, ("mu", "anchor", "linear")),
-        ({}, ("mu",)),
-        ({"momentum": 0.5}, ("mu", "anchor", "linear")),
+        ({"clip": 0.3, "momentum": 0.5, "l2": 0.05}, ("proximal", "linear")),
+        ({}, ("proximal",)),
+        ({"momentum": 0.5}, ("proximal", "linear")),
         ({}, ("contrast",)),
         ({}, ("held",)),
         ({"momentum": 0.5, "weight_decay": 0.1}, ("held", "linear")),
@@ -357,8 +367,7 @@ def test_both_solvers_train_alike(
         other, linear = core.initial(1), core.given(np.linspace(-0.1, 0.1, core.parameters))
         first = core.tensors(np.zeros(core.parameters, np.float32))["0.weight"].size
         asked = {
-            "mu": 0.7,
-            "anchor": other,
+            "proximal": Proximal(0.7, other if "linear" in terms else None),
             "linear": linear,
             "contrast": Contrast(other, 1.0, 0.5),
             "held": ((0, first),),
@@ -366,7 +375,7 @@ def test_both_solvers_train_alike(
         how = {name: asked[name] for name in terms}
         for values, more in ((found, how), (plain, {})):
             refs = [
-                core.train(Training(core.initial(), epochs=3, **more), device, key=device)
+                core.train(Training(core.initial(), 3, **more), device, key=device)
                 for device in range(3)
             ]
             values.append(

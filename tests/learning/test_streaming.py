@@ -23,7 +23,7 @@ import fedsim
 from fedsim.clock.executors import Inline, Threads
 from fedsim.common.errors import show_error
 from fedsim.common.tensor_files import open_tensors, write_tensors
-from fedsim.common.training import Training
+from fedsim.common.training import Proximal, Training
 from fedsim.learning import scratch as scratch_module
 from fedsim.learning.derived import Derived
 from fedsim.learning.engine import Learning
@@ -476,8 +476,7 @@ def _drawn(core: Learning, draw: random.Random) -> list[Ref]:
             training = Training(
                 start,
                 draw.randint(1, 2),
-                mu=draw.choice([0.0, 0.1]),
-                anchor=draw.choice([None, other]),
+                proximal=Proximal(draw.choice([0.0, 0.1]), draw.choice([None, other])),
                 lr=1e38 if draw.random() < 0.15 else None,
             )
             models.append(core.train(training, draw.randrange(4), key=number))

@@ -20,7 +20,15 @@ from fedsim.clock.executors import Threads, WorkerProcesses
 from fedsim.clock.simulation import Record, Simulation
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.streams import Streams
-from fedsim.common.training import Contrast, Training
+from fedsim.common.training import (
+    ALL_SAMPLES,
+    Batching,
+    Contrast,
+    LocalEpochs,
+    LocalSteps,
+    Proximal,
+    Training,
+)
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import Perceptron
 from fedsim.learning.solvers.base import shuffled
@@ -47,7 +55,12 @@ def core(
 def batches(key: int, size: int = BATCH, epochs: int = EPOCHS) -> list[tuple[Tensor, Tensor]]:
     """Those of device 0 in a task."""
     x, y = (torch.from_numpy(part) for part in DATA.train_samples(DATA.shard(0, 0)))
-    order = shuffled(Streams(1).generator("learning/shuffle", 0, key), len(y), size, epochs)
+    order = shuffled(
+        Streams(1).generator("learning/shuffle", 0, key),
+        len(y),
+        Batching(size),
+        LocalEpochs(epochs),
+    )
     rows = [
         torch.from_numpy(row[:count]) for row, count in zip(order.rows, order.counts, strict=True)
     ]
@@ -148,11 +161,11 @@ def test_its_terms_are_those_of_sgd_and_it_clips_what_all_terms_add_up_to() -> N
         places = ((0, 30),)
         trainings = [
             Training(one, EPOCHS),
-            Training(one, EPOCHS, mu=0.7, anchor=other, linear=third),
-            Training(one, EPOCHS, held=places, mu=0.3),
+            Training(one, EPOCHS, proximal=Proximal(0.7, other), linear=third),
+            Training(one, EPOCHS, held=places, proximal=Proximal(0.3)),
             Training(one, EPOCHS, contrast=Contrast(other, 2.0, 0.5)),
-            Training(one, steps=3, full_batch=True),
-            Training(one, steps=4, only_batch=2, lr=0.5),
+            Training(one, LocalSteps(3), batch_size=ALL_SAMPLES),
+            Training(one, LocalSteps(4, only_batch=2), lr=0.5),
         ]
         updates = [
             learning.train(training, 0, key=number) for number, training in enumerate(trainings)
@@ -167,7 +180,9 @@ def test_its_terms_are_those_of_sgd_and_it_clips_what_all_terms_add_up_to() -> N
 
     learning = core(clip_norm=0.1)
     start, linear = learning.initial(), learning.initial(1)
-    update = learning.train(Training(start, EPOCHS, mu=0.7, linear=linear), 0, key=1)
+    update = learning.train(
+        Training(start, EPOCHS, proximal=Proximal(0.7), linear=linear), 0, key=1
+    )
     made, begin, along = (
         module(run(learning.value(start))),
         run(learning.value(start)),
@@ -335,7 +350,7 @@ def test_another_process_trains_to_the_same_bits(training: dict[str, Any]) -> No
     with closing(Elsewhere(1)) as elsewhere:
         for executor in (None, elsewhere):
             learning = core(executor, **training, state="kept")
-            first = learning.train(Training(learning.initial(), mu=0.3), 0, key=0)
+            first = learning.train(Training(learning.initial(), proximal=Proximal(0.3)), 0, key=0)
             second = learning.train(Training(first, 2), 1, key=1, before=first)
             found.append((run(learning.value(second)), second.numbers, second.train_loss))
     (here, *told), (there, *told_there) = found
@@ -370,9 +385,9 @@ def test_a_workers_copy_of_a_trainer_checks_what_hooks_return(
 def test_terms_of_a_strategy_are_refused_by_a_trainer_that_does_not_apply_them() -> None:
     learning = core(kind="tests.own_trainers:Ignorant")
     start = learning.initial()
-    learning.train(Training(start, mu=0.0), 0, key=0)
+    learning.train(Training(start, proximal=Proximal(0.0)), 0, key=0)
     with pytest.raises(
         ScenarioError,
         match=r"'tests\.own_trainers:Ignorant', and .* asks for a proximal and a linear",
     ):
-        learning.train(Training(start, mu=0.1, linear=start), 0, key=1)
+        learning.train(Training(start, proximal=Proximal(0.1), linear=start), 0, key=1)

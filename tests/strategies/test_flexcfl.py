@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import fedsim
-from fedsim.common.training import Training
+from fedsim.common.training import LocalSteps, Training
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.strategies.flexcfl import FlexCFLParams, inter_group_coefficients
 from fedsim.toolbox.strategies.grouped import distance
@@ -64,7 +64,10 @@ def pretrained(sections: Sections) -> list[Weights]:
     start, devices = run.learner.initial(), sections["population"]["devices"]
     return weights(
         run,
-        [run.learner.train(Training(start, steps=50), device, key=0) for device in range(devices)],
+        [
+            run.learner.train(Training(start, LocalSteps(50)), device, key=0)
+            for device in range(devices)
+        ],
     )
 
 

@@ -14,7 +14,7 @@ from fedsim.clock.simulation import Simulation, on_grid
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.model_cost import ModelCost
 from fedsim.common.streams import Streams
-from fedsim.common.training import Batching, LastBatch, Part, Training
+from fedsim.common.training import ALL_SAMPLES, Batching, LastBatch, LocalSteps, Part, Training
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, run
 from fedsim.toolbox.models.profile import profile
 from fedsim.world.compute import EpochTimes, HostSpec, SlowPhases
@@ -189,12 +189,14 @@ def test_an_epoch_by_hand() -> None:
 
 def test_full_batches_steps_and_parts() -> None:
     devices = rooflines(kind())
-    assert devices.training_s(0, Training(None, full_batch=True), 10) == pytest.approx(
+    assert devices.training_s(0, Training(None, batch_size=ALL_SAMPLES), 10) == pytest.approx(
         3 * (10 + 2 + 10) * 1e-3 + 4e-3
     )
     per_pass = 2 * 34e-3 + 22e-3
-    assert devices.training_s(0, Training(None, steps=7), 10) == pytest.approx(2 * per_pass + 34e-3)
-    assert devices.training_s(0, Training(None, steps=2), 3) == pytest.approx(
+    assert devices.training_s(0, Training(None, LocalSteps(7)), 10) == pytest.approx(
+        2 * per_pass + 34e-3
+    )
+    assert devices.training_s(0, Training(None, LocalSteps(2)), 3) == pytest.approx(
         2 * (3 * (3 + 2 + 3) + 4) * 1e-3
     )
     part = Part(1, 1, 10)
@@ -239,7 +241,8 @@ def test_room() -> None:
         pytest.approx(10e-3),
     ]
     assert devices.failing_s(1, NOW, 3) is None  # a smaller batch
-    assert devices.failing_s(0, Training(None, full_batch=True), 5) is not None
+    whole = Training(None, batch_size=ALL_SAMPLES)
+    assert devices.failing_s(0, whole, 5) == pytest.approx(12e-3)  # its batch has all 5 samples
     assert [devices.failing_s(device, None, 10) is None for device in range(3)] == [
         True,
         True,

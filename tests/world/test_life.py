@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from fedsim.clock.simulation import Simulation, on_grid
 from fedsim.common.errors import SimulationError
-from fedsim.common.training import Batching, LastBatch, Limit, Part, Training
+from fedsim.common.training import (
+    ALL_SAMPLES,
+    Batching,
+    LastBatch,
+    Limit,
+    LocalSteps,
+    Part,
+    Training,
+)
 from fedsim.toolbox.worlds.availability import Traces
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
@@ -218,7 +226,9 @@ class TestIterations:
             sizes[-1] += left_over if last == "merge" else 0
         batching = Batching(batch_size, last)
         processed = sum(sizes[step % len(sizes)] for step in range(iterations))
-        assert Training("m", steps=iterations).samples_an_epoch(samples, batching) == processed
+        assert (
+            Training("m", LocalSteps(iterations)).samples_an_epoch(samples, batching) == processed
+        )
         assert Training("m", 3).samples_an_epoch(samples, batching) == sum(sizes)
         assert Training("m", 3).sgd_steps(samples, batching) == (3 * len(sizes) if samples else 0)
 
@@ -226,13 +236,13 @@ class TestIterations:
         ("train", "end"),
         [
             # 30 + 30 + 30 + 10 + 30 + 30 + 30 samples, 10 a second
-            (Train(Training("m", 1, steps=7)), 19.0),
-            (Train(Training("m", 1, steps=4)), 10.0),
-            (Train(Training("m", 1, steps=9)), 23.0),  # twice all, and a batch
-            (Train(Training("m", 1, steps=3, full_batch=True)), 30.0),
-            (Train(Training("m", 2, full_batch=True)), 20.0),
+            (Train(Training("m", LocalSteps(7))), 19.0),
+            (Train(Training("m", LocalSteps(4))), 10.0),
+            (Train(Training("m", LocalSteps(9))), 23.0),  # twice all, and a batch
+            (Train(Training("m", LocalSteps(3), batch_size=ALL_SAMPLES)), 30.0),
+            (Train(Training("m", 2, batch_size=ALL_SAMPLES)), 20.0),
             # 25 samples, less than a batch: 5 times all
-            (Train(Training("m", 1, steps=5, part=Part(2, 1, 100))), 12.5),
+            (Train(Training("m", LocalSteps(5), part=Part(2, 1, 100))), 12.5),
             (Train(Training("m", 2, part=Part(2, 1, 100))), 5.0),
         ],
     )
@@ -244,19 +254,11 @@ class TestIterations:
         cut = Train(train.training, Limit(budget=end / train.training.epochs - 1.0))
         assert Site().carried_out(cut) == [("train", end / train.training.epochs - 1.0, "late", 0)]
 
-    @pytest.mark.parametrize(
-        ("asked", "message"),
-        [
-            ({"steps": 0}, "steps=0"),
-            ({"steps": -1, "full_batch": True}, "steps=-1"),
-            ({"steps": 5, "epochs": 2}, "epochs=2"),
-        ],
-    )
-    def test_what_does_not_go_together_is_refused(
-        self, asked: dict[str, Any], message: str
-    ) -> None:
-        with pytest.raises(SimulationError, match=message):
-            Training("m", **asked)
+    def test_steps_out_of_bounds_are_refused(self) -> None:
+        with pytest.raises(SimulationError, match="steps=0"):
+            LocalSteps(0)
+        with pytest.raises(SimulationError, match="only_batch=-1"):
+            LocalSteps(2, only_batch=-1)
 
 
 def test_what_continues_is_no_selection_of_its_own() -> None:

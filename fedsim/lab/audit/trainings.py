@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedsim.common.arrays import Floats
 from fedsim.common.streams import Streams
-from fedsim.common.training import Batching, Training
+from fedsim.common.training import Batching, LocalEpochs, LocalSteps, Training
 from fedsim.common.units import TICK_S
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, at_places, report
@@ -154,9 +154,10 @@ def _passes(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
     passes = np.ones(len(trainings))
     for row, count in enumerate(samples.tolist()):
         steps = declared if math.isnan(own_steps[row]) else int(own_steps[row])
+        amount = LocalEpochs(1) if steps is None else LocalSteps(steps)
         size = usual["batch_size"] if math.isnan(own_sizes[row]) else int(own_sizes[row])
         batching = Batching(size, usual["last_batch"])
-        done = Training(None, steps=steps).samples_an_epoch(int(count), batching)
+        done = Training(None, amount).samples_an_epoch(int(count), batching)
         passes[row] = done / count
     return passes
 

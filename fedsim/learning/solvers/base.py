@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.training import Batching, Contrast, LastBatch, Penalised, Places
+from fedsim.common.training import Batching, Contrast, LocalEpochs, LocalSteps, Penalised, Places
 from fedsim.learning.scratch import Weights
 from fedsim.learning.transfers import FlatModel, difference, on_host, total
 
@@ -78,35 +78,33 @@ def batch_width(samples: int, batch_size: int) -> int:
 def shuffled(
     generator: np.random.Generator,
     samples: int,
-    batch_size: int,
-    epochs: int,
-    iterations: int | None = None,
-    *,
-    only: int | None = None,
-    last: LastBatch = "keep",
+    batching: Batching,
+    amount: LocalEpochs | LocalSteps,
 ) -> Batches:
     """Draw the batches of a local training: each epoch is a new random permutation of the samples.
 
     Args:
         generator: source of the random permutations.
         samples: count of samples, n.
-        batch_size: count of samples in a full batch.
-        epochs: count of epochs.
-        iterations: count of steps, which replaces ``epochs``; None to use ``epochs``.
-        only: index of the batch in the first epoch that all steps use; None to use all batches.
-        last: treatment of an incomplete last batch: ``keep``, ``drop`` or ``merge``.
+        batching: division of an epoch's samples into batches.
+        amount: count of epochs or of steps. If all steps use one batch, it is a batch of the first
+            epochs.
     """
-    batching = Batching(batch_size, last)
+    batch_size = batching.size
     per_epoch = max(1, batching.count(samples))
     last_size = batching.last_size(samples)
-    total = per_epoch * epochs if iterations is None else iterations
-    if not samples:
-        total = 0
-    if only is not None and total:
-        batches = shuffled(generator, samples, batch_size, 1, only + 1, last=last)
-        rows = batches.rows[-1:].repeat(total, axis=0)
-        counts = batches.counts[-1:].repeat(total)
-        return Batches(rows, counts, last_epoch=total - 1)
+    match amount:
+        case _ if not samples:
+            total = 0
+        case LocalEpochs(epochs):
+            total = per_epoch * epochs
+        case LocalSteps(total, only_batch=None):
+            pass
+        case LocalSteps(total, only_batch=int(position)):
+            batches = shuffled(generator, samples, batching, LocalSteps(position + 1))
+            rows = batches.rows[-1:].repeat(total, axis=0)
+            counts = batches.counts[-1:].repeat(total)
+            return Batches(rows, counts, last_epoch=total - 1)
     epochs = -(-total // per_epoch)
     # draws the same numbers as ``permutation`` in each epoch
     order = generator.permuted(np.tile(np.arange(samples), (epochs, 1)), axis=1)

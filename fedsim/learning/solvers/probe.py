@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import FedsimError, ScenarioError
-from fedsim.common.training import LastBatch
+from fedsim.common.training import Batching, LocalEpochs
 from fedsim.learning.draws import find_draws, generators_kept, global_states
 from fedsim.learning.entropy import entropy_watched
 from fedsim.learning.modules import settings_kept
@@ -105,8 +105,8 @@ def _training(weights: Weights, x: Tensor, y: Tensor, key: int) -> LocalSolve:
         key: seed of the batches, and key of the model's random draws.
     """
     size = max(2, -(-len(y) * 5 // 8))
-    last: LastBatch = "merge" if len(y) - size < 2 else "keep"
-    batches = shuffled(np.random.default_rng(key), len(y), size, 2, last=last)
+    batching = Batching(size, "merge" if len(y) - size < 2 else "keep")
+    batches = shuffled(np.random.default_rng(key), len(y), batching, LocalEpochs(2))
     return LocalSolve(weights, x, y, batches, key=key)
 
 
@@ -331,7 +331,7 @@ def _failure_on_one(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -
     Returns:
         The reason why it fails, such as the name of a batch norm; "" if it does not.
     """
-    batches = shuffled(np.random.default_rng(0), 1, 1, 1)
+    batches = shuffled(np.random.default_rng(0), 1, Batching(1), LocalEpochs(1))
     solve = LocalSolve(weights, x[:1], y[:1], batches)
     try:
         solver.train(solver.watch.fresh(), solve, _RULE)

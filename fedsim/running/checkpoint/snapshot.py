@@ -17,7 +17,16 @@ from fedsim.clock.simulation import Record
 from fedsim.common.errors import CheckpointError
 from fedsim.common.files import find_file, read_bytes
 from fedsim.common.spec import Spec
-from fedsim.common.training import Contrast, Limit, Part, Training
+from fedsim.common.training import (
+    Contrast,
+    Limit,
+    LocalEpochs,
+    LocalSteps,
+    ModelCut,
+    Part,
+    Proximal,
+    Training,
+)
 from fedsim.federation.client import Instruction, PreviousResult
 from fedsim.federation.contents import Header, Lazy, Opaque, Partial
 from fedsim.federation.ending import Progress
@@ -61,7 +70,7 @@ _CLASSES = (
     *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
     *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
     CodedContents,
-    *(Task, Payload, Training, Contrast, Limit, Part),
+    *(Task, Payload, Training, LocalEpochs, LocalSteps, ModelCut, Proximal, Contrast, Limit, Part),
     *(Flow, Message, Load, Place, Tier),
     *(BbrSenders, Connections, Deliveries, Growth, Level, LinkComponent, QueuedLinks),
     *(QueueingRules, RandomLosses, SenderMemory, Senders, StepPlan),

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.spec import OnlyWith
-from fedsim.common.training import Places, Training
+from fedsim.common.training import LocalSteps, Places, Training
 from fedsim.federation import Contents, Device, Header, Instruction, Opaque, Partial, Peer, RunInfo
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerClient, PeerHalf, PeerParams, Peers
@@ -108,7 +108,7 @@ class _DiLoCoClient(PeerClient):
     def training(self, device: Device, instruction: Instruction) -> Training:
         steps = instruction.contents.get("steps", self.params.local_steps)  # type: ignore[attr-defined]
         if steps:
-            return Training(instruction["model"], steps=steps)
+            return Training(instruction["model"], LocalSteps(steps))
         return super().training(device, instruction)
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.common.training import Training
+from fedsim.common.training import Proximal, Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient, Personal
@@ -35,7 +35,9 @@ class DittoClient(OwnModelClient[DittoParams]):
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         received = instruction["model"]
         epochs = self.params.local_epochs
-        personal = Training(self.last(device), epochs, mu=self.params.lam, anchor=received)
+        personal = Training(
+            self.last(device), epochs, proximal=Proximal(self.params.lam, anchor=received)
+        )
         return (Train(personal), *super().work(device, instruction))
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.common.spec import Epochs
-from fedsim.common.training import Training
+from fedsim.common.training import Proximal, Training
 from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, TaskEnd
 from fedsim.learning.refs import Ref
@@ -62,7 +62,7 @@ class FedATClient(Client[FedATParams]):
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         model = instruction["profiling" if instruction.job == "profile" else "model"]
-        return Training(model, self.params.local_epochs, mu=self.params.mu)
+        return Training(model, self.params.local_epochs, proximal=Proximal(self.params.mu))
 
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.common.training import Training
+from fedsim.common.training import LocalSteps, Training
 from fedsim.federation import Client, Device, Header, Instruction, TaskEnd
 from fedsim.strategies.asynchronous import (
     Asynchronous,
@@ -82,7 +82,7 @@ class FedCompassClient(Client[FedCompassParams]):
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        return Training(instruction["model"], steps=instruction["steps"])
+        return Training(instruction["model"], LocalSteps(instruction["steps"]))
 
 
 @dataclass

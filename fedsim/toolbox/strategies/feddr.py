@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.common.training import Training
+from fedsim.common.training import Proximal, Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
@@ -57,7 +57,9 @@ class FedDRClient(SynchronousClient[FedDRParams]):
     def training(self, device: Device, instruction: Instruction) -> Training:
         center = self._next_y(device, instruction)
         start = self._point(device, "x") if self.params.start == "own" else center
-        return Training(start, self.params.local_epochs, mu=1.0 / self.params.eta, anchor=center)
+        return Training(
+            start, self.params.local_epochs, proximal=Proximal(1.0 / self.params.eta, anchor=center)
+        )
 
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult

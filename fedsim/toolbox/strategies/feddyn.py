@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.common.training import Training
+from fedsim.common.training import Proximal, Training
 from fedsim.federation import Contents, Device, Instruction
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
@@ -51,7 +51,7 @@ class FedDynClient(SynchronousClient[FedDynParams]):
         linear = None
         if "moved" in device.state:
             linear = device.mix([(device.state["moved"], alpha)])
-        return Training(instruction["model"], epochs, mu=alpha, linear=linear)
+        return Training(instruction["model"], epochs, proximal=Proximal(alpha), linear=linear)
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         before = device.state.get("moved", device.zero())

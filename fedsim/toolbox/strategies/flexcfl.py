@@ -14,7 +14,7 @@ from fedsim.common.former_keys import Former
 from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Epochs
-from fedsim.common.training import Limit, Training
+from fedsim.common.training import Limit, LocalSteps, Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, TaskEnd
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
@@ -97,7 +97,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         if moment.epochs:
             return Training(initial, moment.epochs)
         if moment.steps or self.as_published:
-            return Training(initial, steps=moment.steps or 50)
+            return Training(initial, LocalSteps(moment.steps or 50))
         return Training(initial, self.local_epochs)
 
     def devices_to_pretrain(self, devices: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedsim.common.arrays import Floats, Floats32
-from fedsim.common.training import Training
+from fedsim.common.training import Proximal, Training
 from fedsim.federation import Contents, Device, Instruction, Server, TaskEnd
 from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.architecture import Tensor
@@ -83,7 +83,9 @@ class FPFCClient(SynchronousClient[FPFCParams]):
     def training(self, device: Device, instruction: Instruction) -> Training:
         start = self._last(device, instruction)
         epochs = self.params.local_epochs
-        return Training(start, epochs, mu=self.params.rho, anchor=instruction["model"])
+        return Training(
+            start, epochs, proximal=Proximal(self.params.rho, anchor=instruction["model"])
+        )
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """Store the model that the server has received, if it is finite.

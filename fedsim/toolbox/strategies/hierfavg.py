@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.common.training import Training
+from fedsim.common.training import LocalSteps, Training
 from fedsim.federation import Carried, Device, Instruction, TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
@@ -77,7 +77,9 @@ class HierFAVGClient(SynchronousClient[HierFAVGParams]):
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        return Training(instruction["model"], self.params.local_epochs, steps=self.params.kappa1)
+        kappa1 = self.params.kappa1
+        amount = self.params.local_epochs if kappa1 is None else LocalSteps(kappa1)
+        return Training(instruction["model"], amount)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pydantic import Field
 from fedsim.common import former_keys
 from fedsim.common.former_keys import Former
 from fedsim.common.spec import Epochs, OnlyWith
-from fedsim.common.training import Limit, Training
+from fedsim.common.training import ALL_SAMPLES, Limit, Training
 from fedsim.federation import (
     BEST,
     Contents,
@@ -90,7 +90,7 @@ class IFCAClient(MigratingClient[IFCAParams]):
             return (Evaluate(tuple(instruction["migration"]), limit),)
         test = Evaluate(tuple(instruction["model"]), limit)
         if self.params.averaging == "gradients":
-            step = Training(BEST, full_batch=True)
+            step = Training(BEST, batch_size=ALL_SAMPLES)
             return test, Train(step, Limit(budget=self.training_limit))
         training = Training(BEST, self.params.local_epochs)
         return test, Train(training, self.limit(device, instruction))

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsim.common.arrays import Floats32
 from fedsim.common.errors import SimulationError
-from fedsim.common.training import Training
+from fedsim.common.training import ALL_SAMPLES, LocalSteps, Training
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.refs import Ref
@@ -75,7 +75,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
             case "gradient" if self._keeps_gradient:
                 return ()
             case "gradient":
-                return (Train(Training(device.state["own"], full_batch=True, lr=1.0)),)
+                return (Train(Training(device.state["own"], batch_size=ALL_SAMPLES, lr=1.0)),)
         return super().work(device, instruction)
 
     def _warm_up(self, device: Device, instruction: Instruction) -> Training:
@@ -91,7 +91,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
             return Training(start, self.params.local_epochs)
         if moment.steps is None:
             return Training(start, moment.epochs)
-        return Training(start, 1, steps=moment.steps)
+        return Training(start, LocalSteps(moment.steps))
 
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.common.training import Training
+from fedsim.common.training import LocalSteps, Proximal, Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult, PreviousResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
@@ -81,15 +81,15 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
         """
         params = self.params
         received = instruction["model"]
-        first = Training(received, steps=params.steps, mu=params.lam, only_batch=0)
+        first = Training(
+            received, LocalSteps(params.steps, only_batch=0), proximal=Proximal(params.lam)
+        )
         computations = [Train(first)]
         for number in range(1, params.local_rounds):
             training = Training(
                 PreviousResult(((number - 1, 1.0),)),
-                steps=params.steps,
-                mu=params.lam,
-                anchor=self.local(received, number),
-                only_batch=number,
+                LocalSteps(params.steps, only_batch=number),
+                proximal=Proximal(params.lam, anchor=self.local(received, number)),
             )
             computations.append(Train(training))
         return computations

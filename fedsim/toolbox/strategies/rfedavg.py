@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedsim.common.arrays import Floats, Floats32, Ints
 from fedsim.common.spec import OnlyWith
-from fedsim.common.training import Training
+from fedsim.common.training import ALL_SAMPLES, Training
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.aggregation import Entry
@@ -113,7 +113,7 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
         return super().work(device, instruction)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        return Training(instruction["model"], self.params.local_epochs, full_batch=True)
+        return Training(instruction["model"], self.params.local_epochs, batch_size=ALL_SAMPLES)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         params = self.params

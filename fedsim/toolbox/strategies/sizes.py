@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.common.errors import ScenarioError, nearest
-from fedsim.common.training import CutBy, Places, Training, places_of
+from fedsim.common.training import CutBy, ModelCut, Places, Training, places_of
 from fedsim.federation import (
     Contents,
     Device,
@@ -70,7 +70,7 @@ class CutParams(AggregatingParams):
         size = self.all_sizes[0]
         if isinstance(self.sizes, dict):
             size = self.sizes.get(kind, size)
-        return Training(None, cut=(self.by, size))
+        return Training(None, cut=ModelCut(self.by, size))
 
     @property
     def resizes(self) -> bool:
@@ -169,7 +169,7 @@ class CutClient(SynchronousClient[CutParams]):
         self._places = params.places(setting)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        cut = (self.params.by, instruction["size"])
+        cut = ModelCut(self.params.by, instruction["size"])
         return Training(instruction["model"], self.params.local_epochs, cut=cut)
 
     def reply(

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 import fedsim
 from fedsim.clock.executors import Inline
 from fedsim.common.errors import ScenarioError, SimulationError
-from fedsim.common.training import Training
+from fedsim.common.training import ALL_SAMPLES, LocalSteps, Training
 from fedsim.running.runner import Job
 from fedsim.testing import ScenarioTables, StrategyContract, assert_sound, quiet_world
 from fedsim.toolbox.peers.topology import Topology
@@ -213,7 +213,9 @@ def test_a_step_between_averages_is_synchronous_sgd() -> None:
     job, _ = done(strategy, training={"batch_size": 10_000, "lr": 0.1})
     plain = values(job, [job.run.learner.initial()])[0]
     for number in range(3):
-        plain = trained(job, np.tile(plain, (4, 1)), number, steps=1, full_batch=True).mean(axis=0)
+        plain = trained(
+            job, np.tile(plain, (4, 1)), number, amount=LocalSteps(1), batch_size=ALL_SAMPLES
+        ).mean(axis=0)
     np.testing.assert_allclose(models(job)[0], plain, atol=1e-6)
 
 
@@ -267,11 +269,11 @@ def test_a_result_that_is_used_after_some_steps_is_the_plain_loop() -> None:
         training={"batch_size": 10, "lr": 0.1},
     )
     start = np.tile(values(job, [job.run.learner.initial()]), (4, 1))
-    own = trained(job, start, 0, steps=3)
+    own = trained(job, start, 0, amount=LocalSteps(3))
     velocity = (own - start).mean(axis=0)
     outer = start + 0.7 * (1 + 0.9) * velocity
-    own = trained(job, own, 1, steps=1)
-    own = trained(job, (own + outer) / 2, 2, steps=2)
+    own = trained(job, own, 1, amount=LocalSteps(1))
+    own = trained(job, (own + outer) / 2, 2, amount=LocalSteps(2))
     change = (own - outer).mean(axis=0)
     velocity = 0.9 * velocity + change
     np.testing.assert_allclose(models(job), outer + 0.7 * (change + 0.9 * velocity), atol=1e-6)
