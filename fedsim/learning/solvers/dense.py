@@ -157,6 +157,7 @@ def _in_sample_space(
     gram = start.new_zeros(count, columns)
     torch.mm(samples, samples.t(), out=gram[:, :count])
     bases = [start]
+    # the gradient has the proximal term mu (W - W_0), and C
     shares = [_shares(1.0, -descent.mu, descent, steps)]
     if constant is not None:
         bases.append(torch.tensor(constant))
@@ -184,27 +185,29 @@ def _in_sample_space(
     return entry, write
 
 
-def _shares(share: float, pull: float, descent: Descent, steps: int) -> list[float]:
-    """Return the coefficient of W_0 or of C in the kernel W, before each step and after the last.
+def _shares(first: float, in_gradient: float, descent: Descent, steps: int) -> list[float]:
+    """Return the share of a fixed matrix in the kernel, before each step and after the last.
 
-    W_0 is the start of the kernel, and C the part of its gradient that is equal in all steps.
+    The kernel is a sum of matrices, and SGD moves the share a of each one by itself. With velocity
+    v, a step is v <- momentum v + shrinkage a + g; a <- a - lr v.
 
     Args:
-        share: the coefficient before the first step.
-        pull: the coefficient of W_0 (or C) in each gradient.
+        first: the share before the first step.
+        in_gradient: g, the factor of the matrix in each gradient, without the shrinkage.
         descent: the rule of an SGD step.
         steps: count of steps.
 
     Returns:
-        ``steps + 1`` coefficients.
+        ``steps + 1`` shares.
     """
     shrinkage = descent.shrinkage(kernel=True)
+    if not (shrinkage or descent.momentum):
+        return [first - descent.lr * in_gradient * step for step in range(steps + 1)]
+    share = first
     velocity = 0.0
     shares = [share]
-    if not (shrinkage or descent.momentum):
-        return [share - descent.lr * pull * step for step in range(steps + 1)]
     for _ in range(steps):
-        velocity = descent.momentum * velocity + shrinkage * share + pull
+        velocity = descent.momentum * velocity + shrinkage * share + in_gradient
         share -= descent.lr * velocity
         shares.append(share)
     return shares

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -92,6 +92,24 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
     )
 
 
+class LaneBatch(NamedTuple):
+    """Padded batches of one step, of all lanes of a stack; or of one lane, without the first axis.
+
+    Attributes:
+        x: samples, [W, b, *shape].
+        y: targets, [W, b, ...].
+        mask: 1 for samples that count, else 0; [W, b].
+        size: count of the samples that count, [W].
+        rows: indices of the samples among the samples of all lanes, int64 [W, b].
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    size: Tensor
+    rows: Tensor
+
+
 class LaneLoss(nn.Module):
     """Module that returns the mean loss of one lane's model on its batch, for ``torch.func.vmap``.
 
@@ -117,28 +135,19 @@ class LaneLoss(nn.Module):
         self._options = options
         self.contrast: Callable[[Tensor], Tensor] | None = None
 
-    def forward(
-        self, x: Tensor, y: Tensor, mask: Tensor, count: Tensor, rows: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the loss of a model on its batch.
-
-        Args:
-            x: samples, [b, *shape].
-            y: targets, [b, ...].
-            mask: 1 for samples that count, else 0; [b].
-            count: count of these samples.
-            rows: indices of the samples among the samples of all models in the stack, [b].
+    def forward(self, batch: LaneBatch) -> tuple[Tensor, Tensor]:
+        """Compute the loss of a lane's model on the lane's batch.
 
         Returns:
             The mean loss with any contrastive term, and the sum of the samples' losses without it.
         """
-        outputs = self._forward(self.module, x)
-        losses = self._losses(outputs, y, **self._options)
+        outputs = self._forward(self.module, batch.x)
+        losses = self._losses(outputs, batch.y, **self._options)
         losses = losses.reshape(len(losses), -1)
-        total = (losses * mask[:, None]).sum()
-        loss = total / (count * losses.shape[1])
+        total = (losses * batch.mask[:, None]).sum()
+        loss = total / (batch.size * losses.shape[1])
         if self.contrast is not None:
-            loss = loss + (self.contrast(rows) * mask).sum() / count
+            loss = loss + (self.contrast(batch.rows) * batch.mask).sum() / batch.size
         return loss, total
 
 
@@ -242,46 +251,42 @@ class Stack:
         self._descent = descent
         self._flat = flat
         self._sizes = [tensor.numel() for tensor in flat.values()]
-        self._shrinkage: dict[str, float] = {}
+        self._shrinkage: dict[str, float] = {}  # of each trained tensor
         for name, rule in rules(replace(descent, lr=1.0), flat).items():
             tensor = flat[name]
             if tensor.requires_grad and rule.lr:  # a held tensor has the learning rate 0
                 self._shrinkage[name] = rule.shrinkage(name in solver.kernels, tensor.ndim)
-        dropouts = []
+        self._dropout_keys = []  # buffers of the module
         for name, part in losses.named_modules():
             if isinstance(part, KeyedDropout):
-                dropouts.append(f"{name}.key")
-        self._keys = tuple(dropouts)
+                self._dropout_keys.append(f"{name}.key")
         self._tensors: dict[str, Tensor] = {}
         self._fixed: dict[str, Tensor] = {}
         self._start: dict[str, Tensor] = {}
         self._constant: dict[str, Tensor] = {}
-        self._gradients = vmap(grad(self._loss, has_aux=True), in_dims=(0, 0, 0, 0, 0))
+        self._gradients = vmap(grad(self._loss, has_aux=True))
 
     def _loss(
         self,
         trained: dict[str, Tensor],
         fixed: dict[str, Tensor],
-        key: Tensor,
-        samples: tuple[Tensor, Tensor],
-        cells: tuple[Tensor, Tensor, Tensor],
+        dropout_key: Tensor,
+        batch: LaneBatch,
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss of a model of the stack on its batch, with any contrastive term.
+        """Return the loss of one lane's model on the lane's batch, with any contrastive term.
 
         Args:
             trained: name: trained tensor of the model.
             fixed: name: tensor that is not trained.
-            key: key of the model's dropout masks.
-            samples: samples [b, *shape] and targets [b, ...].
-            cells: mask, count and indices of the samples, as ``LaneLoss`` takes them.
+            dropout_key: key of the model's dropout masks, which all its dropout layers use.
+            batch: the batch.
 
         Returns:
             The loss, and the sum of the samples' losses.
         """
         tensors = {f"module.{name}": tensor for name, tensor in {**fixed, **trained}.items()}
-        for name in self._keys:
-            tensors[name] = key
-        loss, total = functional_call(self._losses, tensors, (*samples, *cells))
+        buffers = dict.fromkeys(self._dropout_keys, dropout_key)
+        loss, total = functional_call(self._losses, {**tensors, **buffers}, (batch,))
         return loss, total
 
     def load(self, weights: Tensor, constant: Tensor | None) -> None:
@@ -293,10 +298,9 @@ class Stack:
             constant: added to the gradient of every step, float [W, d]; None for 0.
         """
         for name, tensor in self._split(weights).items():
-            if name in self._shrinkage:
-                self._tensors[name] = tensor
-            else:
-                self._fixed[name] = tensor
+            is_trained = name in self._shrinkage
+            tensors = self._tensors if is_trained else self._fixed
+            tensors[name] = tensor
         if self._descent.mu:
             self._start = {name: tensor.clone() for name, tensor in self._tensors.items()}
         if constant is not None:
@@ -342,11 +346,14 @@ class Stack:
         steps.begin(self._tensors)
         for step in range(plan.steps):
             rows = plan.rows[step]
-            samples = (_by_lane(x[rows], lanes), _by_lane(y[rows], lanes))
-            cells = (plan.mask[step], plan.counts[step], _by_lane(rows, lanes))
-            gradients, sums = self._gradients(
-                self._tensors, self._fixed, plan.keys[step], samples, cells
+            batch = LaneBatch(
+                _by_lane(x[rows], lanes),
+                _by_lane(y[rows], lanes),
+                plan.mask[step],
+                plan.counts[step],
+                _by_lane(rows, lanes),
             )
+            gradients, sums = self._gradients(self._tensors, self._fixed, plan.keys[step], batch)
             active = None if plan.all_active[step] else plan.is_active[step]
             steps.take(self._tensors, self._with_terms(gradients), active)
             # a number in torch.where would be copied to the device in each step
