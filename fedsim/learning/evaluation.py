@@ -57,24 +57,19 @@ class Evaluation:
             One evaluation with all entries in order. ``correct`` is None if it is None in any.
         """
         devices: list[int] = []
-        correct = [np.empty(0, np.int64)]
-        count = [np.empty(0, np.int64)]
-        loss_sum = [np.empty(0)]
         facts: dict[str, list[SampleNumbers]] = {}
         for evaluation in evaluations:
             devices += evaluation.devices
-            if evaluation.correct is not None:
-                correct.append(evaluation.correct)
-            count.append(evaluation.count)
-            loss_sum.append(evaluation.loss_sum)
             for name, entries in evaluation.facts.items():
                 facts.setdefault(name, []).extend(entries)
-        has_accuracy = len(correct) == 1 + len(evaluations)
+        correct = [each.correct for each in evaluations if each.correct is not None]
+        has_accuracy = len(correct) == len(evaluations)
+        no_counts = np.empty(0, np.int64)  # of no evaluation
         return cls(
             devices,
-            np.concatenate(correct) if has_accuracy else None,
-            np.concatenate(count),
-            np.concatenate(loss_sum),
+            np.concatenate([no_counts, *correct]) if has_accuracy else None,
+            np.concatenate([no_counts, *(each.count for each in evaluations)]),
+            np.concatenate([np.empty(0), *(each.loss_sum for each in evaluations)]),
             facts,
         )
 

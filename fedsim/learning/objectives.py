@@ -75,8 +75,16 @@ def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
         A metric whose value of a round is the mean over the round's updates.
     """
     return EvaluationMetric(
-        name, (), lambda outputs, targets: outputs[:0], mean_of_samples, more_is_better
+        name,
+        kinds=(),
+        keep=_keep_nothing,
+        value=mean_of_samples,
+        more_is_better=more_is_better,
     )
+
+
+def _keep_nothing(outputs: "Tensor", targets: "Tensor") -> "Tensor":
+    return outputs[:0]
 
 
 def _built_in_metrics() -> dict[str, EvaluationMetric]:
@@ -99,7 +107,13 @@ def own_metric(path: str) -> EvaluationMetric:
         return call_by_sample(path, "objective.metrics", outputs, targets)[:, None]
 
     more_is_better = getattr(_function(path, "objective.metrics"), "more_is_better", False)
-    return EvaluationMetric(path.rpartition(":")[2], (), keep, mean_of_samples, more_is_better)
+    return EvaluationMetric(
+        path.rpartition(":")[2],
+        kinds=(),
+        keep=keep,
+        value=mean_of_samples,
+        more_is_better=more_is_better,
+    )
 
 
 def call_by_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") -> "Tensor":
