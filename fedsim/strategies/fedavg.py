@@ -6,10 +6,11 @@ from typing import ClassVar, Literal
 from fedsim.federation import Contents, Partial, Server
 from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.refs import Ref
+from fedsim.strategies.combining import S
 from fedsim.strategies.parts.keeping import ServerKeeping
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.round_state import SynchronousState
-from fedsim.strategies.synchronous import S, Synchronous
+from fedsim.strategies.synchronous import Synchronous
 from fedsim.strategies.updates import Update
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from fedsim.common.former_names import warn_renamed
 from fedsim.federation import Contents
 from fedsim.strategies.parts.secure import SecureState
 from fedsim.strategies.state import PartState, State
@@ -14,7 +15,7 @@ class SynchronousState(State):
 
     Attributes:
         round: Index of the open round, from 0.
-        slot: If ``every`` is given: start of the round, as a multiple of ``every``.
+        schedule_step: If ``every`` is given: start of the round, as a multiple of ``every``.
         cohort: Devices of the open round, in the order of their selection.
         selected: Count of devices that were asked in the round.
         asked_at: Time at which the cohort was asked (s); None before the first round.
@@ -35,11 +36,11 @@ class SynchronousState(State):
         selection: State of the selection.
         deadline: State of the deadline.
         aggregation: Index of a model -> state of the aggregation.
-        server: Index of a model -> state of the server optimiser.
+        optimiser: Index of a model -> state of the server optimiser.
     """
 
     round: int = 0
-    slot: int = 0
+    schedule_step: int = 0
     cohort: list[int] = field(default_factory=list)
     selected: int = 0
     asked_at: float | None = None
@@ -57,4 +58,16 @@ class SynchronousState(State):
     selection: PartState = None
     deadline: PartState = None
     aggregation: dict[int, PartState] = field(default_factory=dict)
-    server: dict[int, PartState] = field(default_factory=dict)
+    optimiser: dict[int, PartState] = field(default_factory=dict)
+
+    @property
+    def slot(self) -> int:
+        """Former name of ``schedule_step``."""
+        warn_renamed("SynchronousState.slot", "schedule_step")
+        return self.schedule_step
+
+    @property
+    def server(self) -> dict[int, PartState]:
+        """Former name of ``optimiser``."""
+        warn_renamed("SynchronousState.server", "optimiser")
+        return self.optimiser

@@ -1,10 +1,8 @@
 """The round loop: ask a cohort, wait until every task has ended, aggregate, and repeat."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from fedsim.common.errors import SimulationError
 from fedsim.common.training import NO_LIMIT, Limit
 from fedsim.federation import (
     Client,
@@ -19,21 +17,18 @@ from fedsim.federation import (
 from fedsim.federation.events import VERDICTS, Verdict
 from fedsim.federation.round_result import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
-from fedsim.strategies.base import Strategy
 from fedsim.strategies.candidates import Candidates
-from fedsim.strategies.parts.aggregation import Aggregation, Entry
+from fedsim.strategies.combining import Combining, S
+from fedsim.strategies.parts.aggregation import Aggregation
 from fedsim.strategies.parts.secure import PHASES, SecurePhases
 from fedsim.strategies.parts.selection import QUESTION
-from fedsim.strategies.round_params import RoundParams
 from fedsim.strategies.round_state import SynchronousState as SynchronousState
-from fedsim.strategies.state import new_state, state_of_slot
+from fedsim.strategies.state import new_state
 from fedsim.strategies.updates import Update
 
 # tolerance (s): a round that closes this shortly after a time of the schedule counts as closed at
 # that time, as roundings of the clock accumulate
 _TIE_S = 1e-3
-
-S = TypeVar("S", bound=RoundParams)
 
 
 class SynchronousClient(Client[S]):
@@ -97,7 +92,7 @@ class SynchronousClient(Client[S]):
         return result._replace(update=update)
 
 
-class Synchronous(Strategy[S]):
+class Synchronous(Combining[S]):
     """Base of strategies in rounds: ask a cohort of clients, wait for their updates, aggregate.
 
     Most subclasses implement ``on_start``, ``contents``, ``aggregate``, ``models`` and ``center``.
@@ -130,10 +125,7 @@ class Synchronous(Strategy[S]):
     def __init__(self, params: S, server: Server) -> None:
         super().__init__(params, server)
         self._deadline = self.params.deadline_rule(self.setting.mean_epoch_s)
-        self._aggregation = params.aggregated_by
         self._accounts = self._aggregation is not None and self._aggregation.accounts
-        self._optimiser = params.optimised_by
-        self.state.selection = new_state(self._selection)
         self.state.deadline = new_state(self._deadline)
         if self._deadline is not None and not self.params.bounds_training:
             self.state.limit = self._deadline.least_s()
@@ -216,97 +208,6 @@ class Synchronous(Strategy[S]):
         """
         raise NotImplementedError
 
-    def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """Return the weight of each update; by default the aggregation's weights.
-
-        Args:
-            entries: the updates; at least one.
-
-        Returns:
-            Weights that sum to 1.
-        """
-        weights = _aggregation_of(self).weights(entries)
-        draws = self._draws(entries)
-        if draws is None:
-            return weights
-        scaled = [weight * count for weight, count in zip(weights, draws, strict=True)]
-        return [weight / sum(scaled) for weight in scaled]
-
-    def _draws(self, entries: Sequence[Entry]) -> list[int] | None:
-        """Return how often each update's client was drawn for the round, in the order of ``entries``.
-
-        None if the selection draws no client more than once.
-        """
-        selection = self._selection
-        if selection is None or not selection.repeats:
-            return None
-        memory = self.state.selection
-        return [selection.draws_of(memory, entry["device"]) for entry in entries]
-
-    async def next_model(
-        self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
-    ) -> Ref:
-        """Return the next model, by the scenario's aggregation and server optimiser.
-
-        The step is recorded as ``aggregate``. ``Params`` must have the keys ``aggregation`` and
-        ``server``, as ``AggregatingParams`` and ``CombiningParams`` have.
-
-        Args:
-            model: the present model.
-            entries: the updates, such as ``state["received"]``; at least one.
-            slot: index of the model if there are several; aggregation and optimiser have a state
-                for each index.
-            record: additional fields of the record ``aggregate``.
-
-        Returns:
-            The next model [d].
-        """
-        aggregation = _aggregation_of(self)
-        updates = self.params.cohort_size(self.server.devices)
-        if not self.params.late_goes_on:
-            updates = int(min(updates, self.params.enough))
-        aggregation = aggregation.for_rounds_of(updates)
-        weights = await aggregation.weigh(self.server, entries, self.weights(entries))
-        self.record_aggregate(entries, weights, **record)
-        memory = state_of_slot(self.state.aggregation, slot, aggregation)
-        combined = aggregation.combine(self.server, memory, entries, weights, model)
-        return self.advance(model, combined, slot)
-
-    def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-        """Return the next model: one step of the server optimiser towards the aggregated updates.
-
-        If there is no server optimiser, ``aggregated`` is returned.
-
-        Args:
-            model: the present model.
-            aggregated: the aggregated updates.
-            group: index of the model, if there are several.
-        """
-        if self._optimiser is None:
-            return aggregated
-        memory = state_of_slot(self.state.server, group, self._optimiser)
-        return self._optimiser.step(self.server, memory, model, aggregated)
-
-    def record_aggregate(
-        self, entries: Sequence[Entry], weights: Sequence[float], **record: object
-    ) -> None:
-        """Record which updates were combined into a model; needed if ``next_model`` is not called.
-
-        Args:
-            entries: the updates.
-            weights: the weight of each update.
-            record: additional fields of the record ``aggregate``.
-        """
-        tasks = [entry["task"] for entry in entries]
-        if self._aggregation is not None:
-            record |= self._aggregation.record_fields(len(entries))
-        draws = self._draws(entries)
-        if draws is not None:
-            record["draws"] = draws
-        self.server.emit(
-            "aggregate", round=self.state.round, tasks=tasks, weights=weights, **record
-        )
-
     def center(self, entry: Update) -> Ref | None:
         """Return the model into which an update was aggregated, to measure their distance.
 
@@ -385,9 +286,9 @@ class Synchronous(Strategy[S]):
         if every is None:
             self._open_round()
         else:
-            next_slot = math.ceil((self.server.now - _TIE_S) / every)
-            state.slot = max(state.slot + 1, next_slot)
-            self.server.timer("round", state.slot * every)
+            next_step = math.ceil((self.server.now - _TIE_S) / every)
+            state.schedule_step = max(state.schedule_step + 1, next_step)
+            self.server.timer("round", state.schedule_step * every)
 
     def _open_round(self) -> None:
         state = self.state
@@ -582,9 +483,7 @@ class Synchronous(Strategy[S]):
             samples = float(update.samples)
             updates.append(Measured(update.update, samples, update.start, center, update.device))
         counts = self._counts()
-        spent: dict[str, float] = {}
-        if self._accounts and self._aggregation is not None:
-            spent = _privacy_spent(self._aggregation, state, server.devices)
+        spent = self._privacy_spent()
         goes_on = await server.finish_round(
             state.round, self.models(), updates=updates, **counts, **spent
         )
@@ -595,36 +494,3 @@ class Synchronous(Strategy[S]):
         state.received = []
         if goes_on:
             self._next_round()
-
-
-def _privacy_spent(
-    aggregation: Aggregation, state: SynchronousState, devices: int
-) -> dict[str, float]:
-    """Return the privacy spent in all rounds so far, as fields of the closing round's record.
-
-    Args:
-        aggregation: the aggregation, which keeps the account.
-        state: state of the strategy; the draw of the closing round is added to ``draws``.
-        devices: count of all devices.
-    """
-    drawn = (1, 1) if state.drawn is None else state.drawn
-    state.draws[drawn] = state.draws.get(drawn, 0) + 1
-    return aggregation.spent(state.draws, devices)
-
-
-def _aggregation_of(strategy: Synchronous[S]) -> Aggregation:
-    """Return the rule by which a strategy combines updates (``strategy.aggregation``).
-
-    Raises:
-        SimulationError: the strategy's ``Params`` have no key ``aggregation``.
-    """
-    aggregation = strategy.params.aggregated_by
-    if aggregation is None:
-        params = type(strategy).Params.__name__
-        bases = "AggregatingParams or CombiningParams"
-        raise SimulationError(
-            f"{type(strategy).__name__}.next_model and weights go by the keys 'aggregation' "
-            f"and 'server', which {params} has not; derive {params} from {bases}, or mix the "
-            "models in 'aggregate' and call record_aggregate"
-        )
-    return aggregation

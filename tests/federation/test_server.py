@@ -13,6 +13,7 @@ from fedsim.common.errors import ScenarioError
 from fedsim.federation.codecs import MessagesSpec
 from fedsim.federation.events import VERDICTS, VISIBLE, Verdict, VisibleOutcome
 from fedsim.plugin import Availability, Codec, Coded, FedAvg, Measured, Selection, Span
+from fedsim.strategies.round_state import SynchronousState
 from fedsim.testing import assert_sound, run
 from fedsim.world.steps import Cause
 from tests.outside_parts import Trickle
@@ -187,3 +188,11 @@ def test_hooks_of_parts_need_no_key_of_a_certain_name() -> None:
         MessagesSpec(down=Keeping())
     assert MessagesSpec(up=Keeping()).up.stores_residual
     assert Waiting().patience_s == 7.0
+
+
+def test_former_fields_of_the_rounds_work_and_warn() -> None:
+    state = SynchronousState(schedule_step=3, optimiser={0: "momentum"})
+    with pytest.warns(DeprecationWarning, match="SynchronousState.slot is called schedule_step"):
+        assert state.slot == 3
+    with pytest.warns(DeprecationWarning, match="SynchronousState.server is called optimiser"):
+        assert state.server == {0: "momentum"}

@@ -34,6 +34,9 @@ from fedsim.toolbox.strategies.grouped import COLD_START, Grouped, GroupedState,
 from fedsim.toolbox.strategies.lcfl_params import LCFLParams, share_of
 from fedsim.world.steps import Computation, Evaluate, Train
 
+_GLOBAL_MODEL = -1
+"""Index of the model before the clustering; the models of clusters have 0, 1, ...."""
+
 
 class LCFLClient(SynchronousClient[LCFLParams]):
     """Client that trains a local model, compares all devices' models, and trains its cluster's.
@@ -229,7 +232,7 @@ class LCFL(Grouped[LCFLParams]):
             state.local_models[entry["device"]] = entry["update"]
             state.starts[entry["device"]] = entry["start"]
         if received:
-            state.global_model = await self.next_model(state.global_model, received, -1)
+            state.global_model = await self.next_model(state.global_model, received, _GLOBAL_MODEL)
 
     def center(self, entry: Entry) -> Ref | None:
         if self.state.clustered:

@@ -4,8 +4,9 @@ from typing import Literal
 
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult
 from fedsim.learning.refs import Ref
+from fedsim.strategies.combining import S
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.synchronous import S, SynchronousClient
+from fedsim.strategies.synchronous import SynchronousClient
 
 
 class OwnModelClient(SynchronousClient[S]):

@@ -1,0 +1,150 @@
+"""Combination of a round's updates to the next model."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from fedsim.common.errors import SimulationError
+from fedsim.federation import Server
+from fedsim.learning.refs import Ref
+from fedsim.strategies.base import Strategy
+from fedsim.strategies.parts.aggregation import Aggregation, Entry
+from fedsim.strategies.round_params import RoundParams
+from fedsim.strategies.round_state import SynchronousState
+from fedsim.strategies.state import new_state, state_of_slot
+
+S = TypeVar("S", bound=RoundParams)
+
+
+class Combining(Strategy[S]):
+    """Base of strategies in rounds, with the combination of a round's updates to the next model.
+
+    The aggregation (``strategy.aggregation``) combines updates, and the server optimiser
+    (``strategy.server``) moves the model towards the combined updates. A strategy without these
+    keys mixes models itself, and calls ``record_aggregate``.
+    """
+
+    state: SynchronousState
+
+    def __init__(self, params: S, server: Server) -> None:
+        super().__init__(params, server)
+        self._aggregation = params.aggregated_by
+        self._optimiser = params.optimised_by
+        self.state.selection = new_state(self._selection)
+
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
+        """Return the weight of each update; by default the aggregation's weights.
+
+        Args:
+            entries: the updates; at least one.
+
+        Returns:
+            Weights that sum to 1.
+        """
+        weights = self._needed_aggregation.weights(entries)
+        draws = self._draws(entries)
+        if draws is None:
+            return weights
+        scaled = [weight * count for weight, count in zip(weights, draws, strict=True)]
+        return [weight / sum(scaled) for weight in scaled]
+
+    def _draws(self, entries: Sequence[Entry]) -> list[int] | None:
+        """Return how often each update's client was drawn for the round, in the order of ``entries``.
+
+        None if the selection draws no client more than once.
+        """
+        selection = self._selection
+        if selection is None or not selection.repeats:
+            return None
+        memory = self.state.selection
+        return [selection.draws_of(memory, entry["device"]) for entry in entries]
+
+    async def next_model(
+        self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
+    ) -> Ref:
+        """Return the next model, by the scenario's aggregation and server optimiser.
+
+        The step is recorded as ``aggregate``. ``Params`` must have the keys ``aggregation`` and
+        ``server``, as ``AggregatingParams`` and ``CombiningParams`` have.
+
+        Args:
+            model: the present model.
+            entries: the updates, such as ``state["received"]``; at least one.
+            slot: index of the model if there are several; aggregation and optimiser have a state
+                for each index.
+            record: additional fields of the record ``aggregate``.
+
+        Returns:
+            The next model [d].
+        """
+        aggregation = self._needed_aggregation
+        updates = self.params.cohort_size(self.server.devices)
+        if not self.params.traits.late_goes_on:
+            updates = int(min(updates, self.params.enough))
+        aggregation = aggregation.for_rounds_of(updates)
+        weights = await aggregation.weigh(self.server, entries, self.weights(entries))
+        self.record_aggregate(entries, weights, **record)
+        memory = state_of_slot(self.state.aggregation, slot, aggregation)
+        combined = aggregation.combine(self.server, memory, entries, weights, model)
+        return self.advance(model, combined, slot)
+
+    def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
+        """Return the next model: one step of the server optimiser towards the aggregated updates.
+
+        If there is no server optimiser, ``aggregated`` is returned.
+
+        Args:
+            model: the present model.
+            aggregated: the aggregated updates.
+            group: index of the model, if there are several.
+        """
+        if self._optimiser is None:
+            return aggregated
+        memory = state_of_slot(self.state.optimiser, group, self._optimiser)
+        return self._optimiser.step(self.server, memory, model, aggregated)
+
+    def record_aggregate(
+        self, entries: Sequence[Entry], weights: Sequence[float], **record: object
+    ) -> None:
+        """Record which updates were combined into a model; needed if ``next_model`` is not called.
+
+        Args:
+            entries: the updates.
+            weights: the weight of each update.
+            record: additional fields of the record ``aggregate``.
+        """
+        tasks = [entry["task"] for entry in entries]
+        if self._aggregation is not None:
+            record |= self._aggregation.record_fields(len(entries))
+        draws = self._draws(entries)
+        if draws is not None:
+            record["draws"] = draws
+        self.server.emit(
+            "aggregate", round=self.state.round, tasks=tasks, weights=weights, **record
+        )
+
+    def _privacy_spent(self) -> dict[str, float]:
+        """Return the privacy spent in all rounds so far, as fields of the closing round's record.
+
+        The draw of the closing round is added to ``state.draws``. Without an account of privacy
+        there are no fields.
+        """
+        aggregation = self._aggregation
+        if aggregation is None or not aggregation.accounts:
+            return {}
+        state = self.state
+        drawn = (1, 1) if state.drawn is None else state.drawn
+        state.draws[drawn] = state.draws.get(drawn, 0) + 1
+        return aggregation.spent(state.draws, self.server.devices)
+
+    @property
+    def _needed_aggregation(self) -> Aggregation:
+        """Aggregation of the scenario; ``SimulationError`` if ``Params`` have no such key."""
+        if self._aggregation is not None:
+            return self._aggregation
+        params = type(self).Params.__name__
+        bases = "AggregatingParams or CombiningParams"
+        raise SimulationError(
+            f"{type(self).__name__}.next_model and weights go by the keys 'aggregation' "
+            f"and 'server', which {params} has not; derive {params} from {bases}, or mix the "
+            "models in 'aggregate' and call record_aggregate"
+        )
