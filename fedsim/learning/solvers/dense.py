@@ -26,14 +26,14 @@ from torch import Tensor
 
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.solvers.base import Batches, Descent, LocalSolve, ParameterStep, Solved, Solver
-from fedsim.learning.solvers.dense_loops import (
+from fedsim.learning.solvers.dense_arrays import (
     AnyFloats,
     FirstLayer,
     LoopPlan,
     Parameter,
     Rule,
-    descend,
 )
+from fedsim.learning.solvers.dense_loops import descend
 from fedsim.learning.solvers.reference import Reference, module_of
 from fedsim.learning.transfers import FlatModel, on_host
 

@@ -1,0 +1,124 @@
+"""Arrays of a model of dense layers in training, as the compiled loops take them."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+AnyFloats = NDArray[np.floating]
+Positions = NDArray[np.int64]
+
+
+class Rule(NamedTuple):
+    """Rule of an SGD step for compiled loops; all numbers have the model's dtype.
+
+    Attributes:
+        lr: learning rate.
+        momentum: factor of the velocity.
+        mu: factor of the proximal term.
+        kernels: factor of a kernel in its own gradient (``Descent.shrinkage``).
+        biases: factor of a bias in its own gradient.
+    """
+
+    lr: np.floating
+    momentum: np.floating
+    mu: np.floating
+    kernels: np.floating
+    biases: np.floating
+
+
+class Parameter(NamedTuple):
+    """Weights or biases of a layer in training by compiled loops, with all that an SGD step reads.
+
+    The arrays may be stacks of several layers' parameters. Arrays that the settings of SGD do not
+    need, such as ``velocity`` without momentum, have no rows.
+
+    Attributes:
+        weight: the present values.
+        velocity: the velocity of momentum.
+        start: weights before the first step, to which the proximal term pulls.
+        constant: the parameter's part of ``LocalSolve.constant``.
+    """
+
+    weight: AnyFloats
+    velocity: AnyFloats
+    start: AnyFloats
+    constant: AnyFloats
+
+
+class FirstLayer(NamedTuple):
+    """First layer of a model in training by compiled loops: its kernel, or coefficients of samples.
+
+    In *weight space* steps change the kernel W. In *sample space* they change the coefficients A of
+    the samples X in W = a W_0 + b C + A^T X, where W_0 is the start and C the constant part of the
+    gradient.
+
+    Attributes:
+        features: [n, c]: in weight space the samples; in sample space their inner products with all
+            samples, with columns padded with zeros.
+        kernel: the factor of ``features``, [outputs padded to fours, c]: in weight space the kernel
+            W, in sample space the coefficients A.
+        products: in sample space the products of the samples with W_0 (and C), [1 or 2, n,
+            outputs]; empty along its second dimension in weight space.
+        shares: coefficient of W_0 (and C) in the kernel before each step, [1 or 2, steps + 1].
+        turned: whether ``kernel`` is transposed, [c, outputs], which is faster for many outputs.
+    """
+
+    features: AnyFloats
+    kernel: Parameter
+    products: AnyFloats
+    shares: AnyFloats
+    turned: bool
+
+
+class LoopPlan(NamedTuple):
+    """Labels of a device's samples, and the samples of each batch, for compiled loops.
+
+    Attributes:
+        labels: label of each sample, int64 [n].
+        rows, counts, last_epoch: as in ``Batches``: sample indices and count of each batch, and the
+            first step of the last epoch.
+    """
+
+    labels: Positions
+    rows: Positions
+    counts: Positions
+    last_epoch: int
+
+
+class DenseParameters(NamedTuple):
+    """Parameters of all layers of a model in training, for compiled loops.
+
+    Attributes:
+        entry: the first layer.
+        kernels: kernels of all later layers, padded to one shape, [layers - 1, outputs, inputs];
+            outputs are a multiple of four.
+        biases: all biases, [layers, 1, outputs].
+        sizes: count of outputs of each layer, int64 [layers].
+    """
+
+    entry: FirstLayer
+    kernels: Parameter
+    biases: Parameter
+    sizes: Positions
+
+
+class StepMemory(NamedTuple):
+    """Working memory of a local training by compiled loops, overwritten in each step.
+
+    It has room for a batch and the outputs of the widest layer, both padded to multiples of four.
+
+    Attributes:
+        outputs: outputs of each layer for a batch, [layers, b, outputs].
+        errors: gradients with respect to the outputs of a layer and of the layer below, [2, b,
+            outputs].
+        scratch: features of a batch, [b, c], if the first layer's kernel is transposed.
+        every: 0, 1, 2, ..., as many as the longest axis needs.
+        batch: indices of the samples of a batch, int64 [b].
+    """
+
+    outputs: AnyFloats
+    errors: AnyFloats
+    scratch: AnyFloats
+    every: Positions
+    batch: Positions

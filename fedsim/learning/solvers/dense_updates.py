@@ -1,0 +1,116 @@
+"""Compiled SGD steps of kernels and biases, in place.
+
+The gradient is added to the velocity if the rule has momentum, else to the weights.
+"""
+
+import numpy as np
+
+from fedsim.learning.solvers.compiled import compiled
+from fedsim.learning.solvers.dense_arrays import AnyFloats, FirstLayer, Parameter, Positions, Rule
+from fedsim.learning.solvers.dense_products import add_products
+
+
+@compiled
+def descend_kernel(
+    kernel: Parameter,
+    outputs: int,
+    features: AnyFloats,
+    batch: Positions,
+    error: AnyFloats,
+    rule: Rule,
+) -> None:
+    """Change a layer's kernel by one SGD step, in place.
+
+    Its gradient is error^T features[batch], where ``error`` is the gradient with respect to the
+    layer's outputs, [b, outputs], and ``features`` are the layer's inputs.
+    """
+    target, scale = _prepare(kernel, rule, rule.kernels, rule.mu)
+    add_products(target, outputs, target.shape[1], features, batch, error, scale)
+    _follow(kernel, rule)
+
+
+@compiled
+def descend_along(
+    entry: FirstLayer, batch: Positions, outputs: int, error: AnyFloats, rule: Rule
+) -> None:
+    """Change the first layer by one SGD step, in place, by its coefficients A of the samples.
+
+    The gradient of A is ``error`` for the samples of the batch, and 0 for all other samples of the
+    device. The proximal term pulls A to 0.
+    """
+    target, scale = _prepare(entry.kernel, rule, rule.kernels, rule.mu - rule.mu)
+    for rank in range(len(batch)):
+        sample = batch[rank]
+        for output in range(outputs):
+            if entry.turned:
+                target[sample, output] += scale * error[rank, output]
+            else:
+                target[output, sample] += scale * error[rank, output]
+    _follow(entry.kernel, rule)
+
+
+@compiled
+def descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, rule: Rule) -> None:
+    """Change a layer's bias by one SGD step, in place.
+
+    Its gradient is the sum of ``error``, the gradient with respect to the layer's outputs, over the
+    batch.
+    """
+    target, scale = _prepare(bias, rule, rule.biases, rule.mu)
+    for rank in range(count):
+        for output in range(outputs):
+            target[0, output] += scale * error[rank, output]
+    _follow(bias, rule)
+
+
+@compiled
+def _prepare(
+    part: Parameter, rule: Rule, shrinkage: np.floating, mu: np.floating
+) -> tuple[AnyFloats, np.floating]:
+    """Apply all terms of an SGD step to a parameter except the gradient of the loss, in place.
+
+    They are momentum, shrinkage, the proximal term and the constant.
+
+    Args:
+        part: the parameter.
+        rule: the rule of an SGD step.
+        shrinkage: factor of the weights in the gradient.
+        mu: factor of the start in the gradient.
+
+    Returns:
+        The array (velocity or weights) to which the loss's gradient must be added, and the factor
+        of the gradient.
+    """
+    weight, velocity, start, constant = part
+    rows, columns = weight.shape
+    target = weight
+    scale = -rule.lr
+    if len(velocity):
+        target = velocity
+        scale = weight.dtype.type(1)
+        for row in range(rows):
+            for column in range(columns):
+                velocity[row, column] = (
+                    rule.momentum * velocity[row, column] + shrinkage * weight[row, column]
+                )
+                if mu > 0:
+                    velocity[row, column] -= mu * start[row, column]
+    elif shrinkage > 0:
+        for row in range(rows):
+            for column in range(columns):
+                pull = shrinkage * weight[row, column]
+                if mu > 0:
+                    pull -= mu * start[row, column]
+                weight[row, column] -= rule.lr * pull
+    for row in range(len(constant)):
+        for column in range(columns):
+            target[row, column] += scale * constant[row, column]
+    return target, scale
+
+
+@compiled
+def _follow(part: Parameter, rule: Rule) -> None:
+    """Complete an SGD step with momentum: subtract lr x velocity from the weights, in place."""
+    for row in range(len(part.velocity)):
+        for column in range(part.velocity.shape[1]):
+            part.weight[row, column] -= rule.lr * part.velocity[row, column]
