@@ -21,8 +21,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedsim.common.errors import SimulationError, show_value
 from fedsim.flower.app import App
 from fedsim.flower.app_errors import error_of_app
+from fedsim.flower.app_half import AppHalf
 from fedsim.flower.params import Config, FlowerParams, is_training
-from fedsim.flower.replaced import AppHalf, Sleeper, here, replace_all, where
+from fedsim.flower.patches import ClientCall, replace_all, running
 from fedsim.flower.turns import call_in_thread
 
 
@@ -111,7 +112,7 @@ def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
     message = job.message
     metadata = message.metadata
     app = half.loaded
-    sleeper = Sleeper(job.app.folder)
+    call = ClientCall(job.app.folder, metadata.created_at)
     context = Context(
         metadata.run_id,
         metadata.dst_node_id,
@@ -121,7 +122,7 @@ def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
     )
     with ExitStack() as stack:
         stack.enter_context(half.in_use(job.seeds[1]))
-        stack.enter_context(where(now_s=metadata.created_at, reply=None, sleeper=sleeper))
+        stack.enter_context(running(call))
         get_count = _count(job, stack)
         try:
             reply = app(message, context)
@@ -129,7 +130,6 @@ def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
             raise SimulationError(
                 f"{label} raised {error_of_app(error, job.app.folder)}"
             ) from error
-        original = here.reply  # mods of the app may hide its content
     is_message = isinstance(reply, Message)
     if not is_message or reply.metadata.reply_to_message_id != metadata.message_id:
         raise SimulationError(
@@ -137,15 +137,15 @@ def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
             f"Message that is a reply to the one that it got{_place_of(app, message)}"
         )
     source = reply
-    if isinstance(original, Message) and original.has_content():
-        source = original
+    if isinstance(call.reply, Message) and call.reply.has_content():
+        source = call.reply  # mods of the app may hide its content
     return AppReply(
         deepcopy(reply),
         bytes_of(reply),
         context.state,
         _examples_of(source),
         get_count(),
-        sleeper.slept_s,
+        call.slept_s,
     )
 
 

@@ -24,9 +24,10 @@ from fedsim.federation.events import VERDICTS, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import read_app
 from fedsim.flower.app_errors import error_of_app, place_of_thread
+from fedsim.flower.app_half import AppHalf
 from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, config_of
 from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
-from fedsim.flower.replaced import EPOCH_S, AppHalf, SessionBase, replace_all, where
+from fedsim.flower.patches import EPOCH_S, SessionBase, replace_all, running
 from fedsim.flower.rounds import AppRound, AppRounds
 from fedsim.flower.turns import RunOver, Turns
 
@@ -131,7 +132,7 @@ class Session(SessionBase):
         self._awaited = set[int]()
         self._open = 0  # count of messages that have no reply yet
         self._counts = Counter[int]()
-        # rounds of tasks that were finished in this turn and that a new task continues
+        # rounds of done tasks that requested tasks continue; one entry per task
         self._continued: list[AppRound] = []
         self._finished: dict[int, AppRound] = {}  # device: round of its last task, if done
         self._waiting: Wait | None = None  # None while the ServerApp runs
@@ -212,7 +213,7 @@ class Session(SessionBase):
 
     @contextmanager
     def _app_context(self) -> Iterator[None]:
-        with self._half.in_use(), where(side=self):
+        with self._half.in_use(), running(self):
             TaskIdentity.task_id = 1
             TaskIdentity.run_id = self.run_id
             TaskIdentity.node_id = SUPERLINK_NODE_ID
@@ -466,26 +467,26 @@ class Session(SessionBase):
             sent: message that its device has not answered.
             code: Flower's ``ErrorCode``, a key of ``_UNAVAILABLE``.
         """
-        with where(now_s=EPOCH_S + self._server.now):
+        with running(self):
             reply = Message(Error(code=code, reason=_UNAVAILABLE[code]), reply_to=sent.message)
         reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
         self._answer(sent, reply)
 
     # handlers of the simulation's messages
 
-    def _settle(self) -> None:
-        """Correct the rounds' counts of done tasks, so that each counts a device only once.
+    def _uncount_continued(self) -> None:
+        """Take tasks that another task continues out of their rounds' counts of done tasks.
 
-        A device that answered several messages in a round has several tasks, each of which
-        continues the one before. Each handler calls this first: only then have the tasks begun that
-        the previous handler requested.
+        A device that answers several messages in a round has several tasks, but counts once. A task
+        that a handler requests begins only after that handler, and never if the run ends there. So
+        the task that it continues is uncounted at the beginning of the next handler.
         """
         while self._continued:
             self._continued.pop().ends["done"] -= 1
 
     def on_task_end(self, end: TaskEnd) -> None:
         """Process the end of a device's task: store its reply, or that it has none."""
-        self._settle()
+        self._uncount_continued()
         sent = self._at_work.pop(end.device)
         if sent.round is not None:
             sent.round.ends[end.outcome] += 1
@@ -505,7 +506,7 @@ class Session(SessionBase):
 
     def on_return(self, device: int) -> None:
         """Send the next message to a device that has become available."""
-        self._settle()
+        self._uncount_continued()
         self._awaited.discard(device)
         self._serve(device)
 
@@ -519,7 +520,7 @@ class Session(SessionBase):
         if name == "turn":
             await self.go_on()
             return
-        self._settle()
+        self._uncount_continued()
         purpose, _, number = name.partition(" ")
         if purpose == "expire":
             self._answer_for(self._sent[f"message-{number}"], ErrorCode.MESSAGE_UNAVAILABLE)

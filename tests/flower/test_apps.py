@@ -29,8 +29,8 @@ from flwr.supercore.task_identity import TaskIdentity
 import fedsim
 from fedsim.clock.executors import Threads
 from fedsim.flower.app import read_app
+from fedsim.flower.app_half import AppHalf
 from fedsim.flower.client_side import _examples_of, bytes_of, bytes_of_content
-from fedsim.flower.replaced import AppHalf
 from fedsim.testing import FIGURES, assert_sound
 from tests.calls import done
 from tests.flower.runs import APPS, eventful, execute, last_arrays, run_plain, scenario, seed_all

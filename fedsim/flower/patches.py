@@ -1,4 +1,4 @@
-"""Patches of ``time``, flwr, imported modules and global generators, for simulated Flower apps.
+"""Patches of ``time`` and flwr for simulated Flower apps.
 
 Patches take effect only in the thread of a simulated ServerApp. In the thread of a ClientApp
 ``time.sleep`` returns at once, and its time is added up. The clock is simulated for the app's own
@@ -7,10 +7,7 @@ threads, so they get real time.
 """
 
 import datetime
-import logging
 import math
-import os
-import random
 import sys
 import threading
 import time
@@ -24,8 +21,6 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import flwr.compat.common.recorddict_compat as compat
-import numpy as np
-import torch  # its generator is seeded before an app imports it, perhaps only within a function
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.app.message import message as message_module
 from flwr.app.message_type import MessageType
@@ -40,131 +35,34 @@ from flwr.server.workflow.constant import MAIN_PARAMS_RECORD
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy, strategy_utils
 
-from fedsim.flower.app import App, Half
 from fedsim.flower.app_errors import is_within
 
 if TYPE_CHECKING:
     from flwr.server.compat import LegacyContext
 
 AppHandler = Callable[[Message, Context], Message]
-States = tuple[Any, Any, torch.Tensor]  # of the generators of random, numpy and torch
-
 EPOCH_S = 1_577_836_800.0  # simulated time 0 on the app's clock: 2020-01-01
 
 
-class AppHalf:
-    """A loaded ServerApp or ClientApp, isolated: own modules, random generators and torch threads.
+class ClientCall:
+    """Call of a ClientApp, whose ``time.sleep`` returns at once.
 
-    Args:
-        app: Flower app to load.
-        half: ``server`` or ``client``.
-        seed: seed of the global generators while the half is loaded (below 2**32).
-
-    Attributes:
-        loaded: the ServerApp or the ClientApp.
-    """
-
-    def __init__(self, app: App, half: Half, seed: int) -> None:
-        self._folder = app.folder
-        self._modules: dict[str, ModuleType] = {}
-        for name in self._names_of_modules():
-            del sys.modules[name]  # may hold state of another run
-        with self.in_use(seed):
-            self.loaded = app.load(half)
-            self._generators = _generators()
-
-    @contextmanager
-    def in_use(self, seed: int | None = None) -> Iterator[None]:
-        """Context manager in which the process has the app's own modules and random states.
-
-        Args:
-            seed: seed of the global generators; None for the states at the end of the last use
-                without a seed.
-        """
-        outside = _generators()
-        threads = torch.get_num_threads()
-        log = logging.getLogger("flwr")
-        level = log.level
-        place = str(self._folder)
-        if seed is None:
-            _set_generators(self._generators)
-        else:
-            random.seed(seed)
-            np.random.seed(seed % (1 << 32))  # noqa: NPY002
-            torch.default_generator.manual_seed(seed)
-        torch.set_num_threads(1)  # sums in several threads differ in their last bits
-        if "FLWR_LOG_LEVEL" not in os.environ:
-            log.setLevel(logging.WARNING)
-        sys.path.insert(0, place)
-        sys.modules.update(self._modules)
-        count = len(sys.modules)
-        try:
-            yield
-        finally:
-            if len(sys.modules) != count:
-                for name in self._names_of_modules():
-                    self._modules[name] = sys.modules[name]
-            for name in self._modules:
-                sys.modules.pop(name, None)
-            if place in sys.path:
-                sys.path.remove(place)
-            log.setLevel(level)
-            torch.set_num_threads(threads)
-            if seed is None:
-                self._generators = _generators()
-            _set_generators(outside)
-
-    def _names_of_modules(self) -> list[str]:
-        """Return the names in ``sys.modules`` whose files are in the app's folder."""
-        modules = list(sys.modules.items())
-        return [name for name, module in modules if is_within(self._folder, _place(module))]
-
-
-def _place(module: ModuleType) -> str:
-    """Return the path of a module's file, or of a namespace package's first folder.
-
-    Empty if it has neither.
-    """
-    try:
-        file = getattr(module, "__file__", None)
-        if file:
-            return str(file)
-        folders = iter(getattr(module, "__path__", ()))
-        return str(next(folders, ""))
-    except Exception:  # attributes of a module may run any code
-        return ""
-
-
-def _generators() -> States:
-    return (
-        random.getstate(),
-        np.random.get_state(legacy=False),  # noqa: NPY002
-        torch.default_generator.get_state(),
-    )
-
-
-def _set_generators(states: States) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002
-    torch.default_generator.set_state(states[2])
-
-
-class Sleeper:
-    """Replacement of ``time.sleep`` in a ClientApp: the sleep is simulated.
-
-    ``time.sleep`` adds to ``slept_s`` instead of sleeping, and the clocks that the app reads
-    advance by the sum.
+    The clocks that the app reads advance by the time for which it slept.
 
     Args:
         folder: folder of the app.
+        now_s: time that Flower writes into messages during the call (s).
 
     Attributes:
         slept_s: time for which the app's code has called ``time.sleep`` (s).
+        reply: reply of the app's function, before mods change it; None until it returns.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, now_s: float) -> None:
         self.folder = folder
+        self.now_s = now_s
         self.slept_s = 0.0
+        self.reply: Message | None = None
 
 
 class SessionBase(Grid):  # type: ignore[misc]
@@ -202,55 +100,49 @@ class SessionBase(Grid):  # type: ignore[misc]
         raise NotImplementedError
 
 
-class _Here(threading.local):
-    side: "SessionBase | None" = None  # the ServerApp that runs in this thread
-    sleeper: Sleeper | None = None  # the ClientApp that runs in this thread
-    now_s: float | None = None  # time that Flower writes into messages (s); None for real time
-    reply: Message | None = None  # reply of the ClientApp's function, before mods change it
+class _Thread(threading.local):  # a context variable would also reach other threads of the app
+    app: SessionBase | ClientCall | None = None  # the simulated app that runs in this thread
 
 
-here = _Here()
+_thread = _Thread()
 
 
 @contextmanager
-def where(**state: object) -> Iterator[None]:
-    """Context manager that marks this thread as running a simulated app, for fedsim's patches.
-
-    The attributes are set on ``here``, of which each thread has its own. Patches of Flower's
-    functions read there which simulated app the thread runs.
+def running(app: SessionBase | ClientCall) -> Iterator[None]:
+    """Context manager in which fedsim's patches apply to this thread.
 
     Args:
-        state: the attributes by name.
+        app: the simulated app that this thread runs.
     """
-    vars(here).update(state)
+    before = _thread.app
+    _thread.app = app
     try:
         yield
     finally:
-        for name in state:
-            vars(here).pop(name, None)
+        _thread.app = before
 
 
 _knows_flower = {"flwr": True}  # top-level package: whether it imports flwr
 
 
-def _side_of_caller() -> "SessionBase | Sleeper | None":
-    """Return the ServerApp or ClientApp of this thread, for a patched function of ``time``.
+def _app_of_caller() -> SessionBase | ClientCall | None:
+    """Return the simulated app of this thread, for a patched function of ``time``.
 
     Returns:
-        The app's session or sleeper. None if the patched function has to return real time: the
+        The app's session or call. None if the patched function has to return real time: the
         thread runs no simulated app, or the function was called by code that is neither the app's
         nor in a package that imports flwr.
     """
-    side = here.side or here.sleeper
-    if side is None:
+    app = _thread.app
+    if app is None:
         return None
-    frame = sys._getframe(2)
-    if is_within(side.folder, frame.f_code.co_filename):
-        return side
-    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    caller = sys._getframe(2)  # 0 is this function, 1 the patched function
+    if is_within(app.folder, caller.f_code.co_filename):
+        return app
+    package = str(caller.f_globals.get("__name__")).partition(".")[0]
     if package not in _knows_flower:
         _knows_flower[package] = _imports_flower(package)
-    return side if _knows_flower[package] else None
+    return app if _knows_flower[package] else None
 
 
 def _imports_flower(package: str) -> bool:
@@ -309,14 +201,14 @@ def _replace_clock(name: str, scale: float, begin_s: float) -> None:
 
     @wraps(real)
     def read() -> float:
-        side = _side_of_caller()
-        if side is None:
+        app = _app_of_caller()
+        if app is None:
             return real()
-        if isinstance(side, Sleeper):
+        if isinstance(app, ClientCall):
             number = type(real())  # float or int
-            return real() + number(side.slept_s * scale)
-        seconds = (begin_s + side.clock()) * scale
-        return seconds if scale == 1.0 else round(seconds)
+            return real() + number(app.slept_s * scale)
+        simulated = (begin_s + app.clock()) * scale
+        return simulated if scale == 1.0 else round(simulated)
 
     setattr(time, name, read)
 
@@ -326,60 +218,62 @@ def _replace_sleep() -> None:
 
     @wraps(real)
     def sleep(seconds: float) -> None:
-        side = _side_of_caller()
-        if side is None or not 0 <= seconds < math.inf:
+        app = _app_of_caller()
+        if app is None or not 0 <= seconds < math.inf:
             real(seconds)  # raises the usual error if a simulated app passes an invalid time
-        elif isinstance(side, Sleeper):
-            side.slept_s += seconds
+        elif isinstance(app, ClientCall):
+            app.slept_s += seconds
         else:
-            side.sleep(seconds)
+            app.sleep(seconds)
 
     for module in (time, strategy_utils):
         vars(module)["sleep"] = sleep
 
 
-def _replace(place: object, name: str, replacement: Callable[..., object]) -> None:
+def _replace(owner: object, name: str, replacement: Callable[..., object]) -> None:
     """Patch a function of flwr in the threads of simulated ServerApps.
 
     Args:
-        place: module or class that has the function.
+        owner: module or class that has the function.
         name: name of the function.
         replacement: called instead, with the original function, the session, and the arguments of
             the call.
     """
-    real: Callable[..., object] = getattr(place, name)
+    real: Callable[..., object] = getattr(owner, name)
 
     @wraps(real)
     def call(*args: object, **named: object) -> object:
-        if here.side is None:
+        session = _thread.app
+        if not isinstance(session, SessionBase):
             return real(*args, **named)
-        return replacement(real, here.side, *args, **named)
+        return replacement(real, session, *args, **named)
 
-    setattr(place, name, call)
+    setattr(owner, name, call)
 
 
 def _now() -> datetime.datetime:
-    now_s = here.now_s
-    if here.side is not None:
-        now_s = EPOCH_S + here.side.clock()
-    if now_s is None:
+    app = _thread.app
+    if app is None:
         return datetime.datetime.now(tz=datetime.UTC)
+    now_s = app.now_s if isinstance(app, ClientCall) else EPOCH_S + app.clock()
     return datetime.datetime.fromtimestamp(now_s, tz=datetime.UTC)
 
 
 def _note_reply(function: AppHandler) -> AppHandler:
-    """Wrap a ClientApp's function so that its reply is also stored in ``here.reply``."""
+    """Wrap a ClientApp's function so that its reply is also stored in ``ClientCall.reply``."""
 
     @wraps(function)
     def call(message: Message, context: Context) -> Message:
-        here.reply = function(message, context)
-        return here.reply
+        reply = function(message, context)
+        if isinstance(_thread.app, ClientCall):
+            _thread.app.reply = reply
+        return reply
 
     return call
 
 
 def _start(
-    real: Callable[..., Result], side: "SessionBase", strategy: Strategy, *args: Any, **named: Any
+    real: Callable[..., Result], session: SessionBase, strategy: Strategy, *args: Any, **named: Any
 ) -> Result:
     """Replacement of Flower's ``Strategy.start``, which stores the app's models in its session.
 
@@ -387,7 +281,7 @@ def _start(
 
     Args:
         real: the original function.
-        side: the session of the ServerApp.
+        session: the session of the ServerApp.
         strategy: the app's strategy.
         args, named: the other arguments of the call.
 
@@ -395,21 +289,21 @@ def _start(
         The result of the original function.
     """
     call = signature(real).bind(strategy, *args, **named)
-    side.strategy = strategy
-    side.model = call.arguments["initial_arrays"]
+    session.strategy = strategy
+    session.model = call.arguments["initial_arrays"]
     evaluate_app = call.arguments.get("evaluate_fn")
     if evaluate_app is not None:
 
         def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-            side.model = arrays
+            session.model = arrays
             metrics: MetricRecord | None = evaluate_app(number, arrays)
             if metrics is not None:
-                side.note_figures(number, dict(metrics))
+                session.note_figures(number, dict(metrics))
             return metrics
 
         call.arguments["evaluate_fn"] = evaluate
     result = real(*call.args, **call.kwargs)
-    side.model = result.arrays or side.model
+    session.model = result.arrays or session.model
     return result
 
 
@@ -418,7 +312,7 @@ def _start(
 
 
 def _follow_nodes(
-    real: Callable[..., object], side: "SessionBase", grid: Grid, manager: ClientManager
+    real: Callable[..., object], session: SessionBase, grid: Grid, manager: ClientManager
 ) -> tuple[threading.Thread, threading.Event, threading.Event]:
     """Update the client manager's nodes once, in place of Flower's thread that polls every 5 s.
 
@@ -438,14 +332,14 @@ def _follow_nodes(
 
 def _wait_for(
     real: Callable[..., bool],
-    side: "SessionBase",
+    session: SessionBase,
     manager: SimpleClientManager,
     num_clients: int,
     timeout: float = 86_400,
 ) -> bool:
-    end_s = side.clock() + timeout
-    while manager.num_available() < num_clients and side.clock() < end_s:
-        side.sleep(1.0)
+    end_s = session.clock() + timeout
+    while manager.num_available() < num_clients and session.clock() < end_s:
+        session.sleep(1.0)
     return len(manager) >= num_clients
 
 
@@ -479,7 +373,7 @@ _EVALUATE = Exchange(
 def _ask_all(
     exchange: Exchange,
     real: Callable[..., object],
-    side: "SessionBase",
+    session: SessionBase,
     client_instructions: list[tuple[ClientProxy, FitIns | EvaluateIns]],
     max_workers: int | None,
     timeout: float | None,
@@ -506,7 +400,7 @@ def _ask_all(
             ttl=timeout,
         )
         messages.append(message)
-    replies = side.send_and_receive(messages)
+    replies = session.send_and_receive(messages)
     for (client, _), reply in zip(client_instructions, replies, strict=True):
         if reply.has_error():
             failures.append(
@@ -522,39 +416,39 @@ def _ask_all(
 
 
 def _reconnect_none(
-    real: Callable[..., object], side: "SessionBase", *args: object, **named: object
+    real: Callable[..., object], session: SessionBase, *args: object, **named: object
 ) -> tuple[list[Any], list[Any]]:
     return [], []
 
 
 def _run_fl(
     real: Callable[..., history.History],
-    side: "SessionBase",
+    session: SessionBase,
     server: server.Server,
     config: ServerConfig,
 ) -> history.History:
     """Patch of ``run_fl`` that stores a legacy app's strategy and last model in the session."""
-    side.strategy = server.strategy
+    session.strategy = server.strategy
     record = real(server=server, config=config)
     if server.parameters.tensors:
-        side.model = compat.parameters_to_arrayrecord(server.parameters, keep_input=True)
+        session.model = compat.parameters_to_arrayrecord(server.parameters, keep_input=True)
     return record
 
 
 def _note_state(
-    real: Callable[..., None], side: "SessionBase", grid: Grid, context: "LegacyContext"
+    real: Callable[..., None], session: SessionBase, grid: Grid, context: "LegacyContext"
 ) -> None:
-    side.strategy = context.strategy
-    side.model = context.state.array_records[MAIN_PARAMS_RECORD]
+    session.strategy = context.strategy
+    session.model = context.state.array_records[MAIN_PARAMS_RECORD]
     real(grid, context)
 
 
 def _note_history(
     real: Callable[..., None],
-    side: "SessionBase",
+    session: SessionBase,
     record: history.History,
     server_round: int,
     **figures: Any,
 ) -> None:
-    side.note_figures(server_round, dict(figures.get("metrics", figures)))
+    session.note_figures(server_round, dict(figures.get("metrics", figures)))
     real(record, server_round, **figures)

@@ -1,0 +1,115 @@
+"""The server's or client's half of a Flower app, loaded apart from other apps of the process."""
+
+import logging
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch  # its generator is seeded before an app imports it, perhaps only within a function
+
+from fedsim.flower.app import App, Half
+from fedsim.flower.app_errors import is_within
+
+States = tuple[Any, Any, torch.Tensor]  # of the generators of random, numpy and torch
+
+
+class AppHalf:
+    """A loaded ServerApp or ClientApp, isolated: own modules, random generators and torch threads.
+
+    Args:
+        app: Flower app to load.
+        half: ``server`` or ``client``.
+        seed: seed of the global generators while the half is loaded (below 2**32).
+
+    Attributes:
+        loaded: the ServerApp or the ClientApp.
+    """
+
+    def __init__(self, app: App, half: Half, seed: int) -> None:
+        self._folder = app.folder
+        self._modules: dict[str, ModuleType] = {}
+        for name in self._names_of_modules():
+            del sys.modules[name]  # may hold state of another run
+        with self.in_use(seed):
+            self.loaded = app.load(half)
+            self._generators = _generators()
+
+    @contextmanager
+    def in_use(self, seed: int | None = None) -> Iterator[None]:
+        """Context manager in which the process has the app's own modules and random states.
+
+        Args:
+            seed: seed of the global generators; None for the states at the end of the last use
+                without a seed.
+        """
+        outside = _generators()
+        threads = torch.get_num_threads()
+        log = logging.getLogger("flwr")
+        level = log.level
+        folder = str(self._folder)
+        if seed is None:
+            _set_generators(self._generators)
+        else:
+            random.seed(seed)
+            np.random.seed(seed % (1 << 32))  # noqa: NPY002
+            torch.default_generator.manual_seed(seed)
+        torch.set_num_threads(1)  # sums in several threads differ in their last bits
+        if "FLWR_LOG_LEVEL" not in os.environ:
+            log.setLevel(logging.WARNING)
+        sys.path.insert(0, folder)
+        sys.modules.update(self._modules)
+        count = len(sys.modules)
+        try:
+            yield
+        finally:
+            if len(sys.modules) != count:
+                for name in self._names_of_modules():
+                    self._modules[name] = sys.modules[name]
+            for name in self._modules:
+                sys.modules.pop(name, None)
+            if folder in sys.path:
+                sys.path.remove(folder)
+            log.setLevel(level)
+            torch.set_num_threads(threads)
+            if seed is None:
+                self._generators = _generators()
+            _set_generators(outside)
+
+    def _names_of_modules(self) -> list[str]:
+        """Return the names in ``sys.modules`` whose files are in the app's folder."""
+        modules = list(sys.modules.items())
+        return [name for name, module in modules if is_within(self._folder, _location(module))]
+
+
+def _location(module: ModuleType) -> str:
+    """Return the path of a module's file, or of a namespace package's first folder.
+
+    Empty if it has neither.
+    """
+    try:
+        file = getattr(module, "__file__", None)
+        if file:
+            return str(file)
+        folders = iter(getattr(module, "__path__", ()))
+        return str(next(folders, ""))
+    except Exception:  # attributes of a module may run any code
+        return ""
+
+
+def _generators() -> States:
+    return (
+        random.getstate(),
+        np.random.get_state(legacy=False),  # noqa: NPY002
+        torch.default_generator.get_state(),
+    )
+
+
+def _set_generators(states: States) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    torch.default_generator.set_state(states[2])
