@@ -35,7 +35,7 @@ class _Aggregate(NamedTuple):
     tasks: list[int]
     weights: list[float] | None
     staleness: list[int] | None
-    bears: float  # malicious updates that a robust aggregation tolerates; NaN if not recorded
+    tolerated: float  # malicious updates that a robust aggregation tolerates; NaN if not recorded
     round: int
     draws: list[int] | None  # how often each client was drawn, with replacement
 
@@ -267,7 +267,7 @@ class _WeightRule:
     def _check_tolerance(self, aggregate: _Aggregate) -> str | None:
         """Return the reason why the recorded tolerance of malicious updates is wrong, or None.
 
-        The tolerance (``bears``) is how many malicious updates a robust aggregation can withstand.
+        The tolerance (``bears`` in the record) is how many malicious updates do no harm.
         A record states it only if too few updates arrived for the tolerance that the scenario sets.
         """
         kind = self._aggregation["kind"]
@@ -279,11 +279,11 @@ class _WeightRule:
                 due = tolerated
         elif kind in ("median", "trimmed-mean") and count <= 2:
             due = 0
-        if np.array_equal(aggregate.bears, due, equal_nan=True):
+        if np.array_equal(aggregate.tolerated, due, equal_nan=True):
             return None
         return (
-            f"of {count} updates {kind} bears {due:g} malicious ones, the record says "
-            f"{aggregate.bears:g}"
+            f"of {count} updates {kind} tolerates {due:g} malicious ones, the record says "
+            f"{aggregate.tolerated:g}"
         )
 
     def _check_choice(self, aggregate: _Aggregate, weights: Floats) -> str | None:
@@ -298,7 +298,7 @@ class _WeightRule:
         """
         kind = self._aggregation["kind"]
         count = len(weights)
-        if not math.isnan(aggregate.bears):
+        if not math.isnan(aggregate.tolerated):
             return "too few updates weigh something" if weights.any() else None
         tolerated = self._malicious_limit(count)
         if kind == "krum":

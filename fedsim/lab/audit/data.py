@@ -106,10 +106,10 @@ def _read_aggregation(data: RecordData) -> tuple[object, ...]:
     if weights is not None:
         weights = _numbers(weights)
     staleness = data.get("staleness")
-    bears = number(data.get("bears", math.nan))
+    tolerated = number(data.get("bears", math.nan))
     draws = data.get("draws")
     rounds = "staleness" not in data
-    return tasks, rounds, "edge" in data, edge, weights, staleness, bears, draws
+    return tasks, rounds, "edge" in data, edge, weights, staleness, tolerated, draws
 
 
 def _read_combination(data: RecordData) -> tuple[object, ...]:
@@ -159,7 +159,7 @@ _AGGREGATION = {
     "edge": float,
     "weights": object,
     "staleness": object,
-    "bears": float,
+    "tolerated": float,
     "draws": object,
 }
 _BATTERY = {"flat": bool, **dict.fromkeys((*_JOULES, "least", "most", "points"), float)}

@@ -23,6 +23,9 @@ from fedsim.strategies.state import new_state
 
 ModelList = list[NDArray[np.float32]]
 
+_TOLERATED = "bears"  # field of the record ``aggregate``: count of tolerated malicious updates
+_SPARE_UPDATES = 3  # b, by which n >= a f + b updates tolerate f malicious ones
+
 
 class Robust(Aggregation):
     """Base of aggregations that tolerate malicious updates. All updates have equal weight.
@@ -55,15 +58,16 @@ class Robust(Aggregation):
         )
 
     def record_fields(self, updates: int) -> dict[str, int]:
-        """Return a field of the record ``aggregate`` for a round with too few updates.
-
-        The field ``bears`` is the count of malicious updates that the round's result tolerates: 0
-        with one or two updates. With more updates the round is as planned, and there is no field.
+        """Return how many malicious updates a round tolerates, if it has too few updates.
 
         Args:
             updates: count of received updates.
+
+        Returns:
+            The field ``bears`` of the record ``aggregate``: the count of malicious updates that the
+            result tolerates, 0 with one or two updates. No field if the round is as planned.
         """
-        return {"bears": 0} if updates <= 2 else {}
+        return {_TOLERATED: 0} if updates <= 2 else {}
 
     async def total(
         self, server: Server, models: Sequence[Ref], share: float
@@ -219,10 +223,10 @@ class _ByDistance(Robust):
     """
 
     by_coordinate: ClassVar[bool] = False
-    one: ClassVar[bool] = True
+    selects_one: ClassVar[bool] = True
     """Whether only the update with the best score is selected."""
-    least: ClassVar[tuple[int, int]] = (2, 3)
-    """(a, b), by which f of n updates may be malicious if n >= a f + b."""
+    updates_per_malicious: ClassVar[int] = 2
+    """a, by which f of n updates may be malicious if n >= a f + 3."""
 
     malicious: int = Field(default=1, ge=0, le=1_000_000)
 
@@ -235,14 +239,14 @@ class _ByDistance(Robust):
         Returns:
             The count, from 0 to ``self.malicious``.
         """
-        a, b = self.least
-        return max(0, min(self.malicious, (updates - b) // a))
+        most = (updates - _SPARE_UPDATES) // self.updates_per_malicious
+        return max(0, min(self.malicious, most))
 
-    def taken(self, models: ModelList) -> list[int]:
+    def select(self, models: ModelList) -> list[int]:
         """Select updates by Krum's scores, sums of squared distances to the nearest updates.
 
-        Only the update with the best score is selected, or the n - f best ones if ``self.one`` is
-        false, f being the count of malicious updates that are tolerated.
+        Only the update with the best score is selected, or the n - f best ones if
+        ``self.selects_one`` is false, f being the count of malicious updates that are tolerated.
 
         Args:
             models: the n finite updates, [d] each.
@@ -253,7 +257,7 @@ class _ByDistance(Robust):
         f = self.tolerated(len(models))
         # A stable sort prefers the first of equal scores.
         order = np.argsort(scores(squared_distances(models), f), kind="stable")
-        count = 1 if self.one else len(models) - f
+        count = 1 if self.selects_one else len(models) - f
         positions: list[int] = order[:count].tolist()
         return positions
 
@@ -273,13 +277,13 @@ class _ByDistance(Robust):
         if self.record_fields(len(entries)):
             return [0.0] * len(entries)
         models = await server.models.values(updates)
-        finite = [place for place, model in enumerate(models) if np.isfinite(model).all()]
+        finite = [index for index, model in enumerate(models) if np.isfinite(model).all()]
         server.compute("distances", len(finite), server.setting.parameters, len(finite))
         selected: set[int] = set()
         if finite:
-            places = self.taken([models[place] for place in finite])
-            selected = {finite[place] for place in places}
-        return [1 / len(selected) if place in selected else 0.0 for place in range(len(entries))]
+            positions = self.select([models[index] for index in finite])
+            selected = {finite[position] for position in positions}
+        return [1 / len(selected) if index in selected else 0.0 for index in range(len(entries))]
 
     def combine(
         self,
@@ -295,17 +299,16 @@ class _ByDistance(Robust):
 
     def record_fields(self, updates: int) -> dict[str, int]:
         f = self.tolerated(updates)
-        return {"bears": f} if f < self.malicious else {}
+        return {_TOLERATED: f} if f < self.malicious else {}
 
     def check(self, clients: int) -> None:
-        a, b = self.least
-        if clients < a * self.malicious + b:
+        needed = self.updates_per_malicious * self.malicious + _SPARE_UPDATES
+        if clients < needed:
+            formula = f"{self.updates_per_malicious} f + {_SPARE_UPDATES}"
             raise ScenarioError(
                 f"strategy.aggregation.malicious is {self.malicious}; {self.kind!r} then needs "
-                "at least "
-                f"{a * self.malicious + b} updates at a time ({a} f + {b}), and there are "
-                f"{clients}; allowed are at most "
-                f"{self.tolerated(clients)}, or more clients"
+                f"at least {needed} updates at a time ({formula}), and there are {clients}; "
+                f"allowed are at most {self.tolerated(clients)}, or more clients"
             )
 
 
@@ -330,7 +333,7 @@ class MultiKrum(_ByDistance):
     good. f is ``malicious``, the number of malicious updates to tolerate.
     """
 
-    one: ClassVar[bool] = False
+    selects_one: ClassVar[bool] = False
     kind: Literal["multi-krum"] = "multi-krum"
 
 
@@ -349,7 +352,7 @@ def bulyan(models: ModelList, malicious: int) -> NDArray[np.floating]:
         The aggregate, float64 [d].
     """
     rule = Bulyan(malicious=malicious)
-    selected = [models[place] for place in rule.taken(models)]
+    selected = [models[index] for index in rule.select(models)]
     values = np.sort(np.stack(selected), axis=0).astype(np.float64)
     by_distance = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
     count = len(selected) - 2 * rule.tolerated(len(models))
@@ -370,11 +373,11 @@ class Bulyan(_ByDistance):
     """
 
     by_coordinate: ClassVar[bool] = True
-    least: ClassVar[tuple[int, int]] = (4, 3)
+    updates_per_malicious: ClassVar[int] = 4
     kind: Literal["bulyan"] = "bulyan"
     function: ClassVar[Function | None] = bulyan
 
-    def taken(self, models: ModelList) -> list[int]:
+    def select(self, models: ModelList) -> list[int]:
         f = self.tolerated(len(models))
         remaining = list(range(len(models)))
         distances = squared_distances(models)
