@@ -34,10 +34,10 @@ class Lossy(Codec):
             (d numbers for each device ever selected).
     """
 
-    draws: ClassVar[bool] = False
+    is_random: ClassVar[bool] = False
     """Whether ``function`` draws random numbers."""
     function: ClassVar[Function]
-    """Pure function [array] -> decoded array, with ``constants``, and ``rng`` if it ``draws``."""
+    """Pure function [array] -> decoded array, with ``constants``, and ``rng`` if it ``is_random``."""
 
     encodes: Literal["change", "model"] = "change"
     error_feedback: bool = False
@@ -61,7 +61,7 @@ class Lossy(Codec):
 
     @property
     def lengthens(self) -> bool:
-        return self.error_feedback or self.draws  # unbiased random rounding adds variance
+        return self.error_feedback or self.is_random  # unbiased random rounding adds variance
 
     @property
     def of_sums(self) -> Codec:
@@ -104,7 +104,7 @@ class Lossy(Codec):
         if residual is not None:
             exact = arithmetic.apply(added, [exact, residual])
         # The stream has the model's serial, so that all receivers of a model get the same result.
-        stream = ("messages/codec", value.serial) if self.draws else None
+        stream = ("messages/codec", value.serial) if self.is_random else None
         constants = self.constants(parameters)
         sent = arithmetic.apply(type(self).function, [exact], stream=stream, **constants)
         return CodedParts(exact, sent, start)
@@ -341,14 +341,18 @@ class QSGD(Bucketed):
         levels: s, the number of levels of a norm.
     """
 
-    draws: ClassVar[bool] = True
+    is_random: ClassVar[bool] = True
     kind: Literal["qsgd"] = "qsgd"
     function: ClassVar[Function] = as_levels
     levels: int = Field(default=127, ge=1, le=32_767)
 
     def bytes(self, parameters: int) -> float:
-        bits = (2 * self.levels).bit_length()
-        return -(-parameters * bits // 8) + 4 * _count_buckets(parameters, self.bucket)
+        return _bitmap_bytes(parameters * self._bits) + 4 * _count_buckets(parameters, self.bucket)
+
+    @property
+    def _bits(self) -> int:
+        """Bits of a number, which has a sign and a level."""
+        return (2 * self.levels).bit_length()
 
     def constants(self, parameters: int) -> dict[str, Any]:
         size = parameters if self.bucket is None else min(self.bucket, parameters)
@@ -361,17 +365,15 @@ class QSGD(Bucketed):
         scale = self.constants(len(sent))["scale"]
         unit = norms.astype(np.float64) / self.levels * scale
         levels = _levels_of(_split_buckets(sent, self.bucket), unit) + self.levels
-        bits = (2 * self.levels).bit_length()
-        shifts = np.arange(bits - 1, -1, -1)
+        shifts = np.arange(self._bits - 1, -1, -1)
         digits = levels.reshape(-1)[: len(sent), None] >> shifts & 1
         return norms.astype("<f4").tobytes() + np.packbits(digits.astype(np.uint8)).tobytes()
 
     def unpack(self, payload: Packed, parameters: int) -> Floats32:
         norms, rest = self._read_scales(payload, parameters)
-        bits = (2 * self.levels).bit_length()
-        digits = np.unpackbits(np.frombuffer(rest, np.uint8), count=parameters * bits)
-        weights = 1 << np.arange(bits - 1, -1, -1)
-        levels = digits.reshape(parameters, bits).astype(np.int64) @ weights - self.levels
+        digits = np.unpackbits(np.frombuffer(rest, np.uint8), count=parameters * self._bits)
+        weights = 1 << np.arange(self._bits - 1, -1, -1)
+        levels = digits.reshape(parameters, self._bits).astype(np.int64) @ weights - self.levels
         scale = self.constants(parameters)["scale"]
         rounded = _split_buckets(levels, self.bucket) * (norms.astype(np.float64) / self.levels)
         return _join_buckets(rounded, parameters) * np.float32(scale)
@@ -389,7 +391,7 @@ class Sign(Bucketed):
     error_feedback: bool = True
 
     def bytes(self, parameters: int) -> float:
-        return -(-parameters // 8) + 4 * _count_buckets(parameters, self.bucket)
+        return _bitmap_bytes(parameters) + 4 * _count_buckets(parameters, self.bucket)
 
     def pack(self, sent: Floats32, exact: Floats32) -> Packed:
         scales = np.abs(_split_buckets(sent, self.bucket)).max(axis=1)
@@ -426,14 +428,16 @@ class Sparse(Lossy):
     def bytes(self, parameters: int) -> float:
         """Return the size of the sent values and their positions (bytes).
 
-        Positions are sent as a bitmap of d bits or as k integers of 4 bytes, whichever is shorter.
         If k = d, no positions are sent.
         """
         k = self.k(parameters)
         if k == parameters:
             return 4 * k
-        bitmap = -(-parameters // 8)
-        return 4 * k + min(4 * k, bitmap)
+        return 4 * k + (_bitmap_bytes(parameters) if self._sends_bitmap(parameters) else 4 * k)
+
+    def _sends_bitmap(self, parameters: int) -> bool:
+        """Return whether positions are sent as a bitmap, as it is not longer than k integers."""
+        return _bitmap_bytes(parameters) <= 4 * self.k(parameters)
 
     def pack(self, sent: Floats32, exact: Floats32) -> Packed:
         size = len(sent)
@@ -443,25 +447,25 @@ class Sparse(Lossy):
         # a sent value may be 0; positions of other zeros then take its place
         order = np.argsort(sent == 0, kind="stable")
         positions = np.sort(order[:k])
-        mask = np.zeros(size, dtype=np.bool_)
-        mask[positions] = True
-        where = np.packbits(mask).tobytes()
-        if 4 * k < len(where):
-            where = positions.astype("<i4").tobytes()
-        return where + sent[positions].astype("<f4").tobytes()
+        packed_positions = positions.astype("<i4").tobytes()
+        if self._sends_bitmap(size):
+            mask = np.zeros(size, dtype=np.bool_)
+            mask[positions] = True
+            packed_positions = np.packbits(mask).tobytes()
+        return packed_positions + sent[positions].astype("<f4").tobytes()
 
     def unpack(self, payload: Packed, parameters: int) -> Floats32:
         k = self.k(parameters)
         values = np.frombuffer(payload[-4 * k :], "<f4")
         if k == parameters:
             return values.astype(np.float32)
-        where = payload[: -4 * k]
+        packed_positions = payload[: -4 * k]
         array = np.zeros(parameters, dtype=np.float32)
-        if 4 * k < -(-parameters // 8):
-            array[np.frombuffer(where, "<i4")] = values
-        else:
-            bits = np.unpackbits(np.frombuffer(where, np.uint8), count=parameters)
+        if self._sends_bitmap(parameters):
+            bits = np.unpackbits(np.frombuffer(packed_positions, np.uint8), count=parameters)
             array[bits.astype(np.bool_)] = values
+        else:
+            array[np.frombuffer(packed_positions, "<i4")] = values
         return array
 
     def encode(
@@ -487,6 +491,11 @@ class Sparse(Lossy):
         if self.k(parameters) == parameters:
             return Coded(value)
         return super().code(arithmetic, parameters, value, base, residual)
+
+
+def _bitmap_bytes(size: int) -> int:
+    """Return the size of a bitmap of ``size`` bits (bytes)."""
+    return -(-size // 8)
 
 
 def _keep_positions(array: Floats32, positions: Ints) -> Floats32:
@@ -556,7 +565,7 @@ class RandomK(Sparse):
     communication efficiency", 2016) the receiver scales them by d / k, which removes the bias.
     """
 
-    draws: ClassVar[bool] = True
+    is_random: ClassVar[bool] = True
     kind: Literal["random-k"] = "random-k"
     function: ClassVar[Function] = drawn_alone
 

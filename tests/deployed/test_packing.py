@@ -38,7 +38,7 @@ def test_a_payload_has_the_counted_bytes_and_the_decoded_values(codec: Lossy, si
     sent = exact
     if getattr(codec, "k", lambda _: 0)(size) != size:
         constants = codec.constants(size)
-        if codec.draws:
+        if codec.is_random:
             constants["rng"] = np.random.default_rng(1)
         sent = type(codec).function([exact], **constants)
     assert unpacked(codec, sent, exact).tobytes() == sent.tobytes()

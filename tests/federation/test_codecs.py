@@ -69,7 +69,7 @@ def test_what_arrives_is_finite_and_as_few_numbers_as_its_bytes_can_say(
     array = (scale * np.random.default_rng(seed).normal(size=size)).astype(np.float32)
     function, draws = (
         function_at(path_of(type(codec).function)),
-        {"rng": np.random.default_rng(0)} if codec.draws else {},
+        {"rng": np.random.default_rng(0)} if codec.is_random else {},
     )
     arrived = function([array], **codec.constants(size), **draws)
     assert arrived.shape == array.shape
@@ -192,7 +192,7 @@ def fed_back(codec: Lossy, rounds: int) -> Iterator[tuple[Any, Any, Any]]:
         update = core.apply(added, [zero, change])
         arrived, rest = codec.code(core, size, update, zero, kept)
         start, received, left = asyncio.run(core.values([zero, arrived, rest]))  # type: ignore[list-item]
-        if not codec.draws:
+        if not codec.is_random:
             assert received - start == pytest.approx(values[1], abs=1e-5)
             assert left == pytest.approx(values[2], abs=1e-5)
         kept, before = coded.residual, values[2]
