@@ -105,23 +105,25 @@ class Candidates:
         for task in list(self._state.questions):
             self._server.end(task, "late")
 
-    async def choose(self) -> list[int]:
-        """Remove from the cohort the candidates that the selection rejects or that are gone.
+    async def reject(self) -> list[int]:
+        """Remove from the cohort the candidates that the selection does not choose, or that left.
+
+        The round then has no candidates and no answers any longer.
 
         Returns:
-            IDs of the candidates that are not in the cohort.
+            IDs of the removed candidates.
         """
         state = self._state
         for candidates, count in state.candidates:
-            await self._choose(candidates, count)
+            await self._reject(candidates, count)
         state.cohort = [device for device in state.cohort if self._server.clients.idle(device)]
         rejected = [device for device in self.devices() if device not in state.cohort]
         state.candidates = []
         state.answers = {}
         return rejected
 
-    async def _choose(self, candidates: list[int], count: int) -> None:
-        """Remove from the cohort those of some candidates that the selection does not choose.
+    async def _reject(self, candidates: list[int], count: int) -> None:
+        """Remove from the cohort the candidates that the selection does not choose.
 
         Args:
             candidates: the candidates that one call of ``Selection.select`` proposed.

@@ -324,7 +324,7 @@ class Synchronous(Combining[S]):
 
     async def _choose(self) -> None:
         """Choose the cohort from the candidates that have answered, and begin the round."""
-        for device in await self._candidates.choose():
+        for device in await self._candidates.reject():
             self._passed_over(device)
         self._begin_round()
 

@@ -1,6 +1,7 @@
 """Server-side mean of a state that every device has, as in SCAFFOLD and FedDyn."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from fedsim.federation import Server
 from fedsim.learning.refs import Ref
@@ -19,7 +20,8 @@ async def mean_after_changes(
 
     By default the result is mean + sum of changes / N. With a robust aggregation it is
     (1 - K / N) mean + K / N times the aggregation of the K states, as the changes of malicious
-    clients would otherwise accumulate over the rounds.
+    clients would otherwise accumulate over the rounds. Changes and states that are not finite are
+    left out of the sums.
 
     Args:
         server: API of the server half, with ``models`` for arithmetic.
@@ -32,14 +34,15 @@ async def mean_after_changes(
     Returns:
         The new mean, with the length of ``mean``.
     """
-    mix = server.models.mix
-    share = 1.0 / server.setting.devices
+    add = partial(server.models.mix, rescale=False)
+    weight = 1.0 / server.setting.devices  # of a device's state in the mean
     if aggregation.protection != "robust":
-        parts = [(mean, 1.0), *((change, share) for change in changes)]
-        return mix(parts, otherwise=mean, rescale=False)
+        weighted_changes = [(change, weight) for change in changes]
+        return add([(mean, 1.0), *weighted_changes], otherwise=mean)
     devices = [entry["device"] for entry in entries]
     for device, change in zip(devices, changes, strict=True):
         before = states.get(device) or server.models.zero()
-        states[device] = mix([(before, 1.0), (change, 1.0)], rescale=False)
-    total = await aggregation.total(server, [states[device] for device in devices], share)
-    return mix([(mean, 1.0 - share * len(entries)), *total], otherwise=mean, rescale=False)
+        states[device] = add([(before, 1.0), (change, 1.0)])
+    client_states = [states[device] for device in devices]
+    combined = await aggregation.total(server, client_states, weight)
+    return add([(mean, 1.0 - weight * len(entries)), *combined], otherwise=mean)
