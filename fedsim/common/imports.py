@@ -322,7 +322,7 @@ def _importer() -> str:
 
     It is read from the call stack; empty if there is no such module.
     """
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)  # the caller of ``find_spec``, in importlib
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if not name.startswith(("importlib", "_frozen_importlib")):

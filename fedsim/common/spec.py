@@ -206,29 +206,39 @@ class Spec(BaseModel):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema for TOML editors.
+        """The schema for TOML editors: pydantic's schema, whose table is changed in place.
 
         It has descriptions from docstrings and defaults with units, and it allows no null.
         """
-        reference = handler(schema)
+        reference = handler(schema)  # {"$ref": name of the table}
         table = handler.resolve_ref_schema(reference)
-        descriptions = attribute_descriptions(cls)
-        defaults = cls.model_construct().model_dump(mode="json", exclude_none=True, warnings=False)
-        keys: JsonSchemaValue = {}
-        for name, key_schema in table["properties"].items():
-            options = _options_of(key_schema)
-            if not options:
-                continue  # an inherited key that this kind does not have
-            keys[name] = options[0] if len(options) == 1 else {"anyOf": options}
-            if name in descriptions:
-                keys[name]["description"] = descriptions[name]
-            if name in defaults:
-                keys[name]["default"] = defaults[name]
+        keys = cls._describe_keys(table["properties"])
         table["properties"] = keys
         table["description"] = summary(cls)
         if "kind" in keys:
             table["required"] = ["kind", *table.get("required", ())]
         return reference
+
+    @classmethod
+    def _describe_keys(cls, properties: JsonSchemaValue) -> JsonSchemaValue:
+        """Return the schemas of the table's keys, with their descriptions and defaults.
+
+        Args:
+            properties: pydantic's schemas by key, also of inherited keys that the table lacks.
+        """
+        descriptions = attribute_descriptions(cls)
+        defaults = cls.model_construct().model_dump(mode="json", exclude_none=True, warnings=False)
+        keys: JsonSchemaValue = {}
+        for name, key_schema in properties.items():
+            options = _options_of(key_schema)
+            if not options:
+                continue  # an inherited key that this table does not have
+            keys[name] = options[0] if len(options) == 1 else {"anyOf": options}
+            if name in descriptions:
+                keys[name]["description"] = descriptions[name]
+            if name in defaults:
+                keys[name]["default"] = defaults[name]
+        return keys
 
 
 def _refusal_of_former(key: str, instead: str | Removed) -> PydanticCustomError:
