@@ -180,7 +180,7 @@ class AllReduce:
         self._programs = reduction.programs
         self._pieces = pieces
         self._connections = connections
-        self._nodes = [*nodes, "server"][: len(reduction.programs)]
+        self._nodes = [*nodes, "server"] if kind == "server" else [*nodes]
         self._bytes = vector_bytes * reduction.share / pieces
         # (piece, rank of sender, rank of receiver) -> messages that have arrived
         self._arrived: dict[tuple[int, int, int], simpy.Store] = {}

@@ -91,16 +91,16 @@ class Packer:
         pickler = cloudpickle.Pickler(memory, protocol=5, buffer_callback=buffer_callback)
         if apart:
             pickler.reducer_override = partial(_reduce, pickler.reducer_override)
-        pickler.persistent_id = partial(self._number, parcel)
+        pickler.persistent_id = partial(self._persistent_id, parcel)
         pickler.dump(thing)
         parcel.content = memory.getvalue()
         return parcel
 
-    def _number(self, parcel: Parcel, thing: object) -> tuple[str, int] | None:
+    def _persistent_id(self, parcel: Parcel, thing: object) -> tuple[str, int] | None:
         """Return what stands in a pickle for a part that lies in the cluster's store.
 
-        The part's reference is added to the parcel. A large read-only array is put into the store
-        first.
+        The pickler calls this for each part. The part's reference is added to the parcel. A large
+        read-only array is put into the store first.
 
         Args:
             parcel: the parcel that is made.

@@ -156,17 +156,24 @@ class Tff(Source):
         return Raw(path.stem, x_train, y_train, x_test, y_test, classes, columns=columns)
 
     def _tokens(self, path: Path, form: str, train: _Examples, test: _Examples) -> Raw:
-        known: Sequence[str] = CHARACTERS
+        tokens: Sequence[str] = CHARACTERS
         if form == "words":
-            known = _frequent_words(path, train.examples, self.words)
-        numbers = {token: number for number, token in enumerate(known, 1)}
+            tokens = _frequent_words(path, train.examples, self.words)
+        numbers = {token: number for number, token in enumerate(tokens, 1)}
         x_train, y_train = self._windows(path, form, train, numbers)
         x_test, y_test = self._windows(path, form, test, numbers)
-        columns = {USER: np.concatenate([y_train, y_test])}
-        users = int(columns[USER].max()) + 1
-        vocabulary = len(numbers) + _SPECIAL
-        raw = (x_train, y_train, x_test, y_test, users)
-        return Raw(path.stem, *raw, 1.0, vocabulary, columns)
+        user_of_window = np.concatenate([y_train, y_test])
+        return Raw(
+            path.stem,
+            x_train,
+            y_train,
+            x_test,
+            y_test,
+            classes=int(user_of_window.max()) + 1,
+            peak=1.0,
+            vocabulary=len(numbers) + _SPECIAL,
+            columns={USER: user_of_window},
+        )
 
     def _windows(
         self, path: Path, form: str, part: _Examples, numbers: dict[str, int]
