@@ -23,7 +23,7 @@ from text import about, page, quoted, row_of, toctree
 import fedsim
 from fedsim import plugin
 from fedsim.cli import main
-from fedsim.cli.results import RESULTS, output_schema
+from fedsim.cli.results.schema import RESULTS, output_schema
 from fedsim.common import training, units
 from fedsim.common.kind_field import KindField, specs_of
 from fedsim.common.spec import Spec

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from fedsim.analysis import report
-from fedsim.cli.results import RESULTS, output_schema
+from fedsim.cli.results.schema import RESULTS, output_schema
 from fedsim.common.errors import key_of, nearest_of
 from fedsim.lab import forecast
 from tests.calls import call

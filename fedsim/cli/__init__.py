@@ -38,7 +38,7 @@ from fedsim.running.signals import (
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
-    from fedsim.cli.results import RunResult
+    from fedsim.cli.results.run import RunResult
     from fedsim.running.runner import Job
 
 _WATCHED_S = 2.0  # real time (s) between two updates of a watched run
@@ -95,7 +95,7 @@ for _verb in (*BEGINNING, *STUDYING, *DEPLOYING, *EXPLAINING, *SHOWING):
     main.add_command(_verb)
 
 
-def _places(scenario: str, out: Path | None, *, resume: bool) -> tuple[str, Path]:
+def _scenario_and_folder(scenario: str, out: Path | None, *, resume: bool) -> tuple[str, Path]:
     """Return the scenario's file and the run folder of ``run``.
 
     Args:
@@ -183,7 +183,7 @@ def run_command(
     from fedsim.running.runner import Job, end_soon
     from fedsim.running.scenario import load
 
-    scenario, out = _places(scenario, out, resume=resume or more is not None)
+    scenario, out = _scenario_and_folder(scenario, out, resume=resume or more is not None)
     extension = None if more is None else Extension.read(more)
     served_port = options.port_of(watch, port)
     if watch:
@@ -226,9 +226,9 @@ def run_command(
                 page.stay()
 
     def make() -> "RunResult":
-        from fedsim.cli.results import run_result
+        from fedsim.cli.results.run import RunResult
 
-        return run_result(out, resumption)
+        return RunResult.of(out, resumption)
 
     return VerbOutcome(make, show, interruption.exit_status if is_interrupted else 0)
 

@@ -23,8 +23,9 @@ from fedsim.cli.output import VerbOutcome, is_quiet, prints_json, reported
 from fedsim.common.harmless import say
 
 if TYPE_CHECKING:
-    from fedsim.cli.results import CheckResult, DescribeResult, ListResult
-    from fedsim.cli.results_of_fetching import FetchResult
+    from fedsim.cli.results.catalogue import DescribeResult, ListResult
+    from fedsim.cli.results.check import CheckResult
+    from fedsim.cli.results.fetch import FetchResult
     from fedsim.lab.fetching.transfer import FetchProgress
 
 
@@ -104,9 +105,9 @@ def _describe(name: str, verb: Literal["describe", "list"]) -> VerbOutcome:
     lines = about(name)
 
     def make() -> "DescribeResult":
-        from fedsim.cli.results import DescribeResult, kinds_called
+        from fedsim.cli.results.catalogue import DescribeResult
 
-        return DescribeResult(verb=verb, name=name, kinds=kinds_called(name), lines=lines)
+        return DescribeResult.of(verb, name, lines)
 
     return VerbOutcome(make, partial(say, *lines))
 
@@ -132,9 +133,9 @@ def list_command(name: str | None) -> VerbOutcome:
             say(*entry_lines(title, entries))
 
     def make() -> "ListResult":
-        from fedsim.cli.results import ListResult, names_of
+        from fedsim.cli.results.catalogue import ListResult
 
-        return ListResult(names=names_of(names))
+        return ListResult.of(names)
 
     return VerbOutcome(make, show)
 
@@ -169,7 +170,7 @@ def schema_command(file: Literal["scenario", "study", "output"]) -> None:
     """
     import json
 
-    from fedsim.cli.results import output_schema
+    from fedsim.cli.results.schema import output_schema
     from fedsim.lab.catalogue import schema
 
     whole = output_schema() if file == "output" else schema(file)
@@ -227,9 +228,9 @@ def check_command(
             say(*whole.lines, "it is valid; --toml prints it with every default")
 
     def make() -> "CheckResult":
-        from fedsim.cli.results import check_result
+        from fedsim.cli.results.check import CheckResult
 
-        return check_result(loaded.to_toml(), whole)
+        return CheckResult.of(loaded.to_toml(), whole)
 
     return VerbOutcome(make, show)
 
@@ -284,9 +285,9 @@ def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool)
             say(f"it is there: {plan.folder}")
 
     def make() -> "FetchResult":
-        from fedsim.cli.results_of_fetching import fetch_result
+        from fedsim.cli.results.fetch import FetchResult
 
-        return fetch_result(plan, dry_run=dry_run)
+        return FetchResult.of(plan, dry_run=dry_run)
 
     return VerbOutcome(make, show)
 

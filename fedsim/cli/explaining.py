@@ -24,7 +24,8 @@ from fedsim.common.harmless import say
 from fedsim.running.mistakes import INTERRUPTED
 
 if TYPE_CHECKING:
-    from fedsim.cli.results import CompareResult, WhatifResult, WhyResult
+    from fedsim.cli.results.compare import CompareResult, WhatifResult
+    from fedsim.cli.results.why import WhyResult
     from fedsim.lab.compare.columns import ComparedTable
 
 
@@ -129,8 +130,8 @@ def compare_command(
             say("All figures: --all, --markdown and --csv print them.")
 
     def make() -> "CompareResult":
-        from fedsim.cli.result_parts import answers_of, tables_of
-        from fedsim.cli.results import CompareResult
+        from fedsim.cli.results.compare import CompareResult
+        from fedsim.cli.results.parts import answers_of, tables_of
 
         return CompareResult(
             runs=[*map(str, runs)],
@@ -203,9 +204,10 @@ def why_command(run: Path, number: int | None) -> VerbOutcome:
         print_to(Console(), [table])
 
     def make() -> "WhyResult":
-        from fedsim.cli.results import WhyResult, rounds_of
+        from fedsim.cli.results.why import RoundResult, WhyResult
 
-        rounds = rounds_of(paths, number)
+        selected = paths.rounds if number is None else [paths.round(number)]
+        rounds = [RoundResult.of(path) for path in selected]
         return WhyResult(run=str(run), sentences=sentences, totals_s=totals, rounds=rounds)
 
     return VerbOutcome(make, show)
@@ -270,7 +272,7 @@ def whatif_command(
         say(f"written to {after}; both timelines are in {page}")
 
     def make() -> "WhatifResult":
-        from fedsim.cli.result_parts import answers_of, tables_of
+        from fedsim.cli.results.parts import answers_of, tables_of
 
         whatif = _whatif_result(run, after, status, changes)
         whatif.page = str(page)
@@ -291,7 +293,7 @@ def _whatif_result(run: Path, after: Path, status: str, changes: Sequence[str]) 
         status: status of the run with the changes.
         changes: the changes, ``key.path=value``.
     """
-    from fedsim.cli.results import WhatifResult
+    from fedsim.cli.results.compare import WhatifResult
 
     return WhatifResult(run=str(run), changed=str(after), status=status, changes=[*changes])
 

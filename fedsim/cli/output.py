@@ -13,7 +13,7 @@ from fedsim.common.harmless import say
 from fedsim.running.mistakes import Mistake, explained, say_mistake
 
 if TYPE_CHECKING:
-    from fedsim.cli.result_parts import VerbResult
+    from fedsim.cli.results.parts import VerbResult
 
 Verb = TypeVar("Verb", bound=Callable[..., object])
 
@@ -142,7 +142,7 @@ def print_usage_error(error: click.UsageError, message: str) -> None:
 def _print_error(
     verb: str | None, message: str, key: str | None, nearest: str | None, status: int
 ) -> None:
-    from fedsim.cli.results import ErrorDetails, ErrorResult
+    from fedsim.cli.results.error import ErrorDetails, ErrorResult
 
     details = ErrorDetails(message=message, key=key, nearest=nearest, exit_code=status)
     say(_as_json(ErrorResult(verb=verb, error=details)))

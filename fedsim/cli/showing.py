@@ -23,8 +23,8 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.harmless import say
 
 if TYPE_CHECKING:
-    from fedsim.cli.results import AuditResult
-    from fedsim.cli.results_of_figures import FiguresResult
+    from fedsim.cli.results.audit import AuditResult
+    from fedsim.cli.results.figures import FiguresResult
 
 _MOST_PROBLEMS = 5
 
@@ -66,22 +66,9 @@ def audit_command(run: Path, allow_code: bool, unchecked: bool) -> VerbOutcome:
             say(*(f"not checked: {name} ({reason})" for name, reason in UNCHECKED.items()))
 
     def make() -> "AuditResult":
-        from fedsim.cli.results import AuditResult, CheckedPart, UncheckedEntry
+        from fedsim.cli.results.audit import AuditResult
 
-        entries = []
-        if unchecked:
-            entries = [UncheckedEntry(name=name, reason=why) for name, why in UNCHECKED.items()]
-        return AuditResult(
-            run=str(run),
-            passed=not failing,
-            status=status,
-            checks=[
-                CheckedPart(check=name, passed=not problems, problems=problems)
-                for name, problems in findings.items()
-            ],
-            not_checked=parts,
-            unchecked=entries,
-        )
+        return AuditResult.of(run, status, findings, parts, UNCHECKED if unchecked else {})
 
     complaints = []
     for name, problems in failing.items():
@@ -303,7 +290,7 @@ def figures_command(
             say(f"no {skipped.name}{of_line}: {skipped.reason}", err=True)
 
     def make() -> "FiguresResult":
-        from fedsim.cli.results_of_figures import FiguresResult
+        from fedsim.cli.results.figures import FiguresResult
 
         return FiguresResult.of(inches, outcome)
 

@@ -26,7 +26,8 @@ from fedsim.common.harmless import say
 from fedsim.running.signals import interrupted_once
 
 if TYPE_CHECKING:
-    from fedsim.cli.results import BenchResult, MergeResult, StudyResult, StudyStatus
+    from fedsim.cli.results.bench import BenchResult
+    from fedsim.cli.results.study import MergeResult, StudyResult, StudyStatus
     from fedsim.lab.study.conduct import Conductor
     from fedsim.lab.study.costs import StudyForecast
 
@@ -177,7 +178,7 @@ def _merge(sources: Sequence[str], out: Path, options: StudyOptions) -> VerbOutc
         say(*complaints, err=True)
 
     def make() -> "MergeResult":
-        from fedsim.cli.results import MergeResult
+        from fedsim.cli.results.study import MergeResult
 
         return MergeResult(folder=str(out), **asdict(merged))
 
@@ -284,9 +285,9 @@ def _carry_out(conductor: "Conductor") -> VerbOutcome:
 def _make_result(
     conductor: "Conductor", status: "StudyStatus", forecast: "StudyForecast | None" = None
 ) -> "StudyResult":
-    from fedsim.cli.results_of_studies import study_result
+    from fedsim.cli.results.study import StudyResult
 
-    return study_result(conductor, status, forecast)
+    return StudyResult.of(conductor, status, forecast)
 
 
 def _forecast(conductor: "Conductor") -> "StudyForecast | None":
@@ -415,9 +416,9 @@ def bench_command(
             say(f"kept in {keep}")
 
     def make() -> "BenchResult":
-        from fedsim.cli.results_of_studies import bench_result
+        from fedsim.cli.results.bench import BenchResult
 
-        return bench_result(target, lines, board, changed, keep)
+        return BenchResult.of(target, lines, board, changed, keep)
 
     return VerbOutcome(make, show)
 

@@ -1,8 +1,8 @@
-"""Result of ``fedsim data fetch``: what ``--json`` prints."""
+"""Result of ``fedsim data fetch``."""
 
 from typing import Literal
 
-from fedsim.cli.result_parts import ResultEntries, VerbResult
+from fedsim.cli.results.parts import ResultEntries, VerbResult
 from fedsim.lab.fetching.fetch import FetchPlan
 
 
@@ -52,42 +52,42 @@ class FetchResult(VerbResult):
     files: list[FetchedFileResult]
     """Its files."""
 
+    @classmethod
+    def of(cls, plan: FetchPlan, *, dry_run: bool) -> "FetchResult":
+        """Return the result of a download, from its plan.
 
-def fetch_result(plan: FetchPlan, *, dry_run: bool) -> FetchResult:
-    """Return what ``fedsim data fetch --json`` prints, from the plan of the download.
-
-    Args:
-        plan: the plan, as it was before the download.
-        dry_run: whether nothing was downloaded.
-    """
-    status: Literal["done", "there", "dry-run"] = "done"
-    if not plan.missing:
-        status = "there"
-    elif dry_run:
-        status = "dry-run"
-    files = []
-    for planned in plan.files:
-        files.append(
-            FetchedFileResult(
-                name=planned.file.name,
-                urls=planned.urls,
-                bytes=planned.file.bytes,
-                algorithm=planned.file.algorithm,
-                checksum=planned.file.checksum,
-                state=planned.state,
-                written=planned.file.outputs,
+        Args:
+            plan: the plan, as it was before the download.
+            dry_run: whether nothing was downloaded.
+        """
+        status: Literal["done", "there", "dry-run"] = "done"
+        if not plan.missing:
+            status = "there"
+        elif dry_run:
+            status = "dry-run"
+        files = []
+        for planned in plan.files:
+            files.append(
+                FetchedFileResult(
+                    name=planned.file.name,
+                    urls=planned.urls,
+                    bytes=planned.file.bytes,
+                    algorithm=planned.file.algorithm,
+                    checksum=planned.file.checksum,
+                    state=planned.state,
+                    written=planned.file.outputs,
+                )
             )
+        return cls(
+            name=plan.name,
+            status=status,
+            title=plan.dataset.title,
+            licence=plan.dataset.licence,
+            page=plan.dataset.page,
+            hosts=plan.hosts,
+            folder=str(plan.folder),
+            use=plan.dataset.use,
+            download_bytes=plan.download_bytes,
+            disk_bytes=plan.disk_bytes,
+            files=files,
         )
-    return FetchResult(
-        name=plan.name,
-        status=status,
-        title=plan.dataset.title,
-        licence=plan.dataset.licence,
-        page=plan.dataset.page,
-        hosts=plan.hosts,
-        folder=str(plan.folder),
-        use=plan.dataset.use,
-        download_bytes=plan.download_bytes,
-        disk_bytes=plan.disk_bytes,
-        files=files,
-    )

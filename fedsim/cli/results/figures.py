@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from fedsim.cli.result_parts import ResultEntries, VerbResult
+from fedsim.cli.results.parts import ResultEntries, VerbResult
 
 if TYPE_CHECKING:
     from fedsim.analysis.paper.figures import WrittenFigures
@@ -47,7 +47,7 @@ class FiguresResult(VerbResult):
 
     @classmethod
     def of(cls, width: float, outcome: "WrittenFigures") -> "FiguresResult":
-        """Return what ``fedsim figures --json`` prints.
+        """Return the result of ``fedsim figures``.
 
         Args:
             width: width of the figures (inches).

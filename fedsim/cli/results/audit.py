@@ -1,0 +1,77 @@
+"""Result of ``fedsim audit``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from fedsim.cli.results.parts import ResultEntries, VerbResult
+
+
+class CheckedPart(ResultEntries):
+    """Check of ``fedsim audit``, with the problems that it found."""
+
+    check: str
+    """Title of the check."""
+    passed: bool
+    """Whether it found no problem."""
+    problems: list[str]
+    """All problems; empty if the check has passed."""
+
+
+class UncheckedEntry(ResultEntries):
+    """Column, key or entry of a run folder that no check of ``fedsim audit`` covers."""
+
+    name: str
+    """The file and its column, key or entry, such as ``rounds.parquet: loss``."""
+    reason: str
+    """Why no check covers it."""
+
+
+class AuditResult(VerbResult):
+    """Result of ``fedsim audit``."""
+
+    verb: Literal["audit"] = "audit"
+    run: str
+    """The run folder."""
+    passed: bool
+    """Whether all checks have passed."""
+    status: str
+    """Status of the run; the records of a ``failed`` run are checked up to its error."""
+    checks: list[CheckedPart]
+    """Outcome of each check."""
+    not_checked: list[str]
+    """Sentences on parts of the user that no check covers."""
+    unchecked: list[UncheckedEntry]
+    """Entries that no check covers; empty without ``--unchecked``."""
+
+    @classmethod
+    def of(
+        cls,
+        run: Path,
+        status: str,
+        findings: Mapping[str, list[str]],
+        not_checked: list[str],
+        unchecked: Mapping[str, str],
+    ) -> "AuditResult":
+        """Return the result of an audit.
+
+        Args:
+            run: the run folder.
+            status: status of the run.
+            findings: title of a check -> its problems.
+            not_checked: sentences on parts of the user that no check covers.
+            unchecked: entry that no check covers -> the reason.
+        """
+        return cls(
+            run=str(run),
+            passed=not any(findings.values()),
+            status=status,
+            checks=[
+                CheckedPart(check=title, passed=not problems, problems=problems)
+                for title, problems in findings.items()
+            ],
+            not_checked=not_checked,
+            unchecked=[
+                UncheckedEntry(name=name, reason=reason) for name, reason in unchecked.items()
+            ],
+        )

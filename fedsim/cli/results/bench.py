@@ -1,0 +1,81 @@
+"""Result of ``fedsim bench``."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+from fedsim.cli.results.parts import ResultEntries, VerbResult
+from fedsim.lab.bench import BoardLine, places
+
+
+class BenchLineResult(ResultEntries):
+    """Strategy in a world of the bench. Costs are null unless all seeds reached the target."""
+
+    strategy: str
+    """Name of the strategy."""
+    world: str
+    """Name of the world."""
+    place: int | None
+    """Rank among the board and these lines, from 1; null if a seed missed the target."""
+    seeds: int
+    """Count of seeds."""
+    reached: int
+    """Count of seeds that reached the target."""
+    time_s: float | None
+    """Mean simulated time to the target (s)."""
+    time_low: float | None
+    """Lower end of the 95 % interval of ``time_s`` (s)."""
+    time_high: float | None
+    """Upper end of the 95 % interval of ``time_s`` (s)."""
+    bytes: float | None
+    """Traffic until the target, sent and received (bytes)."""
+    joules: float | None
+    """Energy until the target (J)."""
+    accuracy: float | None
+    """Test accuracy at the end, 0 to 1."""
+    file: str
+    """Digest of the world's file."""
+    version: str
+    """Version of fedsim."""
+
+
+class BenchResult(VerbResult):
+    """Result of ``fedsim bench``."""
+
+    verb: Literal["bench"] = "bench"
+    folder: str
+    """Folder of the study that holds the runs."""
+    lines: list[BenchLineResult]
+    """Results, one for each strategy and world."""
+    changed: list[str]
+    """Tables of worlds that differ from the board's; places mean nothing if there are any."""
+    kept: str | None
+    """The board on which the lines were put; null without ``--keep``."""
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        lines: Sequence[BoardLine],
+        board: Sequence[BoardLine],
+        changed: list[str],
+        kept: Path | None,
+    ) -> "BenchResult":
+        """Return the result of a bench.
+
+        Args:
+            folder: folder of the study that holds the runs.
+            lines: the lines of the bench.
+            board: lines of the board, among which the new lines are ranked.
+            changed: names of the worlds' tables that differ from the tables of the board.
+            kept: file of the board into which the lines were written; None if they were not.
+        """
+        by_name = {(line.strategy, line.world): line for line in (*board, *lines)}
+        ranks = places([*by_name.values()])
+        results = [
+            BenchLineResult(**asdict(line), place=ranks.get((line.strategy, line.world)))
+            for line in lines
+        ]
+        board_path = None if kept is None else str(kept)
+        return cls(folder=str(folder), lines=results, changed=changed, kept=board_path)

@@ -1,0 +1,121 @@
+"""Results of ``fedsim list`` and ``fedsim describe``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import JsonValue
+
+from fedsim.cli.results.parts import ResultEntries, VerbResult
+from fedsim.lab.catalogue import catalogue, figures_of, keys_of, specs_titled
+
+
+class NamedEntry(ResultEntries):
+    """Name that a scenario or study can use, with its description."""
+
+    name: str
+    """The name, such as ``fedavg``."""
+    meaning: str
+    """Description in one line."""
+
+
+class ListResult(VerbResult):
+    """Result of ``fedsim list`` without a name."""
+
+    verb: Literal["list"] = "list"
+    names: dict[str, list[NamedEntry]]
+    """Names by title, such as ``strategies``."""
+
+    @classmethod
+    def of(cls, titled: Mapping[str, Sequence[tuple[str, str]]]) -> "ListResult":
+        """Return the names of the catalogue.
+
+        Args:
+            titled: dict from title to pairs of name and description.
+        """
+        names = {}
+        for title, entries in titled.items():
+            names[title] = [NamedEntry(name=name, meaning=meaning) for name, meaning in entries]
+        return cls(names=names)
+
+
+class KeyResult(ResultEntries):
+    """Key of a table in a scenario or study."""
+
+    name: str
+    """Name of the key."""
+    default: str
+    """Default as TOML; empty if there is none."""
+    required: bool
+    """Whether the table has to have the key."""
+    allowed: str
+    """Allowed type, unit and bounds, as text for people."""
+    meaning: str
+    """Description of the key."""
+
+
+class FigureResult(ResultEntries):
+    """Published figure of a kind of device, a preset, a link or a region."""
+
+    key: str
+    """Name of the figure."""
+    value: JsonValue
+    """The figure, with its unit if it is text."""
+    source: str
+    """Publication of the figure; ``estimate`` and a reason if it is not published."""
+    date: str
+    """Month of the source."""
+
+
+class KindResult(ResultEntries):
+    """Name that a scenario or study can use, with the keys of its table and its figures."""
+
+    name: str
+    """The name, such as ``fedavg``."""
+    title: str
+    """Title under which ``fedsim list`` has the name."""
+    meaning: str
+    """Description in one line."""
+    keys: list[KeyResult]
+    """Keys of its table."""
+    figures: list[FigureResult]
+    """Published figures; empty for names without figures."""
+
+    @classmethod
+    def of(cls, title: str, name: str, meaning: str) -> "KindResult":
+        keys = []
+        specs = specs_titled(title)
+        if name in specs:
+            keys = [KeyResult(**key._asdict()) for key in keys_of(specs[name])]
+        figures = [
+            FigureResult(key=key, value=figure.value, source=figure.source, date=figure.date)
+            for key, figure in figures_of(title, name).items()
+        ]
+        return cls(name=name, title=title, meaning=meaning, keys=keys, figures=figures)
+
+
+class DescribeResult(VerbResult):
+    """Result of ``fedsim describe``, and of ``fedsim list`` with a name."""
+
+    verb: Literal["describe", "list"] = "describe"
+    name: str
+    """The name that was asked for."""
+    kinds: list[KindResult]
+    """Names of the catalogue that equal ``name``."""
+    lines: list[str]
+    """The whole description, also of tables and keys, as text for people."""
+
+    @classmethod
+    def of(cls, verb: Literal["describe", "list"], name: str, lines: list[str]) -> "DescribeResult":
+        """Return the description of a name, with all kinds of the catalogue that have it.
+
+        Args:
+            verb: the command that prints the description.
+            name: the name, such as ``fedavg``.
+            lines: the whole description, as text for people.
+        """
+        kinds = []
+        for title, entries in catalogue().items():
+            meaning = dict(entries).get(name)
+            if meaning is not None:
+                kinds.append(KindResult.of(title, name, meaning))
+        return cls(verb=verb, name=name, kinds=kinds, lines=lines)

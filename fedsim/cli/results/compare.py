@@ -1,0 +1,40 @@
+"""Results of ``fedsim compare`` and ``fedsim whatif``."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from fedsim.cli.results.parts import AnswerResult, TableResult, VerbResult
+
+
+class CompareResult(VerbResult):
+    """Result of ``fedsim compare``: all figures, and the answers."""
+
+    verb: Literal["compare"] = "compare"
+    runs: list[str]
+    """The compared folders."""
+    answers: list[AnswerResult]
+    """One answer per world; empty with ``--published``."""
+    tables: list[TableResult]
+    """Lines side by side, then their differences to the baseline of a study."""
+
+
+class WhatifResult(VerbResult):
+    """Result of ``fedsim whatif``."""
+
+    verb: Literal["whatif"] = "whatif"
+    run: str
+    """Folder of the unchanged run."""
+    changed: str
+    """Folder of the changed run."""
+    status: str
+    """Status of the changed run."""
+    changes: list[str]
+    """Values of ``--set``."""
+    page: str | None = None
+    """The HTML page with both timelines; null if the changed run was interrupted."""
+    answers: list[AnswerResult] = Field(default_factory=list)
+    tables: list[TableResult] = Field(default_factory=list)
+    """Both runs side by side."""
+    totals_s: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Simulated seconds by folder and category of steps on the critical path."""

@@ -1,0 +1,85 @@
+"""Result of ``fedsim why``."""
+
+from typing import Literal
+
+from fedsim.cli.results.parts import ResultEntries, VerbResult
+from fedsim.lab.compare.critical_path import PathStep, RoundPath
+
+
+class PathStepResult(ResultEntries):
+    """Step of a round's critical path, the chain of steps for which the round waited."""
+
+    step: str
+    """Name of the step, such as ``train``; ``wait`` if nothing was under way."""
+    device: int | None
+    """Device of the step; null if it has none."""
+    task: int | None
+    """Task of the step; null if it has none."""
+    start_s: float
+    """Begin (simulated s)."""
+    end_s: float
+    """End (simulated s)."""
+    outcome: str
+    """``done``, or the reason why the step was cut short."""
+    shared_s: float
+    """Time of a transfer that was due to traffic of others (s)."""
+
+    @classmethod
+    def of(cls, step: PathStep) -> "PathStepResult":
+        return cls(
+            step=step.step,
+            device=step.device,
+            task=step.task,
+            start_s=step.start,
+            end_s=step.end,
+            outcome=step.outcome,
+            shared_s=step.shared,
+        )
+
+
+class RoundResult(ResultEntries):
+    """Round with its critical path. Times are simulated."""
+
+    round: int
+    """Index of the round."""
+    start_s: float
+    """End of the previous round (s)."""
+    end_s: float
+    """End of the round (s)."""
+    selected: int
+    """Count of selected clients; 0 for strategies without rounds."""
+    late: list[int]
+    """Devices whose tasks were cut off at the end of the round."""
+    deadline: bool
+    """Whether the deadline ended the round."""
+    totals_s: dict[str, float]
+    """Seconds by category of steps."""
+    steps: list[PathStepResult]
+    """The critical path: steps in order of time, without gaps."""
+
+    @classmethod
+    def of(cls, path: RoundPath) -> "RoundResult":
+        return cls(
+            round=path.number,
+            start_s=path.start,
+            end_s=path.end,
+            selected=path.selected,
+            late=[*path.late],
+            deadline=path.deadline,
+            totals_s=path.totals,
+            steps=[PathStepResult.of(step) for step in path.steps],
+        )
+
+
+class WhyResult(VerbResult):
+    """Result of ``fedsim why``."""
+
+    verb: Literal["why"] = "why"
+    run: str
+    """The run folder."""
+    sentences: list[str]
+    """The explanation in words."""
+    totals_s: dict[str, float]
+    """Simulated seconds by category of steps, of all rounds or of the one of ``--round``."""
+    rounds: list[RoundResult]
+    """All rounds, or the one of ``--round``."""
