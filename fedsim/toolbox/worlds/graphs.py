@@ -24,6 +24,7 @@ from fedsim.world.network.endpoints import SERVER, in_ticks
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 from fedsim.world.network.spec import (
+    AccessColumns,
     NetworkInputs,
     NetworkModel,
     SharedLink,
@@ -62,9 +63,7 @@ class Graph(Network):
 
     Args:
         simulation: the simulation.
-        down: rate of each device's access link down (bytes/s), float64 [devices].
-        up: rate of each device's access link up (bytes/s), float64 [devices].
-        latency: latency of each device's access link (s), float64 [devices].
+        columns: rates (bytes/s) and latencies (s) of the devices' access links.
         links: capacity of each shared link (bytes/s) by name.
         path: returns the names of the shared links on the route from one node to another.
         places: nodes to which devices are attached; device i is at ``places[i % len(places)]``.
@@ -79,9 +78,7 @@ class Graph(Network):
     def __init__(
         self,
         simulation: Simulation,
-        down: Floats,
-        up: Floats,
-        latency: Floats,
+        columns: AccessColumns,
         links: Mapping[str, float],
         path: Callable[[Any, Any], Sequence[str]],  # nodes of the graph's own type
         places: Sequence[Hashable],
@@ -91,6 +88,7 @@ class Graph(Network):
         hosts: Sequence[Hashable] = (),
         delay_s: Callable[[Hashable, Hashable], float] | None = None,
     ) -> None:
+        down, up, latency = columns
         self._path = path
         self._places = places
         self._server = server
@@ -299,9 +297,7 @@ class EdgeLinks(Spec):
 
 def between(
     simulation: Simulation,
-    down: Floats,
-    up: Floats,
-    latency: Floats,
+    columns: AccessColumns,
     graph: "networkx.Graph[Any]",
     server: Hashable,
     attach: Sequence[Hashable],
@@ -321,9 +317,7 @@ def between(
 
     Args:
         simulation: the simulation.
-        down: rate of each device's access link down (bytes/s), float64 [devices].
-        up: rate of each device's access link up (bytes/s), float64 [devices].
-        latency: latency of each device's access link (s), float64 [devices].
+        columns: rates (bytes/s) and latencies (s) of the devices' access links.
         graph: the graph.
         server: the node of the server.
         attach: nodes to which devices are attached; device i is at ``attach[i % len(attach)]``.
@@ -355,9 +349,7 @@ def between(
             _refuse_unequal_latencies(delay_s, server, node)
     network = Graph(
         simulation,
-        down,
-        up,
-        latency,
+        columns,
         links,
         walks.links,
         attach,
@@ -443,7 +435,7 @@ class GraphSpec(NetworkModel):
         try:
             return between(
                 inputs.simulation,
-                *inputs.columns,
+                inputs.columns,
                 graph,
                 self.server,
                 self.attach,
@@ -516,7 +508,7 @@ class TreeSpec(NetworkModel):
             edges = self.edge.build(cells, rates, np.arange(self.cells))
         return Graph(
             inputs.simulation,
-            *inputs.columns,
+            inputs.columns,
             links,
             _between_cells,
             cells,
