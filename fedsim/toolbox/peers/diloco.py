@@ -216,14 +216,14 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             self._mix_fragment(device, number - 1, self.params.mixing)
         zero = device.zero()
         change = device.mix([(state["model"], 1.0), (state["outer"], -1.0)], otherwise=zero)
-        places = self._fragment_ranges(number)
-        part = Partial(change, device.zero(), places) if places else change
+        ranges = self._fragment_ranges(number)
+        part = Partial(change, device.zero(), ranges) if ranges else change
         encoded, size = device.encode(part)
         state |= {"reducing": number, "step": 0, "known": {device.number: encoded}, "bytes": size}
         self._reduce(device)
         if self._trains_during(number):
             state["early"] = self.params.early_steps is not None
-            self._next(device, self.params.early_steps)
+            self._begin_round(device, self.params.early_steps)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
         senders = device.state["inbox"].setdefault(contents["number"], {})
@@ -233,7 +233,8 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
     def _reduce(self, device: Peer) -> None:
         """Advance a device's open all-reduce by all steps whose messages have arrived.
 
-        The device sends its messages of these steps. After the last step it makes the outer step.
+        The device sends its messages of these steps. After the last step it makes the outer step,
+        and begins its next training, unless one is under way.
         """
         state = device.state
         number = state["reducing"]
@@ -258,13 +259,19 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         state["inbox"].pop(number, None)
         state["reducing"] = None
         contributions = [contribution for _, contribution in sorted(state["known"].items())]
-        self._step(device, number, contributions)
+        self._make_outer_step(device, number, contributions)
+        if not self._trains_during(number):
+            self._mix_fragment(device, number, mixing=0.0)
+            self._begin_round(device, None)
+            return
+        state["fresh"] = True
+        if state["trained"]:
+            self._go_on(device)
 
-    def _step(self, device: Peer, number: int, contributions: list[Ref]) -> None:
-        """Make a device's outer step after an all-reduce, along the devices' mean change.
+    def _make_outer_step(self, device: Peer, number: int, contributions: list[Ref]) -> None:
+        """Change ``outer`` and ``velocity`` in a device's state, along the devices' mean change.
 
-        The step has Nesterov momentum. It changes ``outer`` and ``velocity`` in the device's state,
-        and then starts the next training, unless one is under way.
+        The step has Nesterov momentum.
 
         Args:
             device: the device.
@@ -282,17 +289,11 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         )
         step = [(change, params.outer_lr), (velocity, params.outer_lr * params.outer_momentum)]
         outer = device.mix([(state["outer"], 1.0), *step], otherwise=state["outer"])
-        places = self._fragment_ranges(number)
+        ranges = self._fragment_ranges(number)
         for name, value in (("velocity", velocity), ("outer", outer)):
-            state[name] = device.splice(state[name], value, places) if places else value
-        state["fresh"] = True
-        if not self._trains_during(number):
-            self._mix_fragment(device, number, 0.0)
-            self._next(device, None)
-        elif state["trained"]:
-            self._go_on(device)
+            state[name] = device.splice(state[name], value, ranges) if ranges else value
 
-    def _next(self, device: Peer, steps: int | None) -> None:
+    def _begin_round(self, device: Peer, steps: int | None) -> None:
         device.state["round"] += 1
         self._train(device, steps)
 
@@ -314,10 +315,10 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             mixing: weight of the device's own values in the mix, 0 to 1.
         """
         state = device.state
-        places = self._fragment_ranges(number)
+        ranges = self._fragment_ranges(number)
         parts = [(state["model"], mixing), (state["outer"], 1.0 - mixing)]
         model = device.mix(parts, otherwise=state["outer"])
-        state["model"] = device.splice(state["model"], model, places) if places else model
+        state["model"] = device.splice(state["model"], model, ranges) if ranges else model
         state["fresh"] = False
 
     def _fragment_ranges(self, number: int) -> Places:
