@@ -134,14 +134,15 @@ class Tides(Availability):
         return span
 
     def on(self, devices: Ints, time: float) -> Flags:
-        first = self._streams.uniforms("world/availability/first", devices)
-        into = np.rint(first * self._lasts / TICK_S) * TICK_S  # age of the first number at time 0
-        piece = (time + into) // self._lasts
-        draws = self._streams.uniforms("world/availability", devices, piece.astype(np.int64))
+        ages = self._streams.uniforms("world/availability/first", devices)
+        age_at_0 = np.rint(ages * self._lasts / TICK_S) * TICK_S  # of the first number (s)
+        number = (time + age_at_0) // self._lasts
+        draws = self._streams.uniforms("world/availability", devices, number.astype(np.int64))
         half = np.array([self._half_window(draw) for draw in draws.tolist()])
         peak = self._peak[devices]
-        nearest = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
-        on: Flags = (nearest - half <= time) & (time < nearest + half) | (half == DAY_S / 2)
+        nearest_peak = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
+        is_in_window = (nearest_peak - half <= time) & (time < nearest_peak + half)
+        on: Flags = is_in_window | (half == DAY_S / 2)
         return on
 
     def _half_window(self, draw: float) -> float:
@@ -173,21 +174,22 @@ class Tides(Availability):
         Returns:
             Whether the device is on in the interval, and the interval's begin and end (s).
         """
-        first = self._streams.uniform("world/availability/first", device)
-        into = round(first * self._lasts / TICK_S) * TICK_S
-        piece = (time + into) // self._lasts
-        start = piece * self._lasts - into
-        end = (piece + 1) * self._lasts - into
-        half = self._half_window(self._streams.uniform("world/availability", device, int(piece)))
+        age = self._streams.uniform("world/availability/first", device)
+        age_at_0 = round(age * self._lasts / TICK_S) * TICK_S  # of the first number (s)
+        number = (time + age_at_0) // self._lasts
+        start = number * self._lasts - age_at_0
+        end = (number + 1) * self._lasts - age_at_0
+        half = self._half_window(self._streams.uniform("world/availability", device, int(number)))
         if half in (0.0, DAY_S / 2):
             return half > 0, start, end
         peak = self._peak.item(device)
-        nearest = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
-        if time < nearest - half:
-            return False, max(start, nearest - DAY_S + half), min(end, nearest - half)
-        if time >= nearest + half:
-            return False, max(start, nearest + half), min(end, nearest + DAY_S - half)
-        return True, max(start, nearest - half), min(end, nearest + half)
+        nearest_peak = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
+        if time < nearest_peak - half:
+            start = max(start, nearest_peak - DAY_S + half)
+            return False, start, min(end, nearest_peak - half)
+        if time >= nearest_peak + half:
+            return False, max(start, nearest_peak + half), min(end, nearest_peak + DAY_S - half)
+        return True, max(start, nearest_peak - half), min(end, nearest_peak + half)
 
 
 TimeForm = type[float] | type[time] | type[datetime]
@@ -442,8 +444,8 @@ class Intervals(AvailabilityModel):
             assigned = generator.integers(len(traces), size=devices).tolist()
         else:
             never_on = len(traces)
-            places = {owner: place for place, owner in enumerate(intervals)}
-            assigned = [places.get(device, never_on) for device in range(devices)]
+            trace_of = {owner: trace for trace, owner in enumerate(intervals)}
+            assigned = [trace_of.get(device, never_on) for device in range(devices)]
         traces.append((period, []))
         ahead = calendar.day_s().tolist() if form is time else None
         return Traces(traces, assigned, ahead)
