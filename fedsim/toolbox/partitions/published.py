@@ -83,11 +83,11 @@ class PowerLaw(Partition):
         devices, slots = labels.shape
         classes = len(available)
         draws = generator.lognormal(0.0, 2.0, (classes, -(-devices // classes), slots))
-        place = (labels, np.arange(devices)[:, None] // classes, np.arange(slots)[None])
+        slots_of_devices = (labels, np.arange(devices)[:, None] // classes, np.arange(slots)[None])
         used = np.zeros_like(draws)
-        used[place] = draws[place]
+        used[slots_of_devices] = draws[slots_of_devices]
         total = np.maximum(used.sum(axis=(1, 2), keepdims=True), np.finfo(np.float64).tiny)
-        amounts: Floats = (available[:, None, None] * used / total)[place]
+        amounts: Floats = (available[:, None, None] * used / total)[slots_of_devices]
         return amounts.astype(np.int64)
 
 

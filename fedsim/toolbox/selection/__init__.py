@@ -36,5 +36,5 @@ def draw_weighted(
         At most ``count`` indices, in the order in which they were drawn.
     """
     arrivals = variates / np.maximum(weights, 1e-9)
-    places: list[int] = np.argsort(arrivals, kind="stable")[:count].tolist()
-    return places
+    indices: list[int] = np.argsort(arrivals, kind="stable")[:count].tolist()
+    return indices

@@ -337,8 +337,8 @@ class FAVOR(Selection):
         size = agent_size(**self._sizes(server))
         generator = server.rng("replay", number)
         draws = generator.integers(len(state.replay), size=(self.steps, self.batch))
-        for places in draws.tolist():
-            actions = [state.replay[place] for place in places]
+        for indices in draws.tolist():
+            actions = [state.replay[index] for index in indices]
             befores, devices, rewards, afters = zip(*actions, strict=True)
             state.agent = server.models.apply(
                 trained_agent,
@@ -546,5 +546,5 @@ def along(models: list[Floats32]) -> Floats:
         Coordinates, model by model, float64 [models x axes].
     """
     mean, *axes = models[0].reshape(-1, len(models[1])).astype(np.float64)
-    places = (np.array(models[1:]) - mean) @ np.array(axes).T
-    return places.ravel()
+    coordinates = (np.array(models[1:]) - mean) @ np.array(axes).T
+    return coordinates.ravel()

@@ -219,8 +219,8 @@ class Oort(Selection):
         least = self.cutoff * utility[order[count - 1]]
         able = order[utility[order] >= least]
         variates = server.rng("exploit", *ids).standard_exponential(len(able))
-        places = able[draw_weighted(utility[able], count, variates)]
-        return [reporters[place] for place in places.tolist()]
+        indices = able[draw_weighted(utility[able], count, variates)]
+        return [reporters[index] for index in indices.tolist()]
 
     def on_task_end(self, server: Server, state: OortState, message: TaskEnd) -> None:
         device = message.device

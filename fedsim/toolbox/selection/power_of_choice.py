@@ -103,10 +103,10 @@ class PowerOfChoice(Selection):
         usual = sum(samples.values()) / len(samples) if samples else 1.0
         weights = [samples.get(device, usual) for device in available]
         variates = server.rng("select", *ids).standard_exponential(server.devices)[available]
-        places = draw_weighted(
+        indices = draw_weighted(
             np.array(weights, dtype=np.float64), max(self.candidates, count), variates
         )
-        candidates = [available[place] for place in places]
+        candidates = [available[index] for index in indices]
         if self.asks:
             return candidates
         return nsmallest(count, candidates, lambda device: -state.losses.get(device, math.inf))

@@ -199,14 +199,14 @@ def _make_dataset(make: Callable[[], object], where: str) -> _MapStyle:
     return made
 
 
-def _items(dataset: _MapStyle, places: Iterable[int], where: str) -> Iterator[Item]:
-    for place in places:
+def _items(dataset: _MapStyle, indices: Iterable[int], where: str) -> Iterator[Item]:
+    for index in indices:
         try:
-            item = dataset[place]
+            item = dataset[index]
         except Exception as error:
             why = f"{type(error).__name__}: {error}{place_of(error)}"
-            raise DataError(f"{where}, whose items cannot be read: item {place}: {why}") from error
-        yield _entries(item, f"{where}, whose item {place}")
+            raise DataError(f"{where}, whose items cannot be read: item {index}: {why}") from error
+        yield _entries(item, f"{where}, whose item {index}")
 
 
 def _entries(item: object, owner: str) -> Item:
@@ -256,19 +256,19 @@ def _stack(items: Iterator[Item], where: str) -> NamedArrays:
         DataError: the keys, shapes or types of two items differ, or there are no items.
     """
     columns: dict[str, list[AnyArray]] = {}
-    for place, item in enumerate(items):
-        if place == 0:
+    for index, item in enumerate(items):
+        if index == 0:
             columns = {key: [] for key in item}
         if item.keys() != columns.keys():
             raise DataError(
-                f"{where}, whose item {place} has {', '.join(item)}; item 0 has "
+                f"{where}, whose item {index} has {', '.join(item)}; item 0 has "
                 f"{', '.join(columns)}; all must have the same"
             )
         for key, array in item.items():
-            first = columns[key][0] if place else array
+            first = columns[key][0] if index else array
             if not _has_form_of(array, first):
                 raise DataError(
-                    f"{where}, whose item {place} has {key!r} of shape {array.shape} and type "
+                    f"{where}, whose item {index} has {key!r} of shape {array.shape} and type "
                     f"{array.dtype}, and item 0 of {first.shape} and {first.dtype}; all must be "
                     "alike"
                 )
@@ -279,22 +279,22 @@ def _stack(items: Iterator[Item], where: str) -> NamedArrays:
 
 
 def _require_same(
-    items: Iterator[Item], places: Iterable[int], arrays: NamedArrays, where: str, when: str
+    items: Iterator[Item], indices: Iterable[int], arrays: NamedArrays, where: str, when: str
 ) -> None:
     """Raise ``DataError`` if items differ from the items of the first reading.
 
     Args:
         items: the items of a later reading.
-        places: indices of the items.
+        indices: indices of the items.
         arrays: the stacked items of the first reading.
         where: text that names the Dataset, for error messages.
         when: text that names the later reading, for error messages.
     """
-    for place, item in zip(places, items, strict=True):
+    for index, item in zip(indices, items, strict=True):
         for key, array in arrays.items():
-            if not _is_same(array[place], item.get(key)):
+            if not _is_same(array[index], item.get(key)):
                 raise DataError(
-                    f"{where}, whose item {place} has another {key!r} {when}; {_INSTEAD}"
+                    f"{where}, whose item {index} has another {key!r} {when}; {_INSTEAD}"
                 )
 
 

@@ -117,9 +117,9 @@ class DrawnImages(Source):
         if self.users == 1:
             return generator.permutation(np.arange(self.samples) % self.classes)
         labels = np.empty(len(user), np.int64)
-        for places in np.split(np.arange(len(user)), np.flatnonzero(np.diff(user)) + 1):
+        for indices in np.split(np.arange(len(user)), np.flatnonzero(np.diff(user)) + 1):
             shares = generator.dirichlet(np.ones(self.classes))
-            labels[places] = generator.choice(self.classes, len(places), p=shares)
+            labels[indices] = generator.choice(self.classes, len(indices), p=shares)
         return labels
 
     def _draw_images(
@@ -142,9 +142,9 @@ class DrawnImages(Source):
         brightness = generator.normal(0.0, _BRIGHTNESS, self.users).astype(np.float32)
         moves = generator.integers(-2, 3, (self.samples, 2))
         x = np.empty((self.samples, *self.shape), np.uint8)
-        for place in range(self.samples):
-            down, right = moves[place]
-            image = np.roll(patterns[y[place]], (down, right), axis=(1, 2))
+        for index in range(self.samples):
+            down, right = moves[index]
+            image = np.roll(patterns[y[index]], (down, right), axis=(1, 2))
             noise = generator.standard_normal(image.shape, dtype=np.float32) * self.noise
-            x[place] = np.clip(image + brightness[user[place]] + noise, 0.0, 255.0)
+            x[index] = np.clip(image + brightness[user[index]] + noise, 0.0, 255.0)
         return x

@@ -81,9 +81,9 @@ def _integers(content: memoryview) -> NDArray[np.int64]:
         if part.wire == _VARINT:
             numbers.append(part.integer)
             continue
-        place = 0
-        while place < len(part.content):
-            number, place = _varint(part.content, place)
+        offset = 0
+        while offset < len(part.content):
+            number, offset = _varint(part.content, offset)
             numbers.append(number)
     return np.array(numbers, dtype=np.uint64).astype(np.int64)
 
@@ -94,32 +94,32 @@ def _fields(message: memoryview) -> Iterator[_Field]:
     Raises:
         ValueError: the message is damaged.
     """
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
+    offset = 0
+    while offset < len(message):
+        tag, offset = _varint(message, offset)
         wire = tag & 7
         integer = 0
         if wire == _VARINT:
-            integer, place = _varint(message, place)
+            integer, offset = _varint(message, offset)
             size = 0
         elif wire == _LENGTH:
-            size, place = _varint(message, place)
+            size, offset = _varint(message, offset)
         elif wire in (_EIGHT_BYTES, _FOUR_BYTES):
             size = 8 if wire == _EIGHT_BYTES else 4
         else:
             raise ValueError(f"a field has the wire type {wire}")
-        if size > len(message) - place:
+        if size > len(message) - offset:
             raise ValueError("a field is longer than its message")
-        yield _Field(tag >> 3, wire, integer, message[place : place + size])
-        place += size
+        yield _Field(tag >> 3, wire, integer, message[offset : offset + size])
+        offset += size
 
 
-def _varint(message: memoryview, place: int) -> tuple[int, int]:
+def _varint(message: memoryview, offset: int) -> tuple[int, int]:
     """Decode an integer of variable length, as protocol buffers encode it.
 
     Args:
         message: the message.
-        place: index of the integer's first byte.
+        offset: index of the integer's first byte.
 
     Returns:
         The integer, below 2^64, and the index of the byte after it.
@@ -129,10 +129,10 @@ def _varint(message: memoryview, place: int) -> tuple[int, int]:
     """
     value = 0
     for position in range(_LONGEST_VARINT):
-        if place + position >= len(message):
+        if offset + position >= len(message):
             break
-        byte = message[place + position]
+        byte = message[offset + position]
         value |= (byte & 0x7F) << (7 * position)
         if byte < 0x80 and value < 1 << 64:
-            return value, place + position + 1
+            return value, offset + position + 1
     raise ValueError("an integer has no end")

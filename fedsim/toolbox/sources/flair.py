@@ -77,9 +77,9 @@ class Flair(Source):
             users.setdefault(photo.user, len(users))
         x = self._images(folder / IMAGES, [photo.image for photo in chosen])
         y = np.zeros((len(chosen), len(names)), np.float32)
-        places = {name: place for place, name in enumerate(names)}
+        target_of = {name: target for target, name in enumerate(names)}
         for row, photo in enumerate(chosen):
-            y[row, [places[label] for label in photo.labels]] = 1.0
+            y[row, [target_of[label] for label in photo.labels]] = 1.0
         owners = np.array([users[photo.user] for photo in chosen], dtype=np.int64)
         strangers = len({photo.user for photo in test} - {photo.user for photo in train})
         note(
@@ -87,8 +87,10 @@ class Flair(Source):
             f"have test samples alone; {len(names)} labels"
         )
         size = len(train)
-        raw = (x[:size], y[:size], x[size:], y[size:], len(names))
-        return Raw("flair", *raw, columns={USER: owners})
+        columns = {USER: owners}
+        return Raw(
+            "flair", x[:size], y[:size], x[size:], y[size:], classes=len(names), columns=columns
+        )
 
     def _selected(self, photos: list[_Photo], part: str) -> list[_Photo]:
         """Select the photographs of the users that are read, sorted by image.
@@ -121,14 +123,14 @@ class Flair(Source):
                 "data.source.side"
             )
         x = np.empty((len(names), *first.shape), np.uint8)
-        for place, name in enumerate(names):
+        for index, name in enumerate(names):
             image = _decode(folder / f"{name}.jpg", self.side)
             if image.shape != first.shape:
                 raise DataError(
                     f"'{folder / name}.jpg' is of shape {image.shape}, the first one {first.shape}; "
                     "give data.source.side, to which all are scaled"
                 )
-            x[place] = image
+            x[index] = image
         return x.transpose(0, 3, 1, 2)
 
 
@@ -157,16 +159,16 @@ def _read_photos(path: Path, labels: Literal["coarse", "fine"]) -> list[_Photo]:
 
 
 def _photo(path: Path, number: int, entry: object, labels: Literal["coarse", "fine"]) -> _Photo:
-    place = f"'{path}': entry {number} (from 0)"
+    owner = f"'{path}': entry {number} (from 0)"
     if not isinstance(entry, dict) or not set(_KEYS) <= entry.keys():
-        raise DataError(f"{place} needs {', '.join(_KEYS)}")
+        raise DataError(f"{owner} needs {', '.join(_KEYS)}")
     image = str(entry["image_id"])
     if not _NAME.fullmatch(image):
-        raise DataError(f"{place} has the image_id {show_value(image)}, which is no name of a file")
+        raise DataError(f"{owner} has the image_id {show_value(image)}, which is no name of a file")
     key = "labels" if labels == "coarse" else "fine_grained_labels"
     names = entry[key]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{place} has {key} {show_value(names)}; a list of words is expected")
+        raise DataError(f"{owner} has {key} {show_value(names)}; a list of words is expected")
     return _Photo(image, str(entry["user_id"]), str(entry["partition"]), names)
 
 

@@ -91,8 +91,17 @@ class Leaf(Source):
             "samples alone"
         )
         columns = {USER: np.array([*users_train, *users_test], dtype=np.int64)}
-        raw = (x[:size], y[:size], x[size:], y[size:], classes)
-        return Raw(path.stem, *raw, peak=1.0, vocabulary=vocabulary, columns=columns)
+        return Raw(
+            path.stem,
+            x[:size],
+            y[:size],
+            x[size:],
+            y[size:],
+            classes,
+            peak=1.0,
+            vocabulary=vocabulary,
+            columns=columns,
+        )
 
     def _shaped(self, path: Path, x: UserArray) -> UserArray:
         if self.shape is None:
@@ -173,37 +182,37 @@ def _user(path: Path, name: str, data: object, size: object) -> tuple[str, UserA
     Raises:
         DataError: the entry is malformed, or the counts do not agree.
     """
-    place = f"'{path}': user {name!r}"
+    owner = f"'{path}': user {name!r}"
     if not isinstance(data, dict) or not {"x", "y"} <= data.keys():
-        raise DataError(f"{place} needs lists 'x' and 'y'")
+        raise DataError(f"{owner} needs lists 'x' and 'y'")
     labels = data["y"]
     if not isinstance(labels, list) or not isinstance(data["x"], list):
-        raise DataError(f"{place} needs lists 'x' and 'y'")
+        raise DataError(f"{owner} needs lists 'x' and 'y'")
     if len(data["x"]) != len(labels) or size not in (len(labels), None):
         raise DataError(
-            f"{place} has {len(data['x'])} samples, {len(labels)} labels, and {show_value(size)} in "
+            f"{owner} has {len(data['x'])} samples, {len(labels)} labels, and {show_value(size)} in "
             "'num_samples'; the three must agree"
         )
     if any(isinstance(sample, str) for sample in data["x"]):
-        return name, _characters(place, data["x"]), labels
+        return name, _characters(owner, data["x"]), labels
     try:
         x = np.array(data["x"], dtype=np.float64).astype(np.float32)
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"{place}: samples are no lists of numbers of one length: {error}"
+            f"{owner}: samples are no lists of numbers of one length: {error}"
         ) from None
     if len(labels) and x.ndim == 1:
         x = x[:, None]
     if not np.isfinite(x).all():
-        raise DataError(f"{place} has a number that is not finite, or no float32")
+        raise DataError(f"{owner} has a number that is not finite, or no float32")
     return name, x.reshape(len(labels), -1) if len(labels) else x, labels
 
 
-def _characters(place: str, texts: list[object]) -> NDArray[np.int64]:
+def _characters(owner: str, texts: list[object]) -> NDArray[np.int64]:
     """Replace the characters of texts by their numbers in LEAF's order, int64 [n, length].
 
     Args:
-        place: text that names the user, for error messages.
+        owner: text that names the user, for error messages.
         texts: the texts, which must have equal lengths.
 
     Raises:
@@ -213,7 +222,7 @@ def _characters(place: str, texts: list[object]) -> NDArray[np.int64]:
     for text in texts:
         if not isinstance(text, str) or not text or len(text) != len(str(texts[0])):
             raise DataError(
-                f"{place} has the sample {show_value(text)}; texts are all of one length, as in LEAF's "
+                f"{owner} has the sample {show_value(text)}; texts are all of one length, as in LEAF's "
                 "Shakespeare: number others first"
             )
         rows.append([_NUMBERS.get(character, _UNKNOWN) for character in text])
@@ -256,9 +265,9 @@ def _split(users: UserSamples) -> tuple[UserSamples, UserSamples]:
     for name, x, labels in users:
         is_test = np.arange(len(labels)) % 5 == 4
         for part, mask in ((train, ~is_test), (test, is_test)):
-            places = np.flatnonzero(mask).tolist()
-            if places:
-                part.append((name, x[places], [labels[place] for place in places]))
+            indices = np.flatnonzero(mask).tolist()
+            if indices:
+                part.append((name, x[indices], [labels[index] for index in indices]))
     return train, test
 
 
@@ -319,7 +328,7 @@ def _numbered(path: Path, labels: list[object]) -> tuple[NDArray[np.int64], int]
             raise DataError(f"'{path}' has the label {numbers.min()}; integers count from 0")
         return numbers, max(2, int(numbers.max()) + 1)
     if types == {str}:
-        words, places = np.unique(np.array(labels, dtype=object), return_inverse=True)
-        return places.astype(np.int64), max(2, len(words))
+        words, numbers = np.unique(np.array(labels, dtype=object), return_inverse=True)
+        return numbers.astype(np.int64), max(2, len(words))
     names = ", ".join(sorted(kind.__name__ for kind in types))
     raise DataError(f"'{path}' has labels of the types {names}; allowed are integers, or words")

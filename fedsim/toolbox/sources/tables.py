@@ -106,8 +106,9 @@ class TableSource(Source):
         x = self._shaped(path, x)
         tests = "a file of its own has the tests" if self.test else "every fifth is for tests"
         note(f"{str(path)!r}: {len(x)} samples of {len(features)} features; {tests}")
-        raw = (x[:size], y[:size], x[size:], y[size:], classes)
-        return Raw(path.stem, *raw, peak=1.0, columns=columns)
+        return Raw(
+            path.stem, x[:size], y[:size], x[size:], y[size:], classes, peak=1.0, columns=columns
+        )
 
     def _table(self, path: Path, key: str) -> "pd.DataFrame":
         with reading(path, key, self._form):
@@ -232,9 +233,9 @@ def _numbers(path: Path, table: "pd.DataFrame", names: list[str]) -> NDArray[np.
     x = np.stack(columns, axis=1)
     bad = np.argwhere(~np.isfinite(x))
     if len(bad):
-        row, place = bad[0].tolist()
+        row, column_index = bad[0].tolist()
         raise DataError(
-            f"'{path}': the column {names[place]!r} has in row {row} (from 0) a number that is not "
+            f"'{path}': the column {names[column_index]!r} has in row {row} (from 0) a number that is not "
             "finite, or no float32"
         )
     return x

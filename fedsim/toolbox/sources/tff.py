@@ -276,7 +276,7 @@ def _pictures(
     classes = _DIGIT_CLASSES if only_digits else _CLASSES
     x = np.zeros((len(examples), _PIXELS), np.uint8)
     y = np.zeros(len(examples), np.int64)
-    for place, example in enumerate(examples):
+    for index, example in enumerate(examples):
         pixels = np.asarray(example.get("pixels", ()), dtype=np.float32)
         label = np.asarray(example.get("label", ()))
         if pixels.shape != (_PIXELS,) or label.shape != (1,):
@@ -288,8 +288,8 @@ def _pictures(
             raise DataError(f"'{path}' has pixels outside of 0 to 1")
         if not 0 <= int(label[0]) < classes:
             raise DataError(f"'{path}' has the label {label[0]}; allowed are 0 to {classes - 1}")
-        x[place] = np.floor(pixels * 255 + 0.5)
-        y[place] = label[0]
+        x[index] = np.floor(pixels * 255 + 0.5)
+        y[index] = label[0]
     return x.reshape(-1, 1, 28, 28), y
 
 
