@@ -22,6 +22,7 @@ import torch
 pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app.message import message as message_module
 from flwr.serverapp import strategy as strategies
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.task_identity import TaskIdentity
@@ -31,6 +32,7 @@ from fedsim.clock.executors import Threads
 from fedsim.flower.app import read_app
 from fedsim.flower.app_half import AppHalf
 from fedsim.flower.client_side import _examples_of, bytes_of, bytes_of_content
+from fedsim.flower.patches import EPOCH_S, ClientCall, replace_all, running
 from fedsim.testing import FIGURES, assert_sound
 from tests.calls import done
 from tests.flower.runs import APPS, eventful, execute, last_arrays, run_plain, scenario, seed_all
@@ -195,6 +197,15 @@ def test_check_and_a_study_of_strategies(tmp_path: Path) -> None:
 def drawn() -> tuple[float, float, float]:
     """From each global generator; a normal one, of which numpy draws two and keeps the other."""
     return random.random(), float(np.random.standard_normal()), float(torch.rand(()))  # noqa: NPY002
+
+
+def test_a_call_within_another_leaves_the_time_of_messages_as_it_was() -> None:
+    replace_all()
+    with running(ClientCall(APPS, 10.0)):
+        with running(ClientCall(APPS, 20.0)):
+            assert message_module.now().timestamp() == 20.0
+        assert message_module.now().timestamp() == 10.0
+    assert message_module.now().timestamp() > EPOCH_S
 
 
 def test_generators_go_on_from_their_seed_and_those_outside_from_where_they_were() -> None:
