@@ -224,6 +224,9 @@ class TestWhatAPartOfOnesOwnMustNotDo:
             (Selection, "closed", "on_round_end"),
             (Deadline, "heard", "on_task_end"),
             (Aggregation, "told", "record_fields"),
+            (Aggregation, "looks_at_each", "why_single_updates"),
+            (Selection, "looks_at_each", "why_single_updates"),
+            (FedAvg.Params, "looks_at_each", "why_single_updates"),
             (Codec, "split", "encode"),
         ],
     )

@@ -352,7 +352,7 @@ def explain_need(run: Run) -> str:
     params = run.scenario.strategy
     parts = (params.aggregated_by, params.selected_by, params)
     for part in parts:
-        reason = getattr(part, "looks_at_each", None)
+        reason = getattr(part, "why_single_updates", None)
         if reason:
             return str(reason).partition(";")[0]
     return ""

@@ -1,6 +1,7 @@
 """Parameters of strategies in rounds: bases with selection, over-selection and aggregation."""
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -261,8 +262,11 @@ class AggregatingParams(SynchronousParams, CombiningParams):
             Allowed if single updates are not needed. None: not hidden.
     """
 
-    looks_at_each: ClassVar[str | None] = None
+    why_single_updates: ClassVar[str | None] = None
     """Reason for which the strategy needs single updates; None if their sum is enough."""
+
+    former_hooks: ClassVar[Mapping[str, str]] = {"looks_at_each": "why_single_updates"}
+    """Former names of hooks, which are refused: former name -> present name."""
 
     secure_aggregation: SecureAggregation | None = None
 
@@ -271,9 +275,9 @@ class AggregatingParams(SynchronousParams, CombiningParams):
         if self.secure_aggregation is None:
             return self
         for reason in (
-            self.looks_at_each,
-            self.aggregation.looks_at_each,
-            self.selection.looks_at_each,
+            self.why_single_updates,
+            self.aggregation.why_single_updates,
+            self.selection.why_single_updates,
         ):
             if reason:
                 raise ValueError(

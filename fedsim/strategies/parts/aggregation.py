@@ -132,11 +132,14 @@ class Aggregation(Spec):
     State: ClassVar[type[PartState]] = dict
     """Class of the aggregation's state for one model: a plain dict, or a subclass of ``State``."""
 
-    former_hooks: ClassVar[Mapping[str, str]] = {"told": "record_fields"}
+    former_hooks: ClassVar[Mapping[str, str]] = {
+        "told": "record_fields",
+        "looks_at_each": "why_single_updates",
+    }
     """Former names of hooks, which are refused: former name -> present name."""
 
     @property
-    def looks_at_each(self) -> str | None:
+    def why_single_updates(self) -> str | None:
         """Reason why the server needs single updates, as text for the user; None if it does not.
 
         If there is a reason, ``secure_aggregation`` is refused, as it shows the server only sums of
@@ -314,7 +317,7 @@ class First(Aggregation):
     kind: Literal["first"] = "first"
 
     @property
-    def looks_at_each(self) -> str | None:
+    def why_single_updates(self) -> str | None:
         return "the aggregation 'first' takes a single update; allowed are 'weighted' and 'mean'"
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:

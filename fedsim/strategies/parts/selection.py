@@ -147,7 +147,7 @@ class Selection(Spec):
     State: ClassVar[type[PartState]] = dict
     """Class of ``state``, the selection's memory: a plain dict, or a subclass of ``State``."""
 
-    looks_at_each: ClassVar[str | None] = None
+    why_single_updates: ClassVar[str | None] = None
     """Reason for which the selection needs single updates; None if sums of updates are enough."""
 
     needs_accuracy: ClassVar[bool] = False
@@ -165,6 +165,7 @@ class Selection(Spec):
     former_hooks: ClassVar[Mapping[str, str]] = {
         "heard": "on_task_end",
         "closed": "on_round_end",
+        "looks_at_each": "why_single_updates",
     }
     """Former names of hooks, which are refused: former name -> present name."""
 

@@ -312,7 +312,7 @@ class Private(Aggregation):
         return self
 
     @property
-    def looks_at_each(self) -> str | None:
+    def why_single_updates(self) -> str | None:
         if self.where == "local":
             return None
         return (

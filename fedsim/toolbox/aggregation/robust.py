@@ -51,7 +51,7 @@ class Robust(Aggregation):
         return None
 
     @property
-    def looks_at_each(self) -> str | None:
+    def why_single_updates(self) -> str | None:
         return (
             f"the aggregation {self.kind!r} compares single updates; allowed are 'weighted' and "
             "'mean'"

@@ -152,7 +152,9 @@ class FLANP(BySpeed):
     """
 
     kind: Literal["flanp"] = "flanp"
-    looks_at_each: ClassVar[str | None] = "the selection 'flanp' makes a gradient of single updates"
+    why_single_updates: ClassVar[str | None] = (
+        "the selection 'flanp' makes a gradient of single updates"
+    )
     counts_steps: ClassVar[str | None] = (
         "the selection 'flanp' finds gradients from how far steps have led"
     )

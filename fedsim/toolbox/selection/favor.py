@@ -123,7 +123,7 @@ class FAVOR(Selection):
     }
 
     kind: Literal["favor"] = "favor"
-    looks_at_each: ClassVar[str | None] = "the selection 'favor' looks at single updates"
+    why_single_updates: ClassVar[str | None] = "the selection 'favor' looks at single updates"
     needs_accuracy: ClassVar[bool] = True
 
     target: float = Field(gt=0.0, le=1.0)

@@ -54,7 +54,7 @@ class HierFAVGParams(SelectingParams, CombiningParams):
             raise ValueError(
                 "'kappa1' and 'local_epochs' both say how long clients train; give one of them"
             )
-        if self.selection.looks_at_each or (self.selection.talks and not self.selection.asks):
+        if self.selection.why_single_updates or (self.selection.talks and not self.selection.asks):
             raise ValueError(
                 f"'selection' is {self.selection.kind!r}, which goes by what clients send with "
                 "their updates, and these end at edge servers; allowed are random, least-asked, "

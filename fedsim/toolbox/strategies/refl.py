@@ -33,7 +33,7 @@ class REFLParams(AggregatingParams):
     """
 
     late_goes_on: ClassVar[bool] = True
-    looks_at_each: ClassVar[str | None] = "REFL compares late updates with others"
+    why_single_updates: ClassVar[str | None] = "REFL compares late updates with others"
 
     kind: Literal["refl"] = "refl"
     beta: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(

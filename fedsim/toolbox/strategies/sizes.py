@@ -44,7 +44,7 @@ class CutParams(AggregatingParams):
 
     by: ClassVar[CutBy]
     """Measure of a size, such as ``width`` or ``rank``."""
-    looks_at_each: ClassVar[str | None] = (
+    why_single_updates: ClassVar[str | None] = (
         "the server has to know which numbers each client has sent"
     )
     sizes: dict[str, float] | list[float] = Field(min_length=1)

@@ -43,7 +43,7 @@ class TiFLParams(AggregatingParams):
         interval: I, the number of rounds between two tests; by default the number of tiers.
     """
 
-    looks_at_each: ClassVar[str | None] = "TiFL has phases of its own between rounds"
+    why_single_updates: ClassVar[str | None] = "TiFL has phases of its own between rounds"
 
     instead: ClassVar[Former] = {**AggregatingParams.instead, **former_keys.TIFL}
     kind: Literal["tifl"] = "tifl"
