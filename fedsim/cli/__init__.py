@@ -38,7 +38,7 @@ from fedsim.running.signals import (
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
-    from fedsim.cli.results.run import RunResult
+    from fedsim.cli.results.parts import VerbResult
     from fedsim.running.runner import Job
 
 _WATCHED_S = 2.0  # real time (s) between two updates of a watched run
@@ -225,7 +225,7 @@ def run_command(
             if page is not None:
                 page.stay()
 
-    def make() -> "RunResult":
+    def make() -> "VerbResult":
         from fedsim.cli.results.run import RunResult
 
         return RunResult.of(out, resumption)

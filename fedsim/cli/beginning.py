@@ -23,9 +23,7 @@ from fedsim.cli.output import VerbOutcome, is_quiet, prints_json, reported
 from fedsim.common.harmless import say
 
 if TYPE_CHECKING:
-    from fedsim.cli.results.catalogue import DescribeResult, ListResult
-    from fedsim.cli.results.check import CheckResult
-    from fedsim.cli.results.fetch import FetchResult
+    from fedsim.cli.results.parts import VerbResult
     from fedsim.lab.fetching.transfer import FetchProgress
 
 
@@ -104,7 +102,7 @@ def _describe(name: str, verb: Literal["describe", "list"]) -> VerbOutcome:
 
     lines = about(name)
 
-    def make() -> "DescribeResult":
+    def make() -> "VerbResult":
         from fedsim.cli.results.catalogue import DescribeResult
 
         return DescribeResult.of(verb, name, lines)
@@ -132,7 +130,7 @@ def list_command(name: str | None) -> VerbOutcome:
         for title, entries in names.items():
             say(*entry_lines(title, entries))
 
-    def make() -> "ListResult":
+    def make() -> "VerbResult":
         from fedsim.cli.results.catalogue import ListResult
 
         return ListResult.of(names)
@@ -227,7 +225,7 @@ def check_command(
         else:
             say(*whole.lines, "it is valid; --toml prints it with every default")
 
-    def make() -> "CheckResult":
+    def make() -> "VerbResult":
         from fedsim.cli.results.check import CheckResult
 
         return CheckResult.of(loaded.to_toml(), whole)
@@ -284,7 +282,7 @@ def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool)
         else:
             say(f"it is there: {plan.folder}")
 
-    def make() -> "FetchResult":
+    def make() -> "VerbResult":
         from fedsim.cli.results.fetch import FetchResult
 
         return FetchResult.of(plan, dry_run=dry_run)

@@ -24,8 +24,8 @@ from fedsim.common.harmless import say
 from fedsim.running.mistakes import INTERRUPTED
 
 if TYPE_CHECKING:
-    from fedsim.cli.results.compare import CompareResult, WhatifResult
-    from fedsim.cli.results.why import WhyResult
+    from fedsim.cli.results.compare import WhatifResult
+    from fedsim.cli.results.parts import VerbResult
     from fedsim.lab.compare.columns import ComparedTable
 
 
@@ -129,7 +129,7 @@ def compare_command(
             print_short(Console(), comparison)
             say("All figures: --all, --markdown and --csv print them.")
 
-    def make() -> "CompareResult":
+    def make() -> "VerbResult":
         from fedsim.cli.results.compare import CompareResult
         from fedsim.cli.results.parts import answers_of, tables_of
 
@@ -203,7 +203,7 @@ def why_command(run: Path, number: int | None) -> VerbOutcome:
         say(*sentences)
         print_to(Console(), [table])
 
-    def make() -> "WhyResult":
+    def make() -> "VerbResult":
         from fedsim.cli.results.why import RoundResult, WhyResult
 
         selected = paths.rounds if number is None else [paths.round(number)]

@@ -23,8 +23,7 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.harmless import say
 
 if TYPE_CHECKING:
-    from fedsim.cli.results.audit import AuditResult
-    from fedsim.cli.results.figures import FiguresResult
+    from fedsim.cli.results.parts import VerbResult
 
 _MOST_PROBLEMS = 5
 
@@ -65,7 +64,7 @@ def audit_command(run: Path, allow_code: bool, unchecked: bool) -> VerbOutcome:
         if unchecked:
             say(*(f"not checked: {name} ({reason})" for name, reason in UNCHECKED.items()))
 
-    def make() -> "AuditResult":
+    def make() -> "VerbResult":
         from fedsim.cli.results.audit import AuditResult
 
         return AuditResult.of(run, status, findings, parts, UNCHECKED if unchecked else {})
@@ -289,7 +288,7 @@ def figures_command(
             of_line = f" of {skipped.line}" if skipped.line else ""
             say(f"no {skipped.name}{of_line}: {skipped.reason}", err=True)
 
-    def make() -> "FiguresResult":
+    def make() -> "VerbResult":
         from fedsim.cli.results.figures import FiguresResult
 
         return FiguresResult.of(inches, outcome)

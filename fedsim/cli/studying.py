@@ -26,8 +26,8 @@ from fedsim.common.harmless import say
 from fedsim.running.signals import interrupted_once
 
 if TYPE_CHECKING:
-    from fedsim.cli.results.bench import BenchResult
-    from fedsim.cli.results.study import MergeResult, StudyResult, StudyStatus
+    from fedsim.cli.results.parts import VerbResult
+    from fedsim.cli.results.study import StudyStatus
     from fedsim.lab.study.conduct import Conductor
     from fedsim.lab.study.costs import StudyForecast
 
@@ -177,7 +177,7 @@ def _merge(sources: Sequence[str], out: Path, options: StudyOptions) -> VerbOutc
         )
         say(*complaints, err=True)
 
-    def make() -> "MergeResult":
+    def make() -> "VerbResult":
         from fedsim.cli.results.study import MergeResult
 
         return MergeResult(folder=str(out), **asdict(merged))
@@ -284,7 +284,7 @@ def _carry_out(conductor: "Conductor") -> VerbOutcome:
 
 def _make_result(
     conductor: "Conductor", status: "StudyStatus", forecast: "StudyForecast | None" = None
-) -> "StudyResult":
+) -> "VerbResult":
     from fedsim.cli.results.study import StudyResult
 
     return StudyResult.of(conductor, status, forecast)
@@ -415,7 +415,7 @@ def bench_command(
         if keep is not None:
             say(f"kept in {keep}")
 
-    def make() -> "BenchResult":
+    def make() -> "VerbResult":
         from fedsim.cli.results.bench import BenchResult
 
         return BenchResult.of(target, lines, board, changed, keep)
