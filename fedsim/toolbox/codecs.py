@@ -77,6 +77,8 @@ class Lossy(Codec):
         residual: Ref | None,
     ) -> Coded:
         exact, sent, start = self.encode(arithmetic, parameters, value, base, residual)
+        if sent is exact:  # nothing is lost
+            return Coded(sent)
         new_residual = None
         if self.error_feedback:
             # If the training diverged the residual is replaced; otherwise every later change would
@@ -479,18 +481,6 @@ class Sparse(Lossy):
         if self.k(parameters) == parameters:
             return CodedParts(value, value)
         return super().encode(arithmetic, parameters, value, base, residual)
-
-    def code(
-        self,
-        arithmetic: Arithmetic,
-        parameters: int,
-        value: Ref,
-        base: Ref | None,
-        residual: Ref | None,
-    ) -> Coded:
-        if self.k(parameters) == parameters:
-            return Coded(value)
-        return super().code(arithmetic, parameters, value, base, residual)
 
 
 def _bitmap_bytes(size: int) -> int:
