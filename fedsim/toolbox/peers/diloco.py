@@ -289,9 +289,8 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         )
         step = [(change, params.outer_lr), (velocity, params.outer_lr * params.outer_momentum)]
         outer = device.mix([(state["outer"], 1.0), *step], otherwise=state["outer"])
-        ranges = self._fragment_ranges(number)
         for name, value in (("velocity", velocity), ("outer", outer)):
-            state[name] = device.splice(state[name], value, ranges) if ranges else value
+            state[name] = self._replace_fragment(device, number, state[name], value)
 
     def _begin_round(self, device: Peer, steps: int | None) -> None:
         device.state["round"] += 1
@@ -315,11 +314,15 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             mixing: weight of the device's own values in the mix, 0 to 1.
         """
         state = device.state
-        ranges = self._fragment_ranges(number)
         parts = [(state["model"], mixing), (state["outer"], 1.0 - mixing)]
-        model = device.mix(parts, otherwise=state["outer"])
-        state["model"] = device.splice(state["model"], model, ranges) if ranges else model
+        mixed = device.mix(parts, otherwise=state["outer"])
+        state["model"] = self._replace_fragment(device, number, state["model"], mixed)
         state["fresh"] = False
+
+    def _replace_fragment(self, device: Peer, number: int, model: Ref, values: Ref) -> Ref:
+        """Return ``model``, with ``values`` in the fragment that an all-reduce averages."""
+        ranges = self._fragment_ranges(number)
+        return device.splice(model, values, ranges) if ranges else values
 
     def _fragment_ranges(self, number: int) -> Places:
         """Return the weights that an all-reduce averages, as ranges of a flat model.
