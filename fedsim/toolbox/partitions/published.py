@@ -83,6 +83,7 @@ class PowerLaw(Partition):
         devices, slots = labels.shape
         classes = len(available)
         draws = generator.lognormal(0.0, 2.0, (classes, -(-devices // classes), slots))
+        # device u has row u // C of the draws of each of its classes
         slots_of_devices = (labels, np.arange(devices)[:, None] // classes, np.arange(slots)[None])
         used = np.zeros_like(draws)
         used[slots_of_devices] = draws[slots_of_devices]

@@ -12,7 +12,7 @@ from fedsim.common.files import find_file, read_json
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
-from fedsim.toolbox.sources.tables import USER, Dimension
+from fedsim.toolbox.sources.tables import USER, Dimension, reshape_samples
 
 _KEYS = ("users", "num_samples", "user_data")
 
@@ -83,7 +83,7 @@ class Leaf(Source):
             y, classes = _next_characters(path, labels)
         else:
             y, classes = _numbered(path, labels)
-        x = self._shaped(path, np.concatenate([x_train, x_test]))
+        x = reshape_samples(path, np.concatenate([x_train, x_test]), self.shape)
         size = len(x_train)
         strangers = len({name for name, *_ in test} - {name for name, *_ in train})
         note(
@@ -102,15 +102,6 @@ class Leaf(Source):
             vocabulary=vocabulary,
             columns=columns,
         )
-
-    def _shaped(self, path: Path, x: UserArray) -> UserArray:
-        if self.shape is None:
-            return x
-        if len(self.shape) not in (2, 3) or np.prod(self.shape) != x.shape[1]:
-            raise DataError(
-                f"data.source.shape is {self.shape}; '{path}' has samples of {x.shape[1]} numbers"
-            )
-        return x.reshape(len(x), *self.shape)
 
 
 def _read_folder(folder: Path) -> UserSamples:

@@ -103,7 +103,7 @@ class TableSource(Source):
             x = x[order]
             y = y[order]
             columns = {name: column[order] for name, column in columns.items()}
-        x = self._shaped(path, x)
+        x = reshape_samples(path, x, self.shape)
         tests = "a file of its own has the tests" if self.test else "every fifth is for tests"
         note(f"{str(path)!r}: {len(x)} samples of {len(features)} features; {tests}")
         return Raw(
@@ -128,16 +128,6 @@ class TableSource(Source):
         if not names:
             raise DataError(f"'{path}' has no column beside label and user; a sample needs one")
         return names
-
-    def _shaped(self, path: Path, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        if self.shape is None:
-            return x
-        if len(self.shape) not in (2, 3) or np.prod(self.shape) != x.shape[1]:
-            raise DataError(
-                f"data.source.shape is {self.shape}; '{path}' has samples of {x.shape[1]} numbers, "
-                "and allowed are two or three dimensions whose product that is"
-            )
-        return x.reshape(len(x), *self.shape)
 
 
 class Csv(TableSource):
@@ -177,6 +167,27 @@ class Parquet(TableSource):
 
         table: pd.DataFrame = pq.ParquetFile(regular(path)).read().to_pandas()
         return table
+
+
+def reshape_samples(path: Path, x: AnyArray, shape: list[Dimension] | None) -> AnyArray:
+    """Return samples [n, d] in the shape that the scenario gives, [n, *shape].
+
+    Args:
+        path: the file, for error messages.
+        x: the samples.
+        shape: ``data.source.shape``; None to return the samples as they are.
+
+    Raises:
+        DataError: the shape has not two or three dimensions whose product is d.
+    """
+    if shape is None:
+        return x
+    if len(shape) not in (2, 3) or np.prod(shape) != x.shape[1]:
+        raise DataError(
+            f"data.source.shape is {shape}; '{path}' has samples of {x.shape[1]} numbers, and "
+            "allowed are two or three dimensions whose product that is"
+        )
+    return x.reshape(len(x), *shape)
 
 
 def column_of(path: Path, table: "pd.DataFrame", name: str) -> AnyArray:
