@@ -91,10 +91,4 @@ class ServerRun(Run):
     def _connect(self) -> None:
         self.remote = RemoteTasks(self.simulation, self.population, self.network, self.dispatch)
         self.tasks = cast("TaskRunner", self.remote)
-        self.dispatch.connect(
-            self.tasks,
-            self.messages,
-            self.strategy,
-            self.client_halves,
-            begin_round=None,
-        )
+        super()._connect()

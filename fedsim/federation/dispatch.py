@@ -78,10 +78,14 @@ class Dispatch:
         begin_round: called with the index of each round; None if data do not change by round.
     """
 
+    # these attributes exist after ``connect``
     tasks: "TaskRunner"
     messages: "Messages"
     strategy: Handlers
-    begin_round: Callable[[int], None] | None = None
+    lost_tasks: LostTasks
+    notices: Notices
+    edge_channel: EdgeChannel
+    peer_channel: PeerChannel
 
     def __init__(
         self,
@@ -101,12 +105,12 @@ class Dispatch:
         self.client_side = client_side
         self.devices = client_side.devices
         self.computations = ComputeQueue(simulation, server.speed)
-        self.timers = Timers(simulation, self.computations)
+        self.timers = Timers(
+            simulation, self.computations, lambda name: self.strategy.on_timer(name)
+        )
         self.updates = UnrecordedUpdates()
-        self.lost_tasks = LostTasks(simulation, server.patience)
-        self.notices = Notices(simulation, self.devices)
-        self.edge_channel = EdgeChannel(simulation, envelopes)
-        self.peer_channel = PeerChannel(simulation, envelopes.up)
+        self.begin_round: Callable[[int], None] | None = None
+        self._patience = server.patience
 
     def connect(
         self,
@@ -114,27 +118,24 @@ class Dispatch:
         messages: "Messages",
         strategy: Handlers,
         halves: ClientHalves,
-        begin_round: Callable[[int], None] | None,
     ) -> None:
-        """Store objects that are built after this one, because their construction needs it.
+        """Store objects whose construction needs this one, and build the parts that need them.
 
         Args:
             tasks: the tasks on the devices.
             messages: the messages outside of tasks.
             strategy: the strategy's code on the server.
             halves: the strategy's code on each device.
-            begin_round: called with the index of each round; None if data do not change by round.
         """
+        simulation = self.simulation
         self.tasks = tasks
         self.messages = messages
         self.strategy = strategy
-        self.begin_round = begin_round
         self.client_side.halves = halves
-        self.timers.connect(strategy)
-        self.lost_tasks.connect(tasks, strategy)
-        self.notices.connect(tasks, strategy, halves)
-        self.edge_channel.connect(messages, strategy)
-        self.peer_channel.connect(messages, strategy)
+        self.lost_tasks = LostTasks(simulation, self._patience, tasks, strategy)
+        self.notices = Notices(simulation, self.devices, tasks, strategy, halves)
+        self.edge_channel = EdgeChannel(simulation, self.envelopes, messages, strategy)
+        self.peer_channel = PeerChannel(simulation, self.envelopes.up, messages, strategy)
         self.devices.model_s = self._model_s
 
     def _model_s(self, device: int, direction: Direction) -> float:
@@ -218,10 +219,14 @@ class Dispatch:
             instruction.contents,
             contents,
         )
-        if visible_outcome == "lost" and self.lost_tasks.patience:
+        if visible_outcome == "lost" and self._patience:
             self.lost_tasks.add(end)
         else:
             self.simulation.post(partial(self.strategy.on_task_end, end))
+
+    def on_edge_lost(self, edge: int) -> None:
+        """Discard what is known of a lost edge server, and notify the strategy of the loss."""
+        self.edge_channel.on_lost(edge)
 
     def on_switched_on(self, device: int) -> None:
         """Deliver what waited until a device was switched on."""

@@ -30,6 +30,8 @@ class EdgeChannel:
     Args:
         simulation: the clock.
         envelopes: determines the payloads and encodes the models.
+        messages: the messages outside of tasks.
+        strategy: the strategy's code on the server.
 
     Attributes:
         residuals: edge server -> name of a content -> residual of the codec.
@@ -38,25 +40,20 @@ class EdgeChannel:
             sender.
     """
 
-    _messages: "Messages"
-    _strategy: Handlers
-
-    def __init__(self, simulation: Simulation, envelopes: Envelopes) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        envelopes: Envelopes,
+        messages: "Messages",
+        strategy: Handlers,
+    ) -> None:
         self._simulation = simulation
         self._envelopes = envelopes
+        self._messages = messages
+        self._strategy = strategy
         self.residuals: dict[int, dict[str, Ref]] = {}
         self.bases: dict[int, bool] = {}
         self.in_transit: dict[int, CodedContents] = {}
-
-    def connect(self, messages: "Messages", strategy: Handlers) -> None:
-        """Store the objects that are made after this object.
-
-        Args:
-            messages: the messages outside of tasks.
-            strategy: the strategy's code on the server.
-        """
-        self._messages = messages
-        self._strategy = strategy
 
     def carry(
         self,

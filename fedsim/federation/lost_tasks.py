@@ -16,29 +16,22 @@ class LostTasks:
     Args:
         simulation: the clock.
         patience: time after which the server notices a lost task (s).
+        tasks: the tasks on the devices.
+        strategy: the strategy's code on the server.
 
     Attributes:
         unnoticed: task -> ``TaskEnd`` of each lost task whose loss the server has not noticed yet.
     """
 
-    _tasks: "TaskRunner"
-    _strategy: Handlers
-
-    def __init__(self, simulation: Simulation, patience: float) -> None:
+    def __init__(
+        self, simulation: Simulation, patience: float, tasks: "TaskRunner", strategy: Handlers
+    ) -> None:
         self._simulation = simulation
-        self.patience = patience
-        self.unnoticed: dict[int, TaskEnd] = {}
-        simulation.env.declare_alarm("notice", self._set_alarm)
-
-    def connect(self, tasks: "TaskRunner", strategy: Handlers) -> None:
-        """Store the objects that are made after this object.
-
-        Args:
-            tasks: the tasks on the devices.
-            strategy: the strategy's code on the server.
-        """
+        self._patience = patience
         self._tasks = tasks
         self._strategy = strategy
+        self.unnoticed: dict[int, TaskEnd] = {}
+        simulation.env.declare_alarm("notice", self._set_alarm)
 
     def add(self, end: TaskEnd) -> None:
         """Set the time at which the server notices a lost task.
@@ -50,7 +43,7 @@ class LostTasks:
         """
         self.unnoticed[end.task] = end
         now = self._simulation.now
-        notice = on_grid_after(now + self.patience)
+        notice = on_grid_after(now + self._patience)
         if end.device not in self._tasks.switched_off:
             notice = min(notice, self._tasks.next_on(end.device, now))
         self._set_alarm(end.task, notice)

@@ -29,33 +29,30 @@ class Notices:
     Args:
         simulation: the clock.
         devices: the devices as their own code sees them.
+        tasks: the tasks on the devices.
+        strategy: the strategy's code on the server.
+        halves: the strategy's code on each device.
 
     Attributes:
         postponed: kind and device of each notice that waits until the device is switched on.
     """
 
-    _tasks: "TaskRunner"
-    _strategy: Handlers
-    _halves: ClientHalves
-
-    def __init__(self, simulation: Simulation, devices: Devices) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        devices: Devices,
+        tasks: "TaskRunner",
+        strategy: Handlers,
+        halves: ClientHalves,
+    ) -> None:
         self._simulation = simulation
         self._devices = devices
-        self.postponed: list[tuple[NoticeKind, int]] = []
-        for kind in NoticeKind:
-            simulation.env.declare_alarm(kind.value, partial(self.tell_at, kind))
-
-    def connect(self, tasks: "TaskRunner", strategy: Handlers, halves: ClientHalves) -> None:
-        """Store the objects that are made after this object.
-
-        Args:
-            tasks: the tasks on the devices.
-            strategy: the strategy's code on the server.
-            halves: the strategy's code on each device.
-        """
         self._tasks = tasks
         self._strategy = strategy
         self._halves = halves
+        self.postponed: list[tuple[NoticeKind, int]] = []
+        for kind in NoticeKind:
+            simulation.env.declare_alarm(kind.value, partial(self.tell_at, kind))
 
     def tell(self, kind: NoticeKind, device: int) -> None:
         """Notify the strategy now, or as soon as the device is switched on and can be reached.

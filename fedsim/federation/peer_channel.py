@@ -20,28 +20,21 @@ class PeerChannel:
     Args:
         simulation: the clock.
         wire: encodes and decodes the models (``messages.up``).
+        messages: the messages outside of tasks.
+        strategy: the strategy's code on the server.
 
     Attributes:
         in_transit: message that has not ended -> its decoded contents.
     """
 
-    _messages: "Messages"
-    _strategy: Handlers
-
-    def __init__(self, simulation: Simulation, wire: Wire) -> None:
+    def __init__(
+        self, simulation: Simulation, wire: Wire, messages: "Messages", strategy: Handlers
+    ) -> None:
         self._simulation = simulation
         self.wire = wire
-        self.in_transit: dict[int, Contents] = {}
-
-    def connect(self, messages: "Messages", strategy: Handlers) -> None:
-        """Store the objects that are made after this object.
-
-        Args:
-            messages: the messages outside of tasks.
-            strategy: the strategy's code on the server.
-        """
         self._messages = messages
         self._strategy = strategy
+        self.in_transit: dict[int, Contents] = {}
 
     def send(
         self, sender: int, receivers: Sequence[int], contents: Contents, round_number: int

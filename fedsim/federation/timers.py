@@ -1,11 +1,11 @@
 """Timers of a strategy's code on the server, or of its code on devices without a server."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypedDict
 
 from fedsim.clock.simulation import Alarm, Simulation, on_grid
 from fedsim.federation.compute_queue import ComputeQueue
-from fedsim.federation.events import Handlers
 
 
 class TimersState(TypedDict):
@@ -16,26 +16,27 @@ class TimersState(TypedDict):
 
 
 class Timers:
-    """Timers by name, which call ``Strategy.on_timer``.
+    """Timers by name.
 
     Args:
         simulation: the clock.
         computations: the server's computations, whose end the timers wait for.
+        on_timer: called with the name of each timer that rings (``Strategy.on_timer``).
     """
 
-    _strategy: Handlers
-
-    def __init__(self, simulation: Simulation, computations: ComputeQueue) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        computations: ComputeQueue,
+        on_timer: Callable[[str], Awaitable[None]],
+    ) -> None:
         self._simulation = simulation
         self._computations = computations
+        self._on_timer = on_timer
         self._alarms: dict[str, Alarm] = {}
         self._count = 0
         self._restored_names: dict[int, str] = {}  # number of a timer -> name
         simulation.env.declare_alarm("timer", self._rearm)
-
-    def connect(self, strategy: Handlers) -> None:
-        """Store the strategy's code on the server, which is made after this object."""
-        self._strategy = strategy
 
     def set(self, name: str, when: float) -> float:
         """Set a timer, in place of an earlier one of the same name.
@@ -67,13 +68,13 @@ class Timers:
 
     def _ring(self, name: str) -> None:
         del self._alarms[name]
-        self._simulation.post(partial(self._on_timer, name))
+        self._simulation.post(partial(self._end_wait, name))
 
-    async def _on_timer(self, name: str) -> None:
+    async def _end_wait(self, name: str) -> None:
         if self._computations.busy_until > self._simulation.now:
             self.set(name, self._computations.busy_until)
         else:
-            await self._strategy.on_timer(name)
+            await self._on_timer(name)
 
     # checkpoints
 

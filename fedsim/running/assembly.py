@@ -94,8 +94,8 @@ class Run:
         self._build_messages()
         self._build_tasks()
         self._build_strategy()
-        self._build_changes()
         self._connect()
+        self._build_changes()
         self._check()
 
     # stages of building, in the order of the constructor
@@ -238,7 +238,7 @@ class Run:
     def _build_tasks(self) -> None:
         dispatch = self.dispatch
         self._world.build_tasks(
-            dispatch.edge_channel.on_lost, self._client_side.next_steps, dispatch.on_task_end
+            dispatch.on_edge_lost, self._client_side.next_steps, dispatch.on_task_end
         )
         self.messages = self._world.messages
         self.tasks = self._world.tasks
@@ -252,6 +252,9 @@ class Run:
         check_epochs(params, self.population.own)
         self.client_halves = ClientHalves(strategy.client_half, params, setting, self.local)
 
+    def _connect(self) -> None:
+        self.dispatch.connect(self.tasks, self.messages, self.strategy, self.client_halves)
+
     def _build_changes(self) -> None:
         """Build what changes during the run: arrivals and departures, data, and processes of the world."""
         scenario = self.scenario
@@ -263,15 +266,10 @@ class Run:
         if scenario.drift is not None and self.data is not None:
             scenario.drift.check(self.data)
             self.drift = Drift(scenario.drift, self.data, dispatch, self.present)
+            dispatch.begin_round = self.drift.begin_round
         self.check_sizes(self.learner)
         self.processes = self._world.build_processes(
             scenario.world.processes, dispatch.on_switched_on
-        )
-
-    def _connect(self) -> None:
-        begin_round = None if self.drift is None else self.drift.begin_round
-        self.dispatch.connect(
-            self.tasks, self.messages, self.strategy, self.client_halves, begin_round
         )
 
     def _check(self) -> None:
