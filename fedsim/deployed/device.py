@@ -184,7 +184,7 @@ class DeviceHalf:
             up_s = self._network.nominal_s(self.device, "up", uploaded)
             self._sleep_until(self._now + up_s, clock)
         log.begin_upload(clock(), answer.bytes_by_content())
-        self._remember(memory, task, answer)
+        self._remember(memory, task)
         return answer
 
     def warm_up(self) -> None:
@@ -241,7 +241,7 @@ class DeviceHalf:
         self._envelopes.last = None
         steps = self._side.next_steps(task)
         context = TaskContext.of(task)
-        if not context.replied:
+        if context.stage == "computing":
             for step in steps:
                 if not self._compute(task, step, clock):
                     return Packet({"outcome": "late", "contents": {}})
@@ -449,7 +449,7 @@ class DeviceHalf:
         self._devices.states[self.device] = values.get("state", {})
         self._devices.residuals[self.device] = values.get("residuals", {})
         if values.get("has_base"):
-            self._devices.bases[self.device] = True
+            self._devices.with_base.add(self.device)
         self._speed = values.get("speed")
         last = values.get("last")
         arrived = head.get("arrived")
@@ -461,7 +461,7 @@ class DeviceHalf:
         count = count_of(number, "the count of a task")
         self._labels.restore(labels, has_arrived=count == values.get("count"))
         if values.get("count", -1) < count:
-            return self._keeps_state
+            return self._acts_on_arrival or self._stores_residual
         if last is None or count != last["count"]:
             return False
         self._now = finite_of(when, "the time of an arrival")
@@ -487,41 +487,36 @@ class DeviceHalf:
         return {name: float(value) for name, value in received(contents).items()}
 
     @property
-    def _keeps_state(self) -> bool:
-        """Whether a delivered answer changes the device's state (``Client.on_sent``, or a codec)."""
-        client = self._side.halves.of(self.device)
-        return type(client).on_sent is not Client.on_sent or self._stores_residual
+    def _acts_on_arrival(self) -> bool:
+        """Whether the strategy's code on the device has a hook for the arrival of its answer."""
+        return type(self._side.halves.of(self.device)).on_sent is not Client.on_sent
 
-    def _remember(self, memory: Packet, task: Task, answer: Packet) -> None:
+    def _remember(self, memory: Packet, task: Task) -> None:
         """Write what the device remembers, with its answer until the server confirms the arrival.
 
         Args:
             memory: the packet to write to.
             task: the task that the device has answered.
-            answer: the answer.
         """
         writer = TreeWriter(self._learner)
         context = TaskContext.of(task)
         instruction = context.instruction
+        answer = context.answer
         last: dict[str, object] | None = None
-        is_needed = (
-            type(self._side.halves.of(self.device)).on_sent is not Client.on_sent
-            or context.residuals
-        )
-        if context.reply is not None and is_needed:
+        if answer is not None and (self._acts_on_arrival or answer.residuals):
             last = {
                 "count": task.count,
                 "job": instruction.job,
                 "round": instruction.round,
                 "contents": _kept(instruction.contents),
-                "reply": _kept(received(context.reply)),
-                "residuals": context.residuals or {},
+                "reply": _kept(received(answer.arriving)),
+                "residuals": answer.residuals,
             }
         tree = writer.write(
             {
                 "state": self._devices.states.get(self.device, {}),
                 "residuals": self._devices.residuals.get(self.device, {}),
-                "has_base": self.device in self._devices.bases,
+                "has_base": self.device in self._devices.with_base,
                 "speed": self._speed,
                 "count": task.count,
                 "last": last,
@@ -538,7 +533,7 @@ class DeviceHalf:
         payload = request.payloads.pop(BASE, None)
         if payload is None:
             return
-        self._devices.bases[self.device] = True
+        self._devices.with_base.add(self.device)
         if payload != self._learner.frozen().astype("<f4").tobytes():
             raise SimulationError(
                 "the server's frozen tensors differ from the tensors that this device has built from "

@@ -48,8 +48,9 @@ class RemoteClientSide(ClientSide):
 
     def arrived(self, task: Task, context: TaskContext) -> Mapping[str, object]:
         if context.brings_base:
-            self.devices.bases[task.device] = True
-        return _Received(task, received(context.reply or {}))
+            self.devices.with_base.add(task.device)
+        contents = {} if context.answer is None else context.answer.arriving
+        return _Received(task, received(contents))
 
 
 class _Received(dict[str, object]):

@@ -13,6 +13,7 @@ from fedsim.federation.contents import Contents
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.notices import NoticeKind
 from fedsim.federation.task_context import TaskContext
+from fedsim.federation.wire import CodedContents
 from fedsim.world.network import Network
 from fedsim.world.population import Population
 from fedsim.world.task import Cause, Task, TaskStep
@@ -180,7 +181,8 @@ class RemoteTasks:
         if task is None:
             return
         if outcome is None:
-            TaskContext.of(task).reply = contents
+            if contents is not None:
+                TaskContext.of(task).answer = CodedContents(contents, {})
             self.arrived[task.device] = (task.count, self.simulation.now)
         self._finish(task, outcome)
 

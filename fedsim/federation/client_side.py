@@ -125,20 +125,20 @@ class ClientSide:
         at the task's end there are none.
         """
         context = TaskContext.of(task)
-        if context.replied:
-            return ()
-        if not context.begun:
-            context.begun = True
+        if context.stage == "asked":
+            context.stage = "computing"
             steps = self._work(task, context)
             if steps:
-                context.computed = True
+                context.has_computed = True
                 return steps
-        context.replied = True
-        return self._answer(task, context)
+        if context.stage == "computing":
+            context.stage = "answered"
+            return self._answer(task, context)
+        return ()
 
     def _work(self, task: Task, context: TaskContext) -> tuple[TaskStep, ...]:
         if context.brings_base:
-            self.devices.bases[task.device] = True
+            self.devices.with_base.add(task.device)
         client = self.halves.of(task.device)
         if type(client).real is not Client.real:
             self.begin_real(task.device, context)
@@ -337,12 +337,13 @@ class ClientSide:
         Returns:
             The contents of the answer by name; empty if the device sends no answer.
         """
-        if context.computed and task.version:
+        if context.has_computed and task.version:
             self.devices.used_versions[task.device] = task.version
-        if context.reply is None:
+        answer = context.answer
+        if answer is None:
             return {}
-        if context.residuals:
-            self.devices.residuals[task.device] = dict(context.residuals)
+        if answer.residuals:
+            self.devices.residuals[task.device] = dict(answer.residuals)
         device = self.devices.of(task.device)
-        self.halves.of(task.device).on_sent(device, context.instruction, context.reply)
-        return received(context.reply)
+        self.halves.of(task.device).on_sent(device, context.instruction, answer.arriving)
+        return received(answer.arriving)

@@ -262,7 +262,7 @@ class DevicesState(TypedDict):
         used_versions: device -> version of its data in its last computation.
         initial: index of the draw -> initial model.
         residuals: device -> name of a content -> residual of the codec.
-        bases: device -> True if it has the model's frozen tensors.
+        with_base: IDs of the devices that have the model's frozen tensors, ascending.
         zero: the model whose weights are all 0; missing if it was never used.
     """
 
@@ -270,7 +270,7 @@ class DevicesState(TypedDict):
     used_versions: dict[int, int]
     initial: dict[int, Ref]
     residuals: dict[int, dict[str, Ref]]
-    bases: dict[int, bool]
+    with_base: list[int]
     zero: NotRequired[Ref]
 
 
@@ -295,7 +295,7 @@ class Devices:
             without an entry has used version 0.
         initial: index of the draw -> initial model.
         residuals: device -> name of a content -> residual of the codec.
-        bases: device -> True if it has the model's frozen tensors.
+        with_base: IDs of the devices that have the model's frozen tensors.
         of: function of an ID that returns the ``Device``.
     """
 
@@ -319,7 +319,7 @@ class Devices:
         self.used_versions: dict[int, int] = {}
         self.initial: dict[int, Ref] = {}
         self.residuals: dict[int, dict[str, Ref]] = {}
-        self.bases: dict[int, bool] = {}
+        self.with_base: set[int] = set()
         self.of: Callable[[int], Device] = lru_cache(maxsize=4096)(partial(Device, devices=self))
 
     @cached_property
@@ -339,7 +339,7 @@ class Devices:
             "used_versions": self.used_versions,
             "initial": self.initial,
             "residuals": self.residuals,
-            "bases": self.bases,
+            "with_base": sorted(self.with_base),
         }
         if "zero" in vars(self):
             state["zero"] = self.zero
@@ -351,6 +351,6 @@ class Devices:
         self.used_versions = state["used_versions"]
         self.initial = state["initial"]
         self.residuals = state["residuals"]
-        self.bases = state["bases"]
+        self.with_base = set(state["with_base"])
         if "zero" in state:
             self.zero = state["zero"]

@@ -20,7 +20,7 @@ class EdgeChannelState(TypedDict):
     """State of ``EdgeChannel`` in a checkpoint; its attributes of the same names describe the entries."""
 
     residuals: dict[int, dict[str, Ref]]
-    bases: dict[int, bool]
+    with_base: list[int]
     in_transit: dict[int, CodedContents]
 
 
@@ -35,7 +35,7 @@ class EdgeChannel:
 
     Attributes:
         residuals: edge server -> name of a content -> residual of the codec.
-        bases: edge server -> True if it has the model's frozen tensors.
+        with_base: edge servers that have the model's frozen tensors.
         in_transit: message that has not ended -> its decoded contents, and new residuals of the
             sender.
     """
@@ -52,7 +52,7 @@ class EdgeChannel:
         self._messages = messages
         self._strategy = strategy
         self.residuals: dict[int, dict[str, Ref]] = {}
-        self.bases: dict[int, bool] = {}
+        self.with_base: set[int] = set()
         self.in_transit: dict[int, CodedContents] = {}
 
     def carry(
@@ -64,7 +64,7 @@ class EdgeChannel:
         start: Ref | None,
     ) -> None:
         """Send a message between the server and an edge server, as ``ServerEdges.carry`` does."""
-        has_base = direction == "up" or edge in self.bases
+        has_base = direction == "up" or edge in self.with_base
         parts = self._envelopes.parts(contents, direction, has_base=has_base)
         message = self._messages.carry(edge, direction, parts, round_number, self._on_end)
         starts: dict[Ref, Ref] = {}
@@ -91,14 +91,14 @@ class EdgeChannel:
             if direction == "up" and coded.residuals:
                 self.residuals[edge] = dict(coded.residuals)
             if direction == "down" and has_model(coded.arriving):
-                self.bases[edge] = True
+                self.with_base.add(edge)
         carried = Carried(edge, direction, message.round, outcome, arrived)
         self._simulation.post(partial(self._strategy.on_carried, carried))
 
     def on_lost(self, edge: int) -> None:
         """Discard the state of a lost edge server, and notify the strategy of the loss."""
         self.residuals.pop(edge, None)
-        self.bases.pop(edge, None)
+        self.with_base.discard(edge)
         self._simulation.post(partial(self._strategy.on_edge_lost, edge))
 
     # checkpoints
@@ -107,14 +107,14 @@ class EdgeChannel:
         """Return the state for ``restore``."""
         return {
             "residuals": self.residuals,
-            "bases": self.bases,
+            "with_base": sorted(self.with_base),
             "in_transit": self.in_transit,
         }
 
     def restore(self, state: EdgeChannelState) -> None:
         """Restore the state from ``snapshot``."""
         self.residuals = state["residuals"]
-        self.bases = state["bases"]
+        self.with_base = set(state["with_base"])
         self.in_transit = state["in_transit"]
         for number in self.in_transit:
             self._messages.under_way[number].on_end = self._on_end

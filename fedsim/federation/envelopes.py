@@ -101,7 +101,7 @@ class Envelopes:
             SimulationError: contents that cannot be sent.
         """
         parts = payloads(contents, self.down)
-        brings_base = self._lacks_base(contents, has_base=device in self._devices.bases)
+        brings_base = self._lacks_base(contents, has_base=device in self._devices.with_base)
         if brings_base:
             parts = (Payload(BASE, self._learner.base_bytes), *parts)
         if self._learner.state_bytes and job == "train" and contents["model"].state is not None:
@@ -126,7 +126,7 @@ class Envelopes:
             device: ID of the device.
             contents: the contents by name, as the client half gives them.
             result: the result of the device's computations.
-            context: context of the task, whose ``reply`` and ``residuals`` are set.
+            context: context of the task, whose ``answer`` is set.
 
         Raises:
             SimulationError: contents that cannot be sent.
@@ -142,8 +142,7 @@ class Envelopes:
             bases[update] = result.start
         residuals = self._devices.residuals.get(device, {})
         coded = self.up.encode_and_decode(contents, bases, residuals, self._summed)
-        context.reply = coded.arriving
-        context.residuals = coded.residuals
+        context.answer = coded
         _copy_loss(contents, coded.arriving, result)
         return (*encoding, Upload(parts)) if parts else ()
 

@@ -1,14 +1,20 @@
 """State of a device's task, between the server's request and the device's answer."""
 
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Literal, Self
 
 from fedsim.federation.client import Instruction
-from fedsim.federation.contents import Contents
+from fedsim.federation.wire import CodedContents
 from fedsim.learning.refs import Ref
 from fedsim.world.task import Task
+
+TaskStage = Literal["asked", "computing", "answered"]
+"""Progress of the strategy's code in a task.
+
+``asked``: the device has not called ``Client.work``. ``computing``: it has called ``Client.work``,
+and does its steps. ``answered``: it has called ``Client.reply``, and sends the answer, if any.
+"""
 
 
 @dataclass(slots=True)
@@ -17,13 +23,10 @@ class TaskContext:
 
     Attributes:
         instruction: the request as the strategy's code on the device receives it.
-        begun: whether ``Client.work`` was called.
-        computed: whether ``Client.work`` returned any computation.
-        reply: decoded contents of the answer by name; None before the answer, or if the device
-            sends none.
-        replied: whether ``Client.reply`` was called.
-        residuals: residuals of the codec by content name, which the device stores if its answer
-            arrives; None before the answer.
+        stage: progress of the strategy's code.
+        has_computed: whether ``Client.work`` has returned any computation.
+        answer: decoded contents of the answer, and the residuals that the device stores if the
+            answer arrives; None before the answer, or if the device sends none.
         real: future of the function of ``Client.real``; None before it begins and after its end.
         brings_base: whether the request contains the model's frozen tensors.
         ahead: results of trainings that may stop early, computed in advance because the simulated
@@ -31,11 +34,9 @@ class TaskContext:
     """
 
     instruction: Instruction
-    begun: bool = False
-    computed: bool = False
-    reply: Contents | None = None
-    replied: bool = False
-    residuals: Mapping[str, Ref] | None = None
+    stage: TaskStage = "asked"
+    has_computed: bool = False
+    answer: CodedContents | None = None
     real: "Future[object] | None" = None
     brings_base: bool = False
     ahead: list[Ref] = field(default_factory=list)
