@@ -68,10 +68,11 @@ class Evaluator:
         unseen: IDs of the devices that never train. They have the last IDs.
 
     Attributes:
-        unseen: tests on the devices that never train.
         last: the last evaluation; None before the first.
-        ever: name of a model -> devices that the model has ever served, ascending; None for all.
+        served: name of a model -> devices that the model has ever served, ascending; None for all.
             Filled only with ``score = "historical"``.
+        unseen_accuracy: device that never trains -> accuracy in the last test; None without test
+            samples.
     """
 
     def __init__(
@@ -90,10 +91,11 @@ class Evaluator:
         self._world = world
         self._local = local
         self._metrics = metrics
-        self.unseen = UnseenTests(learner, unseen)
+        self._unseen = UnseenTests(learner, unseen)
         self._unseen_count = len(unseen)
         self.last: Evaluation | None = None
-        self.ever: dict[str, list[int] | None] = {}
+        self.served: dict[str, list[int] | None] = {}
+        self.unseen_accuracy: dict[int, float | None] = {}
 
     def why_no_accuracy(self, rounds: int, models: ModelAssignment) -> str:
         """Return an explanation for the user why a run has measured no accuracy.
@@ -133,6 +135,8 @@ class Evaluator:
     ) -> Figures:
         """Measure accuracy, losses, discrepancies and agreement of groups after a round.
 
+        The attributes ``last``, ``served`` and ``unseen_accuracy`` are brought up to date.
+
         Args:
             number: the round, from 0.
             models: the strategy's models.
@@ -143,70 +147,104 @@ class Evaluator:
             Values of columns of ``rounds.parquet``; None for a measure if no test is due. Columns
             of agreement are included only if true groups are known.
         """
-        row: Figures = dict(NOT_MEASURED) | dict.fromkeys(metric.name for metric in self._metrics)
-        row |= self.unseen.not_measured()
+        figures = self._not_measured()
         if self._spec.score == "historical":
             self._note_served(models)
         if self._is_due(number):
-            row |= await self._figures(models, updates, self._accuracy_over(strategy.score))
-        return row | self._group_agreement(strategy)
+            # before the test, as a computed update cannot be cut to its first epoch
+            trained = self._trained_models(updates)
+            tested = await self._test_models(models, self._accuracy_over(strategy.score))
+            if tested is None:
+                await self._note_skipped(trained, updates)
+            else:
+                figures |= tested
+                figures |= await self._measure_updates(trained, updates)
+        figures |= self._group_agreement(strategy)
+        return figures
+
+    def _not_measured(self) -> Figures:
+        """Return the measures of a round without a test: None for each column."""
+        figures = dict(NOT_MEASURED)
+        figures |= dict.fromkeys(metric.name for metric in self._metrics)
+        figures |= self._unseen.not_measured()
+        return figures
 
     def _note_served(self, models: ModelAssignment) -> None:
         for name, (_, served) in models.items():
-            ever = self.ever.get(name, [])
-            if served is None or ever is None:
-                self.ever[name] = None
+            earlier = self.served.get(name, [])
+            if served is None or earlier is None:
+                self.served[name] = None
             else:
-                self.ever[name] = sorted({*ever, *served})
+                self.served[name] = sorted({*earlier, *served})
 
     def _is_due(self, number: int) -> bool:
         return self._spec.is_due(number, is_last=self._ending.is_last(number))
 
-    async def _figures(
-        self, models: ModelAssignment, updates: Sequence[Measured], over: AccuracyOver
-    ) -> Figures:
-        """Return the measures of models and updates when a test is due; empty without learning.
+    def _trained_models(self, updates: Sequence[Measured]) -> list[tuple[Ref, float]]:
+        """Return the models whose training losses are measured, each with its update's weight."""
+        trained = [(entry.update, entry.weight) for entry in updates]
+        if self._spec.train_loss == "first":
+            trained = [(self._learner.first_epoch(update), weight) for update, weight in trained]
+        return trained
+
+    async def _test_models(self, models: ModelAssignment, over: AccuracyOver) -> Figures | None:
+        """Test the strategy's models; store the test, and the accuracy of the devices that never train.
 
         Args:
             models: the strategy's models.
-            updates: the updates of the round's aggregation.
             over: definition of accuracy.
+
+        Returns:
+            Accuracy, loss and other metrics; None without learning.
         """
         learner = self._learner
-        row = Figures()
-        trained = [(entry.update, entry.weight) for entry in updates]
-        if self._spec.train_loss == "first":  # a computed update cannot be cut to its first epoch
-            trained = [(learner.first_epoch(update), weight) for update, weight in trained]
         evaluation = await learner.evaluate(self._with_present_devices(models))
         if evaluation is None:
-            await self._note_skipped([update for update, _ in trained], updates)
-            return row
+            return None
         self.last = evaluation
         if self._spec.score == "historical":
-            ever = {name: (ref, self.ever[name]) for name, (ref, _) in models.items()}
-            evaluation = await learner.evaluate(self._with_present_devices(ever)) or evaluation
-        row["accuracy"], row["loss"] = evaluation.accuracy_and_loss(over)
-        row |= await self.unseen.measure(models, over)
-        row |= {metric.name: evaluation.figure(metric, over) for metric in self._metrics}
+            served = {name: (ref, self.served[name]) for name, (ref, _) in models.items()}
+            evaluation = await learner.evaluate(self._with_present_devices(served)) or evaluation
+        figures = Figures()
+        figures["accuracy"], figures["loss"] = evaluation.accuracy_and_loss(over)
+        unseen = await self._unseen.measure(models, over)
+        if unseen is not None:
+            self.unseen_accuracy = unseen.of_devices
+            figures |= unseen.figures
+        figures |= {metric.name: evaluation.figure(metric, over) for metric in self._metrics}
+        return figures
+
+    async def _measure_updates(
+        self, trained: Sequence[tuple[Ref, float]], updates: Sequence[Measured]
+    ) -> Figures:
+        """Return the training loss, the discrepancies and the reports of trainers of a round.
+
+        Args:
+            trained: the models whose training losses are measured, and their weights.
+            updates: the updates of the round's aggregation; without any, nothing is measured.
+        """
+        figures = Figures()
         if not updates:
-            return row
-        row["train_loss"] = await learner.train_loss(trained)
-        row |= self._mean_reports(updates)
+            return figures
+        figures["train_loss"] = await self._learner.train_loss(trained)
+        figures |= self._mean_reports(updates)
         centers = [(entry.update, entry.center) for entry in updates if entry.center is not None]
         starts = [(entry.update, entry.start) for entry in updates if entry.start is not None]
-        row["discrepancy"] = await self.discrepancy(centers)
-        row["discrepancy_start"] = await self.discrepancy(starts)
-        return row
+        figures["discrepancy"] = await self.discrepancy(centers)
+        figures["discrepancy_start"] = await self.discrepancy(starts)
+        return figures
 
-    async def _note_skipped(self, trained: Sequence[Ref], updates: Sequence[Measured]) -> None:
+    async def _note_skipped(
+        self, trained: Sequence[tuple[Ref, float]], updates: Sequence[Measured]
+    ) -> None:
         """Note the models that a test with learning computes for the measures of updates.
 
         Args:
-            trained: the updates whose training loss is measured.
+            trained: the models whose training losses are measured, and their weights.
             updates: the updates of the round's aggregation.
         """
         learner = self._learner
-        await learner.note_skipped(trained)
+        await learner.note_skipped([model for model, _ in trained])
         for others in (
             [(entry.update, entry.center) for entry in updates],
             [(entry.update, entry.start) for entry in updates],
@@ -299,14 +337,15 @@ class Evaluator:
             Kind of pair -> least, mean and largest cosine, rounded to six digits; empty if
             ``evaluation.cosines`` is false or no test is due.
         """
-        is_due = self._spec.cosines and self._learner.learns and self._is_due(number)
+        if not (self._spec.cosines and self._learner.learns and self._is_due(number)):
+            return {}
         pairs: list[tuple[Ref, Ref]] = []
         devices: list[int] = []
         for entry in updates:
             if entry.start is not None and entry.device is not None:
                 pairs.append((entry.update, entry.start))
                 devices.append(entry.device)
-        if not is_due or len(pairs) < 2:
+        if len(pairs) < 2:
             return {}
         with np.errstate(all="ignore"):
             units = [change / np.linalg.norm(change) async for change in self._changes(pairs)]
@@ -372,7 +411,7 @@ class Evaluator:
             return {}
         return Figures(measures(groups, truth))
 
-    async def fine_tuned(
+    async def test_fine_tuned(
         self, models: ModelAssignment, number: int, strategy_default: AccuracyOver
     ) -> float | None:
         """Return the accuracy after each device has trained the model that serves it a little further.

@@ -1,7 +1,7 @@
 """Tests on devices that never train (``population.tested_only``)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.evaluation import AccuracyOver
@@ -19,21 +19,29 @@ COLUMNS = {
 """Columns of ``rounds.parquet`` with ``population.tested_only`` -> description."""
 
 
+class UnseenTest(NamedTuple):
+    """Result of a test on the devices that never train.
+
+    Attributes:
+        figures: accuracy and loss, by column of ``rounds.parquet``.
+        of_devices: device -> its accuracy; None without test samples.
+    """
+
+    figures: dict[str, float | None]
+    of_devices: dict[int, float | None]
+
+
 class UnseenTests:
     """Tests of a strategy's models on the devices that never train (``population.tested_only``).
 
     Args:
         learner: computes and tests models.
         devices: IDs of the devices; empty if all devices may train.
-
-    Attributes:
-        accuracy: device -> accuracy in the last test; None without test samples.
     """
 
     def __init__(self, learner: "Learner", devices: Sequence[int]) -> None:
         self._learner = learner
         self._devices = list(devices)
-        self.accuracy: dict[int, float | None] = {}
 
     def not_measured(self) -> dict[str, float | None]:
         """Return the columns of tests on such devices for a round without a test: all None.
@@ -42,7 +50,7 @@ class UnseenTests:
         """
         return dict.fromkeys(COLUMNS) if self._devices else {}
 
-    async def measure(self, models: ModelAssignment, over: AccuracyOver) -> dict[str, float | None]:
+    async def measure(self, models: ModelAssignment, over: AccuracyOver) -> UnseenTest | None:
         """Test the strategy's models on those devices that never train, each on its own test samples.
 
         With several models, a measure is the mean over the models, weighted by the counts of the
@@ -54,25 +62,26 @@ class UnseenTests:
             over: definition of accuracy.
 
         Returns:
-            Accuracy and loss, by column of ``rounds.parquet``. The attribute ``accuracy`` is set to
-            the accuracy of each device.
+            The result; None without such devices, or without learning.
         """
         if not self._devices:
-            return {}
+            return None
         accuracy = _FigureOverModels()
         loss = _FigureOverModels()
         of_devices = {device: _FigureOverModels() for device in self._devices}
         for model, weight in weighted(models):
             evaluation = await self._learner.evaluate({"unseen": (model, self._devices)})
             if evaluation is None:
-                return {}
+                return None
             tested = evaluation.accuracy_and_loss(over)
             accuracy.add(tested.accuracy, weight)
             loss.add(tested.loss, weight)
             for device, value in evaluation.device_accuracy().items():
                 of_devices[device].add(value, weight)
-        self.accuracy = {device: mean.value for device, mean in of_devices.items()}
-        return {ACCURACY: accuracy.value, LOSS: loss.value}
+        return UnseenTest(
+            {ACCURACY: accuracy.value, LOSS: loss.value},
+            {device: mean.value for device, mean in of_devices.items()},
+        )
 
 
 class _FigureOverModels:

@@ -409,7 +409,7 @@ class Run:
         accuracy: list[float | None] = [None] * len(devices)
         if self.evaluator.last is not None:
             measured = self.evaluator.last.device_accuracy()
-            measured |= self.evaluator.unseen.accuracy
+            measured |= self.evaluator.unseen_accuracy
             accuracy = [measured.get(device) for device in numbers]
         trainable = [device for device in numbers if device < population.trainable]
         strangers: list[int | None] = [None] * (len(numbers) - len(trainable))

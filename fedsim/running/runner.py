@@ -239,7 +239,9 @@ class Job:
         if names:
             summary["not_finite"] = f"{names}{home_of(type(strategy))}"
         if status == "done" and self.scenario.evaluation.fine_tune_epochs:
-            tuned = await evaluator.fine_tuned(strategy.models(), summary["rounds"], strategy.score)
+            tuned = await evaluator.test_fine_tuned(
+                strategy.models(), summary["rounds"], strategy.score
+            )
             summary["accuracy"]["fine_tuned"] = tuned
         if self.out is not None:
             if status != FAILED:

@@ -303,8 +303,8 @@ def _snapshot(
         "processes": run.processes.snapshot(),
         "strategy": run.strategy.state,
         "last": run.evaluator.last,
-        "ever": run.evaluator.ever,
-        "unseen": run.evaluator.unseen.accuracy,
+        "served": run.evaluator.served,
+        "unseen": run.evaluator.unseen_accuracy,
         "progress": run.ending.progress,
     }
     tree = encoder.encode(state)
@@ -401,7 +401,7 @@ class SavedRun(TypedDict):
     processes: "ProcessesState"
     strategy: Any
     last: Evaluation | None
-    ever: dict[str, list[int] | None]
+    served: dict[str, list[int] | None]
     unseen: dict[int, float | None]
     progress: Progress
 
@@ -440,8 +440,8 @@ def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
     _restore_parts(run, state["parts"])
     run.strategy.state = state["strategy"]
     run.evaluator.last = state["last"]
-    run.evaluator.ever = state["ever"]
-    run.evaluator.unseen.accuracy = state["unseen"]
+    run.evaluator.served = state["served"]
+    run.evaluator.unseen_accuracy = state["unseen"]
     run.ending.progress = state["progress"]
     run.processes.restore(state["processes"], state["alarms"])
     env = run.simulation.env
