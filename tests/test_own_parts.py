@@ -240,7 +240,8 @@ class TestWhatAPartOfOnesOwnMustNotDo:
                 refuse_wrong_hooks(halved, "kind")
 
     @pytest.mark.parametrize(
-        ("former", "present"), [("keeps_rest", "stores_residual"), ("sends", "sent_share")]
+        ("former", "present"),
+        [("keeps_rest", "stores_residual"), ("sends", "sent_share"), ("of_sums", "for_added_up")],
     )
     @pytest.mark.parametrize("value", [True, property(lambda self: 1.0)])
     def test_define_no_property_by_its_former_name(

@@ -73,13 +73,13 @@ class ContentPacker:
     Args:
         codec: the codec of the direction.
         learner: names and computes models.
-        summed: names of contents that device and server each sum.
+        added_up: names of contents that device and server each add up.
     """
 
-    def __init__(self, codec: Codec, learner: Learner, summed: Collection[str] = ()) -> None:
+    def __init__(self, codec: Codec, learner: Learner, added_up: Collection[str] = ()) -> None:
         self._codec = codec
         self._learner = learner
-        self._summed = summed
+        self._added_up = added_up
 
     def pack(
         self,
@@ -177,7 +177,7 @@ class ContentPacker:
         return form
 
     def _encode(self, name: str, model: Ref, base: Ref | None, residual: Ref | None) -> CodedParts:
-        codec = self._codec.of_sums if name in self._summed else self._codec
+        codec = self._codec.for_added_up if name in self._added_up else self._codec
         size = int(self._learner.parameters)
         return codec.encode(self._learner, size, model, base, residual)
 

@@ -268,7 +268,7 @@ class Client(Generic[P]):
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """Hook after the device's answer has arrived, for changes of the device's state.
 
-        By default nothing is done. By default nothing is done. The method is not called if the
+        By default nothing is done. The method is not called if the
         answer is cut off.
 
         Args:

@@ -180,6 +180,7 @@ class Codec(Spec):
 
     former_hooks: ClassVar[Mapping[str, str]] = {
         "keeps_rest": "stores_residual",
+        "of_sums": "for_added_up",
         "sends": "sent_share",
         "split": "encode",
     }
@@ -223,7 +224,7 @@ class Codec(Spec):
         return False
 
     @property
-    def of_sums(self) -> "Codec":
+    def for_added_up(self) -> "Codec":
         """Codec for contents that sender and receiver both add up over rounds.
 
         Without error feedback, errors of encoding would accumulate as well. The names of such

@@ -38,7 +38,7 @@ class Envelopes:
         down: codec of the messages to devices.
         up: codec of the messages from devices.
         devices: holds the residuals of codecs, and which devices have the frozen tensors.
-        summed: names of contents that device and server each sum.
+        added_up: names of contents that device and server each add up.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Envelopes:
         down: Wire,
         up: Wire,
         devices: Devices,
-        summed: Collection[str] = (),
+        added_up: Collection[str] = (),
     ) -> None:
         self._learner = learner
         self.down = down
         self.up = up
         self._devices = devices
-        self._summed = summed
+        self._added_up = added_up
 
     def wire(self, direction: Direction) -> Wire:
         """Return ``down`` or ``up``."""
@@ -141,7 +141,7 @@ class Envelopes:
         if update is not None and result.start is not None:
             bases[update] = result.start
         residuals = self._devices.residuals.get(device, {})
-        coded = self.up.encode_and_decode(contents, bases, residuals, self._summed)
+        coded = self.up.encode_and_decode(contents, bases, residuals, self._added_up)
         context.answer = coded
         _copy_loss(contents, coded.arriving, result)
         return (*encoding, Upload(parts)) if parts else ()

@@ -81,7 +81,7 @@ class Wire:
         contents: Contents,
         bases: Mapping[Ref, Ref],
         residuals: Mapping[str, Ref],
-        summed: Collection[str] = (),
+        added_up: Collection[str] = (),
     ) -> CodedContents:
         """Encode and decode the models of contents by the codec.
 
@@ -90,23 +90,23 @@ class Wire:
             bases: update -> the model from which it was trained.
             residuals: name of a content -> the sender's residual (``Coded.residual``). The mapping
                 is not changed.
-            summed: names of contents that device and server each sum. They are encoded by
-                ``Codec.of_sums``, and their residuals are not stored.
+            added_up: names of contents that device and server each add up. They are encoded by
+                ``Codec.for_added_up``, and their residuals are not stored.
         """
         if self._is_lossless and Partial not in map(type, contents.values()):
             return CodedContents(contents, {})
         arriving: dict[str, object] = {}
         new_residuals = dict(residuals)
         for name, value in contents.items():
-            is_sum = name in summed
-            coded = self._code_content(value, bases, residuals.get(name), is_sum=is_sum)
+            is_added_up = name in added_up
+            coded = self._code_content(value, bases, residuals.get(name), is_added_up=is_added_up)
             arriving[name] = coded.received
             if coded.residual is not None:
                 new_residuals[name] = coded.residual
         return CodedContents(arriving, new_residuals)
 
     def _code_content(
-        self, value: object, bases: Mapping[Ref, Ref], residual: Ref | None, *, is_sum: bool
+        self, value: object, bases: Mapping[Ref, Ref], residual: Ref | None, *, is_added_up: bool
     ) -> _CodedContent:
         """Encode and decode a content; one without a model is unchanged.
 
@@ -114,17 +114,17 @@ class Wire:
             value: the content.
             bases: update -> the model from which it was trained.
             residual: the sender's residual of the content; None before the first message.
-            is_sum: whether device and server each sum the contents of this name.
+            is_added_up: whether device and server each add up the contents of this name.
         """
         if isinstance(value, Partial):
             return self._code_part(value, bases.get(value.model), residual)
         if self._is_lossless:
             return _CodedContent(value)
         if isinstance(value, Ref):
-            codec = self._codec.of_sums if is_sum else self._codec
+            codec = self._codec.for_added_up if is_added_up else self._codec
             base = bases.get(value)
             coded = codec.code(self._learner, self._parameters, value, base, residual)
-            return _CodedContent(coded.received, None if is_sum else coded.residual)
+            return _CodedContent(coded.received, None if is_added_up else coded.residual)
         if isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
             return _CodedContent([self._code_item(item) for item in value])
         return _CodedContent(value)

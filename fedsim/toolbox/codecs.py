@@ -64,7 +64,7 @@ class Lossy(Codec):
         return self.error_feedback or self.is_random  # unbiased random rounding adds variance
 
     @property
-    def of_sums(self) -> Codec:
+    def for_added_up(self) -> Codec:
         """Codec with error feedback, as errors would accumulate in contents that are added up."""
         return self.model_copy(update={"error_feedback": True})
 
