@@ -12,6 +12,7 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
 from fedsim.common.training import NO_LIMIT, Limit, LocalEpochs, Training
 from fedsim.deployed.labels import USED, LabelHistory
+from fedsim.deployed.memory import DeviceMemory, SentAnswer, read_memory
 from fedsim.deployed.packing import FORGOT, SHIFT, ContentPacker, ModelPlace, Packet, models_in
 from fedsim.deployed.reading import (
     Json,
@@ -23,10 +24,9 @@ from fedsim.deployed.reading import (
     text_of,
 )
 from fedsim.deployed.step_log import LoggedStep, StepLog
-from fedsim.deployed.trees import TreeWriter, read_tree
 from fedsim.federation.client import Client, Instruction, LocalResult
 from fedsim.federation.client_side import ClientSide
-from fedsim.federation.contents import BASE, Contents, Lazy, received
+from fedsim.federation.contents import BASE, Contents, received
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.task_context import TaskContext
 from fedsim.federation.wire import Wire
@@ -138,7 +138,8 @@ class DeviceHalf:
 
         Args:
             request: the request.
-            memory: what the device remembers; changed in place, to be stored with the answer.
+            memory: the device's memory as a packet (``DeviceMemory``); changed in place, to be
+                stored with the answer.
             clock: returns the present time by the server's clock (s).
             log: receives the steps of the task; the answer has them too.
 
@@ -149,7 +150,7 @@ class DeviceHalf:
         count = count_of(entry_of(head, "count"), "count")
         first = (self.device + 1) * _SERIALS_A_DEVICE + count * _SERIALS_A_TASK
         self._learner.restore(first)
-        forgot = self._recall(memory, head)
+        forgot = self._recall(read_memory(memory, self._learner), head)
         shift = self._shift()
         self._check_base(request)
         asked_at = finite_of(entry_of(head, "asked_at"), "asked_at")
@@ -184,7 +185,7 @@ class DeviceHalf:
             up_s = self._network.nominal_s(self.device, "up", uploaded)
             self._sleep_until(self._now + up_s, clock)
         log.begin_upload(clock(), answer.bytes_by_content())
-        self._remember(memory, task)
+        self._memory_after(task).write_to(memory, self._learner)
         return answer
 
     def warm_up(self) -> None:
@@ -429,9 +430,9 @@ class DeviceHalf:
                 return place
         return None
 
-    # memory between requests, as a packet
+    # memory between requests
 
-    def _recall(self, memory: Packet, head: Mapping[str, Json]) -> bool:
+    def _recall(self, memory: DeviceMemory, head: Mapping[str, Json]) -> bool:
         """Restore the device's state, and call ``Client.on_sent`` if its last answer has arrived.
 
         Args:
@@ -442,34 +443,28 @@ class DeviceHalf:
             Whether the node has lost state of the device: the server has received an answer that
             the memory lacks, as the node was started anew, and answers change the device's state.
         """
-        tree = memory.head.get("memory")
-        values = read_tree(tree, memory.arrays, self._learner)
-        if not isinstance(values, dict):
-            values = {}
-        self._devices.states[self.device] = values.get("state", {})
-        self._devices.residuals[self.device] = values.get("residuals", {})
-        if values.get("has_base"):
+        self._devices.states[self.device] = memory.state
+        self._devices.residuals[self.device] = memory.residuals
+        if memory.has_base:
             self._devices.with_base.add(self.device)
-        self._speed = values.get("speed")
-        last = values.get("last")
+        self._speed = memory.speed
         arrived = head.get("arrived")
-        labels = memory.head.get("labels")
         if arrived is None:
-            self._labels.restore(labels, has_arrived=False)
+            self._labels.restore(memory.labels, has_arrived=False)
             return False
         number, when = pair_of(arrived, "arrived")
         count = count_of(number, "the count of a task")
-        self._labels.restore(labels, has_arrived=count == values.get("count"))
-        if values.get("count", -1) < count:
+        self._labels.restore(memory.labels, has_arrived=count == memory.count)
+        if memory.count < count:
             return self._acts_on_arrival or self._stores_residual
-        if last is None or count != last["count"]:
+        last = memory.last
+        if last is None or memory.count != count:
             return False
         self._now = finite_of(when, "the time of an arrival")
-        if last["residuals"]:
-            self._devices.residuals[self.device] = last["residuals"]
-        instruction = Instruction(last["job"], last["contents"], last["round"])
+        if last.residuals:
+            self._devices.residuals[self.device] = dict(last.residuals)
         client = self._side.halves.of(self.device)
-        client.on_sent(self._devices.of(self.device), instruction, last["reply"])
+        client.on_sent(self._devices.of(self.device), last.instruction, last.reply)
         return False
 
     def _shift(self) -> dict[str, Json] | None:
@@ -491,39 +486,26 @@ class DeviceHalf:
         """Whether the strategy's code on the device has a hook for the arrival of its answer."""
         return type(self._side.halves.of(self.device)).on_sent is not Client.on_sent
 
-    def _remember(self, memory: Packet, task: Task) -> None:
-        """Write what the device remembers, with its answer until the server confirms the arrival.
+    def _memory_after(self, task: Task) -> DeviceMemory:
+        """Return what the device remembers after a task.
 
         Args:
-            memory: the packet to write to.
-            task: the task that the device has answered.
+            task: the task, which the device has answered.
         """
-        writer = TreeWriter(self._learner)
         context = TaskContext.of(task)
-        instruction = context.instruction
         answer = context.answer
-        last: dict[str, object] | None = None
+        last: SentAnswer | None = None
         if answer is not None and (self._acts_on_arrival or answer.residuals):
-            last = {
-                "count": task.count,
-                "job": instruction.job,
-                "round": instruction.round,
-                "contents": _kept(instruction.contents),
-                "reply": _kept(received(answer.arriving)),
-                "residuals": answer.residuals,
-            }
-        tree = writer.write(
-            {
-                "state": self._devices.states.get(self.device, {}),
-                "residuals": self._devices.residuals.get(self.device, {}),
-                "has_base": self.device in self._devices.with_base,
-                "speed": self._speed,
-                "count": task.count,
-                "last": last,
-            }
+            last = SentAnswer.of(context.instruction, answer)
+        return DeviceMemory(
+            self._devices.states.get(self.device, {}),
+            self._devices.residuals.get(self.device, {}),
+            self.device in self._devices.with_base,
+            self._speed,
+            task.count,
+            last,
+            self._labels.tree(),
         )
-        memory.head = {"memory": tree, "labels": self._labels.tree()}
-        memory.arrays = writer.arrays
 
     def _check_base(self, request: Packet) -> None:
         """Raise ``SimulationError`` if the frozen tensors in a request differ from the device's own.
@@ -539,15 +521,6 @@ class DeviceHalf:
                 "the server's frozen tensors differ from the tensors that this device has built from "
                 "the scenario; install one version of torch and of fedsim on all machines"
             )
-
-
-def _kept(contents: Mapping[str, object]) -> dict[str, object]:
-    """Return contents of a message without values that are computed only when they are read.
-
-    Args:
-        contents: the contents by name, which ``Client.on_sent`` reads after the answer has arrived.
-    """
-    return {name: value for name, value in contents.items() if not isinstance(value, Lazy)}
 
 
 def _no_base(place: ModelPlace) -> Ref:

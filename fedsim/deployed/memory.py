@@ -1,0 +1,111 @@
+"""Memory of a device's node between two tasks, as a packet that Flower stores."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from fedsim.deployed.packing import Packet
+from fedsim.deployed.reading import Json, PacketError
+from fedsim.deployed.trees import TreeWriter, read_tree
+from fedsim.federation.client import Instruction
+from fedsim.federation.contents import Lazy, received
+from fedsim.federation.wire import CodedContents
+from fedsim.learning import Learner
+from fedsim.learning.refs import Ref
+
+
+@dataclass
+class SentAnswer:
+    """Answer of a device's last task, until the server confirms that it has arrived.
+
+    Attributes:
+        job, round, contents: the request, as attributes of ``Instruction``.
+        reply: decoded contents of the answer by name, as ``Client.on_sent`` receives them.
+        residuals: residuals of the codec by content name, stored when the answer has arrived.
+    """
+
+    job: str
+    round: int | None
+    contents: dict[str, object]
+    reply: dict[str, object]
+    residuals: Mapping[str, Ref]
+
+    @classmethod
+    def of(cls, instruction: Instruction, answer: CodedContents) -> Self:
+        """Return an answer, and the request that it answers, as the device remembers them."""
+        return cls(
+            instruction.job,
+            instruction.round,
+            _without_lazy(instruction.contents),
+            _without_lazy(received(answer.arriving)),
+            answer.residuals,
+        )
+
+    @property
+    def instruction(self) -> Instruction:
+        """The request."""
+        return Instruction(self.job, self.contents, self.round)
+
+
+def _without_lazy(contents: Mapping[str, object]) -> dict[str, object]:
+    """Return contents of a message without values that are computed only when they are read."""
+    return {name: value for name, value in contents.items() if not isinstance(value, Lazy)}
+
+
+@dataclass
+class DeviceMemory:
+    """Values that a node stores between two tasks of its device.
+
+    Attributes:
+        state: ``Device.state``.
+        residuals: residuals of the codec by content name.
+        has_base: whether the device has the model's frozen tensors.
+        speed: measured speed of the device (samples/s); None if it was not measured.
+        count: count of the device's tasks before its last task; -1 before the first.
+        last: answer of the last task; None if nothing depends on its arrival.
+        labels: ``LabelHistory.tree``; None before the first task.
+    """
+
+    state: dict[str, object] = field(default_factory=dict)
+    residuals: dict[str, Ref] = field(default_factory=dict)
+    has_base: bool = False
+    speed: float | None = None
+    count: int = -1
+    last: SentAnswer | None = None
+    labels: Json = None
+
+    def write_to(self, packet: Packet, learner: Learner) -> None:
+        """Write the memory to a packet, in place of the packet's content.
+
+        Args:
+            packet: the packet.
+            learner: computes the models in the memory.
+        """
+        writer = TreeWriter(learner)
+        last = None if self.last is None else vars(self.last)
+        values = vars(self) | {"last": last}
+        packet.head = {"memory": writer.write(values)}
+        packet.arrays = writer.arrays
+
+
+def read_memory(packet: Packet, learner: Learner) -> DeviceMemory:
+    """Restore the memory that ``DeviceMemory.write_to`` has written.
+
+    Args:
+        packet: the packet; an empty one before the device's first task.
+        learner: names the models in the memory.
+
+    Raises:
+        PacketError: the packet has another form.
+    """
+    if "memory" not in packet.head:
+        return DeviceMemory()
+    values = read_tree(packet.head["memory"], packet.arrays, learner)
+    if not isinstance(values, dict):
+        raise PacketError("the memory of a node is no table")
+    try:
+        if values["last"] is not None:
+            values["last"] = SentAnswer(**values["last"])
+        return DeviceMemory(**values)
+    except (KeyError, TypeError) as error:
+        raise PacketError(f"the memory of a node cannot be read: {error}") from error

@@ -1,0 +1,44 @@
+"""What a device's node remembers between two tasks, as a packet."""
+
+import numpy as np
+import pytest
+
+from fedsim.clock.simulation import Simulation
+from fedsim.deployed.memory import DeviceMemory, SentAnswer, read_memory
+from fedsim.deployed.packing import Packet
+from fedsim.deployed.reading import Json, PacketError
+from fedsim.federation.client import Instruction
+from fedsim.federation.contents import Header, Lazy
+from fedsim.federation.wire import CodedContents
+from fedsim.running.assembly import Run
+from fedsim.running.scenario import Scenario
+
+SCENARIO = Scenario(data={"source": "digits"}, population={"devices": 10})
+LEARNER = Run(SCENARIO, Simulation()).learner
+
+
+def test_a_memory_is_read_as_it_was_written() -> None:
+    model = LEARNER.received(np.ones(int(LEARNER.parameters), dtype=np.float32))
+    coded = CodedContents({"update": model, "loss": Lazy("loss", model), "n": Header(3)}, {})
+    last = SentAnswer.of(Instruction("train", {"model": model, "epoch": 2}, 4), coded)
+    packet = Packet({})
+    written = DeviceMemory({"seen": [1, 2]}, {"update": model}, True, 2.5, 7, last, {"used": [3]})
+    written.write_to(packet, LEARNER)
+    memory = read_memory(packet, LEARNER)
+    assert memory.last is not None
+    assert memory.last.instruction.job == "train"
+    assert memory.last.instruction["epoch"] == 2
+    assert memory.last.reply.keys() == {"update", "n"}
+    assert memory.residuals["update"].value == pytest.approx(model.value)
+    facts = (memory.state, memory.has_base, memory.speed, memory.count, memory.labels)
+    assert facts == ({"seen": [1, 2]}, True, 2.5, 7, {"used": [3]})
+
+
+def test_a_node_remembers_nothing_before_its_first_task() -> None:
+    assert read_memory(Packet({}), LEARNER) == DeviceMemory()
+
+
+@pytest.mark.parametrize("tree", [None, 3, {"dict": []}, {"dict": [["last", None], ["old", 1]]}])
+def test_a_memory_of_another_form_is_refused(tree: Json) -> None:
+    with pytest.raises(PacketError, match="the memory of a node"):
+        read_memory(Packet({"memory": tree}), LEARNER)
