@@ -1,5 +1,6 @@
 """Answers of nodes, which are checked before the server half sees them."""
 
+from functools import partial
 from typing import NamedTuple
 
 from flwr.app import RecordDict
@@ -98,11 +99,7 @@ class AnswerReader:
         Raises:
             PacketError: a content is missing or broken.
         """
-
-        def model_at(place: ModelPlace) -> Ref:
-            return _model_at(task, place)
-
-        contents = self._packer.unpack(packet, model_at)
+        contents = self._packer.unpack(packet, partial(_model_at, task))
         self._check(task, contents)
         return contents
 
@@ -138,10 +135,10 @@ def _model_at(task: Task, place: ModelPlace) -> Ref:
     Raises:
         PacketError: the request has no such model.
     """
-    name, index = place
-    content = TaskContext.of(task).instruction.contents.get(name)
+    index = place.position
+    content = TaskContext.of(task).instruction.contents.get(place.content)
     if isinstance(content, list | tuple) and index is not None and index < len(content):
         content = content[index]
     if not isinstance(content, Ref):
-        raise PacketError(f"its base is the model {show_value(place)}, which no request had")
+        raise PacketError(f"its base is the model {show_value(str(place))}, which no request had")
     return content

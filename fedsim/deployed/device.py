@@ -9,11 +9,19 @@ from typing import NamedTuple
 import numpy as np
 
 from fedsim.clock.simulation import Simulation
-from fedsim.common.errors import SimulationError
+from fedsim.common.errors import SimulationError, show_value
 from fedsim.common.training import NO_LIMIT, Limit, LocalEpochs, Training
 from fedsim.deployed.labels import USED, LabelHistory
 from fedsim.deployed.memory import DeviceMemory, SentAnswer, read_memory
-from fedsim.deployed.packing import FORGOT, SHIFT, ContentPacker, ModelPlace, Packet, models_in
+from fedsim.deployed.packing import (
+    FORGOT,
+    SHIFT,
+    ContentPacker,
+    ModelPlace,
+    Packet,
+    PlacedModel,
+    models_in,
+)
 from fedsim.deployed.reading import (
     Json,
     count_of,
@@ -392,11 +400,11 @@ class DeviceHalf:
 
     def _pack(self, task: Task, answer: _ClientAnswer) -> Packet:
         contents, result = answer
-        bases: dict[Ref, tuple[Ref, ModelPlace]] = {}
+        bases: dict[Ref, PlacedModel] = {}
         if result.update is not None and result.start is not None:
             place = self._place_of(task, result.start)
             if place is not None:
-                bases[result.update] = (result.start, place)
+                bases[result.update] = PlacedModel(place, result.start)
         residuals = self._devices.residuals.get(self.device, {})
         packet = self._up.pack(contents, bases, residuals)
         trained = result.trained
@@ -524,4 +532,6 @@ class DeviceHalf:
 
 
 def _no_base(place: ModelPlace) -> Ref:
-    raise SimulationError(f"a request has a change of the model {place}, which no device knows")
+    raise SimulationError(
+        f"a request has a change of the model {show_value(str(place))}, which no device knows"
+    )

@@ -45,6 +45,22 @@ class _MeasuredTask:
     steps: list[LoggedStep] = field(default_factory=list)
 
 
+class _PlacedRecord(NamedTuple):
+    """Record, and the numbers by which it is sorted.
+
+    Attributes:
+        place: place among the records of the server half; a step is halfway between two of them.
+        time: time of the record (s).
+        order: number of the step's record within its task, from 1; 0 for other records.
+        record: the record.
+    """
+
+    place: float
+    time: float
+    order: int
+    record: Record
+
+
 def with_steps(
     records: Sequence[Record],
     logged: Mapping[int, list[LoggedStep]],
@@ -67,23 +83,22 @@ def with_steps(
     tasks = _tasks_of(records, logged)
     times = [record.time for record in records]
     begins: dict[int, int] = {}  # task -> place of its record task-start
-    # place among the records, time, order within the task, and the record
-    placed: list[tuple[float, float, int, Record]] = []
+    placed: list[_PlacedRecord] = []
     for place, record in enumerate(records):
         if record.kind in _MESSAGES:
             continue
-        placed.append((place, record.time, 0, record))
+        placed.append(_PlacedRecord(place, record.time, 0, record))
         if record.kind == "task-start":
             begins[record.fields["task"]] = place
         elif record.kind == "task-end":
             task = tasks[record.fields["task"]]
             first = begins[record.fields["task"]] + 0.5
             for order, step in enumerate(_step_records(task, record, wire), 1):
-                among = bisect.bisect_right(times, step.time) - 0.5
-                among = min(max(among, first), place - 0.5)
-                placed.append((among, step.time, order, step))
-    placed.sort(key=lambda item: item[:3])
-    return [record for *_, record in placed]
+                step_place = bisect.bisect_right(times, step.time) - 0.5
+                step_place = min(max(step_place, first), place - 0.5)
+                placed.append(_PlacedRecord(step_place, step.time, order, step))
+    placed.sort(key=lambda item: (item.place, item.time, item.order))
+    return [item.record for item in placed]
 
 
 def _tasks_of(
@@ -228,25 +243,34 @@ def write_run_folder(
         part.unlink()
 
 
+class _ConnectionChange(NamedTuple):
+    """Change of a device's connection at a time (s): whether it is connected from then on."""
+
+    device: int
+    time: float
+    on: bool
+
+
 def _presence(run: ServerRun, records: Sequence[Record]) -> dict[str, Sequence[float]]:
     """Return the columns of ``availability.parquet``, with a row for each change of a connection.
 
     Returns:
         ``device``, ``time`` (s), and ``on``: whether the device's node was connected from then on.
     """
-    changes: dict[int, list[tuple[float, bool]]] = {}
+    changes: dict[int, list[_ConnectionChange]] = {}
     for record in records:
         if record.kind in ("node", "node-return", "node-gone"):
-            states = changes.setdefault(record.fields["device"], [])
-            states.append((record.time, record.kind != "node-gone"))
-    rows: list[tuple[int, float, bool]] = []
+            device = record.fields["device"]
+            change = _ConnectionChange(device, record.time, record.kind != "node-gone")
+            changes.setdefault(device, []).append(change)
+    rows: list[_ConnectionChange] = []
     for device in range(run.scenario.population.devices):
-        states = changes.get(device, [])
-        if not states or states[0][0] > 0.0:
-            rows.append((device, 0.0, False))
-        rows += [(device, time, on) for time, on in states]
+        of_device = changes.get(device, [])
+        if not of_device or of_device[0].time > 0.0:
+            rows.append(_ConnectionChange(device, 0.0, on=False))
+        rows += of_device
     return {
-        "device": [row[0] for row in rows],
-        "time": [row[1] for row in rows],
-        "on": [row[2] for row in rows],
+        "device": [row.device for row in rows],
+        "time": [row.time for row in rows],
+        "on": [row.on for row in rows],
     }

@@ -15,7 +15,7 @@ from fedsim.deployed.clock import WallClock
 from fedsim.deployed.packing import ContentPacker, Packet
 from fedsim.deployed.reading import PacketError, count_of, entry_of
 from fedsim.deployed.records import from_records, to_records
-from fedsim.deployed.replies import Replies
+from fedsim.deployed.replies import Replies, Reply
 from fedsim.deployed.run import SentContext, ServerRun
 from fedsim.federation.contents import BASE
 from fedsim.version import __version__
@@ -80,18 +80,19 @@ class Nodes:
         if time.monotonic() >= self._next_nodes:
             self._look_for_nodes()
             self._next_nodes = time.monotonic() + _NODES_EVERY_S
-        self._replies.take(self._receive)
+        for reply in self._replies.take():
+            self._receive(reply)
 
     def end(self) -> None:
         """Stop waiting for replies."""
         self._replies.end()
 
-    def _receive(self, name: str, wall: float, reply: Message | Exception) -> None:
+    def _receive(self, reply: Reply) -> None:
         """Handle the first reply to a message; later replies to it are ignored."""
-        if name in self._greetings:
-            self._welcome(self._greetings.pop(name), reply)
-        elif name in self._open:
-            self._take(self._open.pop(name), wall, reply)
+        if reply.name in self._greetings:
+            self._welcome(self._greetings.pop(reply.name), reply.content)
+        elif reply.name in self._open:
+            self._take(self._open.pop(reply.name), reply.wall, reply.content)
 
     def _look_for_nodes(self) -> None:
         present = set(self._grid.get_node_ids())
@@ -177,7 +178,7 @@ class Nodes:
         packet = self._down.pack(context.outgoing, {}, {})
         if context.brings_base:
             packet.payloads[BASE] = self._run.learner.frozen().astype("<f4").tobytes()
-        arrived = self._run.remote.arrived.get(task.device)
+        arrival = self._run.remote.arrivals.get(task.device)
         packet.head |= {
             "task": task.id,
             "count": task.count,
@@ -185,7 +186,7 @@ class Nodes:
             "round": task.round,
             "asked_at": self._clock.now,
             "began": self._clock.began,
-            "arrived": None if arrived is None else [*arrived],
+            "arrived": None if arrival is None else [arrival.number, arrival.time],
         }
         message = self._message(packet, self._node_of[task.device], "train")
         (name,) = self._grid.push_messages([message])

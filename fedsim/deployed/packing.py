@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,12 +28,32 @@ from fedsim.learning import Learner
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 
-ModelPlace = tuple[str, int | None]
-"""Name of a content, and index in its list; None for a content that is one model."""
 FORGOT = "forgot"
 """Entry of an answer's head: the node has lost the state that its device had."""
 SHIFT = "shift"
 """Entry of an answer's head: the client half's message about changed data, numbers by name."""
+
+
+class ModelPlace(NamedTuple):
+    """Place of a model in the contents of a message.
+
+    Attributes:
+        content: name of the content.
+        position: index in a content that is a list; None for a content that is one model.
+    """
+
+    content: str
+    position: int | None = None
+
+    def __str__(self) -> str:
+        return self.content if self.position is None else f"{self.content}/{self.position}"
+
+
+class PlacedModel(NamedTuple):
+    """Model in the contents of a message, with its place."""
+
+    place: ModelPlace
+    model: Ref
 
 
 @dataclass(slots=True)
@@ -84,7 +105,7 @@ class ContentPacker:
     def pack(
         self,
         contents: Contents,
-        bases: Mapping[Ref, tuple[Ref, ModelPlace]],
+        bases: Mapping[Ref, PlacedModel],
         residuals: Mapping[str, Ref],
     ) -> Packet:
         """Encode the contents of a message as a packet.
@@ -160,17 +181,18 @@ class ContentPacker:
         place: str,
         name: str,
         model: Ref,
-        bases: Mapping[Ref, tuple[Ref, ModelPlace]],
+        bases: Mapping[Ref, PlacedModel],
         residuals: Mapping[str, Ref],
     ) -> Json:
-        base, base_place = bases.get(model, (None, None))
-        parts = self._encode(name, model, base, residuals.get(name))
+        base = bases.get(model)
+        start = None if base is None else base.model
+        parts = self._encode(name, model, start, residuals.get(name))
         sent = value_of(self._learner, parts.sent)
         exact = value_of(self._learner, parts.exact)
         packet.payloads[place] = self._codec.pack(sent, exact)
         form: dict[str, Json] = {"model": len(sent)}
-        if parts.start is not None and base_place is not None:
-            form["base"] = [base_place[0], base_place[1]]
+        if parts.start is not None and base is not None:
+            form["base"] = [base.place.content, base.place.position]
         if model.loss is not None:
             self._learner.compute_now(model)
             form["loss"] = [model.loss.value, dict(model.loss.numbers)]
@@ -241,7 +263,7 @@ class ContentPacker:
         if "base" in form:
             name, index = pair_of(form["base"], "base")
             number = None if index is None else count_of(index, "the index of a base")
-            base = model_at((text_of(name, "the name of a base"), number))
+            base = model_at(ModelPlace(text_of(name, "the name of a base"), number))
             model = self._learner.apply(total, [base, sent])
         if "loss" in form:
             model.loss = read_report(form["loss"])
@@ -287,18 +309,14 @@ def _unpack_numbers(payload: bytes, form: Mapping[str, Json]) -> object:
     return array.item()
 
 
-def models_in(contents: Mapping[str, object]) -> list[tuple[ModelPlace, Ref]]:
-    """Return all models in the contents of a message, with their places, in order.
-
-    Returns:
-        Pairs of a place (name of the content, and index within it) and the model.
-    """
-    models: list[tuple[ModelPlace, Ref]] = []
+def models_in(contents: Mapping[str, object]) -> list[PlacedModel]:
+    """Return all models in the contents of a message, with their places, in order."""
+    models: list[PlacedModel] = []
     for name, value in contents.items():
         if isinstance(value, Ref):
-            models.append(((name, None), value))
+            models.append(PlacedModel(ModelPlace(name), value))
         elif isinstance(value, Sequence) and not isinstance(value, str):
             for index, item in enumerate(value):
                 if isinstance(item, Ref):
-                    models.append(((name, index), item))
+                    models.append(PlacedModel(ModelPlace(name, index), item))
     return models

@@ -2,14 +2,29 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from threading import Event, Lock, Thread
+from typing import NamedTuple
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 _MOST_THREADS = 32
 _LOOK_S = 0.1  # time between two questions of a thread (s)
+
+
+class Reply(NamedTuple):
+    """Reply to a message, as Flower has handed it over.
+
+    Attributes:
+        name: ID of the message that is answered.
+        wall: time of the day of the arrival (s since 1970).
+        content: the reply, or the error with which Flower has refused to hand it over.
+    """
+
+    name: str
+    wall: float
+    content: Message | Exception
 
 
 class Replies:
@@ -26,7 +41,7 @@ class Replies:
         self._grid = grid
         self._lock = Lock()
         self._open: deque[str] = deque()
-        self._arrived: deque[tuple[str, float, Message | Exception]] = deque()
+        self._arrived: deque[Reply] = deque()
         self._threads: list[Thread] = []
         self._ended = Event()
 
@@ -44,16 +59,10 @@ class Replies:
             self._threads.append(thread)
             thread.start()
 
-    def take(self, receive: Callable[[str, float, Message | Exception], None]) -> None:
-        """Pass on the replies that have arrived since the last call, in the order of their arrival.
-
-        Args:
-            receive: function that is called with the name of the answered message, the time of the
-                day of the arrival (s since 1970), and the reply, or the error with which Flower has
-                refused to hand it over.
-        """
+    def take(self) -> Iterator[Reply]:
+        """Yield the replies that have arrived since the last call, in the order of their arrival."""
         while self._arrived:
-            receive(*self._arrived.popleft())
+            yield self._arrived.popleft()
 
     def end(self) -> None:
         """End the threads. A thread that is fetching a reply ends with the process."""
@@ -68,10 +77,10 @@ class Replies:
             try:
                 replies = list(self._grid.pull_messages([name]))
             except Exception as error:  # concerns this reply only; other replies are still pulled
-                self._arrived.append((name, time.time(), error))
+                self._arrived.append(Reply(name, time.time(), error))
                 continue
             for reply in replies:
-                self._arrived.append((name, time.time(), reply))
+                self._arrived.append(Reply(name, time.time(), reply))
             if not replies:
                 with self._lock:
                     self._open.append(name)

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,18 @@ from fedsim.world.population import Population
 from fedsim.world.task import Cause, Task, TaskStep
 
 
+class Arrival(NamedTuple):
+    """Arrival of an answer at the server.
+
+    Attributes:
+        number: index of the answered task among the device's tasks, from 0 (``Task.count``).
+        time: time of the arrival (s).
+    """
+
+    number: int
+    time: float
+
+
 class RemoteTasks:
     """Tasks that real devices carry out, with the interface of the simulated ``TaskRunner``.
 
@@ -33,8 +46,8 @@ class RemoteTasks:
     Attributes:
         send: sends a task to its device; set by the server.
         running: task ID -> task that has not ended.
-        off: devices whose node was connected and is gone.
-        arrived: device -> count and time (s) of its last task whose answer has arrived.
+        switched_off: devices whose node was connected and is gone.
+        arrivals: device -> the last of its answers that have arrived.
         times_asked, times_selected: device -> count of its tasks, and of its selections.
     """
 
@@ -54,7 +67,7 @@ class RemoteTasks:
         self._dispatch = dispatch
         self.running: dict[int, Task] = {}
         self.switched_off: set[int] = set()
-        self.arrived: dict[int, tuple[int, float]] = {}
+        self.arrivals: dict[int, Arrival] = {}
         self.times_asked: Counter[int] = Counter()
         self.times_selected: Counter[int] = Counter()
         self._online = np.zeros(len(population.speed), dtype=np.bool_)
@@ -183,7 +196,7 @@ class RemoteTasks:
         if outcome is None:
             if contents is not None:
                 TaskContext.of(task).answer = CodedContents(contents, {})
-            self.arrived[task.device] = (task.count, self.simulation.now)
+            self.arrivals[task.device] = Arrival(task.count, self.simulation.now)
         self._finish(task, outcome)
 
     def end(self, task_id: int, cause: Cause) -> None:

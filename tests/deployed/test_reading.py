@@ -11,7 +11,7 @@ import pytest
 
 import fedsim.deployed
 from fedsim.clock.simulation import Simulation
-from fedsim.deployed.packing import ContentPacker, Packet
+from fedsim.deployed.packing import ContentPacker, ModelPlace, Packet, PlacedModel
 from fedsim.deployed.reading import Json, PacketError
 from fedsim.deployed.step_log import LoggedStep, read_step
 from fedsim.federation.codecs import Codec, Plain
@@ -69,7 +69,8 @@ def answer(codec: Codec) -> tuple[Packet, Ref]:
         "rate": 0.25,
     }
     packer = ContentPacker(codec, LEARNER)
-    return packer.pack(contents, {update: (start, ("model", None))}, {}), start
+    bases = {update: PlacedModel(ModelPlace("model"), start)}
+    return packer.pack(contents, bases, {}), start
 
 
 def places(tree: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
