@@ -94,7 +94,7 @@ class ClientSide:
     def _build_step_changes(self) -> list[ChangeOfStep]:
         """Return the functions that change each computation of ``Client.work``, in order."""
         changes: list[ChangeOfStep] = []
-        if self._local.own is not None:
+        if self._local.settings is not None:
             changes.append(self._local.adapt_step)
         if self._fewer_layers is not None:
             changes.append(self._fewer_layers.limit_step)
@@ -205,8 +205,8 @@ class ClientSide:
             update,
             results.start,
             results.tested,
-            results.updates[:-1],
-            update,
+            earlier=results.updates[:-1],
+            trained=update,
         )
 
     def _add_training(

@@ -27,16 +27,16 @@ class LocalTrainings:
     """
 
     def __init__(self, settings: OwnTraining | None, trainer: Trainer) -> None:
-        self.own = settings
+        self.settings = settings
         self._rate_in = lru_cache(maxsize=_ALIVE)(
             lambda lr: trainer.model_copy(update={"lr": lr}).lr_in
         )
 
     def lr_in(self, device: int) -> Callable[[int], float] | None:
         """Return the device's learning rate by round; None if ``[training]`` determines it."""
-        if self.own is None or not self.own.lr[device]:
+        if self.settings is None or not self.settings.lr[device]:
             return None
-        return self._rate_in(float(self.own.lr[device]))
+        return self._rate_in(float(self.settings.lr[device]))
 
     def adapt(self, device: int, training: Training, round_number: int) -> Training:
         """Return a training with the learning rate and batch size of its device.
@@ -46,29 +46,40 @@ class LocalTrainings:
             training: the training. A learning rate or batch size that it has is unchanged.
             round_number: the round, from 0, by which the rate decays.
         """
-        if self.own is None:
+        if self.settings is None:
             return training
-        training = self.own.with_batch(device, training)
+        training = self.settings.with_batch(device, training)
         lr_in = self.lr_in(device)
         if lr_in is None or training.lr is not None:
             return training
         return replace(training, lr=lr_in(round_number))
 
+    def epochs(self, device: int) -> int:
+        """Return the count of local epochs with which the device's code is built.
+
+        It is 1 for a device with a count of SGD steps, which replaces this epoch in ``adapt_step``.
+        It is 0 if the count is that of ``[strategy]``.
+        """
+        if self.settings is None:
+            return 0
+        if self.settings.steps.item(device):
+            return 1
+        return self.settings.epochs.item(device)
+
     def adapt_step(self, task: Task, step: Computation) -> Computation:
         """Return a training as a device does it, with the device's own learning rate and batch size.
 
         If the device has a count of SGD steps, a training of one epoch becomes a training of that
-        many steps. Other trainings of the strategy keep their epochs; the code of such a device is
-        built with one local epoch (``ClientHalves.of``).
+        many steps. Other trainings of the strategy keep their epochs.
 
         Args:
             task: the task of the device.
             step: the step of the task; a step that is no training is returned unchanged.
         """
-        if self.own is None or not isinstance(step, Train):
+        if self.settings is None or not isinstance(step, Train):
             return step
         training = self.adapt(task.device, step.training, task.round or 0)
-        steps = self.own.steps.item(task.device)
+        steps = self.settings.steps.item(task.device)
         is_one_epoch = training.amount == LocalEpochs(1) and training.batch_size != ALL_SAMPLES
         if steps and is_one_epoch:
             training = replace(training, amount=LocalSteps(steps))
@@ -96,18 +107,15 @@ class ClientHalves:
         self._params = params
         self._setting = setting
         self._local = local
-        self.usual = make(params, setting)
+        self._default = make(params, setting)
         self._half = lru_cache(maxsize=_ALIVE)(self._build)
 
     def of(self, device: int) -> AnyClient:
         """Return the ``Client`` object that acts for a device."""
-        settings = self._local.own
-        if settings is None:
-            return self.usual
-        epochs = settings.epochs.item(device)
-        if settings.steps.item(device):
-            epochs = 1  # ``LocalTrainings.adapt_step`` turns one epoch into the device's steps
-        return self._half(epochs, self._local.lr_in(device))
+        local = self._local
+        if local.settings is None:
+            return self._default
+        return self._half(local.epochs(device), local.lr_in(device))
 
     def _build(self, epochs: int, lr_in: Callable[[int], float] | None) -> AnyClient:
         """Build the strategy's code for devices that train alike.

@@ -66,9 +66,9 @@ class UnseenTests:
         """
         if not self._devices:
             return None
-        accuracy = _FigureOverModels()
-        loss = _FigureOverModels()
-        of_devices = {device: _FigureOverModels() for device in self._devices}
+        accuracy = _MeanOverModels()
+        loss = _MeanOverModels()
+        of_devices = {device: _MeanOverModels() for device in self._devices}
         for model, weight in weighted(models):
             evaluation = await self._learner.evaluate({"unseen": (model, self._devices)})
             if evaluation is None:
@@ -84,7 +84,7 @@ class UnseenTests:
         )
 
 
-class _FigureOverModels:
+class _MeanOverModels:
     """Mean of a measure over several models, weighted by the count of devices that each serves.
 
     It is None if there are no values, or if a value is None.
