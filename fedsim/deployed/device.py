@@ -305,16 +305,10 @@ class DeviceHalf:
         if training.part is not None:
             task.samples = training.part.samples
         limit = step.limit
-        epochs = training.epochs
         epoch_s = 0.0
         if self._pace or limit is not NO_LIMIT:
             epoch_s = self._epoch_s(task, training)
-        until = math.inf if limit is NO_LIMIT else self._limit_of(task, limit)
-        if until < math.inf:
-            fitting = math.floor((until - self._now) / epoch_s * (1.0 + 1e-12))
-            epochs = min(epochs, max(0, fitting))
-            if limit.cut_undoes and not limit.adaptive and epochs < training.epochs:
-                epochs = 0
+        epochs = self._epochs_within(task, step, epoch_s)
         is_slow = epochs < limit.at_least and epochs < training.epochs
         if is_slow and limit.go_on:
             epochs = 0
@@ -329,6 +323,25 @@ class DeviceHalf:
         if epochs and isinstance(training.start, Ref) and not self._has_results(training):
             self._train_now(task, step.training)
         return True
+
+    def _epochs_within(self, task: Task, step: Train, epoch_s: float) -> int:
+        """Return the count of a training's epochs that the device finishes within the time limit.
+
+        Args:
+            task: the task.
+            step: its training.
+            epoch_s: time of an epoch (s).
+        """
+        planned = step.training.epochs
+        until = self._limit_of(task, step.limit)
+        if until == math.inf:
+            return planned
+        fitting = math.floor((until - self._now) / epoch_s * (1.0 + 1e-12))
+        if fitting >= planned:
+            return planned
+        if step.limit.cut_undoes and not step.limit.adaptive:
+            return 0
+        return max(0, fitting)
 
     def _has_results(self, training: Training) -> bool:
         """Whether a training needs the result of another training of the same task as its anchor."""
@@ -383,7 +396,7 @@ class DeviceHalf:
         return task.samples / max(seconds, 1e-6)
 
     def _limit_of(self, task: Task, limit: Limit) -> float:
-        """Return the time at which a limit ends the training of a task (s).
+        """Return the time at which a limit ends the training of a task (s); infinity for no limit.
 
         If the limit reserves time for the upload, the training ends that much earlier.
         """

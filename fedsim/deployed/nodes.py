@@ -35,7 +35,7 @@ class Nodes:
         pace: ``pace`` of the app's run configuration.
 
     Attributes:
-        begun: whether the clock runs.
+        clock_runs: whether the clock has begun.
     """
 
     def __init__(self, grid: Grid, run: ServerRun, clock: WallClock, pace: float) -> None:
@@ -48,14 +48,16 @@ class Nodes:
         self._down = ContentPacker(messages.down, run.learner)
         self._answers = AnswerReader(run)
         self._node_of: dict[int, int] = {}  # device -> node
-        self._waiting: dict[int, int] = {}  # device -> node that takes over when the first is gone
+        self._successors: dict[
+            int, int
+        ] = {}  # device -> node that takes over when the first is gone
         self._refused: list[str] = []  # reasons for which nodes are not used
         self._greeted: set[int] = set()
         self._greetings: dict[str, int] = {}  # message -> node
-        self._open: dict[str, Task] = {}  # message -> its task, also if it has ended
+        self._unanswered: dict[str, Task] = {}  # message -> its task, perhaps ended
         self._replies = Replies(grid)
         self._arrivals = 0
-        self.begun = False
+        self.clock_runs = False
         self._next_nodes = 0.0
         run.remote.send = self.send
 
@@ -91,8 +93,8 @@ class Nodes:
         """Handle the first reply to a message; later replies to it are ignored."""
         if reply.name in self._greetings:
             self._welcome(self._greetings.pop(reply.name), reply.content)
-        elif reply.name in self._open:
-            self._take(self._open.pop(reply.name), reply.wall, reply.content)
+        elif reply.name in self._unanswered:
+            self._take(self._unanswered.pop(reply.name), reply.wall, reply.content)
 
     def _look_for_nodes(self) -> None:
         present = set(self._grid.get_node_ids())
@@ -107,7 +109,7 @@ class Nodes:
             if node not in present:
                 del self._node_of[device]
                 self._call_at_wall_time(partial(self._run.remote.disconnect, device))
-                successor = self._waiting.pop(device, None)
+                successor = self._successors.pop(device, None)
                 if successor is not None and successor in present:
                     self._connect(device, successor)
 
@@ -125,7 +127,7 @@ class Nodes:
         if other == node:
             self._connect(device, node)
             return
-        self._waiting[device] = node
+        self._successors[device] = node
         self._refuse(
             node,
             f"node {other} has partition-id = {device} too; give each node a number of its own "
@@ -190,7 +192,7 @@ class Nodes:
         }
         message = self._message(packet, self._node_of[task.device], "train")
         (name,) = self._grid.push_messages([message])
-        self._open[name] = task
+        self._unanswered[name] = task
         self._note("sent", task, packet, time.time())
         self._replies.expect(name)
 
@@ -240,7 +242,7 @@ class Nodes:
 
         Before the run begins, the action is carried out at once.
         """
-        if not self.begun:
+        if not self.clock_runs:
             action()
             return
         self._arrivals += 1

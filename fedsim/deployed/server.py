@@ -139,7 +139,7 @@ class Deployment:
         clock.begin()
         note_begin(log_folder(), clock.began)
         self._mark |= {"began": clock.began, "nodes": self._nodes.connected}
-        self._nodes.begun = True
+        self._nodes.clock_runs = True
         end_s = run.scenario.stop.simulated_time
         if end_s is not None:
             run.stop_at(0, end_s)
