@@ -6,7 +6,6 @@ Measuring takes no simulated time and moves no bytes.
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -53,6 +52,14 @@ class WorldView(NamedTuple):
     present: Callable[[], NDArray[np.bool_] | None]
     truth: Callable[[], NDArray[np.int64] | None]
     version: Callable[[], NDArray[np.int64]]
+
+
+def _with_centers(updates: Sequence[Measured]) -> list[tuple[Ref, Ref]]:
+    return [(entry.update, entry.center) for entry in updates if entry.center is not None]
+
+
+def _with_starts(updates: Sequence[Measured]) -> list[tuple[Ref, Ref]]:
+    return [(entry.update, entry.start) for entry in updates if entry.start is not None]
 
 
 class Evaluator:
@@ -228,10 +235,8 @@ class Evaluator:
             return figures
         figures["train_loss"] = await self._learner.train_loss(trained)
         figures |= self._mean_reports(updates)
-        centers = [(entry.update, entry.center) for entry in updates if entry.center is not None]
-        starts = [(entry.update, entry.start) for entry in updates if entry.start is not None]
-        figures["discrepancy"] = await self.discrepancy(centers)
-        figures["discrepancy_start"] = await self.discrepancy(starts)
+        figures["discrepancy"] = await self.discrepancy(_with_centers(updates))
+        figures["discrepancy_start"] = await self.discrepancy(_with_starts(updates))
         return figures
 
     async def _note_skipped(
@@ -245,12 +250,8 @@ class Evaluator:
         """
         learner = self._learner
         await learner.note_skipped([model for model, _ in trained])
-        for others in (
-            [(entry.update, entry.center) for entry in updates],
-            [(entry.update, entry.start) for entry in updates],
-        ):
-            pairs = [[update, other] for update, other in others if other is not None]
-            await learner.note_skipped(list(chain.from_iterable(pairs)))
+        for pairs in (_with_centers(updates), _with_starts(updates)):
+            await learner.note_skipped([model for pair in pairs for model in pair])
 
     def _mean_reports(self, updates: Sequence[Measured]) -> Figures:
         """Return the mean of each metric that trainers report with updates, weighted as the updates are.
