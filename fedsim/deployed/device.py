@@ -32,6 +32,7 @@ from fedsim.deployed.reading import (
     text_of,
 )
 from fedsim.deployed.step_log import LoggedStep, StepLog
+from fedsim.deployed.trees import write_report
 from fedsim.federation.client import Client, Instruction, LocalResult
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.contents import BASE, Contents, received
@@ -423,7 +424,7 @@ class DeviceHalf:
         trained = result.trained
         if trained is not None and trained.loss is not None:
             forms = table_of(packet.head["contents"], "contents")
-            report: list[Json] = [trained.loss.value, dict(trained.loss.numbers)]
+            report = write_report(trained.loss)
             for name, value in contents.items():
                 if value is result.update:
                     table_of(forms[name], "a content").setdefault("loss", report)
@@ -525,7 +526,7 @@ class DeviceHalf:
             self._speed,
             task.count,
             last,
-            self._labels.tree(),
+            self._labels.snapshot(),
         )
 
     def _check_base(self, request: Packet) -> None:

@@ -1,9 +1,10 @@
 """Label counts of a device's data, by which the device notices that its data have changed."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from fedsim.common.arrays import Ints
-from fedsim.deployed.reading import Json, count_of, entry_of, list_of, table_of
 
 USED = 1
 """Version of the data of the device's last task, for ``LabelHistory.of_version``."""
@@ -46,34 +47,17 @@ class LabelHistory:
             return self.used
         return self.first
 
-    def restore(self, value: Json, *, has_arrived: bool) -> None:
-        """Restore the history that ``tree`` returned after the device's last task.
+    def restore(self, counts: Mapping[str, Ints], *, has_arrived: bool) -> None:
+        """Restore the history that ``snapshot`` returned after the device's last task.
 
         Args:
-            value: what ``tree`` returned; None before the first task.
+            counts: what ``snapshot`` returned; empty before the first task.
             has_arrived: whether the answer of the last task has arrived.
         """
-        if value is None:
-            self.first = self._present
-            self.used = self._present
-            self.reported = self._present
-            return
-        tree = table_of(value, "labels")
-        self.first = _counts_of(tree, "first")
-        self.used = _counts_of(tree, "used")
-        self.reported = _counts_of(tree, "reported")
-        if has_arrived:
-            self.reported = self.used
+        self.first = counts.get("first", self._present)
+        self.used = counts.get("used", self._present)
+        self.reported = self.used if has_arrived else counts.get("reported", self._present)
 
-    def tree(self) -> dict[str, Json]:
-        """Return the history as JSON-able value, to be restored in the device's next task."""
-        return {
-            "first": self.first.tolist(),
-            "used": self._present.tolist(),
-            "reported": self.reported.tolist(),
-        }
-
-
-def _counts_of(tree: dict[str, Json], name: str) -> Ints:
-    items = list_of(entry_of(tree, name), name)
-    return np.array([count_of(item, name) for item in items], dtype=np.int64)
+    def snapshot(self) -> dict[str, Ints]:
+        """Return the history after a task, to be restored in the device's next task."""
+        return {"first": self.first, "used": self._present, "reported": self.reported}

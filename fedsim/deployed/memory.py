@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
+from fedsim.common.arrays import Ints
 from fedsim.deployed.packing import Packet
-from fedsim.deployed.reading import Json, PacketError
+from fedsim.deployed.reading import PacketError
 from fedsim.deployed.trees import TreeWriter, read_tree
 from fedsim.federation.client import Instruction
 from fedsim.federation.contents import Lazy, received
@@ -63,7 +64,7 @@ class DeviceMemory:
         speed: measured speed of the device (samples/s); None if it was not measured.
         count: count of the device's tasks before its last task; -1 before the first.
         last: answer of the last task; None if nothing depends on its arrival.
-        labels: ``LabelHistory.tree``; None before the first task.
+        labels: ``LabelHistory.snapshot``; empty before the first task.
     """
 
     state: dict[str, object] = field(default_factory=dict)
@@ -72,7 +73,7 @@ class DeviceMemory:
     speed: float | None = None
     count: int = -1
     last: SentAnswer | None = None
-    labels: Json = None
+    labels: dict[str, Ints] = field(default_factory=dict)
 
     def write_to(self, packet: Packet, learner: Learner) -> None:
         """Write the memory to a packet, in place of the packet's content.

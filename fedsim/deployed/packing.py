@@ -21,7 +21,7 @@ from fedsim.deployed.reading import (
     table_of,
     text_of,
 )
-from fedsim.deployed.trees import TreeWriter, read_report, read_tree, value_of
+from fedsim.deployed.trees import TreeWriter, read_report, read_tree, value_of, write_report
 from fedsim.federation.codecs import Codec, CodedParts
 from fedsim.federation.contents import Contents, Header, Lazy, Opaque
 from fedsim.learning import Learner
@@ -195,7 +195,7 @@ class ContentPacker:
             form["base"] = [base.place.content, base.place.position]
         if model.loss is not None:
             self._learner.compute_now(model)
-            form["loss"] = [model.loss.value, dict(model.loss.numbers)]
+            form["loss"] = write_report(model.loss)
         return form
 
     def _encode(self, name: str, model: Ref, base: Ref | None, residual: Ref | None) -> CodedParts:

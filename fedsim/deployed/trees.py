@@ -71,7 +71,7 @@ class TreeWriter:
     def _write_model(self, model: Ref) -> Json:
         tree: dict[str, Json] = {"model": self._add(value_of(self._learner, model))}
         if model.loss is not None:
-            tree["loss"] = [model.loss.value, dict(model.loss.numbers)]
+            tree["loss"] = write_report(model.loss)
         if model.state is not None:
             tree["state"] = self.write(dict(model.state))
         return tree
@@ -135,6 +135,11 @@ def _read_model(tree: dict[str, Json], arrays: Sequence[AnyArray], learner: Lear
     if isinstance(state, Mapping):
         model.state = state
     return model
+
+
+def write_report(loss: Loss) -> Json:
+    """Return a loss, and other values that a trainer has reported, for ``read_report``."""
+    return [loss.value, dict(loss.numbers)]
 
 
 def read_report(report: Json) -> Loss:
