@@ -4,6 +4,7 @@ The time of an operation is a function of the sizes of its inputs, fitted to mea
 """
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -27,21 +28,35 @@ class ServerSpec(Spec):
     patience: Seconds = 0.0
 
 
-_COSTS: Mapping[str, tuple[float, float, Callable[[int, int, int], float]]] = {
-    "mix": (0.0, 0.35, lambda n, d, m: n * d),
-    "products": (0.0, 0.062, lambda n, d, m: n * n * d),
-    "distances": (0.0, 0.83, lambda n, d, m: n * d * m),
-    "k-means": (9e-3, 17.0, lambda n, d, m: n * d * m),
-    "linkage": (0.25e-3, 20.0, lambda n, d, m: n * n),
-    "medoids": (0.25e-3, 1.5, lambda n, d, m: n * n * m),
-    "absolute differences": (0.0, 0.3, lambda n, d, m: n**3),
-}
-"""Operation -> fixed time (s), time (ns) per unit of growth, and growth as a function of (n, d, m).
+class _Cost(NamedTuple):
+    """Time of an operation on n rows of d values, and m groups.
 
-The operations work on n rows of d values, and m groups. In order: a linear combination; inner
-products of all pairs; distances from m rows; ten starts of k-means; agglomerative clustering;
-k-medoids; MADC of n x n cosines. The times were measured on one core of a virtual server of 2026,
-and hold within a factor of 2 (``tests/benchmarks/server.py`` measures them again).
+    Attributes:
+        fixed_s: time that every call takes (s).
+        unit_ns: time of a unit of ``growth`` (ns).
+        growth: function of n, d and m.
+    """
+
+    fixed_s: float
+    unit_ns: float
+    growth: Callable[[int, int, int], float]
+
+
+_COSTS: Mapping[str, _Cost] = {
+    "mix": _Cost(0.0, 0.35, lambda n, d, m: n * d),
+    "products": _Cost(0.0, 0.062, lambda n, d, m: n * n * d),
+    "distances": _Cost(0.0, 0.83, lambda n, d, m: n * d * m),
+    "k-means": _Cost(9e-3, 17.0, lambda n, d, m: n * d * m),
+    "linkage": _Cost(0.25e-3, 20.0, lambda n, d, m: n * n),
+    "medoids": _Cost(0.25e-3, 1.5, lambda n, d, m: n * n * m),
+    "absolute differences": _Cost(0.0, 0.3, lambda n, d, m: n**3),
+}
+"""Operation -> its time.
+
+In order: a linear combination; inner products of all pairs; distances from m rows; ten starts of
+k-means; agglomerative clustering; k-medoids; MADC of n x n cosines. The times were measured on one
+core of a virtual server of 2026, and hold within a factor of 2 (``tests/benchmarks/server.py``
+measures them again).
 """
 
 
@@ -54,5 +69,5 @@ def cost_s(what: str, n: int, d: int = 0, m: int = 1) -> float:
         d: count of numbers in each.
         m: count of groups that the operation forms.
     """
-    fixed_s, ns, growth = _COSTS[what]
-    return fixed_s + ns * growth(n, d, m) * 1e-9
+    cost = _COSTS[what]
+    return cost.fixed_s + cost.unit_ns * cost.growth(n, d, m) * 1e-9
