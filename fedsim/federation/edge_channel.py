@@ -1,7 +1,7 @@
 """Messages between the server and edge servers."""
 
 from functools import partial
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from fedsim.clock.simulation import Simulation
 from fedsim.federation.contents import Contents, has_model, received
@@ -9,11 +9,25 @@ from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.events import Carried, Handlers
 from fedsim.federation.wire import CodedContents
 from fedsim.learning.refs import Ref
-from fedsim.world.network.endpoints import SERVER, Direction
+from fedsim.world.network.endpoints import Direction
 from fedsim.world.task import Outcome
 
 if TYPE_CHECKING:
     from fedsim.world.messages import Message, Messages
+
+
+class EdgeMessage(NamedTuple):
+    """Message between the server and an edge server that has not ended.
+
+    Attributes:
+        edge: ID of the edge server.
+        direction: ``down`` to the edge server, ``up`` from it.
+        coded: its decoded contents, and new residuals of the sender.
+    """
+
+    edge: int
+    direction: Direction
+    coded: CodedContents
 
 
 class EdgeChannelState(TypedDict):
@@ -21,7 +35,7 @@ class EdgeChannelState(TypedDict):
 
     residuals: dict[int, dict[str, Ref]]
     with_base: list[int]
-    in_transit: dict[int, CodedContents]
+    in_transit: dict[int, EdgeMessage]
 
 
 class EdgeChannel:
@@ -36,8 +50,7 @@ class EdgeChannel:
     Attributes:
         residuals: edge server -> name of a content -> residual of the codec.
         with_base: edge servers that have the model's frozen tensors.
-        in_transit: message that has not ended -> its decoded contents, and new residuals of the
-            sender.
+        in_transit: ID of a message that has not ended -> its contents and route.
     """
 
     def __init__(
@@ -53,7 +66,7 @@ class EdgeChannel:
         self._strategy = strategy
         self.residuals: dict[int, dict[str, Ref]] = {}
         self.with_base: set[int] = set()
-        self.in_transit: dict[int, CodedContents] = {}
+        self.in_transit: dict[int, EdgeMessage] = {}
 
     def carry(
         self,
@@ -72,8 +85,8 @@ class EdgeChannel:
             models = [value for value in contents.values() if isinstance(value, Ref)]
             starts = dict.fromkeys(models, start)
         residuals = self.residuals.get(edge, {}) if direction == "up" else {}
-        wire = self._envelopes.wire(direction)
-        self.in_transit[message.id] = wire.encode_and_decode(contents, starts, residuals)
+        coded = self._envelopes.wire(direction).encode_and_decode(contents, starts, residuals)
+        self.in_transit[message.id] = EdgeMessage(edge, direction, coded)
 
     def _on_end(self, message: "Message", outcome: Outcome) -> None:
         """Store what an arrived message leaves at the edge server, and notify the strategy.
@@ -81,10 +94,7 @@ class EdgeChannel:
         From the edge server these are the new residuals, to the edge server the model's frozen
         tensors. If the message was lost, the residuals remain as they were.
         """
-        coded = self.in_transit.pop(message.id)
-        direction: Direction = "up" if message.destination == SERVER else "down"
-        endpoint = message.source if direction == "up" else message.destination
-        edge = endpoint - self._messages.network.devices
+        edge, direction, coded = self.in_transit.pop(message.id)
         arrived: Contents = {}
         if outcome == "done":
             arrived = received(coded.arriving)

@@ -29,6 +29,7 @@ from fedsim.common.training import (
 )
 from fedsim.federation.client import Instruction, PreviousResult
 from fedsim.federation.contents import Header, Lazy, Opaque, Partial
+from fedsim.federation.edge_channel import EdgeMessage
 from fedsim.federation.ending import Progress
 from fedsim.federation.events import TaskEnd
 from fedsim.federation.task_context import TaskContext
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 _CLASSES = (
     *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
     *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
-    CodedContents,
+    *(CodedContents, EdgeMessage),
     *(Task, Payload, Training, LocalEpochs, LocalSteps, ModelCut, Proximal, Contrast, Limit, Part),
     *(Flow, Message, Load, Place, Tier),
     *(BbrSenders, Connections, Deliveries, Growth, Level, LinkComponent, QueuedLinks),
