@@ -74,15 +74,17 @@ from fedsim.strategies.asynchronous import (
     AsynchronousState,
     OpenTask,
 )
-from fedsim.strategies.base import Strategy, StrategyParams
+from fedsim.strategies.base import Strategy
 from fedsim.strategies.fedasync import FedAsync, FedAsyncParams
 from fedsim.strategies.fedavg import FedAvg, FedAvgParams, FedAvgState
 from fedsim.strategies.fedbuff import FedBuff, FedBuffParams, FedBuffState
 from fedsim.strategies.fedprox import FedProx, FedProxParams
+from fedsim.strategies.params import StrategyParams
 from fedsim.strategies.parts.aggregation import Aggregation, AggregationSpec
 from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec
 from fedsim.strategies.parts.selection import Selection, SelectionSpec
 from fedsim.strategies.parts.server import ServerOptimizer, ServerOptimizerSpec
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import (
     AggregatingParams,
     CombiningParams,
@@ -94,6 +96,7 @@ from fedsim.strategies.round_state import SynchronousState
 from fedsim.strategies.scaffold import Scaffold, ScaffoldParams, ScaffoldState
 from fedsim.strategies.state import State
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
+from fedsim.strategies.traits import Traits
 from fedsim.strategies.updates import AsynchronousUpdate, Update
 from fedsim.toolbox.attacks import Attack
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers, PeersState
@@ -129,7 +132,8 @@ _HEAVY = {"LocalData": "learning.solvers.context", "TrainingContext": "learning.
 
 __all__ = [  # noqa: RUF022 - by task
     # A strategy: its server half, its client half, and what they send each other.
-    "Strategy", "StrategyParams", "FedAvg", "FedAvgParams", "FedProx", "FedProxParams", "Scaffold", "ScaffoldParams",
+    "Strategy", "StrategyParams", "Traits", "Reasons",
+    "FedAvg", "FedAvgParams", "FedProx", "FedProxParams", "Scaffold", "ScaffoldParams",
     "Synchronous", "SynchronousClient", "RoundParams", "SelectingParams", "CombiningParams",
     "SynchronousParams", "AggregatingParams",
     "Asynchronous", "AsynchronousParams", "FedBuff", "FedBuffParams", "FedAsync", "FedAsyncParams",

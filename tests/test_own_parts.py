@@ -226,7 +226,6 @@ class TestWhatAPartOfOnesOwnMustNotDo:
             (Aggregation, "told", "record_fields"),
             (Aggregation, "looks_at_each", "why_single_updates"),
             (Selection, "looks_at_each", "why_single_updates"),
-            (FedAvg.Params, "looks_at_each", "why_single_updates"),
             (Codec, "split", "encode"),
         ],
     )

@@ -27,9 +27,11 @@ from fedsim.plugin import (
     LocalResult,
     Opaque,
     Real,
+    Reasons,
     Strategy,
     StrategyParams,
     TaskEnd,
+    Traits,
     Work,
 )
 from fedsim.records.reading import RunFolder
@@ -292,11 +294,8 @@ class OwnParams(StrategyParams):
     kind: Literal["own"] = "own"
     bytes: float = 1000.0
     work: dict[str, float] = Field(default={"samples": 40.0})
-    brings_learning: ClassVar[bool] = True
-
-    @property
-    def not_restorable(self) -> str | None:
-        return "it keeps things in a thread"
+    traits: ClassVar[Traits] = Traits(brings_learning=True)
+    why_not: ClassVar[Reasons] = Reasons(resuming="it keeps things in a thread")
 
 
 def doubled(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:

@@ -87,7 +87,9 @@ class AnswerReader:
     def __init__(self, run: ServerRun) -> None:
         self._run = run
         scenario = run.scenario
-        self._packer = ContentPacker(scenario.messages.up, run.learner, scenario.strategy.added_up)
+        self._packer = ContentPacker(
+            scenario.messages.up, run.learner, scenario.strategy.traits.accumulated_contents
+        )
 
     def contents(self, task: Task, packet: Packet) -> Contents:
         """Return the contents of an answer, with decoded models.

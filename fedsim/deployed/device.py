@@ -106,7 +106,7 @@ class DeviceHalf:
             Wire(scenario.messages.down, self._learner),
             Wire(scenario.messages.up, self._learner),
             self._devices,
-            scenario.strategy.added_up,
+            scenario.strategy.traits.accumulated_contents,
         )
         self._side = ClientSide(
             run.simulation,
@@ -122,7 +122,9 @@ class DeviceHalf:
             scenario.messages.up.stores_residual or scenario.training.state == "kept"
         )
         self._down = ContentPacker(scenario.messages.down, self._learner)
-        self._up = ContentPacker(scenario.messages.up, self._learner, scenario.strategy.added_up)
+        self._up = ContentPacker(
+            scenario.messages.up, self._learner, scenario.strategy.traits.accumulated_contents
+        )
         self._labels = LabelHistory(self._devices.label_counts(device, None))
         self._devices.label_counts = self._labels.of_version
         self._devices.used_versions[device] = USED

@@ -15,17 +15,21 @@ def refusals(scenario: Scenario) -> Iterator[str]:
         yield 'learning is "off", and real devices send models; set learning = "on"'
     if kind == "flower":
         yield "strategy.kind is 'flower', which is a Flower app already: run it by 'flwr run'"
-    if strategy.serverless:
+    if strategy.traits.serverless:
         yield (
             f"strategy.kind is {kind!r}, whose devices send to each other, and Flower's nodes "
             "reach the server alone; allowed are strategies with a server"
         )
-    if strategy.at_edges:
+    if strategy.traits.at_edges:
         yield (
             f"strategy.kind is {kind!r}, which needs edge servers, and a Flower deployment has "
             "none; allowed are strategies without them"
         )
-    if kind in _SENDS_PARTS or strategy.kept_by == "strategy" or scenario.model.says_what_stays:
+    if (
+        kind in _SENDS_PARTS
+        or strategy.traits.kept_by == "strategy"
+        or scenario.model.says_what_stays
+    ):
         yield (
             f"strategy.kind is {kind!r}, with a model of which devices keep or receive some "
             "tensors only; allowed are strategies that send whole models"

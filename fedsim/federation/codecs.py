@@ -228,7 +228,7 @@ class Codec(Spec):
         """Codec for contents that sender and receiver both add up over rounds.
 
         Without error feedback, errors of encoding would accumulate as well. The names of such
-        contents are in ``StrategyParams.added_up``. By default this codec itself is returned.
+        contents are in ``Traits.accumulated_contents``. By default this codec itself is returned.
         """
         return self
 

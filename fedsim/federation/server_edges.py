@@ -16,7 +16,7 @@ class ServerEdges:
 
     They have IDs from 0. ``of`` returns the edge server of a device, ``has`` whether an edge server
     is present, and ``carry`` sends a message to or from it. A strategy that uses edge servers sets
-    ``at_edges`` in its ``StrategyParams``, and asks devices by ``Server.ask(..., at_edge=True)``.
+    ``Traits.at_edges``, and asks devices by ``Server.ask(..., at_edge=True)``.
     """
 
     def __init__(self, dispatch: "Dispatch") -> None:

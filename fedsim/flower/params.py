@@ -14,7 +14,9 @@ from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
 from fedsim.common.units import PositiveSeconds, Seconds
 from fedsim.flower.app import Value, read_app
-from fedsim.strategies.base import StrategyParams
+from fedsim.strategies.params import StrategyParams
+from fedsim.strategies.refusals import Reasons
+from fedsim.strategies.traits import Traits
 from fedsim.world.population_spec import PopulationSpec
 from fedsim.world.steps import Work
 
@@ -249,7 +251,10 @@ class FlowerParams(StrategyParams):
     unavailable_after: PositiveSeconds = 60.0
     real_patience: PositiveSeconds = 600.0
 
-    brings_learning: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(brings_learning=True)
+    why_not: ClassVar[Reasons] = Reasons(
+        resuming="a Flower app keeps what it knows in a running thread"
+    )
 
     @field_validator("app")
     @classmethod
@@ -295,10 +300,6 @@ class FlowerParams(StrategyParams):
     @property
     def called(self) -> str:
         return f"a Flower app, {self.app!r},"
-
-    @property
-    def not_restorable(self) -> str | None:
-        return "a Flower app keeps what it knows in a running thread"
 
     def check_population(self, population: PopulationSpec) -> None:
         for key, value in self.node_config.items():

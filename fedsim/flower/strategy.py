@@ -14,7 +14,8 @@ from fedsim.federation.round_result import ModelAssignment
 from fedsim.federation.server import Server
 from fedsim.flower.app import read_app
 from fedsim.flower.params import FlowerParams
-from fedsim.strategies.base import Strategy, StrategyParams
+from fedsim.strategies.base import Strategy
+from fedsim.strategies.params import StrategyParams
 from fedsim.world.steps import Pause, Work
 
 if TYPE_CHECKING:

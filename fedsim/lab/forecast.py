@@ -98,7 +98,7 @@ def nominal_lines(run: Run) -> list[str]:
 
 def _transfers_s(run: Run, devices: range, direction: Literal["down", "up"], size: float) -> Floats:
     """Return the time (s) in which each device transfers ``size`` bytes without other traffic."""
-    near = run.scenario.strategy.at_edges
+    near = run.scenario.strategy.traits.at_edges
     times = [run.network.nominal_s(device, direction, size, near=near) for device in devices]
     return np.array(times)
 
@@ -198,7 +198,7 @@ def _round_lines(
     if params.every is not None:
         interval_s = math.ceil(round_s / params.every) * params.every
     messages = tasks
-    if params.at_edges:
+    if params.traits.at_edges:
         messages += min(cohort, scenario.network.edge_servers)
     model_bytes = envelopes.down.model_bytes + envelopes.up.model_bytes + 2 * learner.state_bytes
     traffic = messages * model_bytes

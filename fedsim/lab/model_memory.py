@@ -350,9 +350,9 @@ def explain_need(run: Run) -> str:
         none of them does.
     """
     params = run.scenario.strategy
-    parts = (params.aggregated_by, params.selected_by, params)
-    for part in parts:
-        reason = getattr(part, "why_single_updates", None)
-        if reason:
-            return str(reason).partition(";")[0]
-    return ""
+    aggregation = params.aggregated_by
+    reason = None if aggregation is None else aggregation.why_single_updates
+    if not reason and params.selected_by is not None:
+        reason = params.selected_by.why_single_updates
+    reason = reason or params.why_not.sum_alone or ""
+    return reason.partition(";")[0]

@@ -103,7 +103,7 @@ def forecast_whole(
         ScenarioError: the scenario is invalid.
         DataError: the data of the scenario cannot be read.
     """
-    if scenario.strategy.brings_learning:
+    if scenario.strategy.traits.brings_learning:
         Simulation(scenario, executor=executor)  # rejects invalid scenarios
         about = f"what they compute, send and learn is for {scenario.strategy.called} to say"
         return WholeForecast(

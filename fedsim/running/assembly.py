@@ -118,7 +118,7 @@ class Run:
         )
         self.population = self._world.population
         self.population.batching = scenario.training.batching
-        if not scenario.strategy.brings_learning:
+        if not scenario.strategy.traits.brings_learning:
             self.population.share_of = cache(self._relative_cost)
         # availability so far, for the run folder
         self._past: Spans = self._world.availability.spans
@@ -206,7 +206,9 @@ class Run:
             names = energy.preset
             places = energy.preset_places(self._streams, scenario.population.devices)
             devices.link_of = lambda device: names[places.item(device)]
-        envelopes = self.envelopes_type(self.learner, down, up, devices, scenario.strategy.added_up)
+        envelopes = self.envelopes_type(
+            self.learner, down, up, devices, scenario.strategy.traits.accumulated_contents
+        )
         self._client_side = ClientSide(
             self.simulation,
             self.learner,
@@ -290,7 +292,7 @@ class Run:
 
         None if devices have no kinds, or if the strategy brings its own learning.
         """
-        if capacity.which is None or self.scenario.strategy.brings_learning:
+        if capacity.which is None or self.scenario.strategy.traits.brings_learning:
             return None
         model = self.scenario.model
         training = self.scenario.training
@@ -509,7 +511,7 @@ class Run:
 
     def _fastest_download_s(self) -> float:
         """Return the shortest time (s) of a model download by a device with the network to itself."""
-        near = self.scenario.strategy.at_edges
+        near = self.scenario.strategy.traits.at_edges
         size = self.dispatch.envelopes.down.model_bytes + self.learner.base_bytes
         fastest_s = math.inf
         for devices in columns.pieces(self.population.trainable):

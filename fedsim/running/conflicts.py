@@ -38,7 +38,7 @@ def conflicts(scenario: Sections) -> Iterator[str]:
     yield from refused_keys(scenario)
     yield from _check_draws(scenario)
     yield from _check_edges(scenario)
-    if scenario.strategy.serverless:
+    if scenario.strategy.traits.serverless:
         yield from _check_serverless(scenario)
     if scenario.malicious is not None:
         scenario.malicious.check(scenario.population.trainable)
@@ -55,7 +55,7 @@ def conflicts(scenario: Sections) -> Iterator[str]:
 def _check_learning(scenario: Sections) -> Iterator[str]:
     """Yield a message for each section about learning that the strategy does not use."""
     strategy = scenario.strategy
-    if strategy.brings_learning:
+    if strategy.traits.brings_learning:
         for section in SECTIONS_OF_LEARNING:
             if section in scenario.model_fields_set:
                 yield (
@@ -83,7 +83,7 @@ def _check_draws(scenario: Sections) -> Iterator[str]:
     if isinstance(strategy, SynchronousParams):
         over_selection = strategy.over_selection
     problem = ""
-    if not vars(type(strategy)).get("mixes_states", False):
+    if not strategy.averages_updates:
         problem = f"strategy.kind is {strategy.kind!r}"
     elif type(aggregation) not in (Weighted, Mean):
         problem = f"strategy.aggregation is {_kind_of(aggregation)!r}"
@@ -102,7 +102,7 @@ def _check_draws(scenario: Sections) -> Iterator[str]:
 def _check_edges(scenario: Sections) -> Iterator[str]:
     """Yield a message if the strategy needs edge servers and the network has none."""
     strategy = scenario.strategy
-    if not strategy.at_edges:
+    if not strategy.traits.at_edges:
         return
     edges = scenario.network.edge_servers
     if edges:
@@ -175,14 +175,14 @@ def _check_messages(scenario: Sections) -> Iterator[str]:
     up = scenario.messages.up
     down = scenario.messages.down
     codec = f"messages.up is {up.kind!r}"
-    if not strategy.sends_models and scenario.messages != MessagesSpec():
+    if not strategy.traits.sends_models and scenario.messages != MessagesSpec():
         yield f"messages is given, and {strategy.called} sends nothing; leave it out"
     if strategy.secured_by is not None and up.kind != "plain":
         yield (
             f"{codec}, and strategy.secure_aggregation masks numbers, which must be sent in "
             "full; allowed is 'plain'"
         )
-    if strategy.plain_down and down.kind != "plain":
+    if strategy.traits.plain_down and down.kind != "plain":
         yield (
             f"messages.down is {down.kind!r}, and {strategy.called} sends no model down; "
             "allowed is 'plain'"
@@ -198,7 +198,8 @@ def _check_messages(scenario: Sections) -> Iterator[str]:
         )
     default = type(up).model_fields.get("error_feedback")
     feedback = getattr(up, "error_feedback", None)
-    if default is not None and "update" in strategy.added_up and feedback != default.default:
+    is_accumulated = "update" in strategy.traits.accumulated_contents
+    if default is not None and is_accumulated and feedback != default.default:
         yield (
             f"messages.up has error_feedback = {str(feedback).lower()}, and with "
             f"{strategy.called} that changes nothing: what was left out is in its devices' next "
@@ -233,7 +234,8 @@ def _check_objective(scenario: Sections) -> Iterator[str]:
                 f"stop.accuracy is {scenario.stop.accuracy:g}; with {kind} no answer is right or "
                 f"wrong: allowed is stop.metrics, of which {allowed}"
             )
-        key = scenario.strategy.needs_accuracy
+        strategy = scenario.strategy
+        key = strategy.why_not.with_selection(strategy.selected_by).no_accuracy
         if key:
             yield f"{key}, which goes by accuracies, and with {kind} there are none"
     smoothing = getattr(scenario.training, "label_smoothing", 0.0)
@@ -274,18 +276,18 @@ def _check_tested_only(scenario: Sections) -> Iterator[str]:
     if population.tested_only is None:
         return
     key = f"population.tested_only is {population.tested_only}"
-    if strategy.brings_learning:
+    if strategy.traits.brings_learning:
         yield f"{key}, and {strategy.called} tests on data of its own; leave it out"
     elif scenario.learning == "off":
         yield f'{key}, and with learning = "off" no device is tested; leave it out'
-    elif strategy.only_own_models:
+    elif strategy.traits.only_own_models:
         yield (
             f"{key}, and with {strategy.called} each device has a model of its own alone; allowed "
             "are strategies with a model for all devices, or for groups"
         )
-    elif strategy.kept_by == "strategy" or scenario.model.says_what_stays:
+    elif strategy.traits.kept_by == "strategy" or scenario.model.says_what_stays:
         choice = "model.keep or model.send is given"
-        if strategy.kept_by == "strategy":
+        if strategy.traits.kept_by == "strategy":
             choice = f"strategy.kind is {strategy.kind!r}"
         yield (
             f"{key}, and {choice}: tensors stay on the devices, and those of a device that never "
@@ -303,13 +305,13 @@ def _check_training(scenario: Sections) -> Iterator[str]:
             f"model.kind is {scenario.model.kind!r}, which has no weights to learn; allowed with "
             'learning = "off" only'
         )
-    if scenario.model.says_what_stays and strategy.kept_by != "scenario":
-        choice = "says so itself" if strategy.kept_by == "strategy" else "sends them all"
+    if scenario.model.says_what_stays and strategy.traits.kept_by != "scenario":
+        choice = "says so itself" if strategy.traits.kept_by == "strategy" else "sends them all"
         yield (
             "model.keep or model.send says which tensors stay on the devices; not for "
             f"strategy.kind = {strategy.kind!r}, which {choice}; allowed are fedavg and fedprox"
         )
-    reason = strategy.counts_steps
+    reason = strategy.why_not.with_selection(strategy.selected_by).other_steps
     if learns and reason and not training.steps_along_gradient:
         yield (
             f"training.kind is {training.kind!r}, by which a step is not one along a gradient, "
@@ -346,7 +348,7 @@ def _obstacles_to_state(scenario: Sections) -> Iterator[str]:
     if training.state_numbers({"": (2, 2)}) <= 0:
         name = getattr(training, "optimizer", training.kind)
         yield f"the trainer is {name!r}, of whose state no size is known"
-    if not vars(type(strategy)).get("mixes_states", False):
+    if not strategy.averages_updates:
         yield f"strategy.kind is {strategy.kind!r}"
     if strategy.optimised_by is not None:
         yield "strategy.server is given"

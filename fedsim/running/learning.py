@@ -46,7 +46,7 @@ class LearningBuilder:
         self.samples: Ints
         self.shape_and_classes: tuple[tuple[int, ...], int] = (1,), 1
         population = scenario.population
-        if scenario.strategy.brings_learning:
+        if scenario.strategy.traits.brings_learning:
             self.samples = np.zeros(population.devices, dtype=np.int64)
             if population.samples is not None:
                 self.samples = population.sizes(streams, self._root)
@@ -72,7 +72,7 @@ class LearningBuilder:
                 f"data.partition.kind is {kind!r}, which maps labels, and models learn "
                 "other targets here"
             )
-        if scenario.strategy.needs_labels and not data.pool.labelled:
+        if scenario.strategy.traits.needs_labels and not data.pool.labelled:
             raise ScenarioError(
                 f"strategy.kind is {scenario.strategy.kind!r}, which goes by labels, and "
                 "the data have none; allowed with "
@@ -95,7 +95,7 @@ class LearningBuilder:
             )
 
     def _tensors(self) -> Sequence[Tensor]:
-        if self._scenario.strategy.brings_learning:
+        if self._scenario.strategy.traits.brings_learning:
             return ()
         return self._scenario.model.tensors(*self.shape_and_classes)
 
@@ -106,7 +106,7 @@ class LearningBuilder:
             replacement: class to use in place of the usual one; None for the usual one.
         """
         scenario = self._scenario
-        if scenario.strategy.brings_learning:
+        if scenario.strategy.traits.brings_learning:
             # a sample costs as much as one of the reference model
             flops = scenario.population.reference_flops or 1.0
             model = SizeOnly.model_validate(

@@ -10,7 +10,7 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import ScenarioError
 from fedsim.common.wording import explain
 from fedsim.records.schema import OWN_TRAINING
-from fedsim.strategies.base import StrategyParams
+from fedsim.strategies.params import StrategyParams
 from fedsim.world.local import OwnTraining
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ def refused_keys(scenario: "Sections") -> Iterator[str]:
     strategy = scenario.strategy
     if local is None:
         return
-    if strategy.brings_learning:
+    if strategy.traits.brings_learning:
         yield (
             f"population.local is given, and strategy.kind = {strategy.kind!r} brings its own "
             "learning; leave it out"
         )
         return
-    reasons = {**strategy.not_by_device}
+    reasons = {**strategy.why_not.by_device}
     if "local_epochs" not in strategy.takes():
         reason = "its devices do not train for 'local_epochs'"
         reasons |= dict.fromkeys(("epochs", "steps"), reason)

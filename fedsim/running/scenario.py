@@ -95,7 +95,7 @@ class Scenario(Sections):
 
     def to_toml(self) -> str:
         """Return the scenario as TOML with every default; reading the text gives the same scenario."""
-        unused = set(SECTIONS_OF_LEARNING) if self.strategy.brings_learning else None
+        unused = set(SECTIONS_OF_LEARNING) if self.strategy.traits.brings_learning else None
         return tomli_w.dumps(self.model_dump(mode="python", exclude=unused, exclude_none=True))
 
 

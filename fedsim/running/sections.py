@@ -24,8 +24,8 @@ from fedsim.learning.objectives import (
 from fedsim.learning.spec import TrainerSpec, TrainingSpec
 from fedsim.running.checkpoint import CheckpointSpec
 from fedsim.strategies import STRATEGIES
-from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.fedavg import FedAvgParams
+from fedsim.strategies.params import StrategyParams
 from fedsim.world.energy.spec import EnergySpec
 from fedsim.world.meters.base import Meter, MeterContext, Meters
 from fedsim.world.meters.spec import METERS, CostsSpec, MeterSpec
@@ -93,7 +93,7 @@ class Sections(Spec):
     @property
     def not_restorable(self) -> str | None:
         """Reason why a run of the scenario cannot be resumed, as text for the user, or None."""
-        return self.world.not_restorable or self.strategy.not_restorable
+        return self.world.not_restorable or self.strategy.why_not.resuming
 
     def meters_in(self, context: MeterContext) -> Meters:
         """Build the meters of a run: those of energy and costs, and the user's own.

@@ -11,7 +11,8 @@ from fedsim.common.spec import Spec
 from fedsim.common.table_classes import with_any_kind
 
 if TYPE_CHECKING:
-    from fedsim.strategies.base import Strategy, StrategyParams
+    from fedsim.strategies.base import Strategy
+    from fedsim.strategies.params import StrategyParams
 
 
 class _Strategies(Registry):
@@ -31,7 +32,7 @@ class _Strategies(Registry):
         return with_any_kind(params)
 
     def holds(self, value: Spec) -> bool:
-        from fedsim.strategies.base import StrategyParams
+        from fedsim.strategies.params import StrategyParams
 
         return isinstance(value, StrategyParams)
 

@@ -13,7 +13,8 @@ from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Server, TaskEnd
 from fedsim.federation.round_result import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
-from fedsim.strategies.base import Strategy, StrategyParams
+from fedsim.strategies.base import Strategy
+from fedsim.strategies.params import StrategyParams
 from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.parts.selection import Random, SelectionSpec
 from fedsim.strategies.state import Entries, PartState, State, new_state

@@ -11,14 +11,14 @@ from fedsim.strategies.parts.keeping import ServerKeeping
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.round_state import SynchronousState
 from fedsim.strategies.synchronous import Synchronous
+from fedsim.strategies.traits import Traits
 from fedsim.strategies.updates import Update
 
 
 class FedAvgParams(AggregatingParams):
     """Keys of ``[strategy]`` for FedAvg; see ``AggregatingParams``."""
 
-    kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "scenario"
-    mixes_states: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(kept_by="scenario", averages_updates=True)
     kind: Literal["fedavg"] = "fedavg"
 
 

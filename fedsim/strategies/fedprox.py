@@ -10,6 +10,7 @@ from fedsim.federation import Contents, Device, Header, Instruction
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.strategies.traits import Traits
 
 
 class FedProxParams(AggregatingParams):
@@ -21,8 +22,7 @@ class FedProxParams(AggregatingParams):
             finished epochs.
     """
 
-    kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "scenario"
-    mixes_states: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(kept_by="scenario", averages_updates=True)
     kind: Literal["fedprox"] = "fedprox"
     mu: float = Field(default=1.0, ge=0.0, le=1e6)
     partial_work: Annotated[bool, OnlyWith("deadline")] = True

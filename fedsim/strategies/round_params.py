@@ -1,17 +1,16 @@
 """Parameters of strategies in rounds: bases with selection, over-selection and aggregation."""
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from fedsim.common import former_keys
 from fedsim.common.errors import ScenarioError
 from fedsim.common.former_keys import Former
 from fedsim.common.spec import Epochs
 from fedsim.common.units import PositiveSeconds, show_seconds
-from fedsim.strategies.base import StrategyParams
+from fedsim.strategies.params import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.parts.deadline import DEADLINES, Deadline, DeadlineSpec, Fixed
 from fedsim.strategies.parts.secure import SecureAggregation
@@ -64,36 +63,12 @@ class RoundParams(StrategyParams):
     """
 
     instead: ClassVar[Former] = former_keys.ROUNDS
-    late_goes_on: ClassVar[bool] = False
-    """Whether the deadline closes the round without ending the open tasks.
-
-    The record of the round then has no deadline.
-    """
-
     clients_per_round: int = Field(default=10, ge=1)
     local_epochs: Epochs = 1
     deadline: DeadlineKey = None
     retry: PositiveSeconds = 60.0
     min_available: int | None = Field(default=None, ge=1)
     every: PositiveSeconds | None = None
-
-    @model_validator(mode="after")
-    def _deadline_of_one_training(self) -> Self:
-        reason = self.trains_more if self.bounds_training else None
-        if reason:
-            raise ValueError(
-                f"'deadline.since' is 'download', which bounds one training, but {reason}; "
-                "allowed is 'round'"
-            )
-        return self
-
-    @property
-    def trains_more(self) -> str | None:
-        """Reason why a client trains several times in a round, as text for the user, or None.
-
-        If there is a reason, a deadline that bounds one training is refused.
-        """
-        return None
 
     @property
     def mean_epoch_over(self) -> DeadlineBase:
@@ -103,7 +78,6 @@ class RoundParams(StrategyParams):
 
     @property
     def bounds_training(self) -> bool:
-        """Whether the deadline, if there is one, counts from the end of each client's download."""
         return isinstance(self.deadline, Deadline) and self.deadline.bounds_training
 
     def deadline_rule(self, mean_epoch_s: float) -> Deadline | None:
@@ -262,29 +236,7 @@ class AggregatingParams(SynchronousParams, CombiningParams):
             Allowed if single updates are not needed. None: not hidden.
     """
 
-    why_single_updates: ClassVar[str | None] = None
-    """Reason for which the strategy needs single updates; None if their sum is enough."""
-
-    former_hooks: ClassVar[Mapping[str, str]] = {"looks_at_each": "why_single_updates"}
-    """Former names of hooks, which are refused: former name -> present name."""
-
     secure_aggregation: SecureAggregation | None = None
-
-    @model_validator(mode="after")
-    def _a_sum_is_enough(self) -> Self:
-        if self.secure_aggregation is None:
-            return self
-        for reason in (
-            self.why_single_updates,
-            self.aggregation.why_single_updates,
-            self.selection.why_single_updates,
-        ):
-            if reason:
-                raise ValueError(
-                    "'secure_aggregation' is given, by which the server learns the sum of updates "
-                    f"alone, but {reason}"
-                )
-        return self
 
     def check(self, devices: int) -> None:
         super().check(devices)

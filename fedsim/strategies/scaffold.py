@@ -10,8 +10,10 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.parts.mean_of_states import mean_after_changes
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.strategies.traits import Traits
 from fedsim.world.steps import Computation, Train
 
 
@@ -25,19 +27,20 @@ class ScaffoldParams(AggregatingParams):
             With ``I`` one more pass computes the gradient at the received model.
     """
 
-    added_up: ClassVar[tuple[str, ...]] = ("control-variate",)
-    beside: ClassVar[str | None] = "SCAFFOLD sums control variates beside it"
-    counts_steps: ClassVar[str] = "SCAFFOLD finds gradients from how far steps have led"
+    traits: ClassVar[Traits] = Traits(accumulated_contents=("control-variate",))
 
     kind: Literal["scaffold"] = "scaffold"
     aggregation: AggregationSpec = Mean()
     option: Literal["I", "II"] = "II"
 
     @property
-    def trains_more(self) -> str | None:
-        if self.option == "I":
-            return "with 'option' I a client finds a gradient too"
-        return None
+    def why_not(self) -> Reasons:
+        more = "with 'option' I a client finds a gradient too" if self.option == "I" else None
+        return Reasons(
+            private_aggregation="SCAFFOLD sums control variates beside it",
+            training_limit=more,
+            other_steps="SCAFFOLD finds gradients from how far steps have led",
+        )
 
 
 def _minus_control(device: Device) -> list[tuple[Ref, float]]:

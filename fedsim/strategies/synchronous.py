@@ -19,7 +19,6 @@ from fedsim.federation.round_result import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.candidates import Candidates
 from fedsim.strategies.combining import Combining, S
-from fedsim.strategies.parts.aggregation import Aggregation
 from fedsim.strategies.parts.secure import PHASES, SecurePhases
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.round_state import SynchronousState as SynchronousState
@@ -154,7 +153,7 @@ class Synchronous(Combining[S]):
         stream = (state.round, *ids)
         devices = selection.select(self.server, state.selection, count, stream, among)
         devices = self.server.clients.chosen(devices, type(selection).select)
-        is_uniform = selection.uniform and among is None and not self.params.late_goes_on
+        is_uniform = selection.uniform and among is None and not self.params.traits.late_goes_on
         if self._accounts and is_uniform:
             state.drawn = (len(devices), len(self.server.clients.idle_devices()))
         if selection.asks:
@@ -349,7 +348,7 @@ class Synchronous(Combining[S]):
         deadline = None
         if self._round_limit is not None:
             deadline = server.timer("deadline", server.now + self._round_limit)
-        if self.params.late_goes_on:
+        if self.params.traits.late_goes_on:
             deadline = None
         server.emit(
             "round-start", round=state.round, selected=len(devices), deadline=deadline, **record

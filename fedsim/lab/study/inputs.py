@@ -102,7 +102,7 @@ class StudyInputs:
         """
         with keeping(self._kept), recorded_files() as files:
             build()
-            if scenario.learning == "on" and not scenario.strategy.brings_learning:
+            if scenario.learning == "on" and not scenario.strategy.traits.brings_learning:
                 self._load_rest(scenario)
         for reference, path in files.items():
             if reference not in self._files and path.is_file():

@@ -13,7 +13,7 @@ from fedsim.common.errors import ScenarioError, show_value
 from fedsim.lab.study.plan import PlannedRun
 from fedsim.running.scenario import Scenario
 from fedsim.strategies.asynchronous import AsynchronousParams
-from fedsim.strategies.base import StrategyParams
+from fedsim.strategies.params import StrategyParams
 
 _STEPS_OF_EPOCH = 10.0
 _FORM = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")

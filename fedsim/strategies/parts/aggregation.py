@@ -121,7 +121,7 @@ class Aggregation(Spec):
     """The protection that the aggregation offers; None if it offers none.
 
     A protection is refused with strategies that also use updates outside the aggregation
-    (``StrategyParams.unprotected``).
+    (``Reasons.against``).
     """
 
     uses_weights: ClassVar[bool] = True

@@ -154,7 +154,7 @@ class Selection(Spec):
     """Whether the selection uses accuracies, which not every objective has."""
 
     counts_steps: ClassVar[str | None] = None
-    """Reason for which local steps must be SGD steps; see ``StrategyParams.counts_steps``."""
+    """Reason for which local steps must be SGD steps; see ``Reasons.other_steps``."""
 
     not_by_device: ClassVar[Mapping[str, str]] = {}
     """Keys of ``[population.local]`` that the selection refuses: key -> reason."""

@@ -1,6 +1,6 @@
 """Bases of every strategy without a server, and of its part that runs on each device."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -23,8 +23,11 @@ from fedsim.federation import (
 from fedsim.federation.client import RunInfo
 from fedsim.federation.round_result import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
-from fedsim.strategies.base import Strategy, StrategyParams
+from fedsim.strategies.base import Strategy
+from fedsim.strategies.params import StrategyParams
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.state import State
+from fedsim.strategies.traits import Traits
 from fedsim.world.population_spec import PopulationSpec
 
 
@@ -41,18 +44,18 @@ class PeerParams(StrategyParams):
             refused if devices come and go.
     """
 
-    serverless: ClassVar[bool] = True
-    only_own_models: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(serverless=True, only_own_models=True)
 
     local_epochs: Annotated[int, Field(ge=0, le=100_000)] = 1
     start: Literal["same", "own"] = "same"
     deadline: PositiveSeconds | None = None
 
     @property
-    def not_by_device(self) -> Mapping[str, str]:
+    def why_not(self) -> Reasons:
         if self.local_epochs:
-            return {}
-        return dict.fromkeys(("epochs", "steps"), "strategy.local_epochs is 0: nothing is trained")
+            return Reasons()
+        reason = "strategy.local_epochs is 0: nothing is trained"
+        return Reasons(by_device=dict.fromkeys(("epochs", "steps"), reason))
 
     def check_population(self, population: PopulationSpec) -> None:
         if not population.comes_and_goes:

@@ -1,6 +1,5 @@
 """Averaging by all-reduces, without a server: local SGD, DiLoCo, and streaming DiLoCo."""
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -10,6 +9,7 @@ from fedsim.common.spec import OnlyWith
 from fedsim.common.training import LocalSteps, Places, Training
 from fedsim.federation import Contents, Device, Header, Instruction, Opaque, Partial, Peer, RunInfo
 from fedsim.learning.refs import Ref
+from fedsim.strategies.refusals import Reasons
 from fedsim.toolbox.peers.base import PeerClient, PeerHalf, PeerParams, Peers
 from fedsim.toolbox.peers.collectives import collective
 from fedsim.world.population_spec import PopulationSpec
@@ -50,10 +50,11 @@ class DiLoCoParams(PeerParams):
     mixing: Annotated[float, Field(ge=0.0, lt=1.0), OnlyWith("overlap")] = 0.5
 
     @property
-    def not_by_device(self) -> Mapping[str, str]:
+    def why_not(self) -> Reasons:
         if self.local_steps is None:
-            return super().not_by_device
-        return dict.fromkeys(("epochs", "steps"), "'local_steps' says how long devices train")
+            return super().why_not
+        reason = "'local_steps' says how long devices train"
+        return Reasons(by_device=dict.fromkeys(("epochs", "steps"), reason))
 
     @property
     def expected_steps(self) -> float | None:

@@ -1,6 +1,6 @@
 """CATA-Fed: adaptive epochs, straggler mitigation, selection by clusters (Jeong and Kim, 2022)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
@@ -17,6 +17,7 @@ from fedsim.federation import Contents, Device, Header, Instruction, LocalResult
 from fedsim.federation.events import Verdict
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.deadline import Deadline
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import CombiningParams, DeadlineKey, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.deadlines import Relative
@@ -209,11 +210,11 @@ class CataFedParams(CombiningParams):
     rejoin: bool = False
 
     @property
-    def not_by_device(self) -> Mapping[str, str]:
+    def why_not(self) -> Reasons:
         refused = {"steps": "CATA-Fed counts work in epochs"}
         if self.adaptive:
             refused["epochs"] = "with 'adaptive' clients train as many epochs as fit"
-        return refused
+        return Reasons(by_device=refused)
 
     @model_validator(mode="after")
     def _check_deadline_since(self) -> Self:

@@ -8,6 +8,7 @@ from fedsim.common import former_keys
 from fedsim.common.errors import ScenarioError
 from fedsim.common.former_keys import Former
 from fedsim.common.spec import Epochs, OnlyWith
+from fedsim.strategies.refusals import Reasons
 from fedsim.toolbox.strategies.grouped import GroupedParams
 
 
@@ -38,7 +39,9 @@ class CFLParams(GroupedParams):
     """
 
     instead: ClassVar[Former] = {**GroupedParams.instead, **former_keys.CFL}
-    unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"
+    why_not: ClassVar[Reasons] = Reasons(
+        privacy_account="clusters are made of updates that are not clipped"
+    )
     kind: Literal["cfl"] = "cfl"
     clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
     local_epochs: Epochs = 3

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from fedsim.common.training import Proximal, Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient, Personal
 from fedsim.world.steps import Computation, Train
@@ -21,7 +22,9 @@ class DittoParams(AggregatingParams):
         lam: lambda, weight of the pull of personal models to the global one; 0: local training.
     """
 
-    trains_more: ClassVar[str] = "with Ditto a client trains its own model too"
+    why_not: ClassVar[Reasons] = Reasons(
+        training_limit="with Ditto a client trains its own model too"
+    )
     kind: Literal["ditto"] = "ditto"
     lam: float = Field(default=0.1, ge=0.0, le=1e6)
 

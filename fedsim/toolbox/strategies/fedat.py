@@ -14,8 +14,9 @@ from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousState, OpenTask
-from fedsim.strategies.base import StrategyParams
+from fedsim.strategies.params import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Weighted
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.state import state_of_slot
 from fedsim.toolbox.strategies.tiers import Tiered, TieredState
 
@@ -37,8 +38,10 @@ class FedATParams(StrategyParams):
             (s).
     """
 
-    unaccounted: ClassVar[str] = (
-        "FedAT's tiers have rounds of their own, and draws are counted from all devices"
+    why_not: ClassVar[Reasons] = Reasons(
+        privacy_account=(
+            "FedAT's tiers have rounds of their own, and draws are counted from all devices"
+        )
     )
     kind: Literal["fedat"] = "fedat"
     tiers: int = Field(default=5, ge=1, le=10_000)

@@ -7,6 +7,7 @@ from fedsim.common.errors import ScenarioError
 from fedsim.learning.architecture import STATISTICS, Tensor
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams
+from fedsim.strategies.traits import Traits
 
 
 class FedBNParams(AggregatingParams):
@@ -19,7 +20,7 @@ class FedBNParams(AggregatingParams):
             ``statistics`` alone (SiloBN).
     """
 
-    kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
+    traits: ClassVar[Traits] = Traits(kept_by="strategy")
     kind: Literal["fedbn"] = "fedbn"
     keeps: Literal["layers", "statistics"] = "layers"
 

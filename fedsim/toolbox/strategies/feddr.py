@@ -11,6 +11,7 @@ from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import changes
 from fedsim.strategies.round_params import SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.strategies.traits import Traits
 
 
 class FedDRParams(SynchronousParams):
@@ -25,7 +26,7 @@ class FedDRParams(SynchronousParams):
             device's ``own`` last x_i.
     """
 
-    added_up: ClassVar[tuple[str, ...]] = ("update",)
+    traits: ClassVar[Traits] = Traits(accumulated_contents=("update",))
 
     kind: Literal["feddr"] = "feddr"
     eta: float = Field(default=1.0, gt=0.0, le=1e6)

@@ -11,8 +11,10 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Mean, changes
 from fedsim.strategies.parts.mean_of_states import mean_after_changes
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.strategies.traits import Traits
 
 
 class FedDynParams(AggregatingParams):
@@ -25,9 +27,9 @@ class FedDynParams(AggregatingParams):
         aggregation: rule that combines the updates of a round.
     """
 
-    added_up: ClassVar[tuple[str, ...]] = ("update",)
-    beside: ClassVar[str | None] = (
-        "FedDyn adds the sum of all earlier moves to the model in each round"
+    traits: ClassVar[Traits] = Traits(accumulated_contents=("update",))
+    why_not: ClassVar[Reasons] = Reasons(
+        private_aggregation="FedDyn adds the sum of all earlier moves to the model in each round"
     )
 
     kind: Literal["feddyn"] = "feddyn"

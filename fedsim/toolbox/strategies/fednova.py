@@ -1,6 +1,5 @@
 """FedNova: updates are normalised by their counts of SGD steps (Wang et al., 2020)."""
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
@@ -11,6 +10,7 @@ from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedprox import FedProx, FedProxClient, FedProxParams
 from fedsim.strategies.parts.aggregation import Entry
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import RoundParams
 
 
@@ -26,14 +26,13 @@ class FedNovaParams(FedProxParams):
             (the authors' code).
     """
 
-    counts_steps: ClassVar[str] = "FedNova normalises by how far steps of SGD reach"
+    why_not: ClassVar[Reasons] = Reasons(
+        other_steps="FedNova normalises by how far steps of SGD reach",
+        by_device={"lr": "FedNova measures how far steps of one learning rate reach"},
+    )
     kind: Literal["fednova"] = "fednova"  # type: ignore[assignment]
     mu: float = 0.0
     effective: Annotated[Literal["reach", "steps"], OnlyWith("mu")] = "reach"
-
-    @property
-    def not_by_device(self) -> Mapping[str, str]:
-        return {"lr": "FedNova measures how far steps of one learning rate reach"}
 
 
 @lru_cache(maxsize=4096)

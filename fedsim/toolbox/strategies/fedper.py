@@ -8,6 +8,7 @@ from pydantic import Field
 from fedsim.learning.architecture import Tensor, matching
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams
+from fedsim.strategies.traits import Traits
 
 
 class FedPerParams(AggregatingParams):
@@ -20,7 +21,7 @@ class FedPerParams(AggregatingParams):
             tensors, in which * matches anything.
     """
 
-    kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
+    traits: ClassVar[Traits] = Traits(kept_by="strategy")
     kind: Literal["fedper"] = "fedper"
     head: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = 1
 

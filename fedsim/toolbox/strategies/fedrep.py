@@ -1,6 +1,6 @@
 """FedRep: each device trains its head, then the layers that all share (Collins et al., 2021)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from fedsim.common.spec import Epochs
@@ -8,6 +8,7 @@ from fedsim.common.training import Training
 from fedsim.federation import Device, Instruction, PreviousResult, RunInfo
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.strategies.fedper import FedPerParams
 from fedsim.world.steps import Computation, Train
@@ -23,14 +24,13 @@ class FedRepParams(FedPerParams):
             layers below.
     """
 
-    trains_more: ClassVar[str] = "with FedRep a client trains its head too"
+    why_not: ClassVar[Reasons] = Reasons(
+        training_limit="with FedRep a client trains its head too",
+        by_device={"steps": "FedRep trains head and representation, each for its own epochs"},
+    )
     kind: Literal["fedrep"] = "fedrep"  # type: ignore[assignment]
     head_epochs: Epochs = 10
     aggregation: AggregationSpec = Mean()
-
-    @property
-    def not_by_device(self) -> Mapping[str, str]:
-        return {"steps": "FedRep trains head and representation, each for its own epochs"}
 
 
 class FedRepClient(SynchronousClient[FedRepParams]):

@@ -1,6 +1,6 @@
 """FlexCFL: groups by first updates, and migration when data shift (Duan et al., 2021)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -18,6 +18,7 @@ from fedsim.common.training import Limit, LocalSteps, Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, TaskEnd
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
+from fedsim.strategies.refusals import Reasons
 from fedsim.toolbox.clustering.algorithms import Labels, RandomGroups, agglomerative, kmeans
 from fedsim.toolbox.clustering.moments import PreTraining, ShiftTest
 from fedsim.toolbox.clustering.similarity import cosine_matrix, edc_features, madc, most_alike
@@ -65,7 +66,10 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 
     instead: ClassVar[Former] = {**MigratingParams.instead, **former_keys.FLEXCFL}
     sweeps: ClassVar[bool] = True
-    beside: ClassVar[str | None] = "groups begin with the plain mean of pre-trained models"
+    why_not: ClassVar[Reasons] = Reasons(
+        private_aggregation="groups begin with the plain mean of pre-trained models",
+        by_device={"steps": "pre-trainings are counted in epochs, or have steps of their own"},
+    )
 
     kind: Literal["flexcfl", "fedgroup"] = "flexcfl"
     clients_per_round: int = Field(default=20, ge=1)
@@ -78,10 +82,6 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         PreTraining, KindField(Registry.of("moment", PreTraining, usual="pre-training"))
     ] = PreTraining()
     eta_g: float = Field(default=0.0, ge=0.0, le=1e6)
-
-    @property
-    def not_by_device(self) -> Mapping[str, str]:
-        return {"steps": "pre-trainings are counted in epochs, or have steps of their own"}
 
     @property
     def usual_shift(self) -> ShiftTest:

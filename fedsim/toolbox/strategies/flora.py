@@ -15,6 +15,7 @@ from fedsim.federation import Contents, Device, Header, Instruction, Opaque, Run
 from fedsim.learning.functions import pure, spliced
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Entry
+from fedsim.strategies.traits import Traits
 from fedsim.toolbox.strategies.sizes import (
     CutClient,
     CutModels,
@@ -32,7 +33,7 @@ class FLoRAParams(CutParams):
     """
 
     by: ClassVar[CutBy] = "adapters"
-    plain_down: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(plain_down=True)
     kind: Literal["flora"] = "flora"
     sizes: dict[str, float] | list[float] = Field(default=[1.0, 2.0, 4.0], min_length=1)
 

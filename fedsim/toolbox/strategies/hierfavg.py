@@ -1,6 +1,5 @@
 """HierFAVG: edge servers average their clients' models, the server theirs (Liu et al., 2020)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
@@ -12,9 +11,11 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.aggregation import Entry, Weighted
 from fedsim.strategies.parts.selection import QUESTION
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import CombiningParams, SelectingParams
 from fedsim.strategies.state import State, state_of_slot
 from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.strategies.traits import Traits
 from fedsim.strategies.updates import Update
 
 
@@ -33,20 +34,22 @@ class HierFAVGParams(SelectingParams, CombiningParams):
             updates, which the server does not receive.
     """
 
-    at_edges: ClassVar[bool] = True
-
-    unaccounted: ClassVar[str] = (
-        "edge servers have rounds of their own, and draws are counted from all devices"
-    )
+    traits: ClassVar[Traits] = Traits(at_edges=True)
     kind: Literal["hierfavg"] = "hierfavg"
     kappa1: int | None = Field(default=None, ge=1, le=1_000_000)
     kappa2: int = Field(default=4, ge=1, le=10_000)
 
     @property
-    def not_by_device(self) -> Mapping[str, str]:
-        if self.kappa1 is None:
-            return {}
-        return dict.fromkeys(("epochs", "steps"), "'kappa1' says how long clients train")
+    def why_not(self) -> Reasons:
+        by_device = {}
+        if self.kappa1 is not None:
+            by_device = dict.fromkeys(("epochs", "steps"), "'kappa1' says how long clients train")
+        return Reasons(
+            privacy_account=(
+                "edge servers have rounds of their own, and draws are counted from all devices"
+            ),
+            by_device=by_device,
+        )
 
     @model_validator(mode="after")
     def _check_hierarchy(self) -> Self:

@@ -1,6 +1,6 @@
 """IFCA and HypCluster: clients choose the group with the least loss (Ghosh et al., 2020)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -21,7 +21,8 @@ from fedsim.federation import (
     TaskEnd,
 )
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Mean, Protection, Weighted
+from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Mean, Weighted
+from fedsim.strategies.refusals import Reasons
 from fedsim.toolbox.clustering.moments import ShiftTest
 from fedsim.toolbox.strategies.grouped import (
     GroupedState,
@@ -56,26 +57,21 @@ class IFCAParams(MigratingParams):
     averaging: Literal["models", "gradients"] = "models"
 
     @property
-    def not_by_device(self) -> Mapping[str, str]:
+    def why_not(self) -> Reasons:
         if self.averaging == "models":
-            return {}
-        reason = "with 'averaging' gradients a client makes one step on all of its data"
-        return dict.fromkeys(("epochs", "steps", "batch_size"), reason)
+            return Reasons()
+        summed = "with 'averaging' = 'gradients' clients' steps are summed beside it"
+        one_step = "with 'averaging' gradients a client makes one step on all of its data"
+        return Reasons(
+            private_aggregation=summed,
+            robust_aggregation=summed,
+            other_steps="a step of SGD gives IFCA's gradients",
+            by_device=dict.fromkeys(("epochs", "steps", "batch_size"), one_step),
+        )
 
     @property
     def usual_shift(self) -> ShiftTest:
         return "aligned_l1" if self.kind == "ifca-mig" else "never"
-
-    @property
-    def counts_steps(self) -> str | None:
-        if self.averaging == "gradients":
-            return "a step of SGD gives IFCA's gradients"
-        return super().counts_steps
-
-    def unprotected(self, protection: Protection) -> str | None:
-        if self.averaging == "gradients":
-            return "with 'averaging' = 'gradients' clients' steps are summed beside it"
-        return None
 
 
 class IFCAClient(MigratingClient[IFCAParams]):

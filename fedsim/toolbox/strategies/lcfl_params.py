@@ -1,6 +1,5 @@
 """Scenario keys of the strategy LCFL."""
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -11,7 +10,8 @@ from fedsim.common.former_keys import Former
 from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Epochs
-from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
+from fedsim.strategies.refusals import Reasons
 from fedsim.toolbox.clustering.algorithms import Clusterer, Dbscan, Hierarchical, KMedoids, Linkage
 from fedsim.toolbox.clustering.moments import AfterLocalTraining, AfterRounds
 from fedsim.toolbox.strategies.grouped import ClusteredParams, PlainDeadline, Preset
@@ -62,7 +62,6 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         **{key: f"clusterer.{key}" for key in ("linkage", "threshold")},
     }
 
-    unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"
     kind: Literal["lcfl"] = "lcfl"
     clients_per_round: None = None  # type: ignore[assignment]
     groups: int = Field(default=4, ge=1, le=10_000)
@@ -83,20 +82,20 @@ class LCFLParams(PlainDeadline, ClusteredParams):
     clusters_start: Literal["global", "members"] = "global"
     follows: Preset = "paper"
 
-    def unprotected(self, protection: Protection) -> str | None:
-        if self.clusters_start == "members" and protection == "private":
-            return "clusters begin at the plain mean of their members' models"
-        return None
-
     @property
-    def not_by_device(self) -> Mapping[str, str]:
-        return {"steps": "LCFL's warm-up is counted in epochs, or has steps of its own"}
-
-    @property
-    def counts_steps(self) -> str | None:
+    def why_not(self) -> Reasons:
+        from_members = None
+        if self.clusters_start == "members":
+            from_members = "clusters begin at the plain mean of their members' models"
+        from_steps = None
         if self.measure in _BY_GRADIENTS:
-            return "a step of SGD gives LCFL's gradients"
-        return super().counts_steps
+            from_steps = "a step of SGD gives LCFL's gradients"
+        return Reasons(
+            private_aggregation=from_members,
+            privacy_account="clusters are made of updates that are not clipped",
+            other_steps=from_steps,
+            by_device={"steps": "LCFL's warm-up is counted in epochs, or has steps of its own"},
+        )
 
     @property
     def second_campaign(self) -> Literal["exchange", "gradient"] | None:

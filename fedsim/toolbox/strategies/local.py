@@ -11,6 +11,7 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.round_params import SelectingParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
+from fedsim.strategies.traits import Traits
 
 
 class LocalParams(SelectingParams):
@@ -22,8 +23,7 @@ class LocalParams(SelectingParams):
         clients_per_round: number of devices that train in a round; None: every available one.
     """
 
-    sends_models: ClassVar[bool] = False
-    only_own_models: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(sends_models=False, only_own_models=True)
     kind: Literal["local"] = "local"
     clients_per_round: int | None = None  # type: ignore[assignment]
 

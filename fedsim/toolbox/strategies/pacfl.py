@@ -19,6 +19,7 @@ from fedsim.federation import (
     TaskEnd,
 )
 from fedsim.learning.refs import Ref
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import Linkage, agglomerative
 from fedsim.toolbox.clustering.angles import (
@@ -63,8 +64,10 @@ class PACFLParams(GroupedParams):
             angle.
     """
 
-    beside: ClassVar[str | None] = "clients send singular vectors of their data"
-    unaccounted: ClassVar[str] = "clusters are made of singular vectors of the clients' data"
+    why_not: ClassVar[Reasons] = Reasons(
+        private_aggregation="clients send singular vectors of their data",
+        privacy_account="clusters are made of singular vectors of the clients' data",
+    )
     kind: Literal["pacfl"] = "pacfl"
     local_epochs: Epochs = 10
     vectors: int = Field(default=3, ge=1, le=1_000)

@@ -1,6 +1,6 @@
 """pFedMe: personal models around local ones, which become the global one (T Dinh et al., 2020)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,6 +9,7 @@ from fedsim.common.training import LocalSteps, Proximal, Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult, PreviousResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient, Personal
 from fedsim.world.steps import Computation, Train
@@ -28,18 +29,19 @@ class PFedMeParams(AggregatingParams):
         eta: learning rate of the local model.
     """
 
-    trains_more: ClassVar[str] = "with pFedMe a client trains 'local_rounds' times"
+    why_not: ClassVar[Reasons] = Reasons(
+        training_limit="with pFedMe a client trains 'local_rounds' times",
+        by_device=dict.fromkeys(
+            ("epochs", "steps"),
+            "pFedMe's clients train for 'local_rounds' batches of 'steps' steps",
+        ),
+    )
     kind: Literal["pfedme"] = "pfedme"
     lam: float = Field(default=15.0, gt=0.0, le=1e6)
     local_rounds: int = Field(default=20, ge=1, le=10_000)
     steps: int = Field(default=5, ge=1, le=100_000)
     eta: float = Field(default=0.005, gt=0.0, le=1e6)
     aggregation: AggregationSpec = Mean()
-
-    @property
-    def not_by_device(self) -> Mapping[str, str]:
-        reason = "pFedMe's clients train for 'local_rounds' batches of 'steps' steps"
-        return dict.fromkeys(("epochs", "steps"), reason)
 
     @model_validator(mode="after")
     def _check_epochs(self) -> Self:

@@ -1,7 +1,7 @@
 """q-FedAvg: clients with larger losses weigh more, for a fairer accuracy (Li et al., 2020)."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from pydantic import Field
 from fedsim.federation import Contents, Device, Instruction, Lazy, LocalResult
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import changes
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.strategies.updates import Update
@@ -28,12 +29,11 @@ class QFedAvgParams(SynchronousParams):
     """
 
     kind: Literal["q-fedavg"] = "q-fedavg"
+    why_not: ClassVar[Reasons] = Reasons(
+        training_limit="with q-fedavg a client computes the loss of the received model too"
+    )
     q: float = Field(default=0.1, ge=0.0, le=100.0)
     lipschitz: float | None = Field(default=None, gt=0.0)
-
-    @property
-    def trains_more(self) -> str | None:
-        return "with q-fedavg a client computes the loss of the received model too"
 
 
 class QFedAvgClient(SynchronousClient[QFedAvgParams]):

@@ -14,7 +14,9 @@ from fedsim.learning.functions import weighted_sum
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.aggregation import AggregationSpec, Entry, Mean, changes
 from fedsim.strategies.parts.selection import SelectionSpec
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import AggregatingParams
+from fedsim.strategies.traits import Traits
 from fedsim.toolbox.selection.least import LeastAvailable
 
 
@@ -32,8 +34,8 @@ class REFLParams(AggregatingParams):
         selection: by default the least available clients first.
     """
 
-    late_goes_on: ClassVar[bool] = True
-    why_single_updates: ClassVar[str | None] = "REFL compares late updates with others"
+    traits: ClassVar[Traits] = Traits(late_goes_on=True)
+    why_not: ClassVar[Reasons] = Reasons(sum_alone="REFL compares late updates with others")
 
     kind: Literal["refl"] = "refl"
     beta: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(

@@ -1,7 +1,7 @@
 """RFedAvg on clusters by CCS, and the benchmarks of its paper (Wang, Zhang and Tao)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -15,8 +15,10 @@ from fedsim.federation import Contents, Device, Header, Instruction, Lazy, Local
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.parts.server import ServerOptimizerSpec
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.strategies.traits import Traits
 from fedsim.toolbox.clustering.algorithms import (
     canonical,
     greedy_clusters,
@@ -67,7 +69,12 @@ class RFedAvgParams(SynchronousParams):
     """
 
     kind: Literal["rfedavg"] = "rfedavg"
-    needs_labels: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(needs_labels=True)
+    why_not: ClassVar[Reasons] = Reasons(
+        by_device=dict.fromkeys(
+            ("steps", "batch_size"), "a client of RFedAvg makes gradient steps on all of its data"
+        )
+    )
     server: ServerOptimizerSpec | None = None
     clients_per_round: int = Field(default=30, ge=1)
     weights: Literal["rfedavg", "optimal", "uniform-by-data"] = "rfedavg"
@@ -81,11 +88,6 @@ class RFedAvgParams(SynchronousParams):
     )
     theta: float = Field(default=math.pi / 36, ge=0.0, le=math.pi / 2)
     least_loss: float = Field(default=0.0, ge=0.0)
-
-    @property
-    def not_by_device(self) -> Mapping[str, str]:
-        reason = "a client of RFedAvg makes gradient steps on all of its data"
-        return dict.fromkeys(("steps", "batch_size"), reason)
 
     @property
     def uses_total(self) -> bool:

@@ -25,6 +25,7 @@ from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.aggregation import Entry
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
 
@@ -44,8 +45,8 @@ class CutParams(AggregatingParams):
 
     by: ClassVar[CutBy]
     """Measure of a size, such as ``width`` or ``rank``."""
-    why_single_updates: ClassVar[str | None] = (
-        "the server has to know which numbers each client has sent"
+    why_not: ClassVar[Reasons] = Reasons(
+        sum_alone="the server has to know which numbers each client has sent"
     )
     sizes: dict[str, float] | list[float] = Field(min_length=1)
     redraw: bool = False

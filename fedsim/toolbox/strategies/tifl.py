@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
@@ -16,6 +16,7 @@ from fedsim.common.spec import OnlyWith
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, Lazy, LocalResult, Server, TaskEnd
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
+from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.strategies.tiers import Tiered, TieredState, equal_width_bins, tier_numbers
@@ -42,8 +43,6 @@ class TiFLParams(AggregatingParams):
         credits: number of rounds for each tier; by default the planned rounds divided by the tiers.
         interval: I, the number of rounds between two tests; by default the number of tiers.
     """
-
-    why_single_updates: ClassVar[str | None] = "TiFL has phases of its own between rounds"
 
     instead: ClassVar[Former] = {**AggregatingParams.instead, **former_keys.TIFL}
     kind: Literal["tifl"] = "tifl"
@@ -77,16 +76,15 @@ class TiFLParams(AggregatingParams):
         self.refuse_more("tiers", devices)
 
     @property
-    def unaccounted(self) -> str | None:
-        if self.mode == "credits":
-            return "tiers are chosen by the accuracy on their clients"
-        return super().unaccounted
-
-    @property
-    def needs_accuracy(self) -> str | None:
-        if self.mode == "credits":
-            return f"strategy.mode is {self.mode!r}"
-        return super().needs_accuracy
+    def why_not(self) -> Reasons:
+        reasons = Reasons(sum_alone="TiFL has phases of its own between rounds")
+        if self.mode != "credits":
+            return reasons
+        return replace(
+            reasons,
+            privacy_account="tiers are chosen by the accuracy on their clients",
+            no_accuracy=f"strategy.mode is {self.mode!r}",
+        )
 
 
 def credit_probabilities(

@@ -110,10 +110,7 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
         return None
     payloads: Payloads = fields["payloads"]
     delivered = fields["delivered"]
-    if len(payloads) == 1:
-        purpose = payloads[0][0]
-    else:
-        purpose = "+".join([name for name, _ in payloads])
+    purpose = payloads[0][0] if len(payloads) == 1 else "+".join([name for name, _ in payloads])
     return Transfer(
         start,
         time,

@@ -288,7 +288,7 @@ def test_field() -> None:
             assert (params["kappa1"] * params["kappa2"], params["clients_per_round"]) == (60, 50)
 
 
-PEERS = {kind for kind in STRATEGIES if STRATEGIES.spec(kind).serverless}  # type: ignore[attr-defined]
+PEERS = {kind for kind in STRATEGIES if STRATEGIES.spec(kind).traits.serverless}  # type: ignore[attr-defined]
 ELSEWHERE = {"fedbn", "flora", "flower", "heterofl", "hetlora", "hierfavg", *PEERS}
 STUDIES = sorted(
     path.name for path in (HERE / "studies").glob("*.toml") if not path.stem.endswith("base")

@@ -1,0 +1,284 @@
+"""The keys of ``[strategy]`` that all strategies share, and hooks by which other parts ask of them."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Self, TypeVar
+
+from pydantic import model_validator
+
+from fedsim.common.errors import ScenarioError
+from fedsim.common.spec import Spec
+from fedsim.common.stop import StopSpec
+from fedsim.common.training import Training
+from fedsim.federation import RunInfo
+from fedsim.learning.architecture import Tensor
+from fedsim.strategies.former_traits import FormerNames
+from fedsim.strategies.parts.aggregation import Aggregation
+from fedsim.strategies.parts.keeping import Split
+from fedsim.strategies.parts.secure import SecureAggregation
+from fedsim.strategies.parts.selection import Selection
+from fedsim.strategies.parts.server import ServerOptimizer
+from fedsim.strategies.refusals import Reasons
+from fedsim.strategies.traits import Traits
+from fedsim.world.population import DeadlineBase
+from fedsim.world.population_spec import PopulationSpec
+
+KeyPart = TypeVar("KeyPart", bound=Spec)
+
+
+class StrategyParams(FormerNames):
+    """Base of the keys of ``[strategy]``; each strategy has a subclass as ``Params``.
+
+    Its methods check the keys before a run, and tell further parts of a run what the strategy
+    does. A few keys have one meaning in all strategies: ``local_epochs`` is read by
+    ``Client.training`` and by selections, ``selection`` (``SelectionSpec``) by ``client_half``,
+    ``aggregation`` (``AggregationSpec``), ``server`` (``ServerOptimizerSpec``) and
+    ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by forecasts.
+    """
+
+    kind: str
+
+    traits: ClassVar[Traits] = Traits()
+    """Facts about the strategy that do not depend on the keys' values.
+
+    A subclass that declares some keeps those of its base by ``dataclasses.replace``.
+    """
+
+    @property
+    def why_not(self) -> Reasons:
+        """Reasons why the strategy refuses settings of a scenario; by default there are none.
+
+        Reasons that a selection has are not repeated here.
+        """
+        return Reasons()
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        refusals = self.why_not.refusals(
+            self.aggregated_by,
+            self.selected_by,
+            bounds_training=self.bounds_training,
+            is_secured=self.secured_by is not None,
+        )
+        for refusal in refusals:
+            raise ValueError(refusal)
+        return self
+
+    @property
+    def averages_updates(self) -> bool:
+        """Whether each new model is the plain mean of a round's updates, by ``traits``.
+
+        It is not inherited: False if a base declared the traits. ``training.state = "sent"`` needs
+        such a strategy.
+        """
+        return "traits" in vars(type(self)) and self.traits.averages_updates
+
+    @property
+    def unforeseen(self) -> str:
+        """Why a trial without weights does not show all models of a run; empty if it does."""
+        return ""
+
+    def final_models(self, devices: int) -> int | None:
+        """Return the greatest count of the models at a run's end; None if a trial shows it.
+
+        Args:
+            devices: count of devices.
+        """
+        return None
+
+    def usual_training(self, kind: str) -> Training:
+        """Return the training that devices of a kind usually do, to check their memory and speed.
+
+        By default it is plain local SGD on the whole model.
+
+        Args:
+            kind: name of the device's kind, such as a model of phone.
+        """
+        return Training(None)
+
+    @property
+    def resizes(self) -> bool:
+        """Whether a device's updates may differ in size from round to round.
+
+        Codecs then cannot store what was lost in encoding one update for the next one.
+        """
+        return False
+
+    def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
+        """Return whether each tensor of the model stays on the devices instead of being sent.
+
+        By default the tensors stay that the scenario keeps (``model.keep``, ``model.send``).
+
+        Args:
+            tensors: the tensors of the model, in order.
+
+        Returns:
+            A bool for each tensor, in the same order.
+        """
+        return [tensor.kept for tensor in tensors]
+
+    def split_of(self, setting: RunInfo) -> Split | None:
+        """Return which parameters of the model are sent to the server, and which stay on devices.
+
+        Both are ranges of indices in the flat array of all parameters.
+
+        Args:
+            setting: facts about the run, with the model's tensors.
+
+        Returns:
+            The ranges; None if the whole model is sent.
+
+        Raises:
+            ScenarioError: no tensor would be sent, or the model has no tensors.
+        """
+        if self.traits.kept_by == "scenario" and setting.keeps:
+            key = "model.keep or model.send is given"
+        elif self.traits.kept_by == "strategy":
+            key = f"strategy.kind is {self.kind!r}"
+        else:
+            return None
+        tensors = setting.tensors()
+        if tensors:
+            return Split.of(tensors, self.stays(tensors), key)
+        if self.traits.kept_by == "strategy":
+            raise ScenarioError(
+                f"{key}, which tells the tensors of a model apart, and model.kind is 'size', which "
+                "has none; allowed is any other model"
+            )
+        return None
+
+    def _part(self, key: str, part_class: type[KeyPart]) -> KeyPart | None:
+        """Return the part that a key holds; None if the strategy has no such key, or it is empty."""
+        part = getattr(self, key, None)
+        return part if isinstance(part, part_class) else None
+
+    @property
+    def selected_by(self) -> Selection | None:
+        """Selection of the clients (key ``selection``); None if the strategy selects by itself."""
+        return self._part("selection", Selection)
+
+    @property
+    def aggregated_by(self) -> Aggregation | None:
+        """Rule that combines updates (key ``aggregation``); None without such a key."""
+        return self._part("aggregation", Aggregation)
+
+    @property
+    def optimised_by(self) -> ServerOptimizer | None:
+        """Server optimiser for combined updates (key ``server``); None if there is none."""
+        return self._part("server", ServerOptimizer)
+
+    @property
+    def secured_by(self) -> SecureAggregation | None:
+        """Costs of secure aggregation (key ``secure_aggregation``); None if there is none."""
+        return self._part("secure_aggregation", SecureAggregation)
+
+    @property
+    def aggregations(self) -> dict[str, Aggregation]:
+        """Rules by which the strategy combines updates: key of ``[strategy]`` -> rule."""
+        return {key: value for key, value in self if isinstance(value, Aggregation)}
+
+    @property
+    def called(self) -> str:
+        """Name of the strategy in messages to users, such as "the strategy 'fedavg'"."""
+        return f"the strategy {self.kind!r}"
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks (str) that are shown to the user before a run begins."""
+        return []
+
+    @property
+    def expected_steps(self) -> float | None:
+        """Count of SGD steps of a local training; None if it is given in epochs, as by default."""
+        return None
+
+    def horizon(self, stop: StopSpec) -> StopSpec:
+        """Return the planned end of a run, from which its remaining time is estimated for display.
+
+        Args:
+            stop: the keys of ``[stop]``; by default they are returned unchanged.
+        """
+        return stop
+
+    @property
+    def bounds_training(self) -> bool:
+        """Whether a deadline counts from the end of each client's download, for its training."""
+        return False
+
+    @property
+    def mean_epoch_over(self) -> DeadlineBase:
+        """Set of devices over which the mean time of an epoch (``RunInfo.mean_epoch_s``) is taken.
+
+        ``unslowed``: all devices at their usual speed; ``all``: stragglers count at their reduced
+        speed.
+        """
+        return "unslowed"
+
+    def check(self, devices: int) -> None:
+        """Check that the values of the keys work with the count of devices.
+
+        Args:
+            devices: count of devices.
+
+        Raises:
+            ScenarioError: a value does not work with ``devices`` devices.
+        """
+
+    def refuse_more(self, key: str, devices: int) -> None:
+        """Check that the value of a key is not above the count of devices.
+
+        Args:
+            key: name of the key; its value is a number or None.
+            devices: count of devices.
+
+        Raises:
+            ScenarioError: the value is above ``devices``.
+        """
+        value = getattr(self, key) or 0
+        if value > devices:
+            origin = "" if key in self.model_fields_set else " by default"
+            raise ScenarioError(
+                f"strategy.{key} is {value}{origin}, more than the population's {devices} devices; "
+                f"allowed are 1 to {devices}"
+            )
+
+    def check_edges(self, edges: int) -> None:
+        """Check that the values of the keys work with the network's edge servers.
+
+        Called only if ``Traits.at_edges`` is true.
+
+        Args:
+            edges: count of edge servers.
+
+        Raises:
+            ScenarioError: a value does not work with ``edges`` edge servers.
+        """
+
+    def check_population(self, population: PopulationSpec) -> None:
+        """Check that the devices can do the strategy's jobs.
+
+        Args:
+            population: the keys of ``[population]``.
+
+        Raises:
+            ScenarioError: a device cannot do a job of the strategy.
+        """
+
+    def check_samples(self, most: int) -> None:
+        """Check that the values of the keys work with the devices' amounts of data.
+
+        Args:
+            most: the largest count of training samples on a device.
+
+        Raises:
+            ScenarioError: a value does not work with such data.
+        """
+
+    def check_deadline(self, fastest_download_s: float) -> None:
+        """Check that the deadline allows at least the fastest download of the model.
+
+        Args:
+            fastest_download_s: time of the fastest download (s).
+
+        Raises:
+            ScenarioError: the deadline ends before the fastest download.
+        """

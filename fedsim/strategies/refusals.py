@@ -1,0 +1,118 @@
+"""Reasons why a strategy refuses settings of a scenario, and the check of its table by them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protection
+from fedsim.strategies.parts.selection import Selection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reasons:
+    """Reasons why a strategy refuses settings, as texts for the user; None if it accepts them.
+
+    Attributes:
+        private_aggregation: reason against an aggregation that bounds how far one update can move a
+            model, such as a use of answers outside the aggregation.
+        robust_aggregation: reason against an aggregation for malicious devices.
+        privacy_account: reason against an aggregation that keeps a privacy account
+            (``Aggregation.accounts``), which would be too small.
+        sum_alone: reason against ``secure_aggregation``, by which the server learns only the sum of
+            updates.
+        training_limit: reason against a deadline that bounds one training, such as several
+            trainings of a client in a round.
+        other_steps: reason against trainers whose steps are not along a gradient.
+        no_accuracy: the key whose value needs accuracies, as text "key is value"; it is refused
+            with an objective that has no accuracy.
+        resuming: reason against checkpoints, as a run cannot be resumed.
+        by_device: key of ``[population.local]`` -> reason against it, as all devices must train
+            alike.
+    """
+
+    private_aggregation: str | None = None
+    robust_aggregation: str | None = None
+    privacy_account: str | None = None
+    sum_alone: str | None = None
+    training_limit: str | None = None
+    other_steps: str | None = None
+    no_accuracy: str | None = None
+    resuming: str | None = None
+    by_device: Mapping[str, str] = field(default_factory=dict)
+
+    def against(self, protection: Protection) -> str | None:
+        """Return the reason against an aggregation with a protection.
+
+        Args:
+            protection: the aim of the aggregation: ``private`` or ``robust``.
+        """
+        return self.private_aggregation if protection == "private" else self.robust_aggregation
+
+    def with_selection(self, selection: Selection | None) -> "Reasons":
+        """Return the reasons of the strategy, and its selection's where the strategy has none.
+
+        Args:
+            selection: the selection of clients; None if the strategy selects by itself.
+        """
+        if selection is None:
+            return self
+        account = None
+        if selection.looks_at_data:
+            account = (
+                f"the selection {selection.kind!r} goes by what clients find in their data, which "
+                "no account counts"
+            )
+        key = f"strategy.selection is {selection.kind!r}" if selection.needs_accuracy else None
+        return replace(
+            self,
+            privacy_account=self.privacy_account or account,
+            sum_alone=self.sum_alone or selection.why_single_updates,
+            other_steps=self.other_steps or selection.counts_steps,
+            no_accuracy=self.no_accuracy or key,
+        )
+
+    def refusals(
+        self,
+        aggregation: Aggregation | None,
+        selection: Selection | None,
+        *,
+        bounds_training: bool,
+        is_secured: bool,
+    ) -> Iterator[str]:
+        """Find keys of ``[strategy]`` that cannot be combined, in the order of their reports.
+
+        Args:
+            aggregation: rule that combines updates; None if there is none.
+            selection: selection of clients; None if the strategy selects by itself.
+            bounds_training: whether a deadline bounds each client's training.
+            is_secured: whether the updates are hidden by secure aggregation.
+
+        Yields:
+            A message for the user for each conflict.
+        """
+        all_reasons = self.with_selection(selection)
+        single_updates = self.sum_alone
+        if aggregation is not None:
+            single_updates = single_updates or aggregation.why_single_updates
+            protection = aggregation.protection
+            reason = None if protection is None else self.against(protection)
+            if protection is not None and reason:
+                yield (
+                    f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but "
+                    f"{reason}; allowed are 'weighted' and 'mean'"
+                )
+            if aggregation.accounts and all_reasons.privacy_account:
+                yield (
+                    f"'aggregation.account' is true, but {all_reasons.privacy_account}; allowed is "
+                    "false"
+                )
+        if bounds_training and self.training_limit:
+            yield (
+                "'deadline.since' is 'download', which bounds one training, but "
+                f"{self.training_limit}; allowed is 'round'"
+            )
+        single_updates = single_updates or all_reasons.sum_alone
+        if is_secured and single_updates:
+            yield (
+                "'secure_aggregation' is given, by which the server learns the sum of updates "
+                f"alone, but {single_updates}"
+            )

@@ -1,0 +1,42 @@
+"""Traits of a strategy that other sections of a scenario depend on, whatever its keys are."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """Facts about a strategy that do not depend on the values of its keys.
+
+    Attributes:
+        at_edges: whether the strategy needs edge servers in the network.
+        serverless: whether devices send models to each other, without a server (``Peers``).
+        brings_learning: whether the strategy has its own models and data; sections about learning
+            are refused.
+        needs_labels: whether the strategy uses ``Device.label_counts``; refused for data without
+            labels.
+        plain_down: whether the strategy sends no model down that a codec could encode.
+        sends_models: whether the strategy sends models, so that codecs have something to encode.
+        only_own_models: whether each device has a model of its own, and no model serves several
+            devices. Such a strategy has no model for devices that never train.
+        averages_updates: whether each new model is the plain mean of a round's updates; see
+            ``StrategyParams.averages_updates``.
+        accumulated_contents: names of contents that device and server each sum, so that codecs
+            store no residuals.
+        kept_by: the side that decides which tensors stay on the devices. The scenario decides by
+            ``model.keep`` or ``model.send``.
+        late_goes_on: whether the deadline closes the round without ending the open tasks. The
+            record of the round then has no deadline.
+    """
+
+    at_edges: bool = False
+    serverless: bool = False
+    brings_learning: bool = False
+    needs_labels: bool = False
+    plain_down: bool = False
+    sends_models: bool = True
+    only_own_models: bool = False
+    averages_updates: bool = False
+    accumulated_contents: tuple[str, ...] = ()
+    kept_by: Literal["nobody", "scenario", "strategy"] = "nobody"
+    late_goes_on: bool = False
