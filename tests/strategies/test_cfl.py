@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor
 
 from fedsim.records.reading import RunFolder
-from fedsim.toolbox.strategies.cfl import NormLimits, is_incongruent, norms_of
+from fedsim.toolbox.strategies.cfl_clusters import NormLimits, is_incongruent, norms_of
 from tests.strategies.runs import groups_of, moves, of_kind, played, ran, told, weights
 from tests.strategies.worlds import Centre, Sections, file_data, module, scheduled, world
 
