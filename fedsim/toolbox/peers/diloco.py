@@ -202,7 +202,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             return
         state["trained"] = False
         state["early"] = False
-        self._mix_fragment(device, state["round"] - 1, self.params.mixing)
+        self._mix_last_result(device)
         local_steps = self.params.local_steps
         early_steps = self.params.early_steps
         assert local_steps is not None
@@ -214,7 +214,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         number = state["round"]
         state["trained"] = False
         if state["fresh"]:
-            self._mix_fragment(device, number - 1, self.params.mixing)
+            self._mix_last_result(device)
         zero = device.zero()
         change = device.mix([(state["model"], 1.0), (state["outer"], -1.0)], otherwise=zero)
         ranges = self._fragment_ranges(number)
@@ -304,6 +304,10 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         """
         return bool(self.params.overlap) and number + 1 != self.setting.planned_rounds
 
+    def _mix_last_result(self, device: Peer) -> None:
+        self._mix_fragment(device, device.state["round"] - 1, self.params.mixing)
+        device.state["fresh"] = False
+
     def _mix_fragment(self, device: Peer, number: int, mixing: float) -> None:
         """Mix the result of an all-reduce into the fragment of a device's model.
 
@@ -318,7 +322,6 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         parts = [(state["model"], mixing), (state["outer"], 1.0 - mixing)]
         mixed = device.mix(parts, otherwise=state["outer"])
         state["model"] = self._replace_fragment(device, number, state["model"], mixed)
-        state["fresh"] = False
 
     def _replace_fragment(self, device: Peer, number: int, model: Ref, values: Ref) -> Ref:
         """Return ``model``, with ``values`` in the fragment that an all-reduce averages."""
