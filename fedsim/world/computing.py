@@ -101,28 +101,34 @@ class EpochTimer:
         if self.hosts is not None:
             self._begin_on_host(task, plan)
             return
-        start = task.step_start
-        now = self._simulation.now
-        limit = plan.limit
+        horizon = math.inf
+        if self._compute.reach_s < math.inf:
+            horizon = self._next_look(task)
         # time (s) after which the device is disconnected or the run is over
-        last = max(start, min(task.disconnects_at, self._simulation.end))
-        reach = self._compute.reach_s
-        if reach < math.inf:
-            reach = on_grid(start + max(reach, 2 * (now - start)))
-        ends = self._epoch_ends(task, plan, min(last, reach))
-        is_far = reach < last and bool(ends) and reach < min(ends[-1], limit)
-        if ends and limit < ends[-1] <= limit + plan.slack_s:
-            ends[-1] = limit
-        if plan.adaptive and not is_far:
-            ends = self._compute.adapt(start, ends, limit + plan.slack_s)
+        last = max(task.step_start, min(task.disconnects_at, self._simulation.end))
+        ends = self._epoch_ends(task, plan, min(last, horizon))
         task.epoch_ends = ends
-        if not is_far:
-            end = ends[-1] if _all_fit(ends, plan) else max(limit, now)
-            self._runner.end_step_at(task, end)
-        elif self._runner.charge.runs_flat(task, reach):
+        if horizon < last and ends and horizon < min(ends[-1], plan.limit):
+            self._look_again(task, horizon)
+            return
+        if plan.adaptive:
+            ends = self._compute.adapt(task.step_start, ends, plan.limit + plan.slack_s)
+            task.epoch_ends = ends
+        end = ends[-1] if _all_fit(ends, plan) else max(plan.limit, self._simulation.now)
+        self._runner.end_step_at(task, end)
+
+    def _next_look(self, task: Task) -> float:
+        """Return the time (s) up to which the ends of a task's epochs are computed now."""
+        start = task.step_start
+        ahead_s = max(self._compute.reach_s, 2 * (self._simulation.now - start))
+        return on_grid(start + ahead_s)
+
+    def _look_again(self, task: Task, when: float) -> None:
+        """Let ``look_ahead`` be called at ``when`` (s), unless the battery is flat before."""
+        if self._runner.charge.runs_flat(task, when):
             self._runner.end_step_at(task, math.inf)
         else:
-            self._set_look(task.id, reach)
+            self._set_look(task.id, when)
 
     def _plan(self, task: Task) -> Plan:
         """Return count and times of the epochs of a task's step, at the device's present speed."""
@@ -133,12 +139,20 @@ class EpochTimer:
         return plan if pace == 1.0 else plan._replace(epoch_s=plan.epoch_s / pace)
 
     def _epoch_ends(self, task: Task, plan: Plan, horizon: float) -> list[float]:
+        """Return the ends of the epochs of a task up to a time, which a last end may exceed (s).
+
+        A last end that exceeds the limit by rounding is set to the limit.
+        """
         fixed = self._fixed_ends.get(task.id, [])
         begin = fixed[-1] if fixed else task.step_start
         remaining = plan.epochs - len(fixed)
-        return fixed + self._compute.epoch_ends(
-            task.device, begin, plan.epoch_s, remaining, plan.limit, horizon, plan.jitter_of
+        limit = plan.limit
+        ends = fixed + self._compute.epoch_ends(
+            task.device, begin, plan.epoch_s, remaining, limit, horizon, plan.jitter_of
         )
+        if ends and limit < ends[-1] <= limit + plan.slack_s:
+            ends[-1] = limit
+        return ends
 
     def limit_of(self, task: Task, limit: Limit) -> float:
         """Return the simulated time (s) at which a time limit ends a task's computation.
