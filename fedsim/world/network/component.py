@@ -141,27 +141,27 @@ class LinkComponent(SteadyFlows):
         self._known_delays = None
         self._look_soon()
 
-    def has_loss(self, flow_id: int, first: float, last: float) -> bool:
+    def has_loss(self, flow_id: int, at_sender: float, at_receiver: float) -> bool:
         """Return whether a flow's packets are lost with exactly the given probabilities.
 
         Args:
             flow_id: ID of the flow.
-            first: probability on the sender's own link, 0 to 1.
-            last: probability on the receiver's own link, 0 to 1.
+            at_sender: probability on the sender's own link, 0 to 1.
+            at_receiver: probability on the receiver's own link, 0 to 1.
         """
-        return self._losses.has_chances(self.row_of(flow_id), first, last)
+        return self._losses.has_probabilities(self.row_of(flow_id), at_sender, at_receiver)
 
-    def set_loss(self, flow_id: int, first: float, last: float) -> None:
+    def set_loss(self, flow_id: int, at_sender: float, at_receiver: float) -> None:
         """Change the probabilities with which a flow's packets are lost on devices' own links.
 
         ``commit`` must have been called up to the present time.
 
         Args:
             flow_id: ID of the flow.
-            first: probability on the sender's own link, 0 to 1.
-            last: probability on the receiver's own link, 0 to 1.
+            at_sender: probability on the sender's own link, 0 to 1.
+            at_receiver: probability on the receiver's own link, 0 to 1.
         """
-        self._losses.set_chances(self.row_of(flow_id), first, last)
+        self._losses.set_probabilities(self.row_of(flow_id), at_sender, at_receiver)
         self._look_soon()
 
     def set_round_trip(self, flow_id: int, round_trip: float) -> None:
@@ -302,7 +302,7 @@ class LinkComponent(SteadyFlows):
         self._delivered += part_of(plan.delivered, share)
         self._dropped += part_of(plan.dropped, share)
         self._credit += part_of(plan.credit, share)
-        self._losses.before += part_of(plan.before_loss, share)
+        self._losses.until_loss += part_of(plan.until_loss, share)
         self._known_delays = None
         self._losses.use(plan.draws_on_links, plan.draws_in_queues)
         self._held = plan.is_held
@@ -396,23 +396,23 @@ class LinkComponent(SteadyFlows):
         if not self._moves(sending, amounts) and self._is_stuck():
             length_s = math.inf
         return StepPlan(
-            length_s,
-            sending.sent,
-            amounts.delivered,
-            amounts.dropped,
-            amounts.credit,
-            amounts.before_loss - self._losses.before,
-            amounts.batches,
-            amounts.waiting,
-            amounts.arriving,
-            sending.growth,
-            ends,
-            parts,
-            sending.is_held,
-            sending.acked if is_known else None,
-            is_look,
-            draws.on_links,
-            draws.in_queues,
+            length_s=length_s,
+            sent=sending.sent,
+            delivered=amounts.delivered,
+            dropped=amounts.dropped,
+            credit=amounts.credit,
+            until_loss=amounts.until_loss - self._losses.until_loss,
+            batches=amounts.batches,
+            waiting=amounts.waiting,
+            arriving=amounts.arriving,
+            growth=sending.growth,
+            ends=ends,
+            parts=parts,
+            is_held=sending.is_held,
+            acked=sending.acked if is_known else None,
+            is_look=is_look,
+            draws_on_links=draws.on_links,
+            draws_in_queues=draws.in_queues,
         )
 
     def _send(self, length_s: float, delays: Floats, acked_before: Floats) -> SentBytes:
@@ -482,7 +482,7 @@ class LinkComponent(SteadyFlows):
             dropped=np.zeros(len(self)),
             delivered=np.zeros(len(self)),
             credit=np.zeros(len(self)),
-            before_loss=self._losses.before,
+            until_loss=self._losses.until_loss,
             batches=self._batches,
             waiting=self._waiting.copy(),
             arriving=self._arriving.copy(),

@@ -72,10 +72,11 @@ class RandomLosses:
         self._keys: list[int] = []  # seed of each flow's draws
         self._on_links = np.empty(0, dtype=np.int64)  # count of each flow's draws for its links
         self._in_queues = np.empty(0, dtype=np.int64)  # count of each flow's draws for queues
-        self.may_lose = False  # whether any flow has a chance
-        self.first = np.empty(0)  # chance on the sender's own link, [flows]
-        self.last = np.empty(0)  # chance on the receiver's own link, [flows]
-        self.before = np.empty(0)  # expected loss left until the next lost packet (bytes), [flows]
+        self.may_lose = False  # whether any flow may lose packets on a link
+        self.at_sender = np.empty(0)  # probability on the sender's own link, [flows]
+        self.at_receiver = np.empty(0)  # probability on the receiver's own link, [flows]
+        # expected loss left until the next lost packet (bytes), [flows]
+        self.until_loss = np.empty(0)
 
     def append(self, key: int) -> float:
         """Add a flow, at first with loss probability 0 on its links.
@@ -89,11 +90,11 @@ class RandomLosses:
         self._keys.append(key)
         self._on_links = append_row(self._on_links, 0)
         self._in_queues = append_row(self._in_queues, 0)
-        self.first = append_row(self.first, 0.0)
-        self.last = append_row(self.last, 0.0)
+        self.at_sender = append_row(self.at_sender, 0.0)
+        self.at_receiver = append_row(self.at_receiver, 0.0)
         row = len(self._keys) - 1
         draws = self.draws()
-        self.before = append_row(self.before, draws.draw_on_link(row))
+        self.until_loss = append_row(self.until_loss, draws.draw_on_link(row))
         in_queue = draws.draw_in_queue(row)
         self.use(draws.on_links, draws.in_queues)
         return in_queue
@@ -107,11 +108,11 @@ class RandomLosses:
         self._keys = [self._keys[row] for row in flows.nonzero()[0].tolist()]
         self._on_links = self._on_links[flows]
         self._in_queues = self._in_queues[flows]
-        self.first = self.first[flows]
-        self.last = self.last[flows]
-        self.before = self.before[flows]
+        self.at_sender = self.at_sender[flows]
+        self.at_receiver = self.at_receiver[flows]
+        self.until_loss = self.until_loss[flows]
         if self.may_lose:
-            self._note_chances()
+            self._update_may_lose()
 
     def join(self, others: "RandomLosses") -> None:
         """Append the losses of other flows.
@@ -122,35 +123,35 @@ class RandomLosses:
         self._keys += others._keys
         self._on_links = np.concatenate((self._on_links, others._on_links))
         self._in_queues = np.concatenate((self._in_queues, others._in_queues))
-        self.first = np.concatenate((self.first, others.first))
-        self.last = np.concatenate((self.last, others.last))
-        self.before = np.concatenate((self.before, others.before))
-        self._note_chances()
+        self.at_sender = np.concatenate((self.at_sender, others.at_sender))
+        self.at_receiver = np.concatenate((self.at_receiver, others.at_receiver))
+        self.until_loss = np.concatenate((self.until_loss, others.until_loss))
+        self._update_may_lose()
 
-    def has_chances(self, row: int, first: float, last: float) -> bool:
+    def has_probabilities(self, row: int, at_sender: float, at_receiver: float) -> bool:
         """Return whether a flow's packets are lost with exactly the given probabilities.
 
         Args:
             row: index of the flow.
-            first: probability on the sender's own link, 0 to 1.
-            last: probability on the receiver's own link, 0 to 1.
+            at_sender: probability on the sender's own link, 0 to 1.
+            at_receiver: probability on the receiver's own link, 0 to 1.
         """
-        return bool(self.first[row] == first and self.last[row] == last)
+        return bool(self.at_sender[row] == at_sender and self.at_receiver[row] == at_receiver)
 
-    def set_chances(self, row: int, first: float, last: float) -> None:
+    def set_probabilities(self, row: int, at_sender: float, at_receiver: float) -> None:
         """Change the probabilities with which a flow's packets are lost.
 
         Args:
             row: index of the flow.
-            first: probability on the sender's own link, 0 to 1.
-            last: probability on the receiver's own link, 0 to 1.
+            at_sender: probability on the sender's own link, 0 to 1.
+            at_receiver: probability on the receiver's own link, 0 to 1.
         """
-        self.first[row] = first
-        self.last[row] = last
-        self._note_chances()
+        self.at_sender[row] = at_sender
+        self.at_receiver[row] = at_receiver
+        self._update_may_lose()
 
-    def _note_chances(self) -> None:
-        self.may_lose = bool(self.first.any() or self.last.any())
+    def _update_may_lose(self) -> None:
+        self.may_lose = bool(self.at_sender.any() or self.at_receiver.any())
 
     def draws(self) -> LossDraws:
         """Return a new source of the random draws by which packets are lost in one time step.
@@ -172,21 +173,21 @@ class RandomLosses:
         self._in_queues = in_queues
 
     def lose(
-        self, chance: Floats, passing: Floats, before: Floats, draws: LossDraws
+        self, probability: Floats, passing: Floats, until_loss: Floats, draws: LossDraws
     ) -> tuple[Floats, Floats]:
         """Compute which part of the bytes that pass a link in a step is lost.
 
         Args:
-            chance: probability that a packet of each flow is lost, 0 to 1, [flows].
+            probability: probability that a packet of each flow is lost, 0 to 1, [flows].
             passing: bytes of each flow that pass the link, [flows].
-            before: expected loss left until the next lost packet (bytes), [flows].
+            until_loss: expected loss left until the next lost packet (bytes), [flows].
             draws: draws of the step.
 
         Returns:
-            Lost bytes, in whole packets but at most ``passing``, and ``before`` after the step;
+            Lost bytes, in whole packets but at most ``passing``, and ``until_loss`` after the step;
             float64 [flows] each.
         """
-        after = before - chance * passing
+        after = until_loss - probability * passing
         lost = np.zeros(len(passing))
         for row in np.flatnonzero(after <= 0).tolist():
             while after[row] <= 0:

@@ -28,7 +28,7 @@ class MovedBytes:
         dropped: bytes that were lost in the step.
         delivered: bytes that have passed the last link in it.
         credit: change of the credit by which ``choose_drops`` chooses (bytes).
-        before_loss: expected loss left until the next lost packet on links (bytes).
+        until_loss: expected loss left until the next lost packet on links (bytes).
         batches: bytes in queues by the step in which they came, oldest first, float64
             [flows, hops, batches].
         waiting: bytes in queues, float64 [flows, hops].
@@ -38,7 +38,7 @@ class MovedBytes:
     dropped: Floats
     delivered: Floats
     credit: Floats
-    before_loss: Floats
+    until_loss: Floats
     batches: Floats
     waiting: Floats
     arriving: Floats
@@ -90,7 +90,7 @@ class Movement:
         amounts = self.bytes
         entering = sent
         if self._losses.may_lose:
-            lost = self._lose(self._losses.first, sent)
+            lost = self._lose(self._losses.at_sender, sent)
             entering = sent - lost
         amounts.arriving[:, 0] += entering
 
@@ -223,12 +223,12 @@ class Movement:
     def receive(self) -> None:
         """Subtract the bytes that are lost on receivers' own links from the delivered bytes."""
         if self._losses.may_lose:
-            lost = self._lose(self._losses.last, self.bytes.delivered)
+            lost = self._lose(self._losses.at_receiver, self.bytes.delivered)
             self.bytes.delivered -= lost
 
-    def _lose(self, chance: Floats, passing: Floats) -> Floats:
+    def _lose(self, probability: Floats, passing: Floats) -> Floats:
         amounts = self.bytes
-        lost, after = self._losses.lose(chance, passing, amounts.before_loss, self._draws)
-        amounts.before_loss = after
+        lost, after = self._losses.lose(probability, passing, amounts.until_loss, self._draws)
+        amounts.until_loss = after
         amounts.dropped += lost
         return lost

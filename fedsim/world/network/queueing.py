@@ -132,21 +132,21 @@ class Queueing:
         self._interrupt(component, now)
         component.set_link(link, rate, length)
 
-    def set_loss(self, flow_id: int, first: float, last: float, now: float) -> None:
+    def set_loss(self, flow_id: int, at_sender: float, at_receiver: float, now: float) -> None:
         """Change the probabilities with which a flow's packets are lost on devices' own links.
 
         Packets that do not fit into queues are lost in addition.
 
         Args:
             flow_id: ID of the flow.
-            first: probability on the sender's own link, 0 to 1.
-            last: probability on the receiver's own link, 0 to 1.
+            at_sender: probability on the sender's own link, 0 to 1.
+            at_receiver: probability on the receiver's own link, 0 to 1.
             now: the time (s).
         """
         component = self._component_of(flow_id)
-        if not component.has_loss(flow_id, first, last):
+        if not component.has_loss(flow_id, at_sender, at_receiver):
             self._interrupt(component, now)
-            component.set_loss(flow_id, first, last)
+            component.set_loss(flow_id, at_sender, at_receiver)
 
     def set_round_trip(self, flow_id: int, round_trip: float, now: float) -> None:
         """Change the round trip time of a flow.

@@ -98,7 +98,7 @@ class StepPlan:
         length_s: length of the step (s); infinity if no byte moves.
         sent, delivered, dropped: bytes of each flow that are sent, delivered and dropped in it.
         credit: change of each flow's credit (bytes), which decides whose packet is dropped next.
-        before_loss: change of ``RandomLosses.before``, the expected loss left until the next packet
+        until_loss: change of ``RandomLosses.until_loss``, the expected loss left until the next packet
             is lost on a link (bytes).
         batches: bytes in queues at the end of the step, by the step in which they came, oldest
             first; float64 [flows, hops, batches].
@@ -120,7 +120,7 @@ class StepPlan:
     delivered: Floats
     dropped: Floats
     credit: Floats
-    before_loss: Floats
+    until_loss: Floats
     batches: Floats
     waiting: Floats
     arriving: Floats

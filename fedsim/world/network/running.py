@@ -172,8 +172,9 @@ class RunningFlows(PresentRates):
         elif name.endswith(" loss"):
             for flow_id in traces.flows_on(name):
                 flow = self._running[flow_id]
-                first = self.present_loss(flow.source)
-                queues.set_loss(flow_id, first, self.present_loss(flow.destination), now)
+                at_sender = self.present_loss(flow.source)
+                at_receiver = self.present_loss(flow.destination)
+                queues.set_loss(flow_id, at_sender, at_receiver, now)
         else:
             queues.set_rate(name, self.present_rate(name, self.built_rate(name)), now)
 
