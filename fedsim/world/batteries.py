@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from fedsim.world.steps import TaskStep
 
 _NONE = array("d")
 _AT, _LEVEL, _FLAT, _TAIL = range(4)  # columns of ``Batteries._points``
-_LOOK_S = 3_600.0  # s until the next check of a battery during a transfer, whose end is unknown
+_AHEAD_S = 3_600.0  # s until the next check of a battery during a transfer, whose end is unknown
 
 
 class BatteriesState(TypedDict):
@@ -55,8 +55,8 @@ class Load:
         moves: whether the device sends or receives.
         byte: energy of each byte of the message (J).
         moved: bytes of the message whose energy has been subtracted from the level.
-        scarce: whether the battery may run out during the message.
-        rate: rate of the message (bytes/s) if it is ``scarce``; otherwise 0.
+        is_at_risk: whether the battery may be flat before the end of the message.
+        rate: rate of the message (bytes/s) if the battery ``is_at_risk``; otherwise 0.
         was_flat: whether the battery was flat when the task began. Such a device draws no energy, may
             be charging, and its task is cut off at once.
     """
@@ -65,13 +65,27 @@ class Load:
     moves: bool = False
     byte: float = 0.0
     moved: float = 0.0
-    scarce: bool = False
+    is_at_risk: bool = False
     rate: float = 0.0
     was_flat: bool = False
 
     @property
     def total(self) -> float:
         return self.watts + self.byte * self.rate
+
+
+class FlatPrediction(NamedTuple):
+    """Prediction of when a device runs flat.
+
+    Attributes:
+        when: time at which it is flat, or up to which it has energy (s).
+        is_flat: whether it is flat at this time.
+        is_at_risk: whether the prediction is valid only while the rate of its message stays as it is.
+    """
+
+    when: float
+    is_flat: bool
+    is_at_risk: bool
 
 
 @dataclass(slots=True)
@@ -104,7 +118,7 @@ class _Course:
         end: time of the breakpoint (s).
         net: net power into the battery (W).
         charge, idle, task: power of the charger, idle power, and power of tasks (W).
-        most: highest possible level (J).
+        capacity: highest possible level (J).
         target: exact level at the breakpoint (J); None if the level follows from ``net``.
     """
 
@@ -113,7 +127,7 @@ class _Course:
     charge: float
     idle: float
     task: float
-    most: float
+    capacity: float
     target: float | None = None
 
     def follow(self, point: _Point, to: float) -> None:
@@ -128,7 +142,7 @@ class _Course:
             point.tail = 0.0 if point.flat else point.tail
         else:
             # The level may exceed its bounds by the energy of half a tick.
-            point.level = min(max(0.0, point.level + self.net * seconds), self.most)
+            point.level = min(max(0.0, point.level + self.net * seconds), self.capacity)
         point.at = to
 
 
@@ -208,10 +222,10 @@ class Batteries:
             self._follow_breakpoints(device, point, min(time, self._simulation.now), keep=True)
         self._follow_breakpoints(device, point, time)
         while point.flat:
-            line = self._find_course(device, point)
-            if line.end > self._simulation.end:  # the device restarts after the run
-                return line.end
-            line.follow(point, line.end)
+            course = self._find_course(device, point)
+            if course.end > self._simulation.end:  # the device restarts after the run
+                return course.end
+            course.follow(point, course.end)
         return max(time, point.at)
 
     def phase_at(self, device: int, time: float) -> Span:
@@ -262,7 +276,7 @@ class Batteries:
         self._loads[device] = Load(was_flat=bool(self._points[device, _FLAT]))
 
     def begin(self, device: int, step: TaskStep) -> None:
-        self.settle(device)
+        self.update(device)
         watts = 0.0 if step.power is None else self._coefficient(device, f"{step.power}_w")
         load = Load(watts, was_flat=self._loads[device].was_flat)
         self._loads[device] = load
@@ -286,32 +300,28 @@ class Batteries:
         )
         return point.at if point.flat else math.inf
 
-    def look(self, device: int, left: float, rate: float) -> tuple[float, bool, bool]:
-        """Predict when a device that sends, receives or waits will run flat, up to an hour ahead.
+    def predict(self, device: int, remaining: float, rate: float) -> FlatPrediction:
+        """Predict when a device that sends, receives or waits runs flat, up to an hour ahead.
 
         Args:
             device: index of the device.
-            left: remaining bytes of its message; 0 while it waits.
+            remaining: remaining bytes of its message; 0 while it waits.
             rate: present rate of the message (bytes/s).
-
-        Returns:
-            The time (s) at which the device runs flat, or at which to call this method again;
-            whether it is flat at this time; and whether the prediction is only valid while the rate
-            stays as it is.
         """
         point = self._point(device)
         load = self._loads[device]
-        until = self._simulation.now + _LOOK_S
+        until = self._simulation.now + _AHEAD_S
         if load.was_flat:
-            return until, False, False
-        reserve = load.byte * left
-        load.scarce = reserve >= point.level
+            return FlatPrediction(until, False, False)
+        reserve = load.byte * remaining
+        load.is_at_risk = reserve >= point.level
         load.rate = 0.0
-        if load.scarce:
+        if load.is_at_risk:
             load.rate = rate
             reserve = 0.0
         self._follow_breakpoints(device, point, until, load.total, to_flat=True, reserve=reserve)
-        return point.at if point.flat else until, point.flat and not reserve, load.scarce
+        when = point.at if point.flat else until
+        return FlatPrediction(when, point.flat and not reserve, load.is_at_risk)
 
     def end(self, device: int, moved: float, *, is_flat: bool) -> None:
         """Subtract the energy of the running step, which ends now, and remove its load.
@@ -321,7 +331,7 @@ class Batteries:
             moved: bytes transferred in the step.
             is_flat: whether an empty battery ended the step.
         """
-        self.settle(device, moved)
+        self.update(device, moved)
         load = self._loads[device]
         self._loads[device] = Load(was_flat=load.was_flat)
         point = self._point(device)
@@ -396,13 +406,16 @@ class Batteries:
                 watts = watts + self._coefficient(device, "tail_w")
             net = charge - idle - watts
             if net >= 0 and point.level >= capacity:
-                return _Course(end, 0.0, idle + watts, idle, watts, capacity)
+                net = 0.0
+                charge = idle + watts
             target = capacity if net > 0 else 0.0
+        course = _Course(end, net, charge, idle, watts, capacity)
         if net:
             reached = max(on_grid(point.at + (target - point.level) / net), point.at + TICK_S)
             if reached <= end:
-                return _Course(reached, net, charge, idle, watts, capacity, target)
-        return _Course(end, net, charge, idle, watts, capacity)
+                course.end = reached
+                course.target = target
+        return course
 
     def _follow_breakpoints(
         self,
@@ -431,16 +444,16 @@ class Batteries:
         """
         point.level -= reserve
         while True:
-            line = self._find_course(device, point, watts, reserve)
-            if line.end > until or (to_flat and point.flat):
-                return line
-            line.follow(point, line.end)
+            course = self._find_course(device, point, watts, reserve)
+            if course.end > until or (to_flat and point.flat):
+                return course
+            course.follow(point, course.end)
             if keep:
                 self._store_point(device, point)
                 if device in self._paths:
                     self._paths[device].extend((point.at, point.level))
 
-    def settle(self, device: int, moved: float = 0.0) -> None:
+    def update(self, device: int, moved: float = 0.0) -> None:
         """Update a battery to the present time: subtract the energy drawn since its last update.
 
         The energy of transferred bytes is spread evenly over the time since the last update.
@@ -455,15 +468,15 @@ class Batteries:
         owed = load.byte * (moved - load.moved)
         seconds = now - point.at
         watts = load.total
-        if load.scarce:
+        if load.is_at_risk:
             owed -= load.byte * load.rate * seconds
         elif load.moves and seconds > 0:
             watts = watts + owed / seconds
             owed = 0.0
         if seconds > 0:
-            line = self._follow_breakpoints(device, point, now, watts, keep=True)
+            course = self._follow_breakpoints(device, point, now, watts, keep=True)
             if now > point.at:
-                line.follow(point, now)
+                course.follow(point, now)
         elif not owed:
             return
         # ``owed`` may be below 0 by rounding
@@ -473,7 +486,7 @@ class Batteries:
         self._store_point(device, point)
 
     def _emit_battery(self, device: int) -> None:
-        self.settle(device)
+        self.update(device)
         path = np.array(self._paths[device]).reshape(-1, 2).tolist()
         self._paths[device] = array("d")
         point = self._point(device)

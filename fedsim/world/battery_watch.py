@@ -16,11 +16,11 @@ class BatteryWatchState(TypedDict):
 
     Attributes:
         batteries: levels of the batteries; None if no device has one.
-        scarce: IDs of the tasks whose battery may run out during their message.
+        at_risk: IDs of the tasks whose battery may be flat before the end of their message.
     """
 
     batteries: "BatteriesState | None"
-    scarce: list[int]
+    at_risk: list[int]
 
 
 class BatteryWatch:
@@ -42,10 +42,10 @@ class BatteryWatch:
         self._network = runner.network
         self.batteries = batteries
         self._simulation.env.declare_alarm("battery", self.set_alarm)
-        # task ID -> task whose device's battery may run out during its message
-        self._scarce: dict[int, Task] = {}
+        # task ID -> task whose device's battery may be flat before the end of its message
+        self._at_risk: dict[int, Task] = {}
         if batteries is not None:
-            self._network.on_shared = self._check_scarce
+            self._network.on_shared = self._predict_at_risk
 
     def _find_batteries(self, task: Task) -> "Batteries | None":
         """Return ``batteries`` if the device of a task has a battery; otherwise None."""
@@ -76,7 +76,7 @@ class BatteryWatch:
         battery = self._find_batteries(task)
         if battery is not None:
             task.cancel("battery")
-            self._scarce.pop(task.id, None)
+            self._at_risk.pop(task.id, None)
             task.flat_at = math.inf
             battery.end(task.device, sent, is_flat=is_flat)
 
@@ -102,7 +102,7 @@ class BatteryWatch:
             task.flat_at = battery.flat_at(task.device, until)
         return task.flat_at < math.inf
 
-    def look(self, task: Task) -> None:
+    def predict(self, task: Task) -> None:
         """Predict when the battery of a task's device will be flat, and set an alarm for that time.
 
         Called while the device sends, receives or waits. At the alarm the task ends, or a new
@@ -122,10 +122,10 @@ class BatteryWatch:
             remaining = flow.size - self._network.sent(flow)
             # batteries count bytes of payload, as ``remaining`` does
             rate = self._network.rate(flow) / self._network.overhead
-        when, is_flat, is_scarce = battery.look(task.device, remaining, rate)
+        when, is_flat, is_at_risk = battery.predict(task.device, remaining, rate)
         task.flat_at = when if is_flat else math.inf
-        if is_scarce:
-            self._scarce[task.id] = task
+        if is_at_risk:
+            self._at_risk[task.id] = task
         if when < task.disconnects_at:
             self.set_alarm(task.id, max(when, self._simulation.now))
 
@@ -145,29 +145,29 @@ class BatteryWatch:
         if self._simulation.now >= task.flat_at:
             self._runner.cut(task)
         else:
-            self._check_again(task)
+            self._predict_again(task)
 
-    def _check_scarce(self) -> None:
-        """Predict anew when batteries run flat that may run out during the message being sent.
+    def _predict_at_risk(self) -> None:
+        """Predict anew when batteries run flat that may be flat before the end of a message.
 
         Called after rates of messages have changed.
         """
-        for task in list(self._scarce.values()):
+        for task in list(self._at_risk.values()):
             if task.waits and task.flow is not None and task.flow.ended is None:
-                self._check_again(task)
+                self._predict_again(task)
 
-    def _check_again(self, task: Task) -> None:
+    def _predict_again(self, task: Task) -> None:
         assert self.batteries is not None
         sent = 0.0 if task.flow is None else self._network.sent(task.flow)
-        self.batteries.settle(task.device, sent)
+        self.batteries.update(task.device, sent)
         task.cancel("battery")
-        self.look(task)
+        self.predict(task)
 
     # snapshots between two instants
 
     def snapshot(self) -> BatteryWatchState:
         batteries = None if self.batteries is None else self.batteries.snapshot()
-        return {"batteries": batteries, "scarce": list(self._scarce)}
+        return {"batteries": batteries, "at_risk": list(self._at_risk)}
 
     def restore_batteries(self, state: BatteryWatchState) -> None:
         """Restore the batteries; called before the tasks are restored."""
@@ -176,5 +176,5 @@ class BatteryWatch:
             self.batteries.restore(batteries)
 
     def restore_tasks(self, state: BatteryWatchState) -> None:
-        """Restore the set of tasks whose battery may run out during a message, after the tasks."""
-        self._scarce = {number: self._runner.running[number] for number in state["scarce"]}
+        """Restore the set of tasks whose battery is at risk, after the tasks."""
+        self._at_risk = {number: self._runner.running[number] for number in state["at_risk"]}

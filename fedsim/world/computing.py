@@ -125,7 +125,7 @@ class EpochTimer:
 
     def _look_again(self, task: Task, when: float) -> None:
         """Let ``look_ahead`` be called at ``when`` (s), unless the battery is flat before."""
-        if self._runner.charge.runs_flat(task, when):
+        if self._runner.battery_watch.runs_flat(task, when):
             self._runner.end_step_at(task, math.inf)
         else:
             self._set_look(task.id, when)

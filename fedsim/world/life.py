@@ -74,7 +74,7 @@ class TaskRunner:
 
     Attributes:
         running: task ID -> task, for all tasks that have not ended.
-        computing, charge, slots: parts that time computations, watch batteries and limit the
+        computing, battery_watch, slots: parts that time computations, watch batteries and limit the
             messages at a time.
         times_asked, times_selected: device -> count of its tasks, and count of its selections for a
             round.
@@ -104,7 +104,7 @@ class TaskRunner:
         self.running: dict[int, Task] = {}
         self._working: dict[int, Task] = {}  # device -> its task
         self.computing = EpochTimer(self, compute, host)
-        self.charge = BatteryWatch(self, batteries)
+        self.battery_watch = BatteryWatch(self, batteries)
         self.slots = MessageSlots(self.running)
         self._availability = availability
         self._next_steps = next_steps
@@ -147,7 +147,7 @@ class TaskRunner:
             fields["continues"] = True
         self.simulation.record("task-start", fields)
         if self.batteries is not None:
-            self.charge.begin_task(task)
+            self.battery_watch.begin_task(task)
         if not task.steps and not self._add_steps(task):
             raise SimulationError(f"a task for device {task.device} has no steps")
         if self.computing.hosts is not None:
@@ -169,7 +169,7 @@ class TaskRunner:
         task.done = Signal(self._env)
         self.simulation.record("step-start", {**task.fields, "step": step.name})
         if self.batteries is not None:
-            self.charge.begin_step(task, step)
+            self.battery_watch.begin_step(task, step)
         step.begin(task, self)
 
     def _end_step(self, task: Task, cause: Cause | None) -> Cause | None:
@@ -196,7 +196,7 @@ class TaskRunner:
         task.done = None
         if self.batteries is not None:
             sent = 0.0 if flow is None else flow.sent
-            self.charge.end_step(task, sent, is_flat=cause == "battery")
+            self.battery_watch.end_step(task, sent, is_flat=cause == "battery")
         if cause is None:
             task.position += 1
             if was_cut:
@@ -214,7 +214,7 @@ class TaskRunner:
         task.outcome = cause or "done"
         self.simulation.record("task-end", {**task.fields, "outcome": task.outcome})
         if self.batteries is not None:
-            self.charge.end_task(task)
+            self.battery_watch.end_task(task)
         self._on_end(task)
 
     # services for steps
@@ -229,9 +229,9 @@ class TaskRunner:
             end: time at which the step is complete (s); infinity for never.
         """
         off = max(task.disconnects_at, self.simulation.now)
-        runs_flat = self.batteries is not None and self.charge.runs_flat(task, min(end, off))
+        runs_flat = self.batteries is not None and self.battery_watch.runs_flat(task, min(end, off))
         if runs_flat and task.flat_at < end:
-            self.charge.set_alarm(task.id, task.flat_at)
+            self.battery_watch.set_alarm(task.id, task.flat_at)
         elif end <= off:
             self._set_step_end(task.id, end)
 
@@ -434,13 +434,13 @@ class TaskRunner:
             "times_selected": _to_array(self.times_selected),
             "running": list(self.running.values()),
             "switched_off": sorted(self.switched_off),
-            "batteries": self.charge.snapshot(),
+            "batteries": self.battery_watch.snapshot(),
             "computations": self.computing.snapshot(),
             "slots": self.slots.snapshot(),
         }
 
     def restore(self, state: RunnerState) -> None:
-        self.charge.restore_batteries(state["batteries"])
+        self.battery_watch.restore_batteries(state["batteries"])
         self._asked = state["tasks"]
         self.times_asked = Counter(dict(state["times_asked"].tolist()))
         self.times_selected = Counter(dict(state["times_selected"].tolist()))
@@ -451,7 +451,7 @@ class TaskRunner:
             if task.flow is not None:
                 task.flow.done = task.carried_out
             self._start_process(task)
-        self.charge.restore_tasks(state["batteries"])
+        self.battery_watch.restore_tasks(state["batteries"])
         self.computing.restore(state["computations"])
         self.slots.restore(state["slots"])
 

@@ -107,7 +107,7 @@ class ComputationTimer(Protocol):
 class ChargeWatch(Protocol):
     """Interface of ``BatteryWatch``, which observes the batteries of working devices."""
 
-    def look(self, task: "Task") -> None:
+    def predict(self, task: "Task") -> None:
         """Predict when the battery of a task's device will be flat; set an alarm for that time."""
 
     def runs_flat(self, task: "Task", until: float) -> bool:
@@ -134,7 +134,7 @@ class StepServices(Protocol):
         """Timer of the trainings and evaluations of tasks."""
 
     @property
-    def charge(self) -> ChargeWatch:
+    def battery_watch(self) -> ChargeWatch:
         """Part that ends a task when its device's battery is flat."""
 
     @property
@@ -196,7 +196,7 @@ class TaskStep:
         Args:
             task: the task whose running step this is.
             services: the services of the world: ``end_step_at``, ``network``, ``computing``,
-                ``charge``, ``population``, ``simulation``.
+                ``battery_watch``, ``population``, ``simulation``.
         """
         raise NotImplementedError
 

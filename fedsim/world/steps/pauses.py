@@ -53,7 +53,7 @@ class Queue(TaskStep):
     name = QUEUE
 
     def begin(self, task: Task, services: StepServices) -> None:
-        services.charge.look(task)
+        services.battery_watch.predict(task)
 
     def end(self, task: Task, services: StepServices, cause: Cause | None) -> Ending:
         if cause is not None:

@@ -43,7 +43,7 @@ class TransferStep(TaskStep):
         peer = SERVER if task.edge is None else services.network.devices + task.edge
         route = ends(task.device, self.direction, peer)
         task.flow = services.network.send(*route, size, task.carried_out)
-        services.charge.look(task)
+        services.battery_watch.predict(task)
 
     def end(self, task: Task, services: StepServices, cause: Cause | None) -> Ending:
         """End the message, and return how the step ended, and fields of its record.
