@@ -84,16 +84,11 @@ class Recorder:
         self._folder = folder
         rounds = with_columns(ROUNDS, [*columns, *self.meters.columns("round")])
         self._empty = dict.fromkeys(rounds.names)
-        tables = (
-            {}
-            if folder is None
-            else {files.EVENTS: EVENTS, files.TRANSFERS: TRANSFERS, files.ROUNDS: rounds}
-        )
-        self._tables = {
-            name: TableWriter(folder / name, schema)
-            for name, schema in tables.items()
-            if folder is not None
-        }
+        self._tables: dict[str, TableWriter] = {}
+        if folder is not None:
+            schemas = {files.EVENTS: EVENTS, files.TRANSFERS: TRANSFERS, files.ROUNDS: rounds}
+            for name, schema in schemas.items():
+                self._tables[name] = TableWriter(folder / name, schema)
 
     def take(self, record: Record) -> None:
         """Process a record: store it, and update tables and sums.
@@ -108,11 +103,12 @@ class Recorder:
         self._rows.append(event_row(record))  # now, because the fields' values may change later
         if kind == "step-start":
             self._starts[fields["task"]] = time
-        elif kind == "step-end" and fields["step"] in DIRECTIONS:
-            start = self._starts.get(fields["task"], time)
-            self._add_transfer(transfer_of(time, kind, fields, start))
         elif kind == "step-end":
-            if fields["step"] == "train" and not fields["epochs"]:
+            step = fields["step"]
+            if step in DIRECTIONS:
+                start = self._starts.get(fields["task"], time)
+                self._add_transfer(transfer_of(time, kind, fields, start))
+            elif step == "train" and not fields["epochs"]:
                 self.ledger.note_idle(fields["task"])
         elif kind == "task-end":
             self._starts.pop(fields["task"], None)
@@ -124,7 +120,7 @@ class Recorder:
         elif kind in MESSAGES:
             self._add_transfer(transfer_of(time, kind, fields, time))
         if len(self._rows) >= _ROWS_AT_ONCE:
-            self._settle()
+            self._flush_rows()
 
     def _add_transfer(self, ended: Transfer | None) -> None:
         """Add a message that has ended to the sums of bytes and to the table of messages.
@@ -147,25 +143,25 @@ class Recorder:
             time: time at which the round ended (s).
             fields: fields of the record of its end; those that are columns of the table are taken.
         """
-        moved = (self.ledger.down, self.ledger.up, self.ledger.peer)
-        down, up, peer = (now - before for now, before in zip(moved, self._moved, strict=True))
-        self._moved = moved
-        row = (
-            self._empty
-            | {name: value for name, value in fields.items() if name in self._empty}
-            | {"time": time}
-        )
-        row |= {
-            "bytes_down": down,
-            "bytes_up": up,
-            "bytes_peer": peer if moved[2] else None,
-        } | self.meters.of_round(time)
+        ledger = self.ledger
+        down, up, peer = self._moved
+        self._moved = (ledger.down, ledger.up, ledger.peer)
+        row: dict[str, Any] = dict(self._empty)
+        for name, value in fields.items():
+            if name in row:
+                row[name] = value
+        row["time"] = time
+        row["bytes_down"] = ledger.down - down
+        row["bytes_up"] = ledger.up - up
+        if ledger.peer:
+            row["bytes_peer"] = ledger.peer - peer
+        row |= self.meters.of_round(time)
         self.rounds.append(row)
-        self.ledger.close_round(self._starts)
+        ledger.close_round(self._starts)
         if self._tables:
             self._tables[files.ROUNDS].extend([tuple(row.values())])
 
-    def _settle(self) -> None:
+    def _flush_rows(self) -> None:
         """Append the rows collected in memory to the tables and to the fingerprint of records."""
         self._chain.extend(self._rows)
         if self._tables:
@@ -180,7 +176,7 @@ class Recorder:
 
         Reading it first adds the rows collected in memory to the tables.
         """
-        self._settle()
+        self._flush_rows()
         return self._chain
 
     def close(self) -> None:
@@ -195,7 +191,7 @@ class Recorder:
         Args:
             folder: the folder, which is not the run folder.
         """
-        self._settle()
+        self._flush_rows()
         for name, table in self._tables.items():
             table.copy_to(folder / name)
 

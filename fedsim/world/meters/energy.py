@@ -162,11 +162,11 @@ class EnergyMeter(Meter):
         self._tails: dict[int, tuple[float, int, bool]] = {}
 
     def totals(self, time: float) -> dict[str, float | None]:
-        self._settle(time, over=False)
+        self._book_unfinished(time, over=False)
         return {"joules": math.fsum(self.by_phase.values()), "grams": self.grams}
 
     def close(self, time: float) -> None:
-        self._settle(time, over=True)
+        self._book_unfinished(time, over=True)
 
     def summary(self) -> dict[str, object]:
         entry: dict[str, object] = {
@@ -211,7 +211,7 @@ class EnergyMeter(Meter):
             self._grams[device] += grams
             self.grams += grams
 
-    def _book_places(
+    def _book_server_side(
         self, places: Sequence[str], coefficient: str, amount: float, start: float, end: float
     ) -> None:
         """Add energy of the server's side, with its emissions in the first zone.
@@ -233,7 +233,7 @@ class EnergyMeter(Meter):
         coefficient: float = self.columns[name].item(device)
         return coefficient
 
-    def _settle(self, time: float, *, over: bool) -> None:
+    def _book_unfinished(self, time: float, *, over: bool) -> None:
         """Add the energy that no record ends: idle energy of servers, and tails of radios.
 
         A tail is the time for which a device's radio stays awake after a transfer.
@@ -243,7 +243,9 @@ class EnergyMeter(Meter):
             over: whether the run is over, so that all tails are added whole; else only tails that
                 have ended by ``time``.
         """
-        self._book_places(PLACES, "idle_w", time - self._places_since, self._places_since, time)
+        self._book_server_side(
+            PLACES, "idle_w", time - self._places_since, self._places_since, time
+        )
         self._places_since = time
         for device, (begin, _, _) in list(self._tails.items()):
             if over:
@@ -328,9 +330,9 @@ class EnergyMeter(Meter):
         )
         if "sender" in fields or "receiver" in fields:
             self._at_edges[task] = 0.0
-            self._book_places(("edge",), "j_byte", delivered, start, time)
+            self._book_server_side(("edge",), "j_byte", delivered, start, time)
         else:
-            self._book_places(PLACES, "j_byte", delivered, start, time)
+            self._book_server_side(PLACES, "j_byte", delivered, start, time)
         if self._coefficient(device, "tail_w") and outcome != "battery":
             self._tails[device] = time, task, False
         return joules
@@ -359,10 +361,10 @@ class EnergyMeter(Meter):
 
     def on_aggregate(self, time: float, fields: UpdatesFields) -> None:
         place = "edge" if "edge" in fields else "server"
-        self._book_places((place,), "update_j", len(fields["tasks"]), time, time)
+        self._book_server_side((place,), "update_j", len(fields["tasks"]), time, time)
 
     def on_edge_transfer(self, time: float, fields: EdgeTransferFields) -> None:
-        self._book_places(PLACES, "j_byte", fields["delivered"], fields["start"], time)
+        self._book_server_side(PLACES, "j_byte", fields["delivered"], fields["start"], time)
 
     def on_updates_lost(self, time: float, fields: UpdatesFields) -> None:
         """Count the energy of tasks whose updates are lost at an edge server as wasted.
@@ -393,4 +395,4 @@ class EnergyMeter(Meter):
         }
 
     def on_server_transfer(self, time: float, fields: ServerTransferFields) -> None:
-        self._book_places(("server",), "j_byte", fields["bytes"], time, time)
+        self._book_server_side(("server",), "j_byte", fields["bytes"], time, time)
