@@ -20,10 +20,10 @@ from fedsim.running.checkpoint.codec import Decoder, Encoder
 from fedsim.toolbox.worlds.graphs import EdgeServers, Graph, TreeSpec, between
 from fedsim.world.network import SERVER, Flow, Network, Star
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp, Transport
-from fedsim.world.network.star import Place, Tier
+from fedsim.world.network.star import StarFlow, Tier
 from tests.world.network_plays import Listed
 
-CLASSES = {cls.__name__: cls for cls in (Flow, Place, Tier)}
+CLASSES = {cls.__name__: cls for cls in (Flow, StarFlow, Tier)}
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ from fedsim.world.network.flow import Flow
 from fedsim.world.network.links import QueuedLinks
 from fedsim.world.network.losses import RandomLosses
 from fedsim.world.network.queues import Level, QueueingRules, StepPlan
-from fedsim.world.network.star import Place, Tier
+from fedsim.world.network.star import StarFlow, Tier
 from fedsim.world.steps import Payload, TaskStep
 from fedsim.world.task import Task
 
@@ -72,7 +72,7 @@ _CLASSES = (
     *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
     *(CodedContents, EdgeMessage),
     *(Task, Payload, Training, LocalEpochs, LocalSteps, ModelCut, Proximal, Contrast, Limit, Part),
-    *(Flow, Message, Load, Place, Tier),
+    *(Flow, Message, Load, StarFlow, Tier),
     *(BbrSenders, Connections, Deliveries, Growth, Level, LinkComponent, QueuedLinks),
     *(QueueingRules, RandomLosses, SenderMemory, Senders, StepPlan),
     Progress,

@@ -49,7 +49,7 @@ class Tier:
     Attributes:
         cap, rate: the highest rate, in units of 2^-40 bytes/s (an integer, or infinity) and in
             bytes/s.
-        free: whether the flows run below their cap.
+        is_free: whether the flows run below their cap.
         clock, since: parameters of the clock.
         flows: heap of (end on the clock, flow ID). Entries of flows that have left may remain below
             its top.
@@ -59,7 +59,7 @@ class Tier:
 
     cap: Units
     rate: float
-    free: bool
+    is_free: bool
     clock: float
     since: float
     flows: list[tuple[float, int]] = field(default_factory=list)
@@ -68,11 +68,11 @@ class Tier:
     end: float = math.inf
 
     def reading(self, at: float, clock: float) -> float:
-        return clock + self.clock if self.free else self.clock + self.rate * (at - self.since)
+        return clock + self.clock if self.is_free else self.clock + self.rate * (at - self.since)
 
 
 @dataclass(slots=True)
-class Place:
+class StarFlow:
     """State of a running flow of a star network, within its tier.
 
     Attributes:
@@ -104,17 +104,19 @@ class StarDirection:
         self._link = link
         self.next_end = math.inf
         self.changed = False
-        self._next_free = False  # whether the flow that ends next is in a free tier
-        self._room = _in_units(capacity) * _WEIGHTS  # units; rate that capped flows leave
-        self._free = 0  # total weight of free flows, in units
+        self._next_is_free = False  # whether the flow that ends next is in a free tier
+        # rate that capped flows leave, in units of rate times units of weight
+        self._room = _in_units(capacity) * _WEIGHTS
+        self._free_weight = 0  # total weight of free flows, in units
         self._level = math.inf  # water level w (bytes/s per weight)
         self._pushes = 0  # count of pushed ends since dead entries were dropped
         self._changes = 0  # count of changes since the clocks were set to 0
         self._clock = 0.0  # virtual clock V (bytes per weight) at _since
         self._since = 0.0
         self._tiers: dict[Units, Tier] = {}
-        self._flows: dict[int, Place] = {}
-        # Each is a heap for capped and a heap for free tiers. An entry is dead if its tier differs.
+        self._flows: dict[int, StarFlow] = {}
+        # Each is a heap for capped and a heap for free tiers, by `Tier.is_free`. An entry is dead if
+        # its tier differs.
         self._ends: list[list[tuple[float, Units]]] = [[], []]
         self._caps: list[list[Units]] = [[], []]  # negative for capped tiers: largest first
 
@@ -139,14 +141,13 @@ class StarDirection:
         tier = self._tiers.get(cap)
         # A new tier begins as free or capped by an estimate, which ``share`` corrects.
         if tier is None:
-            free = cap * (self._free + units) > self._room
-            tier = self._tiers[cap] = Tier(
-                cap, rate, free, -self._clock if free else 0.0, self._since
-            )
-            heappush(self._caps[free], cap if free else -cap)
-        if tier.free:
+            is_free = cap * (self._free_weight + units) > self._room
+            clock = -self._clock if is_free else 0.0
+            tier = self._tiers[cap] = Tier(cap, rate, is_free, clock, self._since)
+            heappush(self._caps[is_free], cap if is_free else -cap)
+        if tier.is_free:
             start = self._clock + tier.clock
-            self._free += units
+            self._free_weight += units
         else:
             start = tier.clock + tier.rate * (now - tier.since)
             self._room -= cap * units
@@ -155,7 +156,7 @@ class StarDirection:
         tier.count += 1
         tier.weight += units
         end = start + size / weight
-        self._flows[flow_id] = Place(tier, start, end, weight, units)
+        self._flows[flow_id] = StarFlow(tier, start, end, weight, units)
         flows = tier.flows
         heappush(flows, (end, flow_id))
         if flows[0][1] == flow_id:
@@ -168,7 +169,7 @@ class StarDirection:
         if tier.count:
             flows = tier.flows
             if len(flows) > 2 * tier.count + _SLACK:
-                flows[:] = [entry for entry in flows if self._is_there(tier, *entry)]
+                flows[:] = [entry for entry in flows if self._is_live(tier, *entry)]
                 heapify(flows)
             self._schedule_first(tier)
 
@@ -182,15 +183,15 @@ class StarDirection:
         if link == self._link:
             self._move(now)
             self.changed = True
-            taken = sum(tier.cap * tier.weight for tier in self._tiers.values() if not tier.free)
+            taken = sum(tier.cap * tier.weight for tier in self._tiers.values() if not tier.is_free)
             self._room = _in_units(capacity) * _WEIGHTS - taken
 
     def advance(self, until: float) -> list[tuple[float, int]]:
         ended: list[tuple[float, int]] = []
         while self.next_end <= until:
             now = self.next_end
-            end, cap = self._ends[self._next_free][0]
-            if self._next_free:
+            end, cap = self._ends[self._next_is_free][0]
+            if self._next_is_free:
                 lasts = (end - self._clock) / self._level if self._level else math.inf
                 rounded = lasts - (now - self._since) if now > _LATE_S else 0.0
                 self._clock = end - self._level * rounded
@@ -202,7 +203,7 @@ class StarDirection:
             finish = flows[0][0]
             while flows and flows[0][0] <= finish:
                 end, flow_id = heappop(flows)
-                if self._is_there(tier, end, flow_id):
+                if self._is_live(tier, end, flow_id):
                     self._drop(flow_id)
                     ended.append((now, flow_id))
             if tier.count:
@@ -210,18 +211,18 @@ class StarDirection:
             self._find_level()
         return ended
 
-    def _is_there(self, tier: Tier, end: float, flow_id: int) -> bool:
-        place = self._flows.get(flow_id)  # its flow may have another cap by now
-        return place is not None and place.tier is tier and place.end == end
+    def _is_live(self, tier: Tier, end: float, flow_id: int) -> bool:
+        flow = self._flows.get(flow_id)  # its flow may have another cap by now
+        return flow is not None and flow.tier is tier and flow.end == end
 
     def _drop(self, flow_id: int) -> Tier:
-        place = self._flows.pop(flow_id)
-        tier = place.tier
-        units = place.units
+        flow = self._flows.pop(flow_id)
+        tier = flow.tier
+        units = flow.units
         tier.count -= 1
         tier.weight -= units
-        if tier.free:
-            self._free -= units
+        if tier.is_free:
+            self._free_weight -= units
         else:
             self._room += tier.cap * units
         if not tier.count:
@@ -232,24 +233,24 @@ class StarDirection:
 
     def _move(self, now: float) -> None:
         if now > self._since:
-            if self._free:
+            if self._free_weight:
                 self._clock += self._level * (now - self._since)
             self._since = now
 
     def _schedule_first(self, tier: Tier) -> None:
         flows = tier.flows
-        while not self._is_there(tier, *flows[0]):
+        while not self._is_live(tier, *flows[0]):
             heappop(flows)
         self._schedule(tier)
 
     def _schedule(self, tier: Tier) -> None:
         first = tier.flows[0][0]
-        if tier.free:
+        if tier.is_free:
             tier.end = first - tier.clock
         else:
             tier.end = tier.since + ((first - tier.clock) / tier.rate if tier.rate else math.inf)
         self._pushes += 1
-        heappush(self._ends[tier.free], (tier.end, tier.cap))
+        heappush(self._ends[tier.is_free], (tier.end, tier.cap))
 
     # water level
 
@@ -268,64 +269,66 @@ class StarDirection:
         if self._pushes > 2 * len(tiers) + _SLACK:
             self._drop_dead()
         # if all flows are capped, and the link carries all of them, no tier changes sides
-        while self._free or self._room < 0:
-            cap = self._next_cap(free=True)
-            if cap is None or cap * self._free > self._room:
-                cap = self._next_cap(free=False)
-                if cap is None or cap * self._free <= self._room:
+        while self._free_weight or self._room < 0:
+            cap = self._next_cap(is_free=True)
+            if cap is None or cap * self._free_weight > self._room:
+                cap = self._next_cap(is_free=False)
+                if cap is None or cap * self._free_weight <= self._room:
                     break
             self._change_side(tiers[cap])
-        if self._free:
-            self._level = self._room / self._free / _UNITS
+        if self._free_weight:
+            self._level = self._room / self._free_weight / _UNITS
         else:
             self._level = math.inf
             self._clock = 0.0
         self._changes += 1
         if self._clock > self._level * _SET_BACK_S and self._changes > len(self._flows):
             self._set_back()
-        capped = self._first_end(free=False)
-        free = math.inf
-        if self._free and self._level:
-            free = self._since + (self._first_end(free=True) - self._clock) / self._level
-        self._next_free = bool(free < capped)
-        next_end = free if self._next_free else capped
+        next_end = self._first_end(is_free=False)
+        free_end = math.inf
+        if self._free_weight and self._level:
+            left = self._first_end(is_free=True) - self._clock
+            free_end = self._since + left / self._level
+        self._next_is_free = bool(free_end < next_end)
+        if self._next_is_free:
+            next_end = free_end
         # by rounding, an end may be the last bit before now
         self.next_end = max(self._since, next_end)
 
-    def _next_cap(self, *, free: bool) -> Units | None:
+    def _next_cap(self, *, is_free: bool) -> Units | None:
         tiers = self._tiers
-        heap = self._caps[free]
+        heap = self._caps[is_free]
         while heap:
             cap = abs(heap[0])
             tier = tiers.get(cap)
-            if tier is not None and tier.free == free:
+            if tier is not None and tier.is_free == is_free:
                 return cap
             heappop(heap)
         return None
 
-    def _first_end(self, *, free: bool) -> float:
+    def _first_end(self, *, is_free: bool) -> float:
         tiers = self._tiers
-        heap = self._ends[free]
+        heap = self._ends[is_free]
         while heap:
             end, cap = heap[0]
             tier = tiers.get(cap)
-            if tier is not None and tier.free == free and tier.end == end:
+            if tier is not None and tier.is_free == is_free and tier.end == end:
                 return end
             heappop(heap)
         return math.inf
 
     def _change_side(self, tier: Tier) -> None:
-        heappop(self._caps[tier.free])
-        sign = -1 if tier.free else 1
-        self._free += sign * tier.weight
+        heappop(self._caps[tier.is_free])
+        sign = -1 if tier.is_free else 1
+        self._free_weight += sign * tier.weight
         self._room += sign * tier.cap * tier.weight
-        if tier.free:
+        if tier.is_free:
             tier.clock += self._clock
             tier.since = self._since
         else:
             tier.clock += tier.rate * (self._since - tier.since) - self._clock
-        tier.free = not tier.free
-        heappush(self._caps[tier.free], tier.cap if tier.free else -tier.cap)
+        tier.is_free = not tier.is_free
+        heappush(self._caps[tier.is_free], tier.cap if tier.is_free else -tier.cap)
         self._schedule(tier)
 
     def _set_back(self) -> None:
@@ -334,11 +337,11 @@ class StarDirection:
         self._ends = [[], []]
         for tier in self._tiers.values():
             tier.flows.clear()
-        for flow_id, place in self._flows.items():
-            reading = place.tier.reading(self._since, self._clock)
-            place.start -= reading
-            place.end -= reading
-            place.tier.flows.append((place.end, flow_id))
+        for flow_id, flow in self._flows.items():
+            reading = flow.tier.reading(self._since, self._clock)
+            flow.start -= reading
+            flow.end -= reading
+            flow.tier.flows.append((flow.end, flow_id))
         self._clock = 0.0
         for tier in self._tiers.values():
             tier.clock = 0.0
@@ -348,22 +351,22 @@ class StarDirection:
 
     def _drop_dead(self) -> None:
         self._pushes = 0
-        for free in (False, True):
-            tiers = [tier for tier in self._tiers.values() if tier.free == free]
+        for is_free in (False, True):
+            tiers = [tier for tier in self._tiers.values() if tier.is_free == is_free]
             # sorted lists are heaps
-            self._caps[free] = sorted(tier.cap if free else -tier.cap for tier in tiers)
-            self._ends[free] = sorted((tier.end, tier.cap) for tier in tiers)
+            self._caps[is_free] = sorted(tier.cap if is_free else -tier.cap for tier in tiers)
+            self._ends[is_free] = sorted((tier.end, tier.cap) for tier in tiers)
 
     # queries
 
     def sent(self, flow_id: int, at: float) -> float:
-        place = self._flows[flow_id]
-        clock = self._clock + self._level * (at - self._since) if place.tier.free else 0.0
-        return place.weight * (place.tier.reading(at, clock) - place.start)
+        flow = self._flows[flow_id]
+        clock = self._clock + self._level * (at - self._since) if flow.tier.is_free else 0.0
+        return flow.weight * (flow.tier.reading(at, clock) - flow.start)
 
     def rate(self, flow_id: int) -> float:
-        place = self._flows[flow_id]
-        return place.weight * (self._level if place.tier.free else place.tier.rate)
+        flow = self._flows[flow_id]
+        return flow.weight * (self._level if flow.tier.is_free else flow.tier.rate)
 
 
 class Star(Network):
