@@ -79,9 +79,11 @@ class PresentRates(Endpoints):
         if self.traces is None or "latency" not in self.traces.of_devices:
             return latency
         for end in (source, destination):
-            entry = self.traces.of(f"device {end} latency") if 0 <= end < self.devices else None
-            if entry is not None:
-                trace, ahead = entry
+            if not 0 <= end < self.devices:
+                continue
+            placed = self.traces.of(f"device {end} latency")
+            if placed is not None:
+                trace, ahead = placed
                 latency += trace.at(self._simulation.now + ahead) - trace.mean
         return on_grid(max(latency, 0.0))
 

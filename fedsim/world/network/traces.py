@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ TraceColumns = dict[str, list[object]]
 _PURPOSE = "world/link-trace"
 _TRACE = 0  # draws of a link: its trace, and its place in it at simulated time 0
 _PLACE = 1
-_PACKETS = (" latency", " loss")  # ends of the names of traces that are no rates
+_NO_RATES = (" latency", " loss")  # ends of the names of traces that are no rates
 
 
 class StepTrace:
@@ -75,7 +76,7 @@ class StepTrace:
         lengths = np.diff([*self.since, self.length])
         return float(np.dot(lengths, self.values) / self.length)
 
-    def _find(self, position: float) -> tuple[float, int]:
+    def _find_piece(self, position: float) -> tuple[float, int]:
         """Find the piece of the trace (a time with one value) in which a time lies.
 
         Args:
@@ -95,7 +96,7 @@ class StepTrace:
         Args:
             position: the time (s), 0 or more.
         """
-        return self.values[self._find(position)[1]]
+        return self.values[self._find_piece(position)[1]]
 
     def next_change(self, position: float) -> float:
         """Return the next time at which the value changes, counted from the begin of the trace (s).
@@ -106,12 +107,24 @@ class StepTrace:
         Returns:
             Begin of the next piece after ``position``; infinity if the value stays.
         """
-        lap, piece = self._find(position)
+        lap, piece = self._find_piece(position)
         if piece + 1 < len(self.since):
             return lap + self.since[piece + 1]
         if self.loops and len(self.since) > 1:
             return lap + self.length
         return math.inf
+
+
+class PlacedTrace(NamedTuple):
+    """Trace that a link follows, with the link's position in it.
+
+    Attributes:
+        trace: the trace.
+        ahead: position of the link in the trace at simulated time 0 (s).
+    """
+
+    trace: StepTrace
+    ahead: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,22 +148,20 @@ class Assignment:
     random_start: bool
     purpose: str = _PURPOSE
 
-    def of(self, link: int) -> tuple[StepTrace, float]:
-        """Return the trace that a link follows, and the link's position in it at time 0.
+    def of(self, link: int) -> PlacedTrace:
+        """Return the trace that a link follows.
 
         Args:
             link: number of the link; for devices' own links the index of the device.
-
-        Returns:
-            The trace, and the position of the link in the trace at simulated time 0 (s).
         """
         number = link % len(self.traces)
         if self.is_drawn:
             number = int(self.streams.uniform(self.purpose, link, _TRACE) * len(self.traces))
         trace = self.traces[number]
         if not self.random_start:
-            return trace, 0.0
-        return trace, on_grid(self.streams.uniform(self.purpose, link, _PLACE) * trace.length)
+            return PlacedTrace(trace, 0.0)
+        position = self.streams.uniform(self.purpose, link, _PLACE) * trace.length
+        return PlacedTrace(trace, on_grid(position))
 
     def numbers(self, links: Ints) -> Ints:
         """Return the index of each link's trace, int64 [links].
@@ -174,12 +185,13 @@ class Assignment:
 class _TracedLink:
     """Link that has a trace (values over time) and at least one running flow.
 
-    Its attributes are the trace, how far the link is in it at time 0 (s), the flows, and ``next``,
-    the time of the next change of the value (s).
+    Attributes:
+        placed: the trace, and the link's position in it.
+        flows: IDs of the flows.
+        next: time of the next change of the value (s).
     """
 
-    trace: StepTrace
-    ahead: float
+    placed: PlacedTrace
     flows: dict[int, None]
     next: float = math.inf
 
@@ -202,22 +214,19 @@ class LinkTraces:
     ) -> None:
         self.of_devices = of_devices
         self.shared = shared
-        self._courses: dict[str, _TracedLink] = {}  # of links with flows
+        self._used: dict[str, _TracedLink] = {}  # name -> link with flows
         self._links_of: dict[int, list[str]] = {}  # flow ID -> its links with traces
         self._changes: list[tuple[float, str]] = []  # heap of next changes, some of them outdated
 
-    def of(self, link: str) -> tuple[StepTrace, float] | None:
-        """Return the trace of a link, and the link's position in it at time 0 (s).
+    def of(self, link: str) -> PlacedTrace | None:
+        """Return the trace of a link; None for a link without a trace.
 
         Args:
             link: name of the link, such as ``server up`` or ``device 7 down``.
-
-        Returns:
-            The two; None for a link without a trace.
         """
-        course = self._courses.get(link)
-        if course is not None:
-            return course.trace, course.ahead
+        used = self._used.get(link)
+        if used is not None:
+            return used.placed
         if link in self.shared:
             assignment, number = self.shared[link]
             return assignment.of(number)
@@ -241,11 +250,8 @@ class LinkTraces:
             name: name of the link, or ``device 7 latency`` or ``device 7 loss``.
             now: the time (s).
         """
-        entry = self.of(name)
-        if entry is None:
-            return None
-        trace, ahead = entry
-        return trace.at(now + ahead)
+        placed = self.of(name)
+        return None if placed is None else placed.trace.at(now + placed.ahead)
 
     # flows, for whose links changes are events
 
@@ -262,37 +268,37 @@ class LinkTraces:
         """
         first_used: list[str] = []
         for link in links:
-            course = self._courses.get(link)
-            if course is None:
-                entry = self.of(link)
-                if entry is None:
+            used = self._used.get(link)
+            if used is None:
+                placed = self.of(link)
+                if placed is None:
                     continue
-                course = self._courses[link] = _TracedLink(*entry, {})
-                self._schedule(link, course, now)
+                used = self._used[link] = _TracedLink(placed, {})
+                self._schedule(link, used, now)
                 first_used.append(link)
-            course.flows[flow] = None
+            used.flows[flow] = None
             self._links_of.setdefault(flow, []).append(link)
         return first_used
 
     def end(self, flow: int) -> None:
         """Note that a flow has ended and uses its links no longer."""
         for link in self._links_of.pop(flow, ()):
-            course = self._courses[link]
-            del course.flows[flow]
-            if not course.flows:
-                del self._courses[link]
+            used = self._used[link]
+            del used.flows[flow]
+            if not used.flows:
+                del self._used[link]
 
     def flows_on(self, link: str) -> Collection[int]:
         """Return the IDs of the flows on a link with a trace."""
-        return self._courses[link].flows
+        return self._used[link].flows
 
     def next_change(self) -> float:
         """Return the next time at which the rate of a link with flows changes (s), or infinity."""
         changes = self._changes
         while changes:
             when, link = changes[0]
-            course = self._courses.get(link)
-            if course is not None and course.next == when:
+            used = self._used.get(link)
+            if used is not None and used.next == when:
                 return when
             heappop(changes)
         return math.inf
@@ -306,16 +312,17 @@ class LinkTraces:
         due = []
         while self.next_change() <= now:
             _, link = heappop(self._changes)
-            self._schedule(link, self._courses[link], now)
+            self._schedule(link, self._used[link], now)
             due.append(link)
         return due
 
-    def _schedule(self, link: str, course: _TracedLink, now: float) -> None:
-        course.next = course.trace.next_change(now + course.ahead) - course.ahead
-        if course.next <= now:  # by rounding, long after the begin
-            course.next = math.nextafter(now, math.inf)
-        if course.next < math.inf:
-            heappush(self._changes, (course.next, link))
+    def _schedule(self, link: str, used: _TracedLink, now: float) -> None:
+        trace, ahead = used.placed
+        used.next = trace.next_change(now + ahead) - ahead
+        if used.next <= now:  # by rounding, long after the begin
+            used.next = math.nextafter(now, math.inf)
+        if used.next < math.inf:
+            heappush(self._changes, (used.next, link))
 
     def dead_links(self, now: float) -> list[str]:
         """Describe each link whose trace has ended with rate 0, so that its flows never end.
@@ -324,12 +331,13 @@ class LinkTraces:
             now: the time (s).
         """
         dead = []
-        for link, course in self._courses.items():
-            if link.endswith(_PACKETS):
+        for link, used in self._used.items():
+            if link.endswith(_NO_RATES):
                 continue
-            position = now + course.ahead
-            if course.trace.at(position) == 0 and course.trace.next_change(position) == math.inf:
-                dead.append(f"{link} (trace {course.trace.name!r})")
+            trace, ahead = used.placed
+            position = now + ahead
+            if trace.at(position) == 0 and trace.next_change(position) == math.inf:
+                dead.append(f"{link} (trace {trace.name!r})")
         return dead
 
     # the run folder
@@ -345,24 +353,26 @@ class LinkTraces:
         """
         numbers: dict[StepTrace, int] = {}  # trace -> its number in the tables
         links: TraceColumns = {"device": [], "link": [], "trace": [], "ahead": []}
+
+        def add_link(device: int, name: str, placed: PlacedTrace) -> None:
+            links["device"].append(device)
+            links["link"].append(name)
+            links["trace"].append(numbers.setdefault(placed.trace, len(numbers)))
+            links["ahead"].append(placed.ahead)
+
         for direction, assignment in self.of_devices.items():
-            links["device"] += devices.tolist()
-            links["link"] += [direction] * len(devices)
-            entries = [assignment.of(device) for device in devices.tolist()]
-            links["trace"] += [numbers.setdefault(trace, len(numbers)) for trace, _ in entries]
-            links["ahead"] += [ahead for _, ahead in entries]
+            for device in devices.tolist():
+                add_link(device, direction, assignment.of(device))
         for name, (assignment, number) in self.shared.items():
-            trace, ahead = assignment.of(number)
-            row = (-1, name, numbers.setdefault(trace, len(numbers)), ahead)
-            for cells, cell in zip(links.values(), row, strict=True):
-                cells.append(cell)
+            add_link(-1, name, assignment.of(number))
         columns = ("trace", "name", "length", "loops", "since", "value")
         pieces: TraceColumns = {column: [] for column in columns}
         for trace, number in numbers.items():
             count = len(trace.since)
-            facts = {"trace": number, "name": trace.name, "length": trace.length}
-            for column, value in (facts | {"loops": trace.loops}).items():
-                pieces[column] += [value] * count
+            pieces["trace"] += [number] * count
+            pieces["name"] += [trace.name] * count
+            pieces["length"] += [trace.length] * count
+            pieces["loops"] += [trace.loops] * count
             pieces["since"] += trace.since
             pieces["value"] += trace.values
         return pieces, links
