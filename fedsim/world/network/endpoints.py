@@ -4,6 +4,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -44,6 +45,20 @@ def _find_wrong_route(links: Sequence[str], network: "Endpoints", *_: object, **
     return f"the unknown link {unknown[0]!r}{hint}" if unknown else ""
 
 
+@dataclass(frozen=True, eq=False)
+class Infrastructure:
+    """Links, latencies and endpoints of a network as built: the arguments of ``Network``."""
+
+    links: Mapping[str, float]
+    down: Floats
+    up: Floats
+    latency: Floats
+    transport: Transport
+    edge_latency: Floats | None
+    edges: Ints | None
+    hosts: Sequence[str]
+
+
 class Endpoints(ABC):
     """Base of ``Network``: endpoints (senders and receivers), and the links between them.
 
@@ -51,15 +66,7 @@ class Endpoints(ABC):
     source and destination, and of the edge servers of both unless they have the same edge server.
 
     Args:
-        links: name -> capacity of each shared link (bytes/s), which may be infinite.
-        down, up: rates of the devices' own links (bytes/s), above 0, which may be infinite; float64
-            [devices].
-        latency: time of each device before the first byte leaves (s), during which no link is used;
-            float64 [devices].
-        transport: the protocol, and the streams of its draws.
-        edge_latency: latency between each edge server and the server (s); float64 [edge servers].
-        edges: each device's edge server, int64 [devices]; None without edge servers.
-        hosts: names of other endpoints than server, devices and edge servers; without latency.
+        built: the links, latencies and endpoints.
 
     Attributes:
         devices, endpoints: count of devices, and of endpoints except the server.
@@ -77,32 +84,26 @@ class Endpoints(ABC):
 
     repeats: int | None = None
 
-    def __init__(
-        self,
-        links: Mapping[str, float],
-        down: Floats,
-        up: Floats,
-        latency: Floats,
-        transport: Transport,
-        edge_latency: Floats | None,
-        edges: Ints | None,
-        hosts: Sequence[str],
-    ) -> None:
-        _check(links, down, up, latency)
+    def __init__(self, built: Infrastructure) -> None:
+        latency = built.latency
+        _check(built.links, built.down, built.up, latency)
         self.devices = len(latency)
-        self.links = links
-        self.edges = edges
-        self._edge_latency = np.empty(0) if edge_latency is None else edge_latency
+        self.links = built.links
+        self.edges = built.edges
+        self._edge_latency = np.empty(0)
+        if built.edge_latency is not None:
+            self._edge_latency = built.edge_latency
         servers = self.devices + len(self._edge_latency)
-        self.hosts = {name: servers + number for number, name in enumerate(hosts)}
-        self.endpoints = servers + len(hosts)
-        self.access: dict[Direction, Floats] = {"down": down, "up": up}
+        self.hosts = {name: servers + number for number, name in enumerate(built.hosts)}
+        self.endpoints = servers + len(built.hosts)
+        self.access: dict[Direction, Floats] = {"down": built.down, "up": built.up}
         # Not on the clock's grid, because weights depend on latencies, which may be a few ticks.
         self._own_latency = latency
-        self.latencies: Floats = each(
-            in_ticks, latency if edges is None else latency + self._edge_latency[edges]
-        )
-        self._protocol = transport.protocol
+        to_server = latency
+        if built.edges is not None:
+            to_server = latency + self._edge_latency[built.edges]
+        self.latencies: Floats = each(in_ticks, to_server)
+        self._protocol = built.transport.protocol
 
     @abstractmethod
     @returns("a list of names of the network's 'links'", _find_wrong_route)

@@ -20,7 +20,7 @@ from typing import Any, cast
 from fedsim.clock.simulation import Alarm, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import SimulationError
-from fedsim.world.network.endpoints import SERVER, Direction
+from fedsim.world.network.endpoints import SERVER, Direction, Infrastructure
 from fedsim.world.network.filling import Filling, Sharing
 from fedsim.world.network.flow import Flow
 from fedsim.world.network.protocol import PLAIN, Transport
@@ -43,8 +43,20 @@ class Network(RunningFlows):
     between two endpoints. Sizes and sent bytes count payload; rates and capacities count all bytes
     on the wire. In slow start, a flow's window caps its rate and doubles every round trip, until a
     round trip in which it did not limit the flow. A flow whose exact end is at or before the present
-    time has ended. The arguments are the clock, the arguments of ``Endpoints``, and ``sharing``, a
-    function that makes an empty sharing rule.
+    time has ended.
+
+    Args:
+        simulation: the clock.
+        links: name -> capacity of each shared link (bytes/s), which may be infinite.
+        down, up: rates of the devices' own links (bytes/s), above 0, which may be infinite; float64
+            [devices].
+        latency: time of each device before the first byte leaves (s), during which no link is used;
+            float64 [devices].
+        transport: the protocol, and the streams of its draws.
+        edge_latency: latency between each edge server and the server (s); float64 [edge servers].
+        edges: each device's edge server, int64 [devices]; None without edge servers.
+        hosts: names of other endpoints than server, devices and edge servers; without latency.
+        sharing: function that makes an empty sharing rule.
 
     Attributes:
         overhead: bytes on the wire for each byte of payload.
@@ -65,9 +77,8 @@ class Network(RunningFlows):
         hosts: Sequence[str] = (),
         sharing: Callable[[], Sharing] = Filling,
     ) -> None:
-        super().__init__(
-            simulation, links, down, up, latency, transport, edge_latency, edges, hosts, sharing
-        )
+        built = Infrastructure(links, down, up, latency, transport, edge_latency, edges, hosts)
+        super().__init__(simulation, built, sharing)
         self._env = simulation.env
         self._env.declare_alarm("network", self._set_network_alarm, in_background=True)
         self._env.declare_alarm("latency", self._set_entry, in_background=True)

@@ -1,13 +1,10 @@
 """Present rates of links: their built rates, unless a process limits them or they follow traces."""
 
 import math
-from collections.abc import Mapping, Sequence
 
 from fedsim.clock.simulation import Simulation, on_grid
-from fedsim.common.arrays import Floats, Ints
-from fedsim.world.network.endpoints import Endpoints
+from fedsim.world.network.endpoints import Endpoints, Infrastructure
 from fedsim.world.network.flow import Flow
-from fedsim.world.network.protocol import Transport
 from fedsim.world.network.traces import LinkTraces
 
 
@@ -15,8 +12,11 @@ class PresentRates(Endpoints):
     """Base of ``Network`` that computes present rates, latencies and losses of links.
 
     They differ from the scenario's values by traces (values over time from a file) and by limits
-    that processes of the world set. The arguments are the clock, and the arguments of
-    ``Endpoints``.
+    that processes of the world set.
+
+    Args:
+        simulation: the clock.
+        built: the links, latencies and endpoints.
 
     Attributes:
         limits: link name -> limit by processes (bytes/s), for links that have one. It replaces the
@@ -24,19 +24,8 @@ class PresentRates(Endpoints):
         traces: traces that the rates of links follow; None if all rates are constant.
     """
 
-    def __init__(
-        self,
-        simulation: Simulation,
-        links: Mapping[str, float],
-        down: Floats,
-        up: Floats,
-        latency: Floats,
-        transport: Transport,
-        edge_latency: Floats | None,
-        edges: Ints | None,
-        hosts: Sequence[str],
-    ) -> None:
-        super().__init__(links, down, up, latency, transport, edge_latency, edges, hosts)
+    def __init__(self, simulation: Simulation, built: Infrastructure) -> None:
+        super().__init__(built)
         self._simulation = simulation
         self.limits: dict[str, float] = {}
         self.traces: LinkTraces | None = None

@@ -1,15 +1,14 @@
 """Running flows of a network: their rules of sharing, windows and queues, and the traces they follow."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 
 from fedsim.clock.simulation import Simulation
-from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import SimulationError
+from fedsim.world.network.endpoints import Infrastructure
 from fedsim.world.network.filling import Sharing
 from fedsim.world.network.flow import Flow
 from fedsim.world.network.present import PresentRates
-from fedsim.world.network.protocol import Transport
 from fedsim.world.network.queueing import Queueing
 from fedsim.world.network.traces import LinkTraces
 from fedsim.world.network.windows import Windows
@@ -22,32 +21,20 @@ class RunningFlows(PresentRates):
 
     Args:
         simulation: the clock.
-        links, down, up, latency, transport, edge_latency, edges, hosts: as for ``Endpoints``.
+        built: the links, latencies and endpoints.
         sharing: function that makes an empty sharing rule.
     """
 
     def __init__(
-        self,
-        simulation: Simulation,
-        links: Mapping[str, float],
-        down: Floats,
-        up: Floats,
-        latency: Floats,
-        transport: Transport,
-        edge_latency: Floats | None,
-        edges: Ints | None,
-        hosts: Sequence[str],
-        sharing: Callable[[], Sharing],
+        self, simulation: Simulation, built: Infrastructure, sharing: Callable[[], Sharing]
     ) -> None:
-        super().__init__(
-            simulation, links, down, up, latency, transport, edge_latency, edges, hosts
-        )
+        super().__init__(simulation, built)
         self._queues = self._build_queues()  # the only sharing rule, if links have queues
         self._sharing = sharing
         self._rules = [self._queues or sharing()]
         self._general = self._queues is not None
         self._running: dict[int, Flow] = {}
-        self._streams = transport.streams
+        self._streams = built.transport.streams
         self._slow_start = self._protocol.slow_start and self._queues is None
         # device or edge server -> count of its flows so far; it names a flow's random draws
         self._transfers: dict[int, int] = {}
