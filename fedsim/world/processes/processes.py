@@ -1,6 +1,6 @@
 """Manager of the processes of a run, which starts them and restores them from a snapshot."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypedDict
@@ -85,11 +85,10 @@ class Processes:
         self.computed = 0
         # device -> event that fires when the device is switched on again
         self.switched_on: dict[int, simpy.Event] = {}
-        self.restoring = False
-        # during a restore: process ID and call -> its saved activities; process ID and time (s) ->
-        # events for which it waits
-        self.begun: dict[tuple[int, Call], list[Any]] = {}
-        self.asleep: dict[tuple[int, float], list[simpy.Event]] = {}
+        # process ID and call -> its saved activities, during a restore; None at other times
+        self._saved: dict[tuple[int, Call], list[Any]] | None = None
+        # process ID and time (s) -> events of a restore whose alarms are not set again yet
+        self._waits: dict[tuple[int, float], list[simpy.Event]] = {}
         self.silent = False  # whether records are suppressed, during a restore and after the run
         self.acts: Counter[str] = Counter()  # record kind -> count of records by processes
         self.holds = Holds(self)
@@ -145,7 +144,7 @@ class Processes:
             self.acts[kind] += 1
             self.simulation.emit(kind, **fields)
 
-    def resumed(self, number: int, call: Call) -> Any:
+    def take_saved(self, number: int, call: Call) -> Any:
         """Return the saved message or computation that a process of a resumed run begins again.
 
         While processes are restored, each repeats the calls with which it began its running
@@ -162,9 +161,9 @@ class Processes:
         Raises:
             CheckpointError: the process has no saved activity with this call.
         """
-        if not self.restoring:
+        if self._saved is None:
             return None
-        activities = self.begun.get((number, call))
+        activities = self._saved.get((number, call))
         if activities:
             return activities.pop(0)
         raise CheckpointError(
@@ -243,20 +242,21 @@ class Processes:
             world.state = dict(saved)
         self.computed = state["computed"]
         self.acts = Counter(state["acts"])
+        activities: defaultdict[tuple[int, Call], list[Any]] = defaultdict(list)
         for number, call, message in state["sending"]:
-            self.begun.setdefault((number, call), []).append(self.messages.under_way[message])
+            activities[number, call].append(self.messages.under_way[message])
         for number, computation in state["computing"]:
-            self.begun.setdefault((number, computation[0]), []).append(
-                self.add_computation(number, *computation)
-            )
-        self.silent = self.restoring = True
+            call = computation[0]
+            activities[number, call].append(self.add_computation(number, *computation))
+        self._saved = activities
+        self.silent = True
         self._start()
         while self.simulation.env.peek() <= self.simulation.now:
             self.simulation.env.step()  # runs each process up to its first wait
-        self.silent = self.restoring = False
-        self.begun.clear()
+        self.silent = False
+        self._saved = None
         due = Counter((number, when) for kind, number, when in alarms if kind == "process")
-        for (number, when), events in self.asleep.items():
+        for (number, when), events in self._waits.items():
             if len(events) > due[number, when]:
                 kind = self._specs[number].kind
                 raise CheckpointError(
@@ -276,16 +276,21 @@ class Processes:
             number: index of the process.
             when: time until which the process waits (s).
         """
-        waiting = self.asleep.get((number, when))
-        event = waiting.pop(0) if waiting else self.simulation.env.event()
+        events = self._waits.get((number, when))
+        event = events.pop(0) if events else self.simulation.env.event()
         self.wait(number, when, event)
 
     def wait(self, number: int, when: float, event: simpy.Event) -> None:
         """Set an alarm that fires an event for which a process waits.
+
+        During a restore the alarm is set later; after the run it is not set.
 
         Args:
             number: index of the process.
             when: time at which the event fires (s).
             event: the event.
         """
-        self.simulation.wake(("process", number), when, event.succeed)
+        if self._saved is not None:
+            self._waits.setdefault((number, when), []).append(event)
+        elif not self.silent:
+            self.simulation.wake(("process", number), when, event.succeed)

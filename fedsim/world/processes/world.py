@@ -38,8 +38,6 @@ class ProcessServices(Effects, Protocol):
         streams: random streams of the seed.
         capacity: sampled speeds, links and kinds of the devices.
         holds: the effects of all processes.
-        restoring: whether processes are restored from a checkpoint now.
-        asleep: during a restore, process ID and time (s) -> events for which the process waits.
         switched_on: device -> event of its next switch-on.
         sending: message of a process that is under way -> ID of the process.
         computed: count of the computations that processes have started.
@@ -49,8 +47,6 @@ class ProcessServices(Effects, Protocol):
     streams: Streams
     capacity: Capacity
     holds: Holds
-    restoring: bool
-    asleep: dict[tuple[int, float], list[simpy.Event]]
     switched_on: dict[int, simpy.Event]
     sending: dict[Sending, int]
     computed: int
@@ -58,7 +54,7 @@ class ProcessServices(Effects, Protocol):
     def wait(self, number: int, when: float, event: simpy.Event) -> None:
         """Set an alarm at ``when`` (s) that fires an event, for which process ``number`` waits."""
 
-    def resumed(self, number: int, call: Call) -> Any:
+    def take_saved(self, number: int, call: Call) -> Any:
         """Return the saved message or computation that a process of a resumed run begins again.
 
         Args:
@@ -170,10 +166,7 @@ class World:
         if not self.now <= when < math.inf:
             raise SimulationError(f"a process cannot wait from {self.now!r} s until {when!r} s")
         event = self.env.event()
-        if self._processes.restoring:  # its alarm is set again later
-            self._processes.asleep.setdefault((self._number, when), []).append(event)
-        elif not self._processes.silent:
-            self._processes.wait(self._number, when, event)
+        self._processes.wait(self._number, when, event)
         return event
 
     def send(
@@ -217,7 +210,7 @@ class World:
         part = Payload(purpose, quantity(size, Bytes, "a message"))
         route = self._endpoint(source), self._endpoint(destination)
         call = ("send", *route, part.bytes, purpose)
-        message = processes.resumed(self._number, call)
+        message = processes.take_saved(self._number, call)
         if message is None:
             message = processes.messages.send(*route, (part,), None, waited=waited)
         sending = Sending(call, processes.messages, message, processes.sending.pop)
@@ -273,10 +266,9 @@ class World:
                 f"a device cannot compute {samples!r} samples; allowed is a number of 0 or more"
             )
         call = ("compute", number, samples, work_flops, work_s)
-        resumed = processes.resumed(self._number, call)
-        if resumed is not None:
-            activity: Activity = resumed
-            return activity
+        saved: Activity | None = processes.take_saved(self._number, call)
+        if saved is not None:
+            return saved
         if tasks.computing.hosts is not None:
             raise SimulationError(
                 f"a process computes on device {number}, whose host shares its cores among "
