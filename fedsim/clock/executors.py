@@ -118,11 +118,17 @@ def make_executor(
     gpus = usable_gpus() if device == "cuda" else []
     if name is None:
         name = "processes" if len(gpus) > 1 and workers != 1 else "threads"
-    if address is not None and name in EXECUTORS and name != "ray":
+    if name not in EXECUTORS:
+        raise ScenarioError(
+            f"--executor is {name!r}; allowed are {', '.join(EXECUTORS)}{nearest(name, EXECUTORS)}"
+        )
+    if name == "ray":
+        return _make_ray(workers, address, device, resources)
+    if address is not None:
         raise ScenarioError(
             f"--address is {address!r}, but --executor is {name!r}; only 'ray' has an address"
         )
-    if resources is not None and name in EXECUTORS and name != "ray":
+    if resources is not None:
         raise ScenarioError(
             f"--resources is {resources!r}, but --executor is {name!r}; only 'ray' places tasks by "
             "their resources"
@@ -134,17 +140,16 @@ def make_executor(
             )
         return Inline()
     if name == "threads":
-        if workers is None:
-            workers = usable_cores()
-        return Threads(workers)
-    if name == "processes":
-        if workers is None:
-            workers = len(gpus) or usable_cores()
-        return WorkerProcesses(workers, gpus[:workers])
-    if name != "ray":
-        raise ScenarioError(
-            f"--executor is {name!r}; allowed are {', '.join(EXECUTORS)}{nearest(name, EXECUTORS)}"
-        )
+        return Threads(workers or usable_cores())
+    return WorkerProcesses(workers or len(gpus) or usable_cores(), gpus[:workers])
+
+
+def _make_ray(
+    workers: int | None,
+    address: str | None,
+    device: str,
+    resources: str | Mapping[str, object] | None,
+) -> Executor:
     if address is not None and workers is not None:
         raise ScenarioError(
             f"--workers is {workers}, but the cluster at --address {address!r} has its own "
