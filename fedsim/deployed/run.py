@@ -14,7 +14,7 @@ from fedsim.running.assembly import Run
 from fedsim.world.task import Task
 
 if TYPE_CHECKING:
-    from fedsim.world.life import TaskRunner
+    from fedsim.world.task_runner import TaskRunner
 
 
 @dataclass(slots=True)

@@ -30,9 +30,9 @@ from fedsim.world.task import Cause, Task
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
-    from fedsim.world.life import TaskRunner
     from fedsim.world.messages import Messages
     from fedsim.world.population import Population
+    from fedsim.world.task_runner import TaskRunner
 
 
 class DispatchState(TypedDict):

@@ -7,7 +7,7 @@ from fedsim.clock.simulation import Simulation, on_grid_after
 from fedsim.federation.events import Handlers, TaskEnd
 
 if TYPE_CHECKING:
-    from fedsim.world.life import TaskRunner
+    from fedsim.world.task_runner import TaskRunner
 
 
 class LostTasks:

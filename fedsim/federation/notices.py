@@ -12,7 +12,7 @@ from fedsim.federation.events import Handlers
 from fedsim.federation.local import ClientHalves
 
 if TYPE_CHECKING:
-    from fedsim.world.life import TaskRunner
+    from fedsim.world.task_runner import TaskRunner
 
 
 class NoticeKind(Enum):

@@ -17,8 +17,7 @@ from fedsim.common.streams import Streams
 from fedsim.common.wording import explain
 from fedsim.world.availability import Availability
 from fedsim.world.batteries import Batteries, Powered
-from fedsim.world.compute import EpochTimes
-from fedsim.world.life import TaskRunner
+from fedsim.world.epoch_times import EpochTimes
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network, NetworkSpec, StarSpec
@@ -27,6 +26,7 @@ from fedsim.world.population_spec import PopulationSpec
 from fedsim.world.processes import Process, Processes, World, WorldSpec
 from fedsim.world.rooflines import Rooflines
 from fedsim.world.task import Task, TaskStep
+from fedsim.world.task_runner import TaskRunner
 
 
 class WorldBuilder:

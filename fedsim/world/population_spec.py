@@ -18,7 +18,6 @@ from fedsim.common.streams import Streams
 from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.columns import alike, distinct
-from fedsim.world.compute import HostSpec, SlowPhases
 from fedsim.world.device_kinds import (
     CAPACITIES,
     Capacity,
@@ -39,6 +38,8 @@ from fedsim.world.distributions import (
     NameDistribution,
     SpeedDistribution,
 )
+from fedsim.world.epoch_times import SlowPhases
+from fedsim.world.hosts import HostSpec
 from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
 from fedsim.world.local import LocalSpec
 from fedsim.world.population import Population

@@ -10,12 +10,13 @@ from fedsim.common.streams import Streams
 from fedsim.common.training import Batching
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.batteries import Batteries
-from fedsim.world.compute import EpochTimes, HostSpec
-from fedsim.world.life import TaskRunner
+from fedsim.world.epoch_times import EpochTimes
+from fedsim.world.hosts import HostSpec
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network
 from fedsim.world.population import Population
 from fedsim.world.task import Task, TaskStep
+from fedsim.world.task_runner import TaskRunner
 
 
 class WorkSite:

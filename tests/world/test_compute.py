@@ -17,8 +17,9 @@ from fedsim.common.streams import Streams
 from fedsim.common.training import ALL_SAMPLES, Batching, LastBatch, LocalSteps, Part, Training
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, run
 from fedsim.toolbox.models.profile import profile
-from fedsim.world.compute import EpochTimes, HostSpec, SlowPhases
 from fedsim.world.device_kinds import DeviceKind
+from fedsim.world.epoch_times import EpochTimes, SlowPhases
+from fedsim.world.hosts import HostSpec
 from fedsim.world.network import Star
 from fedsim.world.population import Population
 from fedsim.world.rooflines import Rooflines, operations_s

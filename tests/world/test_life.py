@@ -25,13 +25,13 @@ from fedsim.common.training import (
     Training,
 )
 from fedsim.toolbox.worlds.availability import Traces
-from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.meters.energy import POWERS
 from fedsim.world.network import Star
 from fedsim.world.population import Population
 from fedsim.world.steps import Download, Evaluate, Payload, Train, Upload
 from fedsim.world.task import Task, TaskStep
+from fedsim.world.task_runner import TaskRunner
 from tests.world.sites import WorkSite
 
 MODEL = Download((Payload("model", 1000.0),))

@@ -62,10 +62,10 @@ if TYPE_CHECKING:
     from fedsim.records.recorder import Recorder, RecorderState
     from fedsim.running.assembly import Run
     from fedsim.running.drift import DriftState
-    from fedsim.world.life import RunnerState
     from fedsim.world.lifetimes import LifetimesState
     from fedsim.world.messages import MessagesState
     from fedsim.world.processes.processes import ProcessesState
+    from fedsim.world.task_runner import RunnerState
 
 _CLASSES = (
     *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Literal, Protocol
 
 from fedsim.common.errors import CheckpointError
-from fedsim.world.life import TaskRunner
 from fedsim.world.messages import Messages
 from fedsim.world.network.flows import Network
 from fedsim.world.processes.activity import ComputeActivity
+from fedsim.world.task_runner import TaskRunner
 
 Effect = Literal["link", "pace", "off", "edge"]
 """Kind of effect: rate of a link, pace of a device, device switched off, or edge server lost."""

@@ -18,11 +18,11 @@ from fedsim.common.errors import (
 )
 from fedsim.common.streams import Streams
 from fedsim.world.device_kinds import Capacity
-from fedsim.world.life import TaskRunner
 from fedsim.world.processes.activity import Call, ComputationState, ComputeActivity, Sending
 from fedsim.world.processes.base import Process
 from fedsim.world.processes.holds import Holds
 from fedsim.world.processes.world import World
+from fedsim.world.task_runner import TaskRunner
 
 
 class ProcessesState(TypedDict):

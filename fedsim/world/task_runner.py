@@ -1,4 +1,4 @@
-"""Runner of the tasks on devices: the SimPy process ``TaskRunner.life`` carries out one task.
+"""Runner of the tasks on devices: the SimPy process ``TaskRunner.carry_out`` carries out one task.
 
 A device has a process only while it carries out a task. An idle device is only an index of the
 population. The kinds of steps are in ``fedsim.world.steps``.
@@ -23,8 +23,9 @@ from fedsim.common.errors import SimulationError
 from fedsim.world.availability import Availability
 from fedsim.world.batteries import Batteries
 from fedsim.world.battery_watch import BatteryWatch, BatteryWatchState
-from fedsim.world.compute import EpochTimes, HostSpec
-from fedsim.world.computing import EpochTimer, TimerState
+from fedsim.world.epoch_timer import EpochTimer, TimerState
+from fedsim.world.epoch_times import EpochTimes
+from fedsim.world.hosts import HostSpec
 from fedsim.world.messages import Messages
 from fedsim.world.population import Population
 from fedsim.world.slots import MessageSlots, SlotsState
@@ -120,7 +121,7 @@ class TaskRunner:
 
     # course of a task
 
-    def life(self, task: Task) -> ProcessGenerator:
+    def carry_out(self, task: Task) -> ProcessGenerator:
         """Carry out the steps of a task one after the other; this is its SimPy process.
 
         In a resumed run the task continues in the step in which it was saved.
@@ -148,7 +149,9 @@ class TaskRunner:
         self.simulation.record("task-start", fields)
         if self.batteries is not None:
             self.battery_watch.begin_task(task)
-        if not task.steps and not self._add_steps(task):
+        if not task.steps:
+            self._add_steps(task)
+        if not task.steps:
             raise SimulationError(f"a task for device {task.device} has no steps")
         if self.computing.hosts is not None:
             task.steps = (*self.computing.hosts.admit(task), *task.steps)
@@ -351,7 +354,7 @@ class TaskRunner:
     def _start_process(self, task: Task) -> None:
         self.running[task.id] = self._working[task.device] = task
         self._busy[task.device] = True
-        task.process = DirectProcess(self._env, self.life(task))
+        task.process = DirectProcess(self._env, self.carry_out(task))
         if self._starting is None:
             self._starting = []
             self._env.call(partial(self._begin_processes, self._starting), URGENT)

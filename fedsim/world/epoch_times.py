@@ -1,0 +1,169 @@
+"""Times of epochs on devices: their random jitter, and phases in which devices are slow.
+
+The random jitter of an epoch is a function of the device and the time at which the epoch begins, so
+that it is equal under every strategy. The jitter of other work is a function of the device and its
+task.
+"""
+
+import math
+
+import numpy as np
+from pydantic import Field
+
+from fedsim.clock.simulation import on_grid
+from fedsim.common.arrays import Floats
+from fedsim.common.spec import Spec
+from fedsim.common.streams import Streams
+from fedsim.common.units import PositiveSeconds
+from fedsim.world.columns import alike, distinct, each
+from fedsim.world.phases import Phases
+
+_TICKS_PER_SECOND = 1 << 30
+_PHASES_AHEAD = 4_000  # count of slow phases per look-ahead, which takes some 10 ms
+# s; exceeds rounding errors. An epoch that begins by this tolerance is still cut off at the limit.
+_TIE_S = 2 / _TICKS_PER_SECOND
+
+
+class SlowPhases(Spec):
+    """``population.slow_phases``: each device is slow from time to time, as a hot or busy phone is.
+
+    Normal and slow phases follow in turn, each of a random exponential length.
+
+    Attributes:
+        factor: factor of the device's speed in slow phases, at most 1.
+        mean_normal, mean_slow: mean length of normal phases, and of slow phases.
+    """
+
+    factor: float = Field(ge=1e-6, le=1.0)
+    mean_normal: PositiveSeconds
+    mean_slow: PositiveSeconds
+
+
+class EpochTimes:
+    """Model of how long epochs take on devices: random variation, and phases of slow devices.
+
+    Args:
+        streams: random streams.
+        jitter: coefficient of variation of epochs' times (lognormal, mean 1): one value for all
+            devices, or float64 [devices].
+        slow: phases in which devices are slow; None if devices have no slow phases.
+        devices: count of devices.
+
+    Attributes:
+        reach_s: longest time ahead for which ends of epochs can be computed (s).
+    """
+
+    def __init__(
+        self, streams: Streams, jitter: float | Floats, slow: SlowPhases | None, devices: int
+    ) -> None:
+        self._streams = streams
+        by_device = alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter)
+        values, which = distinct(by_device)
+        sigmas = np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])
+        self._sigma = each(lambda place: sigmas[place], which)
+        self._factor = 1.0
+        self._mean_rate = 1.0
+        self._phases = None  # phases of devices, which are on while a device is not slow
+        self.reach_s = math.inf
+        if slow is not None:
+            self._factor = slow.factor
+            whole = slow.mean_normal + slow.mean_slow
+            self.reach_s = _PHASES_AHEAD * whole / 2
+            self._mean_rate = (slow.mean_normal + slow.factor * slow.mean_slow) / whole
+            self._phases = Phases(streams, "world/slow", slow.mean_normal, slow.mean_slow, devices)
+
+    def epoch_ends(
+        self,
+        device: int,
+        start: float,
+        epoch_s: float,
+        epochs: int,
+        limit: float,
+        horizon: float = math.inf,
+        task: int | None = None,
+    ) -> list[float]:
+        """Return the times (s) at which consecutive epochs of a device's training end.
+
+        Args:
+            device: index of the device.
+            start: begin of the first epoch (s).
+            epoch_s: time of an epoch at full speed (s).
+            epochs: count of epochs.
+            limit: simulated time (s) from which on no epoch begins.
+            horizon: simulated time (s) up to which ends of epochs are needed.
+            task: count of the device's earlier tasks, if one random factor (jitter) applies to all
+                epochs of a task; None if each epoch has its own, drawn by its begin.
+
+        Returns:
+            End of each epoch (s, in whole ticks of the clock). An end beyond the limit or horizon
+            is only a lower bound.
+
+        Raises:
+            SimulationError: the epochs contain too many slow phases.
+        """
+        horizon = min(limit, horizon)
+        if self._sigma.item(device) == 0.0 and self._phases is None:
+            fitting = epochs
+            for last, beyond in ((limit, 0), (horizon, 1)):
+                if last < math.inf and on_grid(epoch_s) > 0:
+                    fitting = min(fitting, math.ceil((last - start) / epoch_s) + beyond)
+            # Each sum is rounded once, so that n epochs end exactly at a deadline of n epochs.
+            return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(fitting, 0))]
+        ends: list[float] = []
+        while len(ends) < epochs and start < limit and start <= horizon:
+            start = self._finish(device, start, epoch_s * self.jitter(device, start, task), horizon)
+            ends.append(start)
+        return ends
+
+    @staticmethod
+    def adapt(start: float, ends: list[float], limit: float) -> list[float]:
+        """Return the ends (s) of the epochs that a device carries out if it respects a time limit.
+
+        The device begins the first epoch in any case. It begins another epoch only if an epoch of
+        the mean length so far would end before the limit (CATA-Fed, Eq. 8).
+
+        Args:
+            start: begin of the first epoch (s).
+            ends: ends of all epochs if the device did not adapt (simulated s).
+            limit: the simulated time (s) of the limit.
+        """
+        begun = min(1, len(ends))
+        while (
+            begun < len(ends)
+            and (ends[begun - 1] - start) * (begun + 1) / begun <= limit - start + _TIE_S
+        ):
+            begun += 1
+        return ends[:begun]
+
+    def jitter(self, device: int, start: float, task: int | None) -> float:
+        """Return the random factor (jitter) by which an epoch takes longer or shorter.
+
+        Args:
+            device: index of the device.
+            start: simulated time (s) at which the epoch begins. Each time has its own factor if
+                ``task`` is None.
+            task: count of the device's earlier tasks, if all epochs of a task have the same factor.
+        """
+        sigma = self._sigma.item(device)
+        if sigma == 0.0:
+            return 1.0
+        if task is None:
+            instant = int(start * _TICKS_PER_SECOND)
+            normal = self._streams.normal("world/jitter", device, instant)
+        else:
+            normal = self._streams.normal("world/jitter/task", device, task)
+        return math.exp(sigma * normal - sigma**2 / 2)
+
+    def _finish(self, device: int, start: float, work_s: float, horizon: float) -> float:
+        if self._phases is None:
+            return start + on_grid(work_s)
+        self._phases.check_walk(device, start, min(horizon, start + work_s / self._mean_rate))
+        while True:
+            span = self._phases.span(device, start)
+            rate = 1.0 if span.on else self._factor
+            if (span.end - start) * rate >= work_s:
+                return start + on_grid(work_s / rate)
+            if span.end > horizon:
+                return span.end
+            work_s -= (span.end - start) * rate
+            start = span.end
