@@ -63,16 +63,7 @@ def refuse_unusable(path: Path) -> None:
         raise RunFolderError(
             f"--out {str(path)!r} is no text in UTF-8; give another name"
         ) from None
-    if path.exists() and not path.is_dir():
-        raise RunFolderError(
-            f"--out {str(path)!r} is a file; give a folder that does not exist yet"
-        )
-    if path.is_dir() and not holds_nothing(path):
-        unfinished = any(path.glob("checkpoint/*")) and summarised_status(path) != "done"
-        hint = "an unfinished run; --resume goes on with it; or" if unfinished else "files;"
-        raise RunFolderError(
-            f"--out {str(path)!r} already holds {hint} give a new folder, or remove it first"
-        )
+    _refuse_content(path)
     refuse_within_run(path)
     parent = next(folder for folder in (path, *path.parents) if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
@@ -80,6 +71,24 @@ def refuse_unusable(path: Path) -> None:
             f"--out {str(path)!r} cannot be made: {str(parent)!r} is not a folder that you may "
             "write to"
         )
+
+
+def _refuse_content(path: Path) -> None:
+    """Raise ``RunFolderError`` if a path is a file, or a folder that is not empty."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise RunFolderError(
+            f"--out {str(path)!r} is a file; give a folder that does not exist yet"
+        )
+    if holds_nothing(path):
+        return
+    content = "files;"
+    if any(path.glob("checkpoint/*")) and summarised_status(path) != "done":
+        content = "an unfinished run; --resume goes on with it; or"
+    raise RunFolderError(
+        f"--out {str(path)!r} already holds {content} give a new folder, or remove it first"
+    )
 
 
 def refuse_within_run(path: Path) -> None:
@@ -130,19 +139,16 @@ def refuse_other_scenario(path: Path, scenario: str) -> None:
         RunFolderError: there is no run in ``path``, or it has another scenario.
     """
     try:
-        there = read_bytes(path / SCENARIO)
+        stored = read_bytes(path / SCENARIO)
     except OSError:
-        why = (
-            f"holds no run to resume: its {SCENARIO} cannot be read"
-            if path.exists()
-            else "does not exist: no run to resume"
-        )
-        raise RunFolderError(f"--out {str(path)!r} {why}") from None
-    if there != scenario.encode():
-        own = str(path / SCENARIO)
+        reason = "does not exist: no run to resume"
+        if path.exists():
+            reason = f"holds no run to resume: its {SCENARIO} cannot be read"
+        raise RunFolderError(f"--out {str(path)!r} {reason}") from None
+    if stored != scenario.encode():
         raise RunFolderError(
             f"--out {str(path)!r} holds a run of another scenario; to resume it, give its own "
-            f"{own!r}"
+            f"{str(path / SCENARIO)!r}"
         )
 
 
@@ -181,14 +187,14 @@ def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
     """
     tables = (EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, TRACES, TRACED_LINKS)
     names = (SUMMARY, *tables, MODELS, BEST, NETWORK, *more)
-    others = [part for part in path.glob("*.part-*") if _is_part(part.name) and part not in parts]
+    newer = [part for part in path.glob("*.part-*") if _is_part(part.name) and part not in parts]
     live.remove(path)
     # ``rglob`` follows no link
-    for left in (*(path / name for name in names), *others, *path.rglob("*" + WRITING)):
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left)
+    for outdated in (*(path / name for name in names), *newer, *path.rglob("*" + WRITING)):
+        if outdated.is_dir() and not outdated.is_symlink():
+            shutil.rmtree(outdated)
         else:
-            left.unlink(missing_ok=True)
+            outdated.unlink(missing_ok=True)
 
 
 def make(path: Path) -> None:
@@ -266,22 +272,22 @@ def changes(folder: Path) -> Iterator[str]:
         written = read_bytes(folder / SUMMARY)
         summary = read_json(folder / SUMMARY)
         is_older = summary["fedsim"] in _BEFORE_SEALS and SEAL not in summary
-        whole = written == summary_text(summary).encode() and (
-            is_older or summary[SEAL] == _seal(summary)
-        )
-        stated = dict(summary["files_sha256"])
+        is_intact = written == summary_text(summary).encode()
+        if is_intact and not is_older:
+            is_intact = summary[SEAL] == _seal(summary)
+        expected = dict(summary["files_sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         yield f"{SUMMARY} was changed after the run"
         return
-    if not whole:
+    if not is_intact:
         yield f"{SUMMARY} was changed after the run"
-    found = fingerprints(folder)
-    for name in sorted(stated.keys() | found.keys()):
-        if name not in found:
+    present = fingerprints(folder)
+    for name in sorted(expected.keys() | present.keys()):
+        if name not in present:
             yield f"{name} is missing"
-        elif name not in stated and not _is_part(name):
+        elif name not in expected and not _is_part(name):
             yield f"{name} was added after the run"
-        elif stated.get(name, found[name]) != found[name]:
+        elif expected.get(name, present[name]) != present[name]:
             yield f"{name} was changed after the run"
 
 
