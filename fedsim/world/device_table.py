@@ -71,49 +71,54 @@ class DeviceTable:
         more: Sequence[str] = (),
         others: Sequence[str] | None = None,
     ) -> None:
-        import pyarrow as pa
-
         self._key = key
         self._path = path
+        self._label = f"{key}: {str(path)!r}"  # begin of error messages
         read_columns = [*columns, *more]
-        try:
-            names, table = _read(path, dict.fromkeys(read_columns))
-        except FileNotFoundError:
-            raise DataError(f"{key}: there is no file {str(path)!r}; {SOUGHT}") from None
-        except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
-            raise DataError(
-                f"{key}: {str(path)!r} cannot be read: {str(error).splitlines()[0]}"
-            ) from None
-        for column in columns:
-            if column not in names:
-                raise DataError(
-                    f"{key}: {str(path)!r} has no column {column!r}; it has "
-                    f"{', '.join(names)}{nearest(column, names)}"
-                )
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise DataError(
-                f"{key}: {str(path)!r} has the column {repeated[0]!r} twice; allowed is once"
-            )
+        self._names, table = self._read(read_columns)
+        self._refuse_columns(columns)
         if others is not None:
-            self._refuse_unused(names, read_columns, others)
+            self._refuse_unused(read_columns, others)
         self.rows: int = table.num_rows
         if not self.rows:
-            raise DataError(f"{key}: {str(path)!r} has no rows")
-        self._names = names
+            raise DataError(f"{self._label} has no rows")
         self.cells: dict[str, list[object]] = {}
         for name in table.column_names:
             self.cells[name] = [_clean(cell) for cell in table.column(name).to_pylist()]
 
-    def _refuse_unused(
-        self, names: Sequence[str], read_columns: Sequence[str], others: Sequence[str]
-    ) -> None:
+    def _read(self, columns: Sequence[str]) -> tuple[list[str], "pyarrow.Table"]:
+        """Return the names of all columns of the file, and the table of the given columns."""
+        import pyarrow as pa
+
+        try:
+            return _read_table(self._path, dict.fromkeys(columns))
+        except FileNotFoundError:
+            raise DataError(
+                f"{self._key}: there is no file {str(self._path)!r}; {SOUGHT}"
+            ) from None
+        except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
+            raise DataError(f"{self._label} cannot be read: {str(error).splitlines()[0]}") from None
+
+    def _refuse_columns(self, needed: Sequence[str]) -> None:
+        """Raise ``DataError`` if a needed column is missing, or if a column is there twice."""
+        names = self._names
+        for column in needed:
+            if column not in names:
+                raise DataError(
+                    f"{self._label} has no column {column!r}; it has "
+                    f"{', '.join(names)}{nearest(column, names)}"
+                )
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise DataError(f"{self._label} has the column {repeated[0]!r} twice; allowed is once")
+
+    def _refuse_unused(self, read_columns: Sequence[str], others: Sequence[str]) -> None:
         allowed = (*read_columns, *others)
-        for name in names:
+        for name in self._names:
             if name not in allowed:
                 raise DataError(
-                    f"{self._key}: {str(self._path)!r} has the column {name!r}, which nothing "
-                    f"uses; known are {', '.join(allowed)}{nearest(name, read_columns)}"
+                    f"{self._label} has the column {name!r}, which nothing uses; known are "
+                    f"{', '.join(allowed)}{nearest(name, read_columns)}"
                 )
 
     def note(self, meaning: str) -> None:
@@ -163,12 +168,14 @@ class DeviceTable:
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             row = full_rows[int(problem["loc"][0])]
-            hint = ""
+            reason = in_words(problem)
             if has_unit and unit is None and _BARE.fullmatch(str(cells[row])):
-                hint = ", or give the 'unit' of all of them in the scenario"
-            raise self.wrong(row, column, f"{in_words(problem)}{hint}") from None
-        value_of_row = dict(zip(full_rows, full_values, strict=True))
-        return [value_of_row.get(row, empty) for row in range(len(cells))]
+                reason += ", or give the 'unit' of all of them in the scenario"
+            raise self.wrong(row, column, reason) from None
+        values = [empty] * len(cells)
+        for row, value in zip(full_rows, full_values, strict=True):
+            values[row] = value
+        return values
 
     @property
     def id_column(self) -> str:
@@ -180,7 +187,7 @@ class DeviceTable:
         name = min((name for name in self.cells if name in IDS), key=IDS.index, default=None)
         if name is None:
             raise DataError(
-                f"{self._key}: {str(self._path)!r} has no column 'device'; it has "
+                f"{self._label} has no column 'device'; it has "
                 f"{', '.join(self._names)}{nearest('device', self._names)}"
             )
         return name
@@ -235,8 +242,7 @@ class DeviceTable:
             return [values[row] for row in self._rows_by_number(devices)]
         if self.rows != devices:
             raise DataError(
-                f"{self._key}: {str(self._path)!r} has {self.rows} rows for {devices} devices; "
-                "allowed is one a device"
+                f"{self._label} has {self.rows} rows for {devices} devices; allowed is one a device"
             )
         order = None if order_column is None else self._rows_by_id(order_column)
         if order is None:
@@ -261,7 +267,7 @@ class DeviceTable:
         for device in range(devices):
             if device not in row_of:
                 raise DataError(
-                    f"{self._key}: {str(self._path)!r} has no row for device {device}; allowed "
+                    f"{self._label} has no row for device {device}; allowed "
                     f"is one for each of 0 to {devices - 1}"
                 )
         return [row_of[device] for device in range(devices)]
@@ -309,7 +315,7 @@ class DeviceTable:
         return None
 
 
-def _read(path: Path, columns: Iterable[str]) -> tuple[list[str], "pyarrow.Table"]:
+def _read_table(path: Path, columns: Iterable[str]) -> tuple[list[str], "pyarrow.Table"]:
     """Read columns of a CSV or Parquet file.
 
     Returns:
