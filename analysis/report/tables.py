@@ -171,9 +171,13 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
         caption += f" The {_MOST_DEVICES} of {len(rows):,} that wasted most are shown."
     summary = f"Table of {counted(len(rows), 'device')}"
     wasted = [name for name in endings if name in wasted_outcomes(run)]
-    if wasted:
-        wasteful = int((rows[wasted].sum(axis=1) > 0).sum())
+    before = [name for name in wasted if name != "stopped"]
+    wasteful = int((rows[before].sum(axis=1) > 0).sum())
+    if wasteful:
         summary += f", {wasteful:,} of them with a task that was wasted"
+    if "stopped" in wasted:  # in gossip most devices have an open task at the end
+        cut_off = int((rows["stopped"] > 0).sum())
+        summary += f", {cut_off:,} of them with a task cut off by the end of the run"
     records = rows.head(_MOST_DEVICES).to_dict("records")
     return summary, _with_buttons("device", timeline, records, columns, caption)
 

@@ -186,7 +186,12 @@ class Folder:
     def _waste(self, computed: float) -> list[str]:
         texts = []
         wasteful = self.steps[self.steps["outcome"] != "done"]
-        texts.append(f"{wasteful['device'].nunique()} of them with a task that was wasted")
+        cut_off = wasteful["outcome"] == "stopped"
+        kinds = {"that was wasted": ~cut_off, "cut off by the end of the run": cut_off}
+        for kind, is_kind in kinds.items():
+            devices = wasteful[is_kind]["device"].nunique()
+            if devices:
+                texts.append(f"{devices} of them with a task {kind}")
         # of tasks that ended otherwise, all; a done task's training here has all its epochs
         lost = wasteful[wasteful["step"].isin(COMPUTING)]["length"].sum()
         texts.append(f"{lost / computed:.1%} wasted")

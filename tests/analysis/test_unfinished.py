@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 import fedsim
 from fedsim.analysis.pictures import OF_ONE
+from fedsim.analysis.report import tables
 from fedsim.analysis.report.gather import gather
 from fedsim.analysis.report.live import read_live
 from fedsim.analysis.report.page import build
@@ -21,6 +22,7 @@ from fedsim.analysis.style import NothingToDrawError
 from fedsim.analysis.traffic import read_parts
 from fedsim.clock.executors import Inline
 from fedsim.clock.simulation import Record
+from fedsim.lab.compare.measures import read_work
 from fedsim.lab.terminal import summary_lines
 from fedsim.records import live
 from fedsim.records.reading import RunFolder
@@ -204,3 +206,30 @@ def test_strategies_without_rounds_count_versions(kind: str, tmp_path: Path) -> 
         except NothingToDrawError:
             continue
         assert re.findall(r"\brounds?\b", texts_of(figure)) == []
+
+
+def test_tasks_cut_off_by_the_end_are_counted_apart_from_other_wasted_ones(tmp_path: Path) -> None:
+    """Their time, bytes and energy are wasted too, as in the summary and in comparisons."""
+    sections = {
+        "learning": "off",
+        "population": {
+            "devices": 6,
+            "speed": "100 samples/s",
+            "samples": {"low": 100, "high": 900},
+        },
+        "strategy": {"kind": "gossip"},
+        "stop": {"simulated_time": "50 s"},
+    }
+    fedsim.run(fedsim.Scenario(**sections), tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    events = run.events_of(("task-end",), ("device", "outcome"))
+    cut_off = {device for device, outcome in events if outcome == "stopped"}
+    assert cut_off
+    devices = tables.devices(run, "timeline")
+    assert devices is not None
+    assert devices[0] == (
+        f"Table of 6 devices, {len(cut_off)} of them with a task cut off by the end of the run"
+    )
+    rows = read_devices(run)
+    assert rows["wasted_s"].sum() > 0
+    assert read_work(run)["wasted compute"] > 0

@@ -319,3 +319,22 @@ def test_a_drift_without_end_does_not_keep_a_run_alive() -> None:
     """``every`` has always another occasion to come; the run ends by its own conditions."""
     sections = drifting(swapping({"every": "1 s"}), 3, learning="off")
     assert asyncio.run(Simulation(fedsim.Scenario(**sections)).run()) == "3 rounds"
+
+
+def test_a_release_in_steps_gives_the_rounds_of_version_0_2_0(tmp_path: Path) -> None:
+    """The numbers are those that version 0.2.0 gave for this scenario."""
+    sections = {
+        "seed": 1,
+        "data": {"source": "digits"},
+        "population": {"devices": 8},
+        "strategy": {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 1},
+        "stop": {"rounds": 6},
+        "drift": {
+            "kind": "incremental",
+            "at": {"rounds": [0, 2, 4]},
+            "shares": [0.25, 0.5, 1.0],
+        },
+    }
+    losses = [row["train_loss"] for row in ran(sections, tmp_path / "run").rounds]
+    former = [2.464440, 2.431249, 2.367000, 2.279971, 2.191596, 2.093308]
+    assert losses == pytest.approx(former, abs=1e-5)

@@ -5,7 +5,7 @@ const OUTCOME_WORDS = {
   lost: "wasted: the device disconnected",
   left: "wasted: the device left for good",
   battery: "wasted: the device's battery is flat",
-  stopped: "cut off by the end of the run",
+  stopped: "wasted: cut off by the end of the run",
   memory: "wasted: the model does not fit into its memory",
 };
 const MARK_WORDS = ["arrives", "leaves for good", "its data shift", "it notices that its data have shifted", "moves to another group", "splits its data"];
