@@ -1,4 +1,4 @@
-"""Questions over runs: studies, comparisons, audits, forecasts, calibration.
+"""Studies, comparisons, audits, forecasts and calibration: the code that plans or reads runs.
 
-Imports all rooms but ``cli``.
+It may import every other folder of the package except ``cli``.
 """

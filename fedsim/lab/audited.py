@@ -37,7 +37,8 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
 
     The scenario is valid if this version of fedsim accepts it. It is listed as unchecked instead if
     another version wrote it, if its code may not be imported, or if it needs a package that is not
-    installed. So are values of an earlier version that this one does not have.
+    installed. A value of an earlier version's scenario that this version does not know is listed as
+    unchecked, too.
 
     Args:
         path: the run folder.

@@ -134,7 +134,8 @@ def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]
 
     Returns:
         Dict from the title of each check to its findings; an empty list if the check passes. The
-        folder of a deployment has no checks of ``OF_SIMULATIONS``.
+        folder of a real deployment has no entry for the checks that only suit a simulation
+        (``OF_SIMULATIONS``).
 
     Raises:
         RunFolderError: ``path`` is not a run folder.

@@ -1,4 +1,4 @@
-"""Checks that a run's figures agree: fingerprints, records, transfers, ledger and meters."""
+"""Checks that a run's recorded figures agree with each other: hashes, records, bytes and meters."""
 
 import json
 import math
@@ -48,7 +48,7 @@ _SECTION_OF = {"joules": "energy", "grams": "energy", "cost": "costs"}
 def sealed(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each file of the run folder that is missing, additional or was changed.
 
-    A file was changed if its fingerprint differs from the one in the folder's summary.
+    A file was changed if its hash differs from the hash that the folder's summary has for it.
     """
     yield from files.changes(evidence.run.path)
 
@@ -56,10 +56,10 @@ def sealed(evidence: Evidence) -> Iterator[str]:
 def records_intact(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the run's records do not agree with the folder's summary.
 
-    The summary has the count of records, the time of the last one, and a fingerprint: a hash chain
-    over all records in order. Folders of older versions have no ``events_block`` in the summary;
-    they have a chain over single records instead of blocks. ``RunFolderError`` is raised if the
-    ``data`` of a record that no other check parses is not a JSON object.
+    The summary has the count of records, the time of the last one, and a hash chain over all
+    records in order. The chain of a folder of an older version, whose summary has no
+    ``events_block``, hashes single records instead of blocks of records. ``RunFolderError`` is
+    raised if the ``data`` of a record that no other check parses is not a JSON object.
     """
     summary = evidence.run.summary
     times = evidence.events["time"].tolist()
@@ -81,7 +81,7 @@ def records_intact(evidence: Evidence) -> Iterator[str]:
 
 
 def ended_so(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if status or stop reason in the summary contradict the record ``run-end``."""
+    """Yield findings if the summary's status or stop reason contradicts the record ``run-end``."""
     status = evidence.run.summary["status"]
     stopped = evidence.run.summary["stopped"]
     if status not in _STATUSES:
@@ -100,13 +100,13 @@ def ended_so(evidence: Evidence) -> Iterator[str]:
 
 
 def models_intact(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding if the run's saved models do not have the fingerprint in the summary."""
+    """Yield a finding if the hash of the run's saved models differs from the summary's."""
     if models_digest(evidence.models) != evidence.run.summary["models_sha256"]:
         yield "the models' fingerprint is not the summary's models_sha256"
 
 
 def scenario_agrees(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each of seed, name and strategy that the summary states otherwise."""
+    """Yield a finding if the summary's seed, name or strategy differs from the scenario's."""
     scenario = evidence.run.scenario
     summary = evidence.run.summary
     stated = {
@@ -125,8 +125,8 @@ def scenario_agrees(evidence: Evidence) -> Iterator[str]:
 def transfers_agree(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each row of ``transfers.parquet`` that differs from the run's records.
 
-    The n-th row has to agree with the n-th record that ends a message. Its purposes have
-    to agree with its payloads, too.
+    The n-th row has to equal the n-th record that ends a message. Its text ``purpose`` has to name
+    the purposes of the row's payloads.
     """
     transfers = evidence.transfers
     recorded = evidence.recorded_transfers
@@ -202,9 +202,9 @@ def headers_counted(evidence: Evidence) -> Iterator[str]:
 
 
 def ledgers_agree(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if bytes in the summary or in the rounds differ from the sums over transfers.
+    """Yield findings if byte counts of the summary or of rounds differ from sums over transfers.
 
-    The summary has bytes by direction and by purpose, and wasted bytes. Rounds have bytes by
+    The summary counts bytes by direction, by purpose, and wasted bytes; a round counts bytes by
     direction.
     """
     ledger = flatten(_compute_ledger(evidence).summary())
@@ -230,7 +230,8 @@ def ledgers_agree(evidence: Evidence) -> Iterator[str]:
 def _compute_ledger(evidence: Evidence) -> Ledger:
     """Compute the run's bytes by direction, by purpose and wasted, from its recorded transfers.
 
-    Bytes are wasted if the update of the transfer's task does not count.
+    A transfer's bytes are wasted if its task is one of ``Evidence.wasted_tasks``: the server used
+    no update of this task.
     """
     transfers = evidence.transfers
     lists = evidence.payloads.lists
@@ -293,7 +294,8 @@ def _check_entries(summary: Mapping[str, Any], due: Mapping[str, Any]) -> Iterat
 
     Args:
         summary: the summary, as a dict from dotted name to value.
-        due: dict from dotted name to recounted value; only these names are compared.
+        due: dict from dotted name to the value that the recount gave; only these names are
+            compared.
     """
     for name, entry in due.items():
         stated = summary.get(name)
@@ -306,10 +308,10 @@ def _check_entries(summary: Mapping[str, Any], due: Mapping[str, Any]) -> Iterat
 
 
 def nothing_uncounted(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each figure of energy or costs that the scenario does not ask for.
+    """Yield a finding for each energy or cost that is stated though the scenario counts none.
 
-    These are cells with a number in the tables of rounds and devices, though the scenario has no
-    ``[energy]`` or ``[costs]`` section.
+    Without the section ``[energy]`` or ``[costs]``, the columns of this section in the tables of
+    rounds and devices have to be empty.
     """
     scenario = evidence.run.scenario
     for frame, file in ((evidence.rounds, files.ROUNDS), (evidence.devices, files.DEVICES)):
@@ -334,7 +336,7 @@ def _build_user_meters(evidence: Evidence, context: MeterContext) -> Iterator[Me
 
 
 def _read_records(evidence: Evidence) -> Iterator[Record]:
-    """Yield the run's records as ``Record`` objects, in the form that its meters received."""
+    """Yield the run's records as ``Record`` objects, as the run passed them to its meters."""
     for row in evidence.run.events:
         kind = row["kind"]
         fields: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Test whether a link can have carried its messages, of which only begins and ends are known."""
+"""Test whether a link can have carried its messages, if only their begins and ends are known."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -29,15 +29,15 @@ class Stretch(NamedTuple):
 
 
 def slack_s(end: Floats) -> Floats:
-    """Return the time by which rounding of the simulated clock may shorten each message.
+    """Return the tolerance (s) for each message's duration, because simulated times are rounded.
 
-    The slack also covers a message that ends in the very instant of a deadline.
+    It is large enough for a message that ends in the very instant of a deadline.
 
     Args:
         end: ends of the messages (s); float64 [messages].
 
     Returns:
-        Durations (s); float64 [messages].
+        Tolerances (s); float64 [messages].
     """
     return 12 * grain_s(end)
 
@@ -47,9 +47,9 @@ class LinkCapacity(ABC):
 
     @abstractmethod
     def carried(self, until: Floats) -> Floats:
-        """Return the most bytes that the link carries from time 0 to given times.
+        """Return the most bytes that the link can carry from time 0 to each of the given times.
 
-        Periods of infinite rate count as 0 bytes.
+        Periods of infinite rate count as 0 bytes; ``is_unlimited`` tells which intervals have one.
 
         Args:
             until: times (s); float64 [times].
@@ -132,16 +132,15 @@ class Rate(LinkCapacity):
 
 
 def _late_due_times(begin: Floats, due: Floats, duration: Floats) -> Iterator[float]:
-    """Yield the due times of messages that are late even if the link sends in order of due times.
+    """Yield the due times that messages miss even if the link sends the most urgent message first.
 
-    A schedule by due times misses no due time that another schedule keeps. All times are measured
-    by the bytes that the link can have carried from time 0 until then.
+    If any order of sending keeps all due times, the order of due times does. All "times" here are
+    byte positions: the bytes that the link can have carried from simulated time 0 until then.
 
     Args:
         begin: earliest begin of each message's transmission, ascending; float64 [messages].
         due: latest end of each message's transmission; float64 [messages].
-        duration: duration of each transmission if the message has the whole link; float64
-            [messages].
+        duration: bytes of each message, its duration if it has the whole link; float64 [messages].
     """
     waiting: list[tuple[float, float]] = []  # (due time, remaining duration), a heap
     # the clock starts again when the link falls idle, so that little is lost to rounding

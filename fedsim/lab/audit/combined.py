@@ -131,7 +131,7 @@ class _WeightRule:
 
     @property
     def _depends_on_values(self) -> bool:
-        """Whether weights follow from values of learning, which the run folder does not have."""
+        """Whether weights depend on losses or updates, which the run folder does not have."""
         return self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns)
 
     @property
@@ -160,10 +160,11 @@ class _WeightRule:
 
         Args:
             aggregate: the record of the aggregation.
-            weights: its recorded weights; float64 [updates].
+            weights: its recorded weights, used where the rule leaves a weight open, such as for a
+                task with an unknown sample count; float64 [updates].
 
         Returns:
-            The weights; None if the folder does not determine them.
+            The weights; None if they cannot be computed from the run folder.
         """
         tasks = aggregate.tasks
         count = len(tasks)
@@ -256,10 +257,10 @@ class _WeightRule:
         return np.where(is_known, samples / total * share, weights)
 
     def _malicious_limit(self, updates: int) -> int:
-        """Return how many of ``updates`` updates an aggregation by distances takes as malicious.
+        """Return how many of ``updates`` updates an aggregation by distances treats as malicious.
 
-        This is the scenario's count ``malicious``, or fewer if the method needs more updates for
-        it.
+        This is the scenario's count ``malicious``, or the most that the method allows for so few
+        updates. Krum, for example, needs more than twice as many updates as malicious ones.
         """
         factor, more = _BY_DISTANCE[self._aggregation["kind"]]
         return max(0, min(int(self._aggregation["malicious"]), (updates - more) // factor))
@@ -396,7 +397,8 @@ def _compare_weights(weights: Floats, due: Floats | None) -> str | None:
 
     Args:
         weights: recorded weights; float64 [n].
-        due: weights by the rule, float64 [n]. None, or a NaN among them: nothing is compared.
+        due: weights by the strategy's rule; float64 [n]. Nothing is compared if this is None or has
+            a NaN.
     """
     if due is None or np.isnan(due).any():
         return None
@@ -408,8 +410,8 @@ def _compare_weights(weights: Floats, due: Floats | None) -> str | None:
 def _count_samples(evidence: Evidence) -> dict[int, float]:
     """Return a dict from task ID to the count of samples on which the task trained.
 
-    The count is NaN if the device's data shifted after the training began, which may have changed
-    it.
+    The count is NaN if the device's data shifted after the training began, because its sample count
+    may have changed since.
     """
     events = evidence.events
     trainings = evidence.trainings
@@ -427,10 +429,8 @@ def _count_samples(evidence: Evidence) -> dict[int, float]:
 def edges_as_said(evidence: Evidence) -> Iterator[str]:
     """Check the weights with which the server combined the models of edge servers.
 
-    The weight of an edge server is its share of the samples behind the updates that it aggregated
-    last in the same round.
-
-    A finding is yielded for each combination with wrong weights.
+    A finding is yielded for each combination with wrong weights. An edge server's weight has to be
+    proportional to the count of samples of the tasks in its last aggregation of the round.
     """
     combined = evidence.data_of("edges-combined")
     if not len(combined):

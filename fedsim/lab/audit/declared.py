@@ -1,4 +1,4 @@
-"""Declared gaps of the audit's coverage, and the checks that a user's own parts bring along.
+"""The parts of a run folder that no check covers, and the checks that a user's own code brings.
 
 A part that a scenario names by import path may have a static method ``check_run(run, section)``,
 which takes the run folder (``fedsim.plugin.RunFolder``) and the part's table in the scenario, and
@@ -232,11 +232,10 @@ Every new kind needs an entry.
 
 
 def is_unchecked(name: str) -> bool:
-    """Whether a column, field, entry or key of a run folder is declared to be covered by no check.
+    """Whether ``UNCHECKED`` lists a column, field or key of a run folder as covered by no check.
 
     Args:
-        name: the thing's name in the style of ``UNCHECKED``, such as ``rounds.parquet: loss`` or
-            ``scenario: stop.rounds``.
+        name: file and name, such as ``rounds.parquet: loss`` or ``scenario: stop.rounds``.
     """
     return any(fnmatchcase(name, pattern) for pattern in UNCHECKED)
 
@@ -296,6 +295,9 @@ def _find_check(part: OwnPart) -> Callable[[RunFolder, Section], Iterable[str]] 
 
 def unchecked_parts(run: RunFolder) -> tuple[list[str], bool]:
     """List the parts that a scenario names by import path and that no check of the audit covers.
+
+    A part is unchecked if it has no ``check_run``, or if its code may not or cannot be imported.
+    Meters need no ``check_run``, because their figures are recounted.
 
     Args:
         run: the run folder.

@@ -1,7 +1,7 @@
 """Checks that energy adds up over phases, devices and rounds, and in the batteries.
 
-All energy is computed again from the records and from the power of each device
-(``energy.parquet``, ``energy.json``), without the ledger that the run kept.
+All energy is computed again from the records and from the power of each device (``energy.parquet``,
+``energy.json``), not read from the totals that the run wrote.
 """
 
 from collections.abc import Iterator
@@ -38,10 +38,10 @@ class _GridZone(TypedDict):
 
 
 def energy_adds_up(evidence: Evidence) -> Iterator[str]:
-    """Yield findings if the run's joules, or grams of carbon, differ from a recount by the records.
+    """Yield findings if the run's energy (J) or carbon (g) differs from a recount by the records.
 
-    Devices, phases (idle, compute, receive, send, tail), rounds and the summary's totals are
-    compared.
+    Values by device, by phase (idle, compute, receive, send, tail) and by round, and the summary's
+    totals are compared.
     """
     stated = evidence.run.summary.get("energy")
     if (stated is None) == ("energy" in evidence.run.scenario):
@@ -173,11 +173,12 @@ class _Account:
 
     Attributes:
         table: DataFrame of ``energy.parquet``: each device's powers, and the energy that the run
-            has booked for it.
+            counted for it.
         zones: the zones of the grid; empty if the scenario counts no carbon.
-        drawn: DataFrame of portions of energy: ``device``, ``task`` (-1: no task), ``phase`` (or
-            place of the server), ``joules`` drawn from ``start`` to ``end`` (s), ``grams`` of
-            carbon, index ``zone`` of the grid, and ``row``, the record that books the energy.
+        drawn: DataFrame of portions of energy: ``device`` and ``task`` (-1: none), ``phase`` (or
+            ``server`` or ``edge``), ``joules`` drawn from ``start`` to ``end`` (s), ``grams`` of
+            carbon, index ``zone`` of the grid, and ``row``, the record at which the run counted the
+            energy.
         device_joules: DataFrame of joules by device (rows) and phase (columns).
     """
 
@@ -202,11 +203,12 @@ class _Account:
         self.device_joules = joules.reindex(index=self.table.index, columns=PHASES, fill_value=0.0)
 
     def _energy_portions(self) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Yield each phase of devices and place of the server, with a DataFrame of its energy.
+        """Yield name and energy of each phase of devices, of the server and of edge servers.
 
-        Phases are ``idle``, ``compute``, ``receive``, ``send`` and ``tail``, places ``server`` and
-        ``edge``. Each row of a DataFrame is a portion of energy, with the columns ``device``,
-        ``task``, ``start``, ``end`` (s), ``joules`` and ``row``, the record that books it.
+        Names of phases are ``idle``, ``compute``, ``receive``, ``send`` and ``tail``; the names for
+        servers are ``server`` and ``edge``. The energy is a DataFrame with a row for each portion
+        and the columns ``device``, ``task``, ``start``, ``end`` (s), ``joules`` and ``row``, the
+        record at which the run counted it.
         """
         yield "idle", self._idle_energy()
         yield from self._energy_of_steps()
@@ -253,7 +255,7 @@ class _Account:
 
         Args:
             place: ``server`` or ``edge``.
-            passing: whether each message passes the place; bool [messages].
+            passing: whether each message is sent, received or forwarded there; bool [messages].
 
         Returns:
             DataFrame with a row for the idle energy of the whole run, one for each message and one
@@ -289,7 +291,7 @@ class _Account:
         return joules.groupby(tails["device"]).sum().reindex(self.table.index, fill_value=0.0)
 
     def wasted(self) -> float:
-        """Return the joules of tasks whose update does not count, with idle power during them."""
+        """Return the energy (J) of tasks whose update was not used, idle energy included."""
         tasks = self._evidence.wasted_tasks
         idle = self._add_joules(tasks.assign(end=tasks["time"]), "idle_w")["joules"].sum()
         of_steps = self.drawn["task"].isin(tasks["task"]) & (self.drawn["phase"] != "idle")
@@ -299,7 +301,7 @@ class _Account:
         """Return the energy (J) or carbon (g) that counts for each round; float64 [rounds].
 
         Energy drawn at a constant power counts for the rounds in which it is drawn. Other energy
-        counts for the round in which a record books it.
+        counts for the round in which the run's record of it lies.
 
         Args:
             quantity: ``joules`` or ``grams``.
@@ -409,11 +411,11 @@ class _Account:
         return drawn.assign(row=self._rows_of_tails(drawn, asleep, following["row"].to_numpy()))
 
     def _rows_of_tails(self, tails: pd.DataFrame, asleep: "pd.Series[float]", ending: Ints) -> Ints:
-        """Return the row of the record with which the run books the energy of each radio tail.
+        """Return the row of the record at which the run counts the energy of each radio tail.
 
-        A tail is the time for which a radio stays awake after a transfer. It is booked with the
-        device's next transfer or, if that comes later, just before the end of the first round that
-        ends after the whole tail.
+        A tail is the time for which a radio stays awake after a transfer. Its energy is counted at
+        the device's next transfer or, if that comes later, just before the end of the first round
+        that ends after the whole tail.
 
         Args:
             tails: the tails, with the ``row`` of the record that ends the transfer.
@@ -470,8 +472,8 @@ def _sum_energy(evenly: pd.DataFrame, rows: Flags, times: Floats, zone: _GridZon
 def _integral(zone: _GridZone, times: "Floats | pd.Series[float]") -> Floats:
     """Integrate a zone's carbon intensity (g/J) over time, up to given simulated times (s).
 
-    The integral begins at the last midnight before the run, in the zone's time. Differences of two
-    results are what counts.
+    The integral begins at the last midnight before the run, in the zone's time. Callers use the
+    difference of two results: the integral between two times.
     """
     sums = np.append(0.0, np.cumsum(zone["hours"])) * 3600.0
     days, rest = np.divmod(times + zone["offset_s"], DAY_S)

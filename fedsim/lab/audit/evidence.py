@@ -210,15 +210,15 @@ class Evidence:
 
     @property
     def core_s(self) -> "pd.Series[float]":
-        """Time (s) that each computation had a core of its host, from the record of its end.
+        """Core time (s) that each computation got on the host that its device shares with others.
 
-        It is NaN if the device shares no host.
+        It is stated by the record that ends the computation, and NaN if the device shares no host.
         """
         return self.data_of("step-end of train or evaluate or compute")["core_s"]
 
     @cached_property
     def is_idle_training(self) -> Flags:
-        """Mask of the records that end a training none of whose epochs counts; bool [records]."""
+        """Mask of the records that end a training without any finished epoch; bool [records]."""
         trainings = self.data_of("step-end of train")
         return self.events.index.isin(trainings.index[trainings["epochs"] == 0])
 
@@ -262,10 +262,11 @@ class Evidence:
 
     @cached_property
     def wasted_tasks(self) -> pd.DataFrame:
-        """DataFrame of the end records of tasks whose update does not count.
+        """DataFrame of the end records of tasks whose update the server did not use.
 
-        These tasks ended with an outcome other than ``done``, trained no epoch that counts, or lost
-        their update with an edge server. In a run of a former version they are only the first.
+        These tasks ended with an outcome other than ``done``, finished no epoch, or lost their
+        update when an edge server failed. For a run of an older version, only tasks with another
+        outcome than ``done`` are returned, because that version counted only these as wasted.
         """
         if self.run.understood.is_former:
             return self.tasks[(self.tasks["task"] != NOTHING) & (self.tasks["outcome"] != "done")]
@@ -278,9 +279,9 @@ class Evidence:
     def trainings(self) -> pd.DataFrame:
         """DataFrame of the records that end a training.
 
-        Beside the record's own columns it has ``begun`` (row) and ``start`` (s) of the training's
-        begin, its epochs, samples and layers from the record's ``data``, and ``core_s``, its time
-        on a core (s).
+        It adds ``begun`` (row of the record of the training's begin) and ``start`` (time of that
+        record, s), the epochs, samples and layers from the record's ``data``, and ``core_s``, the
+        core time on a shared host (s).
         """
         trainings = self.data_of("step-end of train")
         return self.steps.loc[trainings.index].join(trainings).join(self.core_s)

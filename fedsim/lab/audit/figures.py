@@ -60,7 +60,8 @@ def _last_value(column: "pd.Series[float]") -> object:
 def accuracies_agree(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the summary's last or best accuracy differs from the rounds' table.
 
-    A summary that denies any accuracy, while a round has one, is a finding too.
+    It is a finding, too, if the summary states that no accuracy was measured (``no_accuracy``), but
+    a round has one.
     """
     measured = evidence.rounds["accuracy"].dropna()
     stated = evidence.run.summary["accuracy"]

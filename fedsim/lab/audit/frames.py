@@ -167,10 +167,9 @@ def endpoint_numbers(names: "pd.Series[str]", kind: str) -> Ints:
 
 
 def grain_s(times: ArrayLike) -> Floats:
-    """Return the distance between neighbouring simulated times at given times (s).
+    """Return the resolution of simulated time at given times (s); float64, of their shape.
 
-    It is one tick, or, beyond 97 days, the spacing of float64.
-
-    The result is float64, of the shape of ``times``.
+    This is the least difference of two distinct times: one tick of the clock or, beyond 97 days,
+    the spacing of float64 numbers.
     """
     return np.maximum(TICK_S, np.spacing(np.asarray(times, dtype=np.float64)))

@@ -137,8 +137,8 @@ def counts_at_once(spans: pd.DataFrame) -> tuple[Floats, Floats]:
 def started_up(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each task with a missing or wrong start-up.
 
-    A start-up is the time that a task on a shared host needs before it can compute. It precedes the
-    task's other steps, except queues, and lasts as long as the scenario sets.
+    A start-up is the time that a task on a shared host needs before it can compute. It comes before
+    all other steps of the task except ``queue``, and takes the time that the scenario sets.
     """
     host = evidence.run.scenario["population"].get("host") or {}
     due = read(Seconds, host.get("start_up", "0 s"))

@@ -89,7 +89,7 @@ def members(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors
 
 
 def left_tensors(evidence: Evidence) -> Tensors | None:
-    """Return the shapes of the tensors of a model that the run saved; None if it saved none."""
+    """Return the shapes of the tensors of any saved model of the run; None if it saved none."""
     for name, tensors in sorted(evidence.models.items()):
         if name in _FILES:
             return next(iter(members(tensors, name).values()), None)
@@ -185,7 +185,7 @@ def numbers(tensors: Tensors) -> int:
 
 
 def sent_numbers(scenario: TomlTable, tensors: Tensors) -> int | None:
-    """Count the parameters of a model that devices send; others never leave a device.
+    """Count the parameters of a model that devices send; personal ones never leave a device.
 
     Args:
         scenario: the scenario.
@@ -237,11 +237,13 @@ def _is_norm(name: str, tensors: Tensors) -> bool:
 
 
 def cut_numbers(tensors: Tensors, cut: str, size: float) -> int | None:
-    """Count the parameters of a model that some devices train with smaller layers or ranks.
+    """Count the parameters of a model after its layers are narrowed or its adapters' rank reduced.
+
+    Some devices train such a smaller model.
 
     Args:
         tensors: shapes of the whole model's tensors.
-        cut: ``width``, or ``rank`` of the adapters.
+        cut: ``width`` for narrower layers, ``rank`` for adapters of a lower rank.
         size: share of the width (0..1), or the rank.
 
     Returns:

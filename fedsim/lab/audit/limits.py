@@ -1,6 +1,6 @@
 """Checks that devices worked only while they were present, and that the run kept to its scenario.
 
-The limits are rounds, time and clients, and the kind of the models.
+The scenario limits rounds, time and clients, and sets the layers of the saved models.
 """
 
 import json
@@ -38,8 +38,9 @@ _BY_ROUND = r"\d+ rounds|accuracy .* reached|no progress of .*"
 def devices_agree(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the table of devices disagrees with the run's records.
 
-    Each device needs a row, the recorded count of selections, and no work before its arrival or
-    after its departure. A table of only the devices that were asked needs a row for each of these.
+    The count of selections in each device's row has to be the recorded one, and a device must not
+    work before its arrival or after its departure. The table has a row for every device or, in runs
+    that list only devices with tasks, for exactly the devices that have one.
     """
     events = evidence.events
     devices = evidence.devices
@@ -267,13 +268,13 @@ def _layer_widths(model: TomlTable) -> tuple[int, ...] | None:
 def _check_layers(
     name: str, tensors: Mapping[str, StoredTensor], kind: str, widths: tuple[int, ...]
 ) -> Iterator[str]:
-    """Yield a finding for each model in a file whose layers have other counts of outputs.
+    """Yield a finding for each model in a file whose layers have other widths than the scenario's.
 
     Args:
-        name: of the file, without suffix.
+        name: name of the file, without suffix.
         tensors: the tensors of the file.
-        kind: of the scenario's model.
-        widths: the due count of outputs of each layer but the last.
+        kind: kind of the scenario's model, for the finding.
+        widths: due count of outputs of each layer but the last.
     """
     for member, outputs in sorted(_layer_outputs(tensors).items()):
         if outputs[:-1] != widths:

@@ -1,9 +1,9 @@
 """Checks that the network can have carried the messages.
 
 The folder has the begin and the end of each message, but not its rate in between. So the check is
-whether each link could have carried its messages in some way (``capacity``): each device's own
-link, and the links that devices share. The scenario defines which links of a network are shared;
-a run whose network is a file leaves links and routes in the folder.
+whether any distribution of its rate lets each link carry its messages (``capacity``). Both each
+device's own link and the links that devices share are checked. The scenario defines which links of
+a network are shared; a run whose network is a file writes links and routes into the folder.
 """
 
 import math
@@ -38,8 +38,9 @@ class Link(NamedTuple):
         name: name of the link in findings.
         key: name of the link in the run's records.
         rate: rate at the run's begin (bytes/s).
-        users: messages that cross the link, each a direction, a part of the route, and a place
-            (such as a cell) or an edge server.
+        users: messages that cross the link: triples of direction, section of the route (such as
+            device to server), and index of the place or edge server from which they come or to
+            which they go.
     """
 
     name: str
@@ -174,7 +175,7 @@ def _check_damage(evidence: Evidence, messages: pd.DataFrame) -> None:
 def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRates) -> Iterator[str]:
     """Yield a finding for each message that was too fast for its device's own link.
 
-    A device has its messages one after another, so each message has the link for itself.
+    A device sends and receives one message after another, so that each message has the whole link.
 
     Args:
         evidence: the run folder.

@@ -115,7 +115,7 @@ def _check_times(spans: pd.DataFrame, rate: Floats) -> Iterator[str]:
 
 
 def _shared_links(network: TomlTable, direction: str, device: Ints) -> Iterator[tuple[float, Ints]]:
-    """Yield the rate of the server's link and of the cells' links, each if the scenario limits it.
+    """Yield the server's link and the cells' links, each if the scenario limits its rate.
 
     Args:
         network: the network's section of the scenario.
@@ -123,7 +123,8 @@ def _shared_links(network: TomlTable, direction: str, device: Ints) -> Iterator[
         device: device ID of each message; int64 [messages].
 
     Yields:
-        The rate (bytes/s), and the index of each message's link of this kind; int64 [messages].
+        The rate (bytes/s), and the index of the link that each message crosses: its cell, or 0 for
+        the server's link; int64 [messages].
     """
     if "server" in network and direction in network["server"]:
         rate = read(BytesPerSecond, network["server"][direction])

@@ -225,8 +225,8 @@ def _check_all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[s
 def _check_fragments(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
     """Yield a finding for each all-reduce whose messages have a wrong size.
 
-    An all-reduce averages a fragment of the model. In a tree each message has the whole fragment,
-    otherwise its share of 1 / count of devices.
+    An all-reduce averages a fragment of the model over all devices. In a tree, each message has the
+    whole fragment; otherwise it has 1/n of the fragment, for n devices.
     """
     scenario = evidence.run.scenario
     parts = 1

@@ -47,10 +47,10 @@ def reachable(evidence: Evidence) -> Iterator[str]:
 
 
 def _is_impossible(evidence: Evidence, table: pd.DataFrame) -> "pd.Series[bool]":
-    """Mask of the rows of the availability that are impossible after their previous row.
+    """Mask of the rows of the table of availability that cannot follow their previous row.
 
-    In a row, a device becomes reachable or unreachable at a time. Rows have to be sorted by device and
-    time, begin at 0, and alternate.
+    Each row states that a device becomes reachable or unreachable at a time. Rows have to be sorted
+    by device and time; a device's first row is at time 0, and its rows alternate.
     """
     before = table.shift()
     device = table["device"]
@@ -85,9 +85,9 @@ def _is_unreachable(table: pd.DataFrame, spans: pd.DataFrame) -> "pd.Series[bool
 
 
 def _phase_rows(table: pd.DataFrame, device: ArrayLike, time: ArrayLike) -> Ints:
-    """Return the row of the availability that holds for each device at a given time (s).
+    """Return the row of the table of availability that is valid for each device at a given time.
 
-    By a row of that table, a device can be reached or not from a time on.
+    A row is valid from its time until the device's next row.
 
     Args:
         table: the table of availability, sorted by device and time.

@@ -259,9 +259,10 @@ def paces_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def acts_counted(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each kind of act of world processes that the summary counts wrongly.
+    """Yield a finding for each kind of act whose count in the summary is not the recorded count.
 
-    An act is a record of what a process did to devices or links, such as ``switch-off``.
+    An act is a record of what a process of the world did to devices or links, such as
+    ``switch-off``.
     """
     summary = evidence.run.summary
     if "acts" not in summary and _may_lack_counts(evidence):

@@ -1,4 +1,4 @@
-"""Checks on the best round of a run, its models, and the stop after rounds without progress."""
+"""Checks of the best round, the models saved in it, and the stop after rounds without progress."""
 
 import json
 import math
@@ -55,11 +55,15 @@ def progress_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def _tests(evidence: Evidence, monitor: str) -> "pd.Series[float]":
-    """Return the test results by index of the round, so that more is better.
+    """Return the monitored metric of each tested round, negated if smaller values are better.
 
     Args:
         evidence: the run folder.
-        monitor: column of the table of rounds; its values are negated if less is better.
+        monitor: column of the table of rounds, such as ``accuracy``.
+
+    Returns:
+        Values indexed by round, of which greater ones are better; rounds without a value are left
+        out.
     """
     column = evidence.frame(files.ROUNDS, ["round", monitor])
     values = column.set_index("round")[monitor].astype(np.float64)
@@ -75,9 +79,9 @@ def _check_patience(
 
     Args:
         evidence: the run folder.
-        tests: tested values by round, of which more is better.
+        tests: monitored values by round, of which greater ones are better.
         patience: count of rounds without progress after which the run has to end.
-        min_delta: rise of the value that is not yet progress.
+        min_delta: a value is progress if it exceeds the best one so far by more than this.
     """
     best = -math.inf
     since: int | None = None

@@ -58,7 +58,7 @@ def _fewest_units(kind: object, neighbours: "pd.Series[float]") -> "pd.Series[fl
     """Return the least count of keys or shares in messages, NaN if the neighbours are not known.
 
     Args:
-        kind: direction and purpose of the messages.
+        kind: direction and purpose of the messages, such as ``("up", "secure-shares")``.
         neighbours: count of neighbours of each message's client.
     """
     if kind == ("down", "secure-keys"):
@@ -91,9 +91,10 @@ def _find_parts(evidence: Evidence) -> pd.DataFrame:
 def _count_neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[float]":
     """Return the count of neighbours of each message's client, NaN if it is not known.
 
-    A client exchanges shares of secrets with its neighbours. They are drawn from the clients that
-    have sent keys since the server last gave keys to clients. It gives them to all clients at once,
-    but a message may wait for its device.
+    A client exchanges shares of secrets with its neighbours. The server collects the clients' keys
+    and then sends them to all these clients in one instant; neighbours are drawn among the clients
+    whose keys arrived since the previous such instant. A message may reach its device later, so
+    that the time of the server's request is used, not the time of the transfer.
 
     Args:
         parts: the parts of messages, as ``_find_parts`` returns them.

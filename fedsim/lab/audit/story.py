@@ -116,11 +116,12 @@ def deadlines(evidence: Evidence) -> Iterator[str]:
 
 
 def _round_limits(evidence: Evidence, name: str) -> Floats:
-    """Return the current limit of each record's round (s); float64 [records].
+    """Return the time limit of the round to which each record belongs (s); float64 [records].
 
     Args:
         evidence: the run folder.
-        name: ``deadline`` (a simulated time) or ``training`` (a duration).
+        name: ``deadline`` (a simulated time) or ``training`` (a duration), a field of the record of
+            the round's begin.
 
     Returns:
         Limits, infinity for a record whose round has no limit.
@@ -133,8 +134,8 @@ def _round_limits(evidence: Evidence, name: str) -> Floats:
 def rounds_begin(evidence: Evidence) -> Iterator[str]:
     """Yield findings for rounds that are out of order, or that select a wrong count of clients.
 
-    The record of a round's begin has the count of selected clients. With edge servers, the round
-    may ask fewer.
+    The record of a round's begin states the count of selected clients, which has to be the count of
+    clients with a task in the round. With edge servers, fewer may have a task.
     """
     events = evidence.events
     begins = evidence.data_of("round-start").join(events[["time", "round"]])

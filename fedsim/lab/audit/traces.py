@@ -144,7 +144,7 @@ class LinkRates:
         return link in self._changes or link in self._traces
 
     def of(self, link: str, built: float) -> LinkCapacity:
-        """Return how the rate of a link developed over the run.
+        """Return the rate of a link as a function of simulated time, over the whole run.
 
         Args:
             link: name of the link.
@@ -191,11 +191,11 @@ def has_trace(section: object) -> bool:
 
 
 def places_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Check that each link begins at the position of its trace that the seed draws.
+    """Yield a finding for each link that does not begin at the position of its trace that is due.
 
-    A finding is yielded for each other link. A trace gives a link's rate over time. Links have to
-    follow traces exactly if they do in the scenario, and the mean of a trace has to be the rate of
-    its device's link in the table of devices.
+    A trace gives a link's rate over time; the position is drawn from the seed, or is 0. Links have
+    to follow traces exactly if they do in the scenario, and the mean of a trace has to be the rate
+    of its device's link in the table of devices.
     """
     network = evidence.run.scenario["network"]
     sections = _traced_sections(network)
@@ -233,10 +233,10 @@ def _check_devices(
     sections: Mapping[str, TomlTable],
     traces: Mapping[str, tuple[RecordedTrace, float]],
 ) -> Iterator[str]:
-    """Yield a finding for each device whose link has no trace, or another mean than its trace.
+    """Yield a finding for each device whose link lacks a trace, or has another rate than its mean.
 
     Args:
-        evidence: the run folder.
+        evidence: the run folder, whose table of devices has the rates.
         sections: the scenario's tables of traces by dotted key.
         traces: trace of each link, and its position at time 0 (s), by link name.
     """

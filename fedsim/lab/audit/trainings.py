@@ -27,8 +27,8 @@ _ROUNDING = 1e-6
 def epochs_agree(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each training whose count of epochs contradicts their recorded ends.
 
-    The ends (s) have to be in order and within the training. A training that was cut off may have
-    ends but no epoch that counts.
+    The ends (s) have to be in order and within the training. The count has to be the count of ends,
+    or 0 if the update contains no epoch, as for a training that was cut off.
     """
     trainings = evidence.trainings
     count = trainings["ends"].map(len)
@@ -65,7 +65,7 @@ def epochs_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def layers_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each training of only the last layers that the scenario does not allow.
+    """Yield a finding for each training that trained only the last layers, if that was not allowed.
 
     The scenario may allow it for devices with too little memory (``fewer-layers``).
     """
@@ -83,9 +83,9 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device whose last training had a wrong duration.
 
     The due duration of an epoch is the count of samples over the device's speed, times a random
-    factor (jitter) that is drawn at the epoch's begin. The duration may be longer by slow phases.
-    If the scenario computes speeds from the model, or the strategy's epochs are longer, all
-    durations are compared up to a common factor.
+    factor (jitter) that is drawn at the epoch's begin. If devices have slow phases, a training may
+    take longer, up to the factor of these phases. If the scenario computes speeds from the model,
+    or the strategy's epochs are longer, all durations are compared up to a common factor.
     """
     scenario = evidence.run.scenario
     population = scenario["population"]
@@ -119,7 +119,7 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def _own(evidence: Evidence, name: str, trainings: pd.DataFrame) -> Floats:
-    """Return a setting of ``population.local`` for the device of each training.
+    """Return each training's value of a setting that ``population.local`` gives single devices.
 
     Args:
         evidence: the run folder.
@@ -135,10 +135,10 @@ def _own(evidence: Evidence, name: str, trainings: pd.DataFrame) -> Floats:
 
 
 def _passes(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
-    """Return how many passes over the samples a counted epoch of each training has; float64.
+    """Return how many passes over a device's samples an epoch of each training makes; float64.
 
-    An epoch is one pass, less a last batch that is dropped. If a training is a fixed count of SGD
-    steps, that is a share of a pass, or more than one.
+    An epoch is one pass, or slightly less if its incomplete last batch is dropped. A training of a
+    fixed count of SGD steps counts as one epoch, which may be any fraction or multiple of a pass.
 
     Args:
         evidence: the run folder.
@@ -234,7 +234,8 @@ def _duration_ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> floa
         jitter: factors of the epochs.
 
     Returns:
-        The ratio; NaN if it is not known.
+        The ratio; NaN if the due duration is 0 or infinite, if the epochs took too few clock ticks,
+        or if the core time on a shared host includes an epoch that was cut off.
     """
     times = [training.start, *training.ends]
     seconds = times[-1] - times[0]

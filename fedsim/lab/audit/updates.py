@@ -79,10 +79,10 @@ def _age(number: int, start_round: int) -> int:
 def aggregated_once(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each task that is aggregated twice, wrongly, or not at all.
 
-    Every aggregated task has to have ended ``done`` and to have trained an epoch that counts. Every
-    such task has to be aggregated, with these exceptions:
+    Every aggregated task has to have ended ``done`` and to have finished an epoch. Every such task
+    has to be aggregated, with these exceptions:
 
-    - A task without a round (profiling), or whose work its device's next task continues.
+    - A task without a round (profiling), or one that the device's next task continues.
     - An update that was lost with an edge server.
     - An update that arrives after the last aggregation.
     - If the strategy has no rounds: an update of the same instant as the aggregation, or of a
@@ -157,7 +157,7 @@ class _UpdateBook:
 
         Args:
             task: ID of the task.
-            is_idle: whether no epoch of the training counts, so that there is no update.
+            is_idle: whether the training finished no epoch, so that there is no update.
             number: index of the task's round, or ``NOTHING``.
         """
         if is_idle:

@@ -53,10 +53,10 @@ The default is the value if the scenario has neither the key nor a preset.
 
 
 def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each device whose speed, link or sample count the seed does not give.
+    """Yield a finding for each device whose speed, link or sample count is not the drawn value.
 
-    The quantities of the table of devices are drawn again from the scenario. Nothing is checked if
-    the table lacks devices.
+    The values are drawn again from the scenario's distributions and seed. Nothing is checked if the
+    table of devices lacks devices.
     """
     if not evidence.run.has_all_devices:
         return
@@ -77,8 +77,8 @@ def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
 def _draw_own(scenario: TomlTable) -> dict[str, Floats]:
     """Draw the settings of ``population.local``: epochs, SGD steps, batch size, learning rate.
 
-    Settings from a file are left out. Settings by kind of device are NaN, which allows any value,
-    if the kinds are from a file.
+    Settings from a file are left out. A setting by kind of device is NaN, which equals any value,
+    if the devices' kinds are from a file.
 
     Returns:
         Dict from column of ``devices.parquet`` to values; float64 [devices].
