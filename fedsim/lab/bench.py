@@ -1,8 +1,10 @@
-"""``fedsim bench``: strategies in six frozen worlds, and their places on a board.
+"""``fedsim bench``: strategies in six frozen worlds, and their ranks on a board.
 
 The worlds are the shipped scenarios ``worlds/...``, and the board's strategies are the variants of
-the shipped study ``bench``. A line of the board has the digest of its world's file. Another file
-beside the board has the digests of the drawn tables, by seed.
+the shipped study ``bench``. A line of the board states a digest of its world's scenario file, so
+that a line of a changed world is noticed. A second file beside the board has digests of the tables
+(devices, data, events) of each world and seed, to notice when another version of fedsim draws them
+differently.
 """
 
 import hashlib
@@ -72,7 +74,7 @@ class BoardLine:
         bytes: traffic until the target, sent and received.
         joules: energy until the target (J).
         accuracy: test accuracy at the end, 0..1.
-        file: digest of the world's file.
+        file: digest of the world's scenario file.
         version: version of fedsim, with the commit if fedsim runs from a checkout.
     """
 
@@ -102,8 +104,8 @@ def bench(
     """Run strategies in all worlds of the bench; resume the runs that the folder already has.
 
     Args:
-        strategies: strategies of the board by name, kinds, import paths, or ``all`` for every
-            strategy of the board.
+        strategies: names of strategies of the board, other kinds of strategies, or import paths;
+            ``all`` for every strategy of the board.
         out: folder of the study that holds the runs.
         changes: ``key.path=value`` texts for the strategies that are not on the board.
         seeds: count of seeds, starting at seed 1; by default the count of the study ``bench``.
@@ -206,9 +208,9 @@ def digest_of(world: str) -> str:
 def tables_of(out: Path) -> WorldDigests:
     """Return a digest of each table of the bench's runs, to notice when a table changes.
 
-    In each world they are of the devices and links as drawn, the availability in the first minute,
-    each device's data, and the events of each strategy. Values computed from models and the last
-    digits of floats are left out, so that digests are the same on every processor.
+    The tables of a world and seed are the drawn devices and links, the availability in the first
+    minute, each device's data, and the events of each strategy. Values computed from models and the
+    last digits of floats are left out, so that digests are equal on every processor.
 
     Args:
         out: folder of a study ``bench`` that was run.
@@ -281,7 +283,7 @@ def _read_digests(board: Path) -> WorldDigests:
 
 
 def read_board(path: Path = BOARD) -> list[BoardLine]:
-    """Read the lines of a board whose worlds have not changed since the line was written.
+    """Read the lines of a board, without those of worlds that have changed since they were written.
 
     Returns no lines if the file does not exist.
 

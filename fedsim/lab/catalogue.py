@@ -229,13 +229,13 @@ def _path_lines(name: str) -> list[str]:
 
 
 def _heads(places: list[str]) -> list[str]:
-    """Return the heading for a key's description: the dotted path, or all paths of the same key.
+    """Return the heading for a key's description, with the dotted paths at which the key occurs.
 
     Args:
-        places: dotted paths of tables' keys that have the same description.
+        places: dotted paths of keys that have the same description.
 
     Returns:
-        Text lines; several paths have a line each.
+        One line for one path; for several paths, a line ``alike in:`` and a line for each.
     """
     if len(places) == 1:
         return [f"{places[0]}:"]
@@ -456,9 +456,10 @@ def schema(file: Literal["scenario", "study"]) -> JsonSchemaValue:
 
 
 def _loosen(schema: Any) -> Any:
-    """Return a JSON schema for files that give only a part of a scenario, such as a study's changes.
+    """Return a copy of a JSON schema for files that give only a part of a scenario.
 
-    No key is required, keys may have dots, and a table may mix keys of several kinds.
+    A study's changes are such a part. In the copy, no key is required, keys may have dots, and a
+    table may mix keys of several kinds.
     """
     if isinstance(schema, list):
         return [_loosen(item) for item in schema]

@@ -1,8 +1,8 @@
 """Fits a simulated world to the log of a real deployment, for ``fedsim calibrate``.
 
-``log`` reads the log, ``fitting`` estimates devices and links, for which ``links`` searches,
-``replay`` predicts the log's rounds with the simulator, ``files`` writes the scenario and the tables.
-Some rounds are held out: they are predicted, but the world is not fitted to them.
+``log`` reads the log, ``fitting`` estimates devices and links with the searches of ``links``,
+``replay`` predicts the log's rounds with the simulator, and ``files`` writes the scenario and the
+tables. Some rounds are held out: they are predicted, but the world is not fitted to them.
 """
 
 from pathlib import Path

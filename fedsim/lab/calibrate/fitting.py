@@ -75,7 +75,7 @@ def fit(
     protocol: Protocol | None = None,
     all_tasks: Tasks | None = None,
 ) -> Fitted:
-    """Fit a world to tasks of a log.
+    """Fit a world (clients' speeds and links) to tasks of a log.
 
     A client without a task gets the median of the other clients' values.
 
@@ -85,11 +85,11 @@ def fit(
         latency: latency of all clients (s), if it is known.
         protocol: protocol of the messages, fluid by default. Messages are assumed to share links
             evenly.
-        all_tasks: tasks of all rounds, by which it is tested whether clients share a link; None for
+        all_tasks: tasks of all rounds, for the test whether clients share a link; None to test with
             ``tasks``.
 
     Returns:
-        The fitted world and what is known about the fit.
+        The fitted world, other worlds that explain the log as well, and notes on unknown values.
     """
     if protocol is None:
         protocol = Fluid()
@@ -142,7 +142,7 @@ def fit(
 
 
 def _rival(world: FittedWorld, direction: Direction, rates: Floats, capacity: float) -> FittedWorld:
-    """Return a world that has other links in one direction, and else equals ``world``.
+    """Return a copy of a world with other links in one direction.
 
     Args:
         world: the fitted world.
@@ -291,10 +291,11 @@ def _fit_links(
 def _limited_links(
     search: LinkSearch, direction: Direction, rates: Floats, capacity: float
 ) -> _Links:
-    """Return the links of clients, for a server's link that was found to limit transfers.
+    """Return the fitted links if the server's link was found to limit transfers.
 
-    If links at least as fast as the server's explain the log as well, the clients' own rates cannot
-    be known. These faster links are then returned, with a note for the user.
+    If the log is explained as well by clients' links that are at least as fast as the server's
+    link, the clients' own rates cannot be known. These faster links are then returned, with a note
+    for the user.
 
     Args:
         search: the search that found the limit.
@@ -314,7 +315,10 @@ def _limited_links(
 
 
 def _alike_links(search: LinkSearch, direction: Direction, rates: Floats) -> _Links:
-    """Return the links of clients that all have the same rate: one link that they share.
+    """Return the fitted links if all clients have the same rate, as if they shared a link.
+
+    The server's link gets the sum of their rates as its capacity, and the clients' own links do not
+    limit it.
 
     Args:
         search: the search that found the rates.
@@ -332,10 +336,11 @@ def _alike_links(search: LinkSearch, direction: Direction, rates: Floats) -> _Li
 
 
 def _unseen_limits(search: LinkSearch, rates: Floats) -> list[tuple[Floats, float]]:
-    """Return links that explain the log as well as the clients' own links do.
+    """Return alternative links, with or without a limit at the server, that fit the log as well.
 
-    These are the clients' own links alone; the same behind a link of the server that is just wide
-    enough for them; and links of the server that the clients with the highest rate share, or all.
+    In these alternatives, the server's link limits nobody; is just wide enough for the clients' own
+    links; is the only limit of the clients with the highest rate; or is the only limit of all
+    clients. The last two are left out if the log contradicts them.
 
     Args:
         search: the search that found the rates.
@@ -343,8 +348,8 @@ def _unseen_limits(search: LinkSearch, rates: Floats) -> list[tuple[Floats, floa
             [clients].
 
     Returns:
-        Rates of the clients' links (bytes/s; float64 [clients]) and capacity of the server's link
-        (bytes/s), of each.
+        For each alternative, rates of the clients' links (bytes/s; float64 [clients]) and capacity
+        of the server's link (bytes/s).
     """
     needed = search.needed(rates)
     limits = [(rates, math.inf), (rates, needed)]
@@ -384,7 +389,7 @@ def _shared_links(
 
 
 def _with_messages(tasks: Tasks, direction: Direction) -> Tasks:
-    """Return the tasks that have a finished message in a direction, by the start of the message.
+    """Return the tasks that have a finished message in a direction, sorted by its start.
 
     Args:
         tasks: the tasks of a log.

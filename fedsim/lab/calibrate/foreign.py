@@ -1,14 +1,16 @@
 """Readers for logs of other frameworks, and for run folders of fedsim, as rows of a log.
 
 These are the logs of NVFlare's clients (``site-1/log.txt`` and so on), and of APPFL's server and
-clients (``result_Server_*.txt``, ``result_Client1_*.txt``). Flower's server logs nothing of its
-clients.
+clients (``result_Server_*.txt``, ``result_Client1_*.txt``). Flower's server logs nothing about
+single clients.
 
-A client of NVFlare logs when it has received a task and sent the result, with bytes and duration.
-It trains in between. A client of APPFL logs each epoch at its end, with its duration, and the
-server logs the arrival of each update. An upload begins when the training has ended. The next
-download begins when the server has the last update of the round, or this client's if the server
-waits for no other, and ends when the next training begins.
+A client of NVFlare logs when it has received a task and when it has sent the result, with bytes and
+duration. It trains in between.
+
+A client of APPFL logs each epoch at its end, with its duration, and the server logs the arrival of
+each update. An upload begins when the training has ended. If the server waits for all clients, the
+next download begins when it has the last update of the round; otherwise, when it has this client's
+update. The download ends when the next training begins.
 """
 
 import re
@@ -252,8 +254,9 @@ def _find_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
 def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
     """Add a column ``begun``, the begin of each task's download (s), to an APPFL log's tasks.
 
-    A download begins when the client's previous update has arrived, or that of the last client if
-    all clients wait for it. Tasks of each client's first round have no such begin, and are dropped.
+    A download begins when the client's update of the previous round has arrived at the server, or,
+    if all clients wait for each other, when the last client's update has. Tasks of a client's first
+    round are dropped, because there is no previous update.
     """
     before = tasks[["client", "round", "sent"]].assign(round=tasks["round"] + 1).dropna()
     own_update = before.rename(columns={"sent": "begun"})
@@ -280,10 +283,10 @@ def _check_clocks(tasks: pd.DataFrame, where: str) -> None:
 
 
 def _find_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]]:
-    """Yield the trained epochs in a log of APPFL, in which each is a row of a text table.
+    """Yield the epochs that clients trained, from the rows of the text tables in an APPFL log.
 
-    Some clients log whole trainings instead. The cells of a row belong to the column titles that
-    the client logged last.
+    Clients that have no column ``Epoch`` log whole trainings of ``epochs`` epochs. The cells of a
+    row belong to the column titles that the client logged last.
     """
     titles: dict[str, list[str]] = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""Search for the links of a direction, of clients and server, that explain a log's durations."""
+"""Search for the rates of clients' links and the server's link that explain a log's durations."""
 
 import math
 from itertools import pairwise
@@ -39,12 +39,12 @@ _MANY = 5
 
 
 def find_rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
-    """Return the rates at which a link alone would need the given durations for given messages.
+    """Return the link rate at which each message takes its measured time if it has the whole link.
 
     Args:
         protocol: protocol of the messages.
         sizes: sizes of the messages (bytes); float64 [messages].
-        sending: durations without latency (s); float64 [messages].
+        sending: measured durations without latency (s); float64 [messages].
         latency: latencies (s); float64 [messages].
 
     Returns:
@@ -127,7 +127,8 @@ class LinkSearch:
     ) -> bool:
         """Return whether given links explain the log's durations nearly as well as the fitted ones.
 
-        That is so if their error is at most slightly greater, by a factor and a constant.
+        This is so if their error exceeds the fitted links' error by at most a small factor and
+        constant.
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
@@ -142,7 +143,8 @@ class LinkSearch:
     def may_share(self, rates: Floats, capacity: float, own_rates: Floats) -> bool:
         """Return whether one link that all clients share may explain the transfers' durations.
 
-        Real flows do not share a link evenly, as replayed ones do, which is allowed for.
+        Replayed transfers share a link evenly and real ones do not. So the error of the shared link
+        may exceed the error of separate links by a tolerance.
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
@@ -172,7 +174,7 @@ class LinkSearch:
         return [np.unique(cohort) for cohort in cohorts]
 
     def level(self, rates: Floats) -> Flags:
-        """Return which clients have (nearly) the highest rate, as if a shared link limited them.
+        """Return which clients have nearly the highest rate, if a shared link may limit them all.
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
@@ -231,6 +233,8 @@ class LinkSearch:
 
     def settle(self, capacity: float, most: int) -> tuple[Floats, Floats]:
         """Fit the rates of the clients' links to a given capacity of the server's link.
+
+        Each rate is changed until the replayed transfers of its client take the logged time.
 
         Args:
             capacity: capacity of the server's link (bytes/s), infinity allowed.
@@ -304,9 +308,9 @@ class LinkSearch:
         return np.concatenate(([0], 1 + np.flatnonzero(is_begin)))
 
     def _least(self, most: int) -> float:
-        """Return the rate (bytes/s) of busy periods: their bytes over their time.
+        """Return the highest rate (bytes/s) that busy periods reached: bytes over elapsed time.
 
-        It is the 90th percentile over the busy periods, a lower bound of the server's capacity.
+        It is the 90th percentile over the busy periods, and a lower bound of the server's capacity.
 
         Args:
             most: count of transfers to use, in order of time.

@@ -236,12 +236,13 @@ def _find_round_spans(tasks: Tasks) -> Rounds:
 
 
 def _read_rounds(rows: pd.DataFrame, zero: float, spans_of_tasks: Rounds) -> Rounds:
-    """Return the rounds that the log's server has written, by their start.
+    """Return the rounds that the log has rows of its server for, sorted by their start.
 
     Args:
         rows: the log's rows.
         zero: time in the log that becomes 0 s.
-        spans_of_tasks: rounds as the tasks show them, which are returned if the server wrote none.
+        spans_of_tasks: rounds from first to last step of their tasks, which are returned if the log
+            has no rows of rounds.
     """
     server = rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
     if not len(server):

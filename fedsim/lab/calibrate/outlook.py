@@ -91,8 +91,9 @@ def _held_out_error(log: Log, is_held_out: Flags, world: FittedWorld) -> float:
 def outlooks(log: Log, world: FittedWorld, rivals: Sequence[FittedWorld]) -> Iterator[Outlook]:
     """Yield the predicted times of rounds with half and with twice the log's count of clients.
 
-    The clients of the log's last whole round take part, or copies of these clients. The interval
-    has rounds with clients drawn from the distribution of the log's clients, too.
+    The clients of the log's last whole round take part, or copies of these clients. The range from
+    fastest to slowest also covers rounds whose clients are drawn from the distribution of these
+    clients.
 
     Args:
         log: the log. Nothing is yielded if its server is asynchronous.

@@ -33,7 +33,7 @@ def presence(log: Log) -> Presence | None:
     which the first and the last may be cut off.
 
     Returns:
-        The estimates; None if the log shows no client that leaves and one that comes online.
+        The estimates; None if no client goes offline in the log, or none comes online.
     """
     phases = _online_phases(log)
     if phases is None:

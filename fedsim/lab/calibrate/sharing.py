@@ -114,15 +114,19 @@ def _spreads(seconds: Floats, owner: Ints, clients: int) -> Floats:
 
 
 def _find_cohorts(steps: Steps, client: Ints, begins: Ints) -> list[Ints]:
-    """Return the transfers of each busy period in which clients send at the same time, one each.
+    """Return the busy periods in which each client has one transfer, and all of them overlap.
 
-    Of these busy periods only those with the median count of clients are returned.
+    The overlap has to be long compared with a transfer. Of these busy periods, only those with the
+    median count of clients are returned.
 
     Args:
         steps: transfers in one direction, in order of their starts.
         client: index of each transfer's client; int64 [transfers].
-        begins: index of the first transfer of each busy period, in which a transfer is always
-            under way.
+        begins: index of the first transfer of each busy period, in which a transfer is always under
+            way.
+
+    Returns:
+        Indices of the transfers of each busy period; int64 [clients] each.
     """
     cohorts = []
     for cohort in np.split(np.arange(len(client)), begins[1:]):
