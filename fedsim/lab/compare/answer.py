@@ -1,8 +1,8 @@
-"""The answer of a comparison: the best cell for the goal, its lead, the lead's certainty and costs.
+"""The best variant of a comparison for the goal, its lead, the lead's certainty and its costs.
 
-A cell is a variant at a point of the grid. All cells of a study with the same world are ranked
-together: scenarios that differ only in strategy, training, model, messages or end. Two cells are
-compared seed by seed, by the ratios of costs: the geometric mean, with Student's t interval of the
+A cell is a variant of a study at a point of its grid (a combination of values). All cells of a
+study with the same world (devices, network and data) are ranked together. Two cells are compared
+seed by seed, by the ratios of costs: the geometric mean, with Student's t interval of the
 logarithms. Reference lines are not ranked.
 """
 
@@ -252,8 +252,8 @@ def _ranking(
         figures: all figures of each run of each line.
         names: names of the lines to rank, by place (index of the line).
         measure: the figure.
-        is_decided: whether seeds were added until a decision by this figure, which the ranking then
-            follows.
+        is_decided: whether the study added seeds (``until_sure``) to decide by this figure. The
+            lines that may still be the best are then ranked before the others.
     """
     rule = lines.until_sure
     entries = []

@@ -28,8 +28,9 @@ def worlds_of(lines: Lines) -> list[list[int]]:
     """Group the lines of a comparison by world: devices, network and data that they share.
 
     A line is a variant at a point of a study's grid, or a single run. Lines share a world if their
-    scenarios differ only in strategy, training, model, messages or end. Only lines of the same
-    world are compared with each other. Single runs are one group; lines without runs are left out.
+    scenarios differ at most in strategy, training, model, messages, stop conditions, checkpoints
+    and meters. Only lines of the same world are compared with each other. Single runs are one
+    group; lines without runs are left out.
 
     Returns:
         Indices of the lines of each world, ascending.
@@ -81,10 +82,8 @@ def name_world(lines: Lines, places: Sequence[int], keys: Sequence[str]) -> str:
 def varying_keys(lines: Lines, places: Sequence[int]) -> list[str]:
     """Return the keys of a study's grid by which some lines differ.
 
-    A key that only some of the lines have is one of them.
-
-    A line is a variant at a point of the grid; the grid has lists of values for keys of the
-    scenario.
+    The grid has lists of values for keys of the scenario, and a line is a variant with one value of
+    each list. A key that only some of the lines have counts as differing.
 
     Args:
         lines: the lines of the comparison.
@@ -100,7 +99,8 @@ def varying_keys(lines: Lines, places: Sequence[int]) -> list[str]:
 def cells_of(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
     """Return the variant and grid values by which the lines of a world differ.
 
-    Lines with identical runs give one entry, in which a key by which they differ is ``any``.
+    Lines with the same runs get one entry, at the index of the first of them. In it, the value of a
+    key by which these lines differ is ``any``.
 
     Args:
         lines: the lines of the comparison.
@@ -137,7 +137,8 @@ def cell_names(lines: Lines) -> list[str]:
 def name_cells(cells: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
     """Return a name for each line, such as ``fedprox (mu=0.1)``, by index of the line.
 
-    A name has the size and part of the study only if it would not be unique without them.
+    The values of ``size`` and ``part`` are in the name only if another line would have the same
+    name.
 
     Args:
         cells: variant and values by key of each line, by index of the line.

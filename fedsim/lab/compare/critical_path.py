@@ -169,12 +169,14 @@ class RoundPath:
 class CriticalPaths:
     """Critical paths of a run: for each round, the chain of steps for which the round waited.
 
-    A critical path has no gaps, so that the times of its steps sum to the round's length. The
-    attribute ``end`` is the simulated time at which the run ended (s).
+    A critical path has no gaps, so that the times of its steps sum to the round's length.
 
     Attributes:
-        clock: name of the run's time, as ``RunFolder.clock``.
-        word: noun for a round, as ``RunFolder.round_word``.
+        end: simulated time at which the run ended (s).
+        clock: ``simulated time``, or another name if the run's times were measured
+            (``RunFolder.clock``).
+        word: noun for a round, such as ``version`` for an asynchronous strategy
+            (``RunFolder.round_word``).
 
     Args:
         run: the folder of the run.
@@ -329,10 +331,10 @@ class CriticalPaths:
                     now = max(step.start, start)
 
     def _last(self, now: float, number: int, end: float, used: set[int]) -> _WaitedFor | None:
-        """Return the task or message for which a round waited until a time in it; None if none.
+        """Return the task or message for which a round waited up to a given time; None if none.
 
-        It is one that ended at this time and belongs to the round. At the round's end, a task of
-        the round that is still going on counts too.
+        It ended at this time and belongs to the round. At the round's end, a task of the round that
+        is still going on counts too.
 
         Args:
             now: the simulated time (s).

@@ -106,8 +106,8 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
 def category_in_words(paths: CriticalPaths, category: str) -> str:
     """Return the name for people of a kind of waiting, such as ``computing``.
 
-    It is the name itself, except that the time after the last round uses the run's noun for a
-    round.
+    This is ``category`` itself, except for the time after the last round: it is ``after the last
+    round``, or ``version`` instead of ``round`` if the run has versions.
 
     Args:
         paths: the critical paths of the run.
@@ -157,8 +157,8 @@ def _longest_in_words(path: RoundPath) -> list[str]:
 def path_table(path: RoundPath) -> ComparedTable:
     """Return a table of the steps of a round's critical path, with a row for each step.
 
-    Many messages in a row, as of an all-reduce, share a row. It has a column for the time that
-    transfers lost on shared links, if any did.
+    If many messages follow each other, as in an all-reduce, they share a row. If transfers took
+    longer because links were shared, a column has this additional time.
     """
     rows: list[dict[str, Cell]] = []
     for kind, group in groupby(path.steps, key=lambda step: step.step):

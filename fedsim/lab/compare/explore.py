@@ -83,9 +83,10 @@ class CostPoint(NamedTuple):
     Attributes:
         line: the ranked line of the variant.
         first, second: its two costs, means over its runs.
-        factor: it costs at most this many times as much, in either cost, as the point of the Pareto
-            front to which it is closest; 1 if it is on the front itself.
-        near: name of that point's line; empty if the point is on the front, or compares with none.
+        factor: 1 if the point is on the Pareto front. Otherwise the greater of its two cost ratios
+            to a point of the front, for the point for which this is least; infinite if every point
+            of the front has a cost of 0.
+        near: name of the line of that point of the front; empty if ``factor`` is 1 or infinite.
     """
 
     line: RankedLine

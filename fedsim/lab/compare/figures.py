@@ -1,4 +1,4 @@
-"""Figures of a run, as files of published figures declare them."""
+"""Definitions of figures, such as a table of a paper needs, and their computation from a run."""
 
 import math
 from collections.abc import Callable

@@ -82,7 +82,7 @@ class ComparedLine:
 
 @dataclass(frozen=True)
 class Lines:
-    """All lines of a comparison, and by what they are to be compared.
+    """All lines of a comparison, with the targets, goal and baseline by which to compare them.
 
     A line is a single run, or a variant of a study at a point of its grid. Its place is its index
     in ``lines``.
@@ -97,7 +97,7 @@ class Lines:
         budget: dict from name of a cost to its limit, for the accuracy within the budget.
         not_begun: names of the lines that ``begun`` removed.
         until_sure: rule by which seeds were added to lines; None if all have the same seeds.
-        is_decided: whether the goal is the one by which seeds were added.
+        is_decided: whether ``goal`` is the criterion that decided which lines got more seeds.
     """
 
     lines: tuple[ComparedLine, ...]

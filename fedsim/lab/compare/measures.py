@@ -193,7 +193,7 @@ the best accuracy or metric.
 
 
 class Budget(Spec):
-    """Limits on the costs of a run; the best accuracy before any limit is exceeded is compared.
+    """Limits on the costs of a run, to compare the best accuracy before any limit is exceeded.
 
     Attributes:
         time: simulated time (s).
@@ -362,7 +362,11 @@ def measure(
 
 
 def is_of_pooled_data(name: str) -> bool:
-    """Whether runs on pooled data have a figure too: its name is of rounds, or of tests."""
+    """Whether a figure also makes sense for training on pooled data: rounds, or results of tests.
+
+    Args:
+        name: name of the figure's measure.
+    """
     return name.startswith(("rounds", "final ", "best "))
 
 

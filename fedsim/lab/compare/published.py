@@ -293,10 +293,10 @@ def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
 
 
 def _print(table: ComparedTable) -> ComparedTable:
-    """Convert a table with one row per row and figure to a table with one column per figure.
+    """Convert a table that has a row for each figure of a row of the paper into the paper's form.
 
-    A row's name includes its tolerance if it differs from the usual one of the figure, which is in
-    the head of the column.
+    The result has one row per row of the paper, and one column per figure. The head of a column
+    states the usual tolerance of its figure; a row with another tolerance states it in its name.
     """
     cells: dict[str, dict[str, Cell]] = {}
     tolerances: dict[str, dict[str, Any]] = {}
@@ -387,7 +387,7 @@ class _MeasuredTable:
         return sorted(set.intersection(*(seeds_by_row[row.name] for row in self._rows)))
 
     def _is_measurable(self, reading: Reading) -> bool:
-        """Return False for a figure that depends on the best row if some rows were not run."""
+        """Whether a figure can be computed: if it depends on the best row, all rows were run."""
         return reading.below_best is None or not self._not_run
 
     def _runs(self, where: Mapping[str, object]) -> dict[int, RunFolder]:
@@ -413,7 +413,8 @@ class _MeasuredTable:
     def _compute(self, reading: Reading) -> dict[str, list[float]]:
         """Return one kind of figure for each row of the table: by row name, one value per seed.
 
-        If the figure is relative to another line, it is divided by, or reduced by, that line's.
+        If the definition names a second line, each figure is divided by that line's figure of the
+        same seed, or that figure is subtracted.
 
         Args:
             reading: how the figure is computed from a run.

@@ -100,9 +100,9 @@ class Ranking:
     def alike(self) -> list[RankedLine]:
         """Lines that cannot be distinguished from the best line.
 
-        For a cost, the 95 % interval of the ratio to the best line includes 1; for an accuracy, that
-        of the difference includes 0. If seeds were added until a decision (``--until-sure``), these
-        are the other lines that may still be the best.
+        For a cost, the 95 % interval of the ratio to the best line includes 1; for an accuracy, the
+        interval of the difference includes 0. If seeds were added until a decision
+        (``--until-sure``), these are the other lines that may still be the best.
         """
         first, *rest = self.whole
         if self.decided is not None:
@@ -308,10 +308,10 @@ class Ranking:
 
     @property
     def is_named(self) -> bool:
-        """Whether a sentence names one line as the best: none ties with it, or it is decided.
+        """Whether a sentence names one line as the best.
 
-        No line is named either if some lines have other seeds than the best, so that the two cannot
-        be compared.
+        This needs that no line ties with it and that all lines can be compared with it; if seeds
+        were added until a decision, the decision alone counts.
         """
         if self.decided is not None:
             return not self.alike or self.is_sure

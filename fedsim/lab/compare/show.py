@@ -85,8 +85,8 @@ def print_to(console: "Console", tables: Sequence[ComparedTable]) -> None:
 def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
     """Format the tables of a comparison, or of published figures, as CSV or Markdown.
 
-    CSV has only the first table of a comparison, and of published tables all but the claims.
-    Markdown has published tables as papers print them.
+    CSV has only the first of a comparison's tables. Of published figures, CSV has all tables except
+    the claims, joined into one, and Markdown has them as papers print them.
 
     Args:
         tables: the tables; the first one has a title if they are of published figures.
@@ -303,7 +303,9 @@ def _draw(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]])
 
 
 def format_cell(cell: Cell, column: ComparedColumn) -> str:
-    """Format a cell as text for people; None becomes an empty text, and an empty cell its reason.
+    """Format a cell as text for people.
+
+    None becomes an empty text, and an ``Absent`` cell the reason why its value is missing.
 
     Args:
         cell: the value of the cell.

@@ -118,13 +118,13 @@ def _unit_radius(count: int, error: float) -> float:
 def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error: float) -> Decision:
     """Decide which of several lines (variants) has the least mean cost, or that seeds are lacking.
 
-    Values are compared in their order, so that a line that was dropped by some seeds stays dropped
-    when seeds are added. A line without a figure in one of its runs is not compared. A line that it
-    had dropped may come back.
+    Values are compared in their order, so that a line that was dropped after some seeds stays
+    dropped when seeds are added. A line without a figure in one of its runs takes no part; lines
+    that were dropped because of it may then take part again.
 
     Args:
-        costs: costs by the place of the line, in the order of the seeds, the same for all lines;
-            None for a run without a figure. Lines may have fewer seeds than others.
+        costs: costs by the place of the line, in the order of the seeds, which is common to all
+            lines; None for a run without a figure. Lines may have fewer seeds than others.
         within: the difference of means that does not matter.
         error: greatest probability of dropping the best line, or of naming a leader that is worse
             than it by more than ``within``.
@@ -152,10 +152,10 @@ def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error:
 
 
 def next_counts(decision: Decision, counts: Mapping[int, int]) -> dict[int, int]:
-    """Return the counts of seeds to run before the next decision, for each line still in the race.
+    """Return how many seeds each line that may still be the best needs for the next decision.
 
-    A line that is behind catches up; if all have as many, all get a quarter more seeds, at least
-    one.
+    Lines with fewer seeds get as many as the line with the most. If all have equally many, all get
+    a quarter more, at least one more.
 
     Args:
         decision: the last decision.

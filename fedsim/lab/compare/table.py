@@ -435,13 +435,13 @@ class Comparison:
         return pairs if len(pairs) == self._pairs_expected(place, base, runs) else {}
 
     def _pairs_expected(self, place: int, base: int, usual: int) -> int:
-        """Return how many seeds a line and its baseline share if no run lacks the figure.
+        """Return how many seeds a line shares with its baseline, if no run lacks the figure.
 
         Args:
             place: index of the line.
             base: index of the baseline.
-            usual: the count if all lines have the same seeds. If seeds were added, it is the count
-                of seeds that both lines have.
+            usual: the result if all lines have the same seeds. If seeds were added to some lines,
+                the count of seeds that both lines have is returned instead.
         """
         if self.lines.until_sure is None:
             return usual
