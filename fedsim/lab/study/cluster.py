@@ -177,10 +177,10 @@ class RayWorkers:
         self._futures[future] = place
 
     def _listen(self) -> None:
-        """Take in what the workers of a study on Ray have sent since the last call.
+        """Process the messages that the workers of a study on Ray have sent since the last call.
 
-        Files of run folders are stored here; notes and progress are shown. What comes from a worker
-        that was taken for lost, and replaced, is ignored.
+        Files of run folders are stored here; notes and progress are shown. Messages of a worker
+        that was considered lost, and replaced, are ignored.
         """
         for place, attempt, news in self._collect():
             active = self._active.get(place)
@@ -212,7 +212,10 @@ class RayWorkers:
             self._progress.take(place, news)
 
     def _tell_begun(self, place: int, news: News) -> None:
-        """Show on which other node and on which GPUs a run begins; nothing if there are none.
+        """Show on which node and GPUs a worker has begun a run.
+
+        The node is not named if it is this process's own, and nothing is shown if there is no GPU
+        either.
 
         Args:
             place: index of the run in the list of orders.
@@ -255,7 +258,8 @@ class RayWorkers:
     def _begin_again(self, place: int, active: _Active) -> bool:
         """Hand a run whose worker was lost to Ray again, from its newest saved files.
 
-        Returns False if it is not: after an interrupt, an error, or too many lost workers.
+        Returns False, and hands nothing over, after an interrupt, an error, or too many lost
+        workers.
         """
         if self._interrupted or active.problem or active.attempt >= MOST_TRIES:
             return False

@@ -166,7 +166,7 @@ class StudyWorkers:
 class Conductor:
     """Carries out the missing runs of a study and writes the study's tables.
 
-    Making one plans the runs, and builds a run of each variant to reject invalid ones.
+    The constructor plans the runs, and builds a run of each variant to reject invalid ones.
 
     Args:
         study: the planned study.
@@ -299,8 +299,8 @@ class Conductor:
     def complete(self) -> bool:
         """Whether the study has succeeded: no run failed.
 
-        A search is complete if it is over and each variant has a best trial. A shard of a search is
-        complete if none of its runs failed.
+        A search has succeeded only if it is over and each variant has a best trial. A shard of a
+        search has succeeded if none of its runs failed.
         """
         if self.trials is None or self.shard is not None:
             return not self.failed
@@ -397,7 +397,10 @@ class Conductor:
 
     @property
     def _planned_batches(self) -> int:
-        """Number that grows each time trials or seeds are planned, to see whether work follows."""
+        """Number that grows each time trials or seeds are planned.
+
+        ``run`` goes on carrying out runs until this number no longer grows.
+        """
         return len(self.study.runs) if self.trials is None else self.trials.batches
 
     def _carry_out(self, pool: "WorkerPool | RayWorkers", progress: StudyProgress) -> None:
@@ -439,8 +442,8 @@ class Conductor:
     def _start_pool(self, stack: ExitStack, progress: StudyProgress) -> "WorkerPool | RayWorkers":
         """Start the workers, and lock the study's folder if only one process may carry it out.
 
-        That is so if the study's trials or seeds follow from all its runs. A Ray cluster is joined
-        before the lock is taken, and left after the lock is released.
+        That is so if the study's trials or seeds follow from the results of all its runs. A Ray
+        cluster is joined before the lock is taken, and left after the lock is released.
 
         Args:
             stack: its exit ends the workers and releases the lock.

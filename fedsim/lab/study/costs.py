@@ -47,7 +47,8 @@ class ShareCost:
 
     Attributes:
         runs: count of the runs that are not done.
-        untold: count of those runs whose cost is unknown and left out.
+        untold: count of the runs among them whose cost could not be predicted; it is left out of
+            the sums.
         real_s: real time until the last run has ended (s).
         worker_s: sum of the real times of all workers (s).
         memory_bytes: peak memory of all processes together (bytes).
@@ -178,9 +179,9 @@ class _CostModel:
     def cost(self, run: PlannedRun) -> RunCost | None:
         """Return the predicted cost of a run; None if it is unknown.
 
-        The cost of a run whose variant was not tried is in proportion to its predicted work (epochs
-        and tasks): as for tried runs with the same strategy, or as for all tried runs if there are
-        none.
+        If no run of the variant was tried, the cost is the run's predicted work (epochs and tasks)
+        times the median cost per work of the tried runs: those with the same strategy, or all if
+        there are none.
         """
         folder = run.variant.folder
         if folder in self._costs:

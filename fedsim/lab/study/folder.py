@@ -128,7 +128,8 @@ def _present_scenario(text: str) -> str | None:
         text: the scenario as TOML.
 
     Returns:
-        TOML; None if no earlier version wrote ``text``, or if it has values without an equal.
+        TOML; None if ``text`` has no keys of an earlier version, is invalid, or has a value that
+        this version cannot express.
     """
     try:
         tables, is_former, lost = understand(toml(text))

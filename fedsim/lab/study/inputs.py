@@ -111,7 +111,7 @@ class StudyInputs:
     def _load_rest(self, scenario: Scenario) -> None:
         """Read the data set and the model file of a scenario, which only a run with learning reads.
 
-        They are recorded by the contexts in which it is called.
+        The caller's contexts record what is read.
         """
         is_drawn = isinstance(scenario.data.source, Synthetic)
         if not is_drawn and scenario.data.kept_key not in self._kept.datasets:

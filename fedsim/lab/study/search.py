@@ -202,7 +202,7 @@ class Range(Spec):
 class OneOf(RootModel[Annotated[list[object], Field(min_length=1)]]):
     """List of values for a key of the scenario, each of which a search may try.
 
-    Where a ``Range`` has numbers, a value is represented by its index in the list.
+    For methods that propose numbers, a value is represented by its index in the list.
     """
 
     @field_validator("root")
@@ -315,8 +315,8 @@ class Search(Spec):
         Args:
             line: label of the variant.
             space: ranges or lists of values by dotted key.
-            results: values and count of better trials for each trial so far, in their order.
-                Results and seed determine the proposals.
+            results: for each trial so far, in their order, its values and the count of trials that
+                are better than it. The proposals depend only on these results and on ``seed``.
             count: count of trials to propose.
 
         Returns:

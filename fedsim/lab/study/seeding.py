@@ -162,7 +162,7 @@ class Seeding:
     def _extend(self, place: int, before: int, count: int) -> None:
         """Plan runs of a variant until it has ``count`` seeds.
 
-        Variants that have the same runs get the same seeds.
+        Other variants whose runs are the same as this variant's get the same seeds.
 
         Args:
             place: index of the variant in the study.

@@ -120,8 +120,9 @@ class SharedTrials(Trials):
     def grow(self, path: Path, try_to_build: Build) -> None:
         """Write results of this process's trials into the shared journal, and claim new trials.
 
-        Trials whose process was killed come before new trials. If a run of a claimed trial has not
-        ended, the claims are released instead, so that another call takes the trials again.
+        Trials whose process was killed are claimed before new trials. If a run of a claimed trial
+        was lost and has no result, the claims are released instead; the next call claims the trials
+        again.
         """
         if not self._receive_results(path):
             self.close()  # a run was lost: another call takes the trial again

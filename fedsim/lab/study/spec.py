@@ -324,7 +324,7 @@ class StudySpec(Spec):
 
     @property
     def names(self) -> list[str]:
-        """Names of the variants, then of the reference scenarios that are compared with them."""
+        """Names of the study's variants, followed by the names of its reference scenarios."""
         return [*self.variants, *self.references]
 
     @property

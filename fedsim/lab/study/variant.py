@@ -65,6 +65,9 @@ def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
     Args:
         variant: the variant, at its point of the grid.
         spec: the study.
+
+    Returns:
+        Dict from place in the study's file, such as ``variants.fedavg``, to the tables there.
     """
     point = {key: value for key, value in variant.point if key != TRIAL}
     size_name = point.pop(SIZE, "")
@@ -94,12 +97,13 @@ def merge(layers: VariantLayers) -> Tables:
 
 
 def find_last_layer(layers: VariantLayers, keys: Sequence[str]) -> str:
-    """Return a text for people on which part of a study sets a key, and to which value.
+    """Return a text for people on the part of a study that decides a key's value, and the value.
 
-    It is the last of the tables that sets the key, or a table that contains the key.
+    It is the last part that sets the key or a table above it.
 
     Args:
-        layers: tables of the base and of its changes, by their place in the study.
+        layers: dict from place in the study's file to the tables there, as ``layers_of`` returns
+            it.
         keys: the parts of a dotted key.
     """
     for place, tables in reversed(layers.items()):
