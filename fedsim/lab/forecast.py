@@ -104,7 +104,10 @@ def _transfers_s(run: Run, devices: range, direction: Literal["down", "up"], siz
 
 
 def _fitting_lines(run: Run) -> list[str]:
-    """Return a warning if links were fitted to a log of another count of clients than this run has.
+    """Return a warning if links were fitted to a log with another count of active clients.
+
+    A log shows only what its clients could send together. With more or fewer clients at a time,
+    limits may matter that the log cannot show.
 
     Args:
         run: a run that has not begun.
@@ -127,8 +130,8 @@ def _fitting_lines(run: Run) -> list[str]:
 def _tasks_s(run: Run, params: RoundParams, down: Floats, training_s: Floats, up: Floats) -> Floats:
     """Return the time (s) that a task of each device is expected to take; float64 [devices].
 
-    A deadline cuts the training or the whole task, whichever it bounds. The times in which messages
-    are encoded and decoded come in addition.
+    If the strategy has a deadline, it cuts short the training or, for other strategies, the whole
+    task. The times in which messages are encoded and decoded are added.
 
     Args:
         run: the run.
@@ -330,9 +333,9 @@ class Beginning:
 
     @property
     def futile(self) -> str | None:
-        """Why the whole run ended before a round was over, as text; None if a round was over.
+        """Reason why the whole run ended without finishing a round; None if a round was finished.
 
-        None too if the trial has not reached the run's end.
+        It is None, too, if the trial has not reached the run's end.
         """
         return self.stopped if self.share == 1.0 and not self.rounds else None
 
@@ -387,8 +390,8 @@ class Beginning:
     async def costs(self, core: "Learning", patience_s: float) -> tuple[float, float]:
         """Measure the real time of SGD steps and of tests.
 
-        Trains the devices that trained between two tests in the middle of the trial, and then
-        tests the models twice.
+        To measure steps, some trainings of the trial are repeated for real: those in the middle of
+        the trial, as many as there were between two tests. Then the models are tested twice.
 
         Args:
             core: the learning engine.

@@ -58,8 +58,8 @@ class ModelCounts(NamedTuple):
             few.
         kept_bytes: size of the checkpoints that the run keeps (bytes); None if the trial saw too
             few.
-        sent_states: states of trainers that come with stored models, if ``training.state`` is
-            ``sent``.
+        sent_states: count of stored models. With ``training.state = "sent"``, an optimiser's state
+            is stored with each.
     """
 
     named: int
@@ -120,11 +120,11 @@ def count_models(trial: "Beginning") -> ModelCounts:
 
 
 def _growth_bytes(trial: "Beginning", present: "KeptModels", named: int) -> float:
-    """Return the size of the models that devices have of their own, of those that are kept now.
+    """Estimate the size of the present models that belong to single devices (bytes).
 
-    It follows from how the size of the kept models grew with the count of the devices that had
-    trained. If the trial had one round, the models of a strategy that names several are the
-    devices' own.
+    Their size grows with the count of devices that have trained. The growth is measured between an
+    earlier instant of the trial and its end. If there is no earlier instant, and the strategy names
+    several models, each trained device is assumed to have one.
 
     Args:
         trial: the trial, which has ended.
@@ -330,13 +330,13 @@ def together_lines(run: Run, together: Together) -> list[str]:
 
 
 def unforeseen_lines(run: Run) -> list[str]:
-    """Return a text line on why sizes of models may be other ones than predicted, if they may.
+    """Return a text line with the reason why models may turn out larger or smaller than predicted.
 
     Args:
         run: the run.
 
     Returns:
-        The line in a list; an empty list if a trial shows all models.
+        The line in a list; an empty list if a trial without weights shows the sizes of all models.
     """
     reason = run.scenario.strategy.unforeseen
     return [f"sizes of models are of a trial without weights, in which {reason}"] if reason else []

@@ -1,8 +1,8 @@
 """Computation of models without weights: which models a run would have in memory and on disk, when.
 
 It takes the steps of a real computation (``learning.computing``), in the same order, and stores the
-results in the same storage. Only the weights are missing: a model is a read-only array of zeros that
-takes four bytes, whatever its size.
+results in the same storage. Only the weights are missing: a model is a read-only array of zeros
+that takes four bytes, whatever size it stands for.
 """
 
 import json
@@ -45,7 +45,7 @@ class PlannedScratch(Scratch):
 
 
 class PlannedComputing(ModelComputing):
-    """Computer of models that makes planned weights.
+    """Computation of a trial's models with placeholders for weights, to count memory and disk.
 
     Args:
         parameters: count of weights of a model, d.
@@ -53,7 +53,8 @@ class PlannedComputing(ModelComputing):
         workers: count of workers of the run.
 
     Attributes:
-        scratch: the storage, which knows the greatest size of the temporary file.
+        scratch: the storage of the placeholders, which knows the greatest size of the temporary
+            file.
     """
 
     def __init__(self, parameters: int, room: float, workers: int) -> None:
@@ -106,7 +107,7 @@ class PlannedComputing(ModelComputing):
 
 
 class PlannedStream(Stream):
-    """Computation part by part, which adds nothing up."""
+    """Computation of models one by one, in which sums of updates are placeholders, too."""
 
     @override
     def _add(self, ref: Twin, position: int, sums: object) -> None:
@@ -129,7 +130,7 @@ class KeptModels(NamedTuple):
     Attributes:
         trained: count of the devices that had been trained.
         bytes: size of the computed models in a checkpoint (bytes).
-        refs: count of models, with those that are not computed.
+        refs: count of models, including models whose computation is deferred.
     """
 
     trained: int
@@ -138,7 +139,12 @@ class KeptModels(NamedTuple):
 
     @classmethod
     def of(cls, run: Run, trained: int) -> "KeptModels":
-        """Look at the models of a run that has processed all events of the present time."""
+        """Count the models of a run that has processed all events of the present time.
+
+        Args:
+            run: the run.
+            trained: count of the devices that have been trained.
+        """
         encoder, _ = encode_models(run)
         size = float(sum(array.nbytes for array in encoder.arrays.values()))
         refs = sum(isinstance(value, Ref) for value in encoder.objects)
@@ -146,7 +152,7 @@ class KeptModels(NamedTuple):
 
 
 class PlannedSaving(Saving):
-    """Plans the checkpoints of a trial: it counts their size, and writes nothing.
+    """Plans the checkpoints of a trial, to count their size without writing them.
 
     Args:
         spec: ``[checkpoint]`` of the scenario.
@@ -169,7 +175,9 @@ class PlannedSaving(Saving):
 
 
 class PlannedLinks(LinkedTensors):
-    """Arrays of checkpoints that have files of their own, without the files.
+    """Sizes of the files that a trial's checkpoints would have for large arrays.
+
+    Checkpoints share the file of an array that has not changed in between.
 
     Attributes:
         peak_bytes: greatest size of all checkpoints at a time (bytes).
@@ -189,7 +197,9 @@ class PlannedLinks(LinkedTensors):
         return ""
 
     def save(self, encoder: Encoder, tables_bytes: int) -> None:
-        """Count a checkpoint, and let models in the temporary file be read from it from now on.
+        """Count the size of a checkpoint, and free its models from the temporary file.
+
+        A real run, too, reads these models from the checkpoint from then on.
 
         Args:
             encoder: has encoded the checkpoint.
@@ -212,6 +222,10 @@ class PlannedLinks(LinkedTensors):
 
 
 def _size(saves: "Sequence[tuple[set[LinkedTensor], float]]") -> float:
-    """Return the size of checkpoints, in which a file that several have counts once (bytes)."""
+    """Return the size of several checkpoints together (bytes); a file that they share counts once.
+
+    Args:
+        saves: for each checkpoint, its files of large arrays and the size of all else (bytes).
+    """
     files = set[LinkedTensor]().union(*(of_save for of_save, _ in saves))
     return float(sum(file.nbytes for file in files)) + sum(small for _, small in saves)

@@ -1,4 +1,4 @@
-"""Learner of a trial, which counts trainings and tests, and plans models instead of computing them."""
+"""Learner for the trial of a forecast: counts trainings and tests, plans models without weights."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Together(NamedTuple):
-    """Largest call of a function on models that a run makes.
+    """Function call of a run that combines the most models at once, such as an aggregation.
 
     Attributes:
         models: count of models that the call combines.
@@ -35,8 +35,8 @@ UsedTraining = tuple[int, Training]
 class Tally(Learner):
     """Learner that counts trainings and tests, and plans models instead of computing them.
 
-    For a strategy it is a learner without weights, as with ``learning = "off"``. When a run would
-    compute models, such as for a test, ``planned`` takes the steps of that computation.
+    Strategies see models without weights, as with ``learning = "off"``. When a run would compute
+    models, such as for a test, ``planned`` takes the same steps with placeholders, to count memory.
 
     Attributes:
         trainings: device and training of each result that the run uses.
@@ -113,7 +113,7 @@ class Tally(Learner):
             self.planned.scratch.free_substituted()
 
     def plan(self, models: Sequence[Ref]) -> None:
-        """Plan models one by one, as a run computes the models that it writes at its end."""
+        """Plan the final models one by one, as a run computes and writes them at its end."""
         for model in models:
             with suppress(StopIteration):
                 self.note_skipped([model]).send(None)

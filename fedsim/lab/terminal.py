@@ -61,8 +61,8 @@ class RunProgress:
     Args:
         stop: limits at which the run ends.
         console: console to print to.
-        facts: function that returns the strategy's facts. New entries of their list ``warnings`` are
-            printed at the end of a round.
+        facts: returns what the strategy reports about itself, as a dict. New entries of its list
+            ``warnings`` are printed at the end of a round.
         word: the strategy's noun for a round.
     """
 

@@ -143,8 +143,8 @@ def _disk_bytes(needs: Sequence[Need], kept_bytes: float | None) -> float:
 
     Args:
         needs: disk by the part of the scenario.
-        kept_bytes: size of the checkpoints that are left when final models are written (bytes);
-            None for the peak of the checkpoints.
+        kept_bytes: size of the checkpoints that still exist when the final models are written
+            (bytes); None if it is unknown, to assume the checkpoints' peak size.
     """
     sizes = {need.part: need.disk_bytes for need in needs if need.disk_bytes}
     total = sum(sizes.values())
@@ -155,14 +155,15 @@ def _disk_bytes(needs: Sequence[Need], kept_bytes: float | None) -> float:
 
 
 def _needs(trial: Beginning, records_bytes: float) -> tuple[list[Need], float | None]:
-    """Return what each part of a scenario needs, from a trial that has ended.
+    """Return the memory and disk that each part of a scenario needs, from a trial that has ended.
 
     Args:
         trial: the trial.
         records_bytes: size of the tables of the whole run (bytes).
 
     Returns:
-        The needs, and the size of the checkpoints that are left at the end (bytes; None: unknown).
+        The needs, and the size of the checkpoints that still exist at the run's end (bytes; None if
+        unknown).
     """
     data = data_need(trial.run.data)
     program = max(0.0, trial.resident_bytes - data.memory_bytes)

@@ -44,7 +44,7 @@ def check_address(url: str, option: str = "url") -> None:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to other web addresses, and from HTTPS to HTTPS alone."""
+    """Follows redirects to HTTP and HTTPS addresses, but never from HTTPS back to plain HTTP."""
 
     def redirect_request(
         self,

@@ -80,11 +80,11 @@ class StepSpan(TimeSpan):
 
 @dataclass(frozen=True, slots=True)
 class MessageEnd(TimeSpan):
-    """Message as the lane of its sender or receiver shows it.
+    """Sender's or receiver's view of a message, for the row of this endpoint in a timeline.
 
     Attributes:
-        name: name of the endpoint, such as ``device 3``, ``edge 1``, ``server``, or that of a host.
-            Only a device or an edge server has ``device``, which is -1 otherwise.
+        name: name of the endpoint: ``device 3``, ``edge 1``, ``server``, or the name of a host of
+            the network. ``device`` is the number in it, or -1 for a server or host.
         is_sent: whether the endpoint is the sender.
         other: name of the message's second endpoint, such as ``device 3``.
         delivered: bytes that arrived.
@@ -125,11 +125,7 @@ class MessageSpan:
     data: RecordData
 
     def ends(self) -> list[MessageEnd]:
-        """Return the message once for its sender, and once for its receiver.
-
-        If nothing arrived, for example because the receiver could not be reached, the receiver has
-        no part in it.
-        """
+        """Return the sender's view of the message and, if bytes arrived, the receiver's view."""
         delivered = float(self.data["delivered"])
         names = [(self.source, self.destination, True)]
         if delivered > 0:
@@ -142,10 +138,7 @@ class MessageSpan:
         return ends
 
     def device_ends(self) -> list[MessageEnd]:
-        """Return the message once for each of its endpoints that is a device.
-
-        The list is empty if nothing arrived.
-        """
+        """Return the views of those endpoints that are devices; empty if nothing arrived."""
         return [end for end in self.ends() if end.is_of_device and end.delivered > 0]
 
 
@@ -314,7 +307,10 @@ class Activities:
 
     @cached_property
     def message_ends(self) -> list[MessageEnd]:
-        """Messages of no task of which something arrived, once for each endpoint device."""
+        """Views of the messages outside of tasks, one for each endpoint that is a device.
+
+        Messages of which nothing arrived are left out.
+        """
         ends: list[MessageEnd] = []
         for message in self.messages:
             ends += message.device_ends()

@@ -89,7 +89,7 @@ class Attempt:
 
     @property
     def epochs(self) -> int:
-        """Epochs of the task's last training that the server counts; 0 if it trained nothing."""
+        """Count of finished epochs in the update of the task's last training; 0 for no training."""
         trainings = self.of_kind("train")
         if not trainings:
             return 0

@@ -130,9 +130,9 @@ class History:
 
     @cached_property
     def acts(self) -> pd.DataFrame:
-        """DataFrame of the times at which a process of the world changed, say, a link's rate.
+        """DataFrame of the times at which a process of the world changed something.
 
-        Its only column, ``end``, is the time of the record (s).
+        An example is the rate of a link. The only column, ``end``, is the time of the record (s).
         """
         acts = self.events["kind"].astype(str).map(is_act).astype(bool)
         return self.events.loc[acts, ["time"]].rename(columns={"time": "end"})

@@ -154,7 +154,7 @@ class _Rehearsal:
     Args:
         scenario: the scenario.
         out: absolute path of the rehearsal's folder, which has an exported app.
-        plan: the choices.
+        plan: options of the rehearsal.
         tell: is called with lines of progress.
     """
 

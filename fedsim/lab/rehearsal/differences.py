@@ -155,9 +155,9 @@ class Differences:
 
     Attributes:
         simulated, measured: the times of both runs.
-        wire: values of the measured run's messages, in lists by name: waits before the first byte
-            was on the wire and after the last one (s), times of the passage (s), and bytes on the
-            wire per byte of payload.
+        wire: dict from name of a quantity to its values for the measured messages: waiting times
+            before the first and after the last byte on the wire (s), time between these two (s),
+            and bytes on the wire per byte of payload. Empty if bytes were not counted on the wire.
     """
 
     simulated: RunTimes
@@ -252,7 +252,8 @@ def compare(simulated: Path, measured: Path, wire: WireCounters | None = None) -
     Args:
         simulated: the simulated run folder.
         measured: the measured run folder.
-        wire: how many bytes had passed over each real link at which time; None if nobody counted.
+        wire: count of bytes that had passed over each real link at which time; None if it was not
+            measured.
 
     Returns:
         Both runs' times, for comparison by rounds, steps and tasks.

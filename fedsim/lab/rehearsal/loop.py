@@ -43,7 +43,7 @@ def rehearse_beside(
     Args:
         scenario: the scenario.
         out: folder of the rehearsal.
-        plan: choices of the rehearsal.
+        plan: options of the rehearsal.
         tell: is called with lines of progress.
 
     Returns:
@@ -109,8 +109,12 @@ def _wire_of(out: Path) -> WireCounters | None:
 def _calibrate(out: Path) -> Iterator[str]:
     """Fit a world to the rehearsal, and simulate the scenario in it.
 
-    The scenario keeps its data and its strategy. A device without a fit keeps its values; if
-    trainings were real, it has the median speed of the devices with a fit.
+    The scenario keeps its data and its strategy. A device with too few tasks for a fit keeps its
+    links and its speed; but if nodes trained at their own speed, it gets the median speed of the
+    fitted devices.
+
+    Yields:
+        A line for people on the count of devices without a fit, if there are any.
     """
     defaults = LogDefaults()
     calibrate(out / MEASURED, out / _FIT, defaults, by_client=True)

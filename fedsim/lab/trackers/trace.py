@@ -59,11 +59,13 @@ def write_trace(run: RunFolder, path: Path) -> int:
 def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
     """Yield all events of a run as a Chrome trace, row by row.
 
-    Lanes of devices show steps and phases of absence as slices, and losses, arrivals, departures,
-    data shifts, splits of data, ends of T (the time for training), groups and acts of processes as
-    instants. Trainings of preparations are ``pre-training``. A message outside of tasks, such as
-    one between devices, is an asynchronous event in the lanes of its sender and its receiver. The
-    server's lane shows rounds as slices (versions as instants), deadlines and decisions about
+    Lanes of devices show steps and phases of absence as slices. They show losses, arrivals,
+    departures, data shifts, splits of data, ends of a training's time limit (T), groups and acts of
+    processes as instants. Trainings of preparations are ``pre-training``. A message outside of
+    tasks, such as one between devices, is an asynchronous event in the lanes of its sender and its
+    receiver.
+
+    The server's lane shows rounds as slices (versions as instants), deadlines and decisions about
     groups. Lanes of edge servers show their transfers with the server, and outages; hosts of the
     network have lanes for their messages. Counters are the devices at work, the accuracy, and the
     load of the server's link each way (bytes/s).
@@ -137,7 +139,10 @@ def _instants(activities: Activities) -> Iterator[TraceEvent]:
 
 
 def _attempt_instants(attempts: Attempts) -> Iterator[TraceEvent]:
-    """Yield an instant for each end of T within the run, and for each split of a device's data."""
+    """Yield an instant for each training whose time limit (T) ends, and for each split of data.
+
+    A limit that ends after the run has no instant.
+    """
     for attempt in attempts.all:
         facts = {"task": attempt.task, "round": attempt.round}
         if attempt.limit is not None and attempt.limit <= attempts.history.end:
@@ -260,7 +265,8 @@ def _with_outcome(name: str, outcome: str) -> str:
 def _event_arguments(number: int | None, data: RecordData) -> TraceEvent:
     """Return the round and the data of a step or transfer, as arguments of its event.
 
-    Messages get the purposes of their payloads. ``delivered`` is None if no bytes were lost.
+    If the data have payloads, their purposes and size in bytes are added. ``delivered`` is None if
+    all bytes were delivered, so that the viewer does not show it.
     """
     facts = {"round": number, **data}
     if "payloads" not in data:
