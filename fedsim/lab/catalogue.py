@@ -117,7 +117,7 @@ def catalogue() -> dict[str, TitledNames]:
 
 
 def specs_titled(title: str) -> dict[str, type[Spec]]:
-    """Return the classes of the tables that belong to a title of the catalogue (``fedsim list``).
+    """Return the classes of all kinds under a title of the catalogue, as ``fedsim list`` prints it.
 
     Args:
         title: the title, such as ``strategies``.

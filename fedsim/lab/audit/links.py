@@ -323,9 +323,10 @@ def _parse_layout(network: TomlTable) -> LinkLayout:
 
 
 def layout_as_said(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each latency or link of the network file that breaks the scenario.
+    """Yield a finding for each latency or link of the network file that contradicts the scenario.
 
-    Only trees whose run wrote a network file are checked. The count of cells is compared, too.
+    Only networks of the kind ``tree`` whose run wrote a network file are checked. The count of
+    cells is compared, too.
     """
     network = evidence.run.scenario["network"]
     layout = evidence.network

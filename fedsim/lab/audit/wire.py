@@ -178,14 +178,14 @@ class MessageSizes:
         return None
 
     def _check_base(self, size: float) -> str | None:
-        """Return the reason why the model's frozen tensors cannot have a size (bytes), or None."""
+        """Return the reason why the model's frozen tensors cannot have ``size`` bytes, or None."""
         if self._scenario_tensors is None:
             return None
         due = _NUMBER_BYTES * numbers(self._scenario_tensors[1])
         return _compare_sizes(size, due, "the frozen tensors have")
 
     def _check_state(self, size: float) -> str | None:
-        """Return the reason why the part with an optimiser's state cannot have a size, or None."""
+        """Return the reason why an optimiser's state cannot have ``size`` bytes, or None."""
         training = self._scenario.get("training", {})
         optimizer = training.get("optimizer", training.get("optimiser", ""))
         numbers_each = _STATES.get(optimizer)
@@ -288,7 +288,7 @@ class MessageSizes:
         return [options[int(generator.integers(len(options)))]]
 
     def _check_adapters(self, size: float) -> str | None:
-        """Return the reason why a model part of FLoRA cannot have a size; None if it can.
+        """Return the reason why FLoRA cannot send a part of ``size`` bytes; None if it can.
 
         FLoRA sends either the whole model or the low-rank adapters of some clients.
         """

@@ -45,7 +45,8 @@ class ComparedColumn:
     Attributes:
         head: heading of the column.
         cells: the cells from the first row to the last; None for an empty cell.
-        topic: the table that shows the column; empty for columns that identify a row.
+        topic: title of the smaller table, such as "cost", that shows the column if a table is split
+            by topics; empty for columns that identify a row.
         over_seeds: whether cells may be estimates; a CSV has three columns for such a column.
         unit: unit of the numbers; empty if they have none.
         signed: whether the cells are differences, shown with their sign.

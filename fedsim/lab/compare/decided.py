@@ -22,9 +22,8 @@ _USUAL_STEP = 0.01  # difference of accuracies and metrics
 class Decided:
     """Decision on the best of several lines, in a study that adds seeds until it is sure.
 
-    A line is a variant of a study; its place is its index in the comparison.
-
-    It has what the decision cost in runs and time, and words it for people.
+    A line is a variant of a study; its place is its index in the comparison. Properties give the
+    decision, its error and what it cost in runs and time as sentences.
 
     Attributes:
         decision: the decision.

@@ -452,8 +452,8 @@ def costs_until(run: RunFolder, target: float | Target) -> Values:
 def read_work(run: RunFolder) -> Values:
     """Return a run's time of computing, wasted time of computing, and moves between groups.
 
-    Wasted compute is the whole time of an unfinished task, and the time of a finished task after
-    its last epoch that counted. A split of a group is no move.
+    Wasted is the whole compute time of a task that did not end ``done``; of other tasks, the time
+    after the last epoch in their update. A split of a group is no move.
 
     Returns:
         ``compute`` and ``wasted compute`` (device-seconds), and ``migrations``, the count of moves
@@ -488,20 +488,19 @@ def read_work(run: RunFolder) -> Values:
 
 @dataclass
 class _ComputeTime:
-    """Seconds of compute of a task, and the seconds that count if the task finishes."""
+    """Seconds of compute of a task: all, and those that are useful if the task ends ``done``."""
 
     total: float = 0.0
     useful: float = 0.0
 
 
 def _useful_seconds(time: float, seconds: float, facts: RecordData) -> float:
-    """Return the seconds of a computing step that count: up to the end of its last counted epoch.
+    """Return the useful seconds of a computing step: until the end of the last epoch in its update.
 
     Args:
         time: simulated time at the end of the step (s).
         seconds: length of the step (s).
-        facts: fields of the record that ends the step. If they have no epochs, the whole step
-            counts.
+        facts: fields of the record that ends the step. If they have no epochs, all is useful.
     """
     if "epochs" not in facts or facts["epochs"] == facts["asked"]:
         return seconds

@@ -52,7 +52,7 @@ class Attempt:
             profiling and questions of the server are preparations.
         steps: steps of the task, in order.
         training_limit: the most time for training (s) in the task's round; None if it has no limit.
-        splits: whether the device split its data after this task.
+        splits: whether the device reported in this round that it has split its data (CATA-Fed).
     """
 
     task: int
@@ -183,7 +183,7 @@ class Attempts:
 
     @cached_property
     def openings(self) -> dict[int, RecordData]:
-        """Record of the begin of each round: a dict from index of the round; empty without rounds."""
+        """Dict from index of a round to the record of its begin; empty without rounds."""
         return {int(row["round"]): row for row in self.history.data("round-start")}
 
     @cached_property

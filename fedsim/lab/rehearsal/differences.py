@@ -1,6 +1,4 @@
-"""Differences between a rehearsal and a simulation of the same scenario: rounds, phases, bytes, late
-devices.
-"""
+"""Differences between a rehearsal and a simulation of its scenario: rounds, steps and bytes."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

@@ -272,8 +272,8 @@ class Search(Spec):
 
     Attributes:
         trials: number of trials of each variant at each point of the grid.
-        metric: a goal of studies or one of ``METRICS``; a cost to the target may end in
-            ``_to_accuracy``.
+        metric: the figure to optimise: a goal of studies, such as ``time``, or a figure of whole
+            runs (``METRICS``). A goal that is a cost to the target may end in ``_to_accuracy``.
         space: ranges or lists of values, by a dotted key of a scenario or the name of one of the
             study's sets.
         variants: further keys of the space of a variant, by its name.

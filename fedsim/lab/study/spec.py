@@ -271,7 +271,8 @@ class StudySpec(Spec):
         grid: values by dotted key, or names of changes by the name of one of the ``sets``. Every
             variant is run with every combination.
         search: a search for the best values of each variant, at every point of the grid.
-        sets: changes for the grid that belong together, by the name of the set and of the change.
+        sets: changes that the grid varies together: by the name of a set, and in it by the name of
+            each of its values, the changes that this value stands for.
         parts: parts of the study, by name, if not every variant is run at every point of the grid.
         sizes: ways to run the study, by name.
         size: the size in which the study is run; by default the first.
@@ -286,8 +287,8 @@ class StudySpec(Spec):
             ``accuracy`` at the end, or within the ``budget``. By default the time, or with a budget
             the accuracy within the budget.
         budget: limits on the costs of a run.
-        until_sure: seeds are added where they decide, until the best line is sure; by default all
-            variants run the same seeds.
+        until_sure: rule by which the variants that may still be the best get more seeds, until one
+            is surely the best; by default all variants run the same seeds.
         published: published figures of papers, see ``fedsim.lab.compare.published``: tables, or in
             a file the path of a file of tables.
     """
