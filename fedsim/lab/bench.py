@@ -25,7 +25,8 @@ from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.columns import Cell, ComparedTable
 from fedsim.lab.compare.lines import read_lines
-from fedsim.lab.compare.measures import FINAL, costs_until
+from fedsim.lab.compare.measures import FINAL, cost_of, costs_until
+from fedsim.lab.reading.targets import Target
 from fedsim.lab.study.conduct import run_study
 from fedsim.lab.study.loaded import load_study
 from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS, write_text
@@ -150,20 +151,21 @@ def lines_of(out: Path, target: float) -> list[BoardLine]:
         target: the accuracy (0..1) to which costs are computed.
     """
     version = _version()
-    time = f"time to target {target:g}"
+    reached_target = Target(target)
+    time = cost_of("time", reached_target)
     heads = [
-        f"{time} (s)",
-        f"{time} (s) low",
-        f"{time} (s) high",
-        f"traffic to target {target:g} (bytes)",
-        f"energy to target {target:g} (J)",
+        time.head,
+        f"{time.head} low",
+        f"{time.head} high",
+        cost_of("traffic", reached_target).head,
+        cost_of("energy", reached_target).head,
         FINAL.head,
     ]
     figures = load_study(out).table[heads].astype(object)
     rows = figures.where(figures.notna(), None).to_numpy().tolist()
     lines = []
     for line, row in zip(read_lines([out]).lines, rows, strict=True):
-        times = [costs_until(run, target)[time] for run in line.runs]
+        times = [costs_until(run, reached_target)[time.name] for run in line.runs]
         reached = len(times) - times.count(None)
         world = str(dict(line.point)["part"])
         time_s, time_low, time_high, traffic, joules, accuracy = row

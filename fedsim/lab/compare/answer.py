@@ -19,7 +19,6 @@ from fedsim.lab.compare.measures import BEST, FINAL, Measure, Values, cost_of, g
 from fedsim.lab.compare.ranking import RankedLine, Ranking
 from fedsim.lab.reading.targets import Target
 
-Aim = float | Target
 TARGETED = ("time", "bytes", "energy", "money")
 _STEP = 0.05  # step between default targets (accuracy)
 _USUAL_GOAL = "time"
@@ -51,12 +50,12 @@ class WorldAnswer:
     """
 
     world: str
-    target: Aim | None
+    target: Target | None
     rankings: tuple[Ranking, ...]
     missed: tuple[tuple[str, int, int], ...]
     cells: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     bill: tuple[tuple[Measure, float], ...] = ()
-    unreached: tuple[Aim, ...] = ()
+    unreached: tuple[Target, ...] = ()
     unranked: str = ""
 
     @property
@@ -85,8 +84,8 @@ class WorldAnswer:
             costs.append(cost)
         return f"There it {', '.join(costs)}."
 
-    def _unreached_in_words(self, target: Aim) -> str:
-        if isinstance(target, Target):
+    def _unreached_in_words(self, target: Target) -> str:
+        if target.metric != "accuracy":
             return f"{self.where}No line reaches {target:g}."
         highest = ""
         for ranking in self.rankings:
@@ -105,10 +104,11 @@ class WorldAnswer:
 
         Empty if the ranking is not by a cost until the target is reached.
         """
-        if self.target is None or not ranking.measure.name.endswith(f"to target {self.target:g}"):
+        target = ranking.measure.target
+        if target is None:
             return ""
-        article = "a" if isinstance(self.target, Target) else "an accuracy of"
-        return f"To {article} {self.target:g} "
+        article = "an accuracy of" if target.metric == "accuracy" else "a"
+        return f"To {article} {target:g} "
 
     @property
     def missing(self) -> str:
@@ -134,7 +134,7 @@ class WorldAnswer:
 
 
 def answers(
-    lines: Lines, figures: LineFigures, targets: Sequence[Aim], *, is_requested: bool = False
+    lines: Lines, figures: LineFigures, targets: Sequence[Target], *, is_requested: bool = False
 ) -> Iterator[WorldAnswer]:
     """Yield the result of a comparison for each world, that is each set of lines to compare.
 
@@ -158,7 +158,7 @@ def answers(
 def _answer(
     lines: Lines,
     figures: LineFigures,
-    targets: Sequence[Aim],
+    targets: Sequence[Target],
     places: Sequence[int],
     world: str,
     is_requested: bool,
@@ -183,7 +183,7 @@ def _answer(
     unreached = []
     if is_requested or target is None:
         ranked = _ranked(lines, places)
-        unreached = [aim for aim in targets if not _is_reached(firsts, ranked, aim, any)]
+        unreached = [target for target in targets if not _is_reached(firsts, ranked, target, any)]
     return WorldAnswer(
         world,
         target,
@@ -203,7 +203,7 @@ def _missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
         Name of the line, count of its runs that reached the target, and count of all its runs.
     """
     for ranking in rankings:
-        if "to target" in ranking.measure.name:
+        if ranking.measure.target is not None:
             for line in ranking.entries:
                 if not line.is_complete and not line.reference:
                     yield clean(line.name), len(line.values), line.of
@@ -211,7 +211,7 @@ def _missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
 
 
 def _bill(
-    goal: Ranking, figures: LineFigures, target: Aim | None
+    goal: Ranking, figures: LineFigures, target: Target | None
 ) -> Iterator[tuple[Measure, float]]:
     """Yield each cost of the line that is best by the goal, as its mean over the line's runs.
 
@@ -289,8 +289,8 @@ def _ranking(
 
 
 def _target(
-    lines: Lines, figures: LineFigures, places: Sequence[int], targets: Sequence[Aim]
-) -> Aim | None:
+    lines: Lines, figures: LineFigures, places: Sequence[int], targets: Sequence[Target]
+) -> Target | None:
     """Return the hardest target that any line reached in all its runs, to compare costs at it.
 
     If there is none, return the hardest target that any run reached; None if no run reached one.
@@ -316,7 +316,7 @@ def _ranked(lines: Lines, places: Sequence[int]) -> list[int]:
 def _is_reached(
     figures: LineFigures,
     places: Sequence[int],
-    target: Aim,
+    target: Target,
     quantifier: Callable[[Iterable[bool]], bool],
 ) -> bool:
     """Whether any of some lines reached a target.
@@ -329,14 +329,14 @@ def _is_reached(
     """
 
     def reaches(values: Values) -> bool:
-        if isinstance(target, Target):
-            return values[cost_of("rounds", target).name] is not None
-        return (values[BEST.name] or 0.0) >= target
+        if target.metric == "accuracy":
+            return (values[BEST.name] or 0.0) >= target.value
+        return values[cost_of("rounds", target).name] is not None
 
     return any(quantifier(map(reaches, figures[place])) for place in places)
 
 
-def usual_target(lines: Lines, figures: LineFigures) -> float | None:
+def usual_target(lines: Lines, figures: LineFigures) -> Target | None:
     """Return the accuracy at which costs are compared if neither a study nor the user names one.
 
     It is the highest multiple of 0.05 that all runs of at least half of the lines reach. None if
@@ -354,4 +354,4 @@ def usual_target(lines: Lines, figures: LineFigures) -> float | None:
         return None
     lows.sort()
     steps = math.floor(lows[len(lows) // 2] / _STEP + 1e-9)
-    return round(steps * _STEP, 2) if steps else None
+    return Target(round(steps * _STEP, 2)) if steps else None

@@ -47,7 +47,7 @@ class HeatMap:
         if math.isnan(value):
             return "-"
         if math.isinf(value):
-            return "not reached" if self.goal.measure.topic == "to target" else "not measured"
+            return "not measured" if self.goal.measure.target is None else "not reached"
         figure = self.goal.show(value)
         return f"{figure} *" if self.share(value) == 1 else figure
 
@@ -129,9 +129,7 @@ class ParetoFront:
     @property
     def names(self) -> tuple[str, str]:
         """Names of the two costs, such as ``time`` and ``traffic``."""
-        first = self.first.measure.name.partition(" to target")[0]
-        second = self.second.measure.name.partition(" to target")[0]
-        return first, second
+        return self.first.measure.quantity, self.second.measure.quantity
 
     def format_point(self, point: CostPoint) -> str:
         """Return a point as text: name of its variant and grid values, then its two costs."""
@@ -253,9 +251,8 @@ def shares(answer: WorldAnswer) -> Iterator[str]:
     order = sorted(by_key, key=lambda key: -by_key[key])
     explained = ", ".join(f"{key} {show_share(by_key[key])}" for key in order)
     rest = max(0.0, 1 - sum(by_key.values()))
-    name = goal.measure.name.partition(" to target")[0]
     yield (
-        f"Of how {name} varies over the {len(rows)} cells of all combinations, each key alone "
+        f"Of how {goal.measure.quantity} varies over the {len(rows)} cells of all combinations, each key alone "
         f"explains: {explained}; "
         f"their interplay {rest:.0%}."
     )

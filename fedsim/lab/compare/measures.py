@@ -5,7 +5,7 @@ A figure that a run lacks is None.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -96,16 +96,32 @@ class Measure:
     """Kind of figure by which runs are compared, such as time, traffic or accuracy.
 
     Attributes:
-        name: name, unique among all measures.
+        quantity: what is measured, such as ``time`` or ``accuracy``.
         unit: unit of the figure; empty for counts and for money.
         topic: title of the table that shows the figure.
         best: whether the least or the greatest figure is the best one, if there is a best one.
+        test: the test of the run that gives the figure, if it is the last or the best one.
+        target: target up to which a cost is counted; None for figures of whole runs.
     """
 
-    name: str
+    quantity: str
     unit: str
     topic: Literal["accuracy", "cost", "to target", "wasted", "fairness and groups"]
     best: Preferred = None
+    test: Literal["final", "best"] | None = None
+    target: Target | None = None
+
+    @property
+    def name(self) -> str:
+        """Name for people, unique among all measures."""
+        if self.target is not None:
+            return f"{self.quantity} to target {self.target:g}"
+        return self.quantity if self.test is None else f"{self.test} {self.quantity}"
+
+    @property
+    def is_of_pooled_data(self) -> bool:
+        """Whether training on pooled data has the figure too: rounds, or results of tests."""
+        return self.quantity == "rounds" or self.test is not None
 
     @property
     def is_cost(self) -> bool:
@@ -126,8 +142,7 @@ class Measure:
 
     @property
     def words(self) -> CostWords:
-        is_rounds = self.name.startswith("rounds")
-        return _WORDS["rounds" if is_rounds else self.unit]
+        return _WORDS["rounds" if self.quantity == "rounds" else self.unit]
 
     def show(self, value: float) -> str:
         if self.is_cost:
@@ -141,8 +156,8 @@ _MEASURES = {
     measure.name: measure
     for measure in (
         Measure("rounds", "", "accuracy"),
-        Measure("final accuracy", "0-1", "accuracy", "most"),
-        Measure("best accuracy", "0-1", "accuracy", "most"),
+        Measure("accuracy", "0-1", "accuracy", "most", "final"),
+        Measure("accuracy", "0-1", "accuracy", "most", "best"),
         Measure("worst-decile accuracy", "0-1", "accuracy", "most"),
         Measure("fine-tuned accuracy", "0-1", "accuracy", "most"),
         Measure("simulated time", "s", "cost", "least"),
@@ -252,7 +267,7 @@ def read_goal(
         raise ScenarioError(explain(error, budget, "--budget")) from None
 
 
-def goal_of(goal: str, target: float | Target | None) -> Measure | None:
+def goal_of(goal: str, target: Target | None) -> Measure | None:
     """Return the figure by which a goal of the user, such as ``time``, ranks runs.
 
     Args:
@@ -269,7 +284,7 @@ def goal_of(goal: str, target: float | Target | None) -> Measure | None:
     return cost_of({"bytes": "traffic", "money": "cost"}.get(goal, goal), target)
 
 
-def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
+def measures(targets: Sequence[Target] = ()) -> list[Measure]:
     """Return all kinds of figures by which runs are compared, in the order of table columns.
 
     Args:
@@ -291,37 +306,38 @@ def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
             more_is_better[name] = metric["best_is"] == "most"
     metrics = []
     for name in more_is_better:
-        metrics += [of_metric(value, name, more_is_better) for value in ("final", "best")]
+        metrics.append(of_metric("final", name, more_is_better))
+        metrics.append(of_metric("best", name, more_is_better))
     return metrics
 
 
 def of_metric(
-    value: str, name: str, more_is_better: Mapping[str, bool] = MORE_IS_BETTER
+    test: Literal["final", "best"], name: str, more_is_better: Mapping[str, bool] = MORE_IS_BETTER
 ) -> Measure:
-    """Return the kind of figure for the final, or the best, value of a metric.
+    """Return the kind of figure for a metric's value in the last, or in the best, test.
 
     Args:
-        value: ``final`` or ``best``.
+        test: ``final`` or ``best``.
         name: name of the metric.
         more_is_better: whether greater values are better, by metric.
     """
-    return Measure(f"{value} {name}", "", "accuracy", "most" if more_is_better[name] else "least")
+    return Measure(name, "", "accuracy", "most" if more_is_better[name] else "least", test)
 
 
-def cost_of(cost: str, target: float | Target) -> Measure:
+def cost_of(cost: str, target: Target) -> Measure:
     """Return the kind of figure for a cost of a run up to the first test that reaches a target.
 
     Args:
         cost: name of the cost: ``rounds``, ``time``, ``traffic``, ``energy``, ``carbon`` or
             ``cost``.
-        target: an accuracy (0..1), or a target of any metric.
+        target: the target.
     """
-    return Measure(f"{cost} to target {target:g}", _TO_TARGET[cost], "to target", "least")
+    return Measure(cost, _TO_TARGET[cost], "to target", "least", target=target)
 
 
 def measure(
     run: RunFolder,
-    targets: Sequence[float | Target] = (),
+    targets: Sequence[Target] = (),
     ledger: LedgerPreset = "strict",
     budget: Mapping[str, float] | None = None,
 ) -> Values:
@@ -347,27 +363,20 @@ def measure(
             values |= costs_until(run, target)
         if budget:
             values[WITHIN.name] = within(run.rounds, budget)
+        kept: Collection[str] = values.keys()
+        if run.scenario.get("data", {}).get("pooled_from") is not None:
+            kinds = (*measures(targets), *of_metrics([run]))
+            kept = {kind.name for kind in kinds if kind.is_of_pooled_data}
     # the summary is valid JSON without the entries of a run
     except (AttributeError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}"
         ) from None
-    is_pooled = run.scenario.get("data", {}).get("pooled_from") is not None
     for name, value in values.items():
-        is_of_federation = not is_of_pooled_data(name)
         has_diverged = value is not None and not math.isfinite(value)
-        if has_diverged or (is_pooled and is_of_federation):
+        if has_diverged or name not in kept:
             values[name] = None
     return values
-
-
-def is_of_pooled_data(name: str) -> bool:
-    """Whether a figure also makes sense for training on pooled data: rounds, or results of tests.
-
-    Args:
-        name: name of the figure's measure.
-    """
-    return name.startswith(("rounds", "final ", "best "))
 
 
 def _compute_figures(run: RunFolder, ledger: LedgerPreset) -> Values:
@@ -434,7 +443,7 @@ def _batteries(run: RunFolder) -> Values:
     return {"battery": 100 * math.fsum(shares) / len(shares), "flat devices": len(flat)}
 
 
-def costs_until(run: RunFolder, target: float | Target) -> Values:
+def costs_until(run: RunFolder, target: Target) -> Values:
     """Return a run's costs until a test first reached a target, by names of their measures.
 
     The costs are rounds, time (s), traffic (bytes), energy (J), carbon (g) and money. All are None
@@ -442,7 +451,7 @@ def costs_until(run: RunFolder, target: float | Target) -> Values:
 
     Args:
         run: the folder of the run.
-        target: an accuracy (0..1), or a target of any metric.
+        target: the target.
     """
     names = [cost_of(cost, target).name for cost in _TO_TARGET]
     costs = until(run.rounds, target, run.summary)

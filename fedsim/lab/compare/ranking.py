@@ -213,9 +213,9 @@ class Ranking:
         measure = self.measure
         if measure.is_cost:
             return f"{measure.words.verb} the least {measure.words.noun}"
-        figure = measure.name.removeprefix("final ")
-        verb = "reaches" if figure == measure.name else "ends with"
-        return f"{verb} the {self._extreme} {figure}"
+        if measure.test == "final":
+            return f"ends with the {self._extreme} {measure.quantity}"
+        return f"reaches the {self._extreme} {measure.name}"
 
     @property
     def _tie(self) -> str:

@@ -10,7 +10,7 @@ from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.harmless import clean
 from fedsim.common.round_words import counted
 from fedsim.lab.compare import measures
-from fedsim.lab.compare.answer import TARGETED, Aim, WorldAnswer, answers, usual_target
+from fedsim.lab.compare.answer import TARGETED, WorldAnswer, answers, usual_target
 from fedsim.lab.compare.columns import Absent, Cell, ComparedColumn, ComparedTable
 from fedsim.lab.compare.lines import ComparedLine, Lines, format_value, short_key, some_names
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
@@ -55,18 +55,16 @@ class Comparison:
     ) -> None:
         self.lines = lines
         metrics = measures.of_metrics(chain.from_iterable(line.runs for line in lines.lines))
-        self._finals = [metric for metric in metrics if metric.name.startswith("final ")]
+        self._finals = [metric for metric in metrics if metric.test == "final"]
         requested = {Target.read(target) for target in targets}
         declared = {Target.read(target) for target in lines.targets}
-        order = self._from_easiest(requested | declared)
-        accuracies: list[Aim] = [aim.value for aim in order if aim.metric == "accuracy"]
-        metric_aims: list[Aim] = [aim for aim in order if aim.metric != "accuracy"]
-        aims = [*accuracies, *metric_aims]
-        self._requested = [aim for aim in aims if Target.read(aim) in requested]
+        all_targets = self._from_easiest(requested | declared)
+        accuracies = [target for target in all_targets if target.metric == "accuracy"]
+        self._requested = [target for target in all_targets if target in requested]
         self._to_others: list[measures.Measure | None] = []
-        for target in metric_aims:
+        for target in all_targets[len(accuracies) :]:
             self._to_others += [measures.goal_of(goal, target) for goal in TARGETED]
-        self._measures = [*measures.measures(aims), *metrics]
+        self._measures = [*measures.measures(all_targets), *metrics]
         if lines.budget:
             self._measures.append(measures.WITHIN)
         computed: dict[Path, measures.Values] = {}
@@ -77,7 +75,7 @@ class Comparison:
             figures = []
             for run in line.runs:
                 if not computed.get(run.path):
-                    computed[run.path] = measures.measure(run, aims, ledger, lines.budget)
+                    computed[run.path] = measures.measure(run, all_targets, ledger, lines.budget)
                 values: measures.Values = dict.fromkeys(metric.name for metric in metrics)
                 figures.append(values | computed[run.path])
             self._figures.append(figures)
@@ -86,19 +84,19 @@ class Comparison:
             for figures in self._figures
             for values in figures
         )
-        self._aims = self._requested or accuracies or metric_aims
-        if not self._aims:
-            self._aim_at_usual_target()
+        self._targets = self._requested or accuracies or all_targets
+        if not self._targets:
+            self._add_usual_target()
 
     def _from_easiest(self, targets: set[Target]) -> list[Target]:
-        """Sort targets by metric, and for each metric from the easiest to the hardest.
+        """Sort targets by metric, accuracy first, and then from the easiest to the hardest.
 
         Raises:
             ScenarioError: a target is of a metric that no run has.
         """
         best: dict[str, measures.Preferred] = {}
         for metric in self._finals:
-            best[metric.name.removeprefix("final ")] = metric.best
+            best[metric.quantity] = metric.best
         best["accuracy"] = "most"
         best["loss"] = "least"
         for target in sorted(targets):
@@ -108,17 +106,17 @@ class Comparison:
                     f"--target is of {target.metric!r}, which no run has; they have {hint}"
                 )
 
-        def rank(target: Target) -> tuple[str, float]:
+        def rank(target: Target) -> tuple[bool, str, float]:
             sign = -1 if best[target.metric] == "least" else 1
-            return target.metric, sign * target.value
+            return target.metric != "accuracy", target.metric, sign * target.value
 
         return sorted(targets, key=rank)
 
-    def _aim_at_usual_target(self) -> None:
+    def _add_usual_target(self) -> None:
         target = usual_target(self.lines, self.lines.first(self._figures))
         if target is None:
             return
-        self._aims = [target]
+        self._targets = [target]
         for line, figures in zip(self.lines.lines, self._figures, strict=True):
             for run, values in zip(line.runs, figures, strict=True):
                 values |= measures.costs_until(run, target)
@@ -212,10 +210,10 @@ class Comparison:
         return rows + unranked[: max(0, _MOST_ROWS - len(rows))]
 
     def _short_measures(self, answers: Sequence[WorldAnswer]) -> list[measures.Measure]:
-        targets: list[Aim | None] = [*self._requested]
+        targets: list[Target | None] = [*self._requested]
         if not targets:
             answered = [answer.target for answer in answers]
-            targets += [aim for aim in self._aims if aim in answered]
+            targets += [target for target in self._targets if target in answered]
         if not targets:
             targets = [None]
         goals: list[measures.Measure | None] = []
@@ -238,7 +236,7 @@ class Comparison:
         requested, the target is one that half of the lines reach.
         """
         is_requested = bool(self._requested)
-        return list(answers(self.lines, self._figures, self._aims, is_requested=is_requested))
+        return list(answers(self.lines, self._figures, self._targets, is_requested=is_requested))
 
     def one_by_one(self) -> ComparedTable:
         """Return a table with a row per run and a column per figure, such as time or accuracy."""
@@ -521,11 +519,11 @@ def absence(
     if count == len(figures):
         return ""
     is_pooled = bool(line.runs[0].scenario.get("data", {}).get("pooled_from"))
-    if is_pooled and not measures.is_of_pooled_data(measure.name):
+    if is_pooled and not measure.is_of_pooled_data:
         return "pooled data"
     if count:
         return f"in {count} of {len(figures)} runs"
-    if measure.topic == "to target":
+    if measure.target is not None:
         return "not reached"
     return "" if measure.topic == "fairness and groups" else "not measured"
 

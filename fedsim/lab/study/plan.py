@@ -37,10 +37,10 @@ _NEEDS = {
     "energy": "energy",
     "carbon": "energy",
     "battery": "energy",
-    "flat": "energy",
+    "flat devices": "energy",
     "cost": "costs",
 }
-"""Sections of a scenario that a measure needs, by the first word of the measure's name."""
+"""Sections of a scenario that a measure needs, by the measure's quantity."""
 
 
 @dataclass(frozen=True)
@@ -429,12 +429,12 @@ def _refuse_unmeasured(variant: Variant, spec: StudySpec, metric: str) -> None:
     """
     measure = measure_of(metric, spec.target)
     assert measure is not None
-    first, _, rest = measure.name.partition(" ")
-    section = _NEEDS.get(first)
+    quantity = measure.quantity
+    section = _NEEDS.get(quantity)
     scenario = planned(variant, spec, spec.seeds[0]).scenario
     needs = ""
-    if rest in MORE_IS_BETTER and rest not in scenario.objective.metrics:
-        needs = f"objective.metrics = [{rest!r}]"
+    if quantity in MORE_IS_BETTER and quantity not in scenario.objective.metrics:
+        needs = f"objective.metrics = [{quantity!r}]"
     elif section is not None and getattr(scenario, section) is None:
         needs = f"[{section}]"
     elif measure.topic in ("accuracy", "to target") and scenario.learning == "off":

@@ -387,9 +387,9 @@ class Trials:
         if len(ranked) < 2:
             return texts
         _, first = min(ranked, key=lambda pair: pair[0])
-        _, to, target = self._metric.name.partition("to target")
-        reaches = " that reaches" if to else ""
-        return [f"the best of all{reaches}{target}: {self._describe_best(first)}", *texts]
+        target = self._metric.target
+        reaches = "" if target is None else f" that reaches {target:g}"
+        return [f"the best of all{reaches}: {self._describe_best(first)}", *texts]
 
     def _describe_best(self, line: SearchedVariant) -> str:
         states = [trial.state for trial in line.trials]

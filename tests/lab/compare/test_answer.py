@@ -24,7 +24,7 @@ from fedsim.lab.compare.explore import fronts, heat_map, in_words
 from fedsim.lab.compare.lines import ComparedLine, Lines
 from fedsim.lab.compare.measures import measure, measures, read_goal, read_work
 from fedsim.lab.compare.paired import mean_of, paired_difference, pairs_to_tell
-from fedsim.lab.reading.targets import within
+from fedsim.lab.reading.targets import Target, within
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world
 
@@ -94,7 +94,7 @@ def test_the_best_by_how_much_and_how_sure(tmp_path: Path) -> None:
         "part": [0.6, 0.4, 0.6],
         "near": [0.7, 0.8, 0.9],
     }
-    (answer,) = answers(*made(tmp_path, times, final), [0.5])
+    (answer,) = answers(*made(tmp_path, times, final), [Target(0.5)])
     by_time, by_bytes, by_accuracy = answer.rankings  # nobody counted energy
     assert [one.name for one in by_time.entries] == [
         "alone",
@@ -140,12 +140,14 @@ def test_the_best_by_how_much_and_how_sure(tmp_path: Path) -> None:
 
 
 def test_the_same_is_said_to_be_and_costs_of_nothing_have_no_ratio(tmp_path: Path) -> None:
-    (answer,) = answers(*made(tmp_path / "same", {"one": [10.0, 20.0], "two": [10.0, 20.0]}), [0.5])
+    (answer,) = answers(
+        *made(tmp_path / "same", {"one": [10.0, 20.0], "two": [10.0, 20.0]}), [Target(0.5)]
+    )
     for ranking in answer.rankings:
         assert ": both tie at " in ranking.sentences[0]
         assert ranking.sentences[2] == "two, the next, does exactly as well."
     ranking = next(
-        answers(*made(tmp_path / "free", {"free": [0.0, 0.0], "dear": [2.0, 3.0]}), [0.5])
+        answers(*made(tmp_path / "free", {"free": [0.0, 0.0], "dear": [2.0, 3.0]}), [Target(0.5)])
     ).rankings[0]
     assert ranking.against(*reversed(ranking.whole)) is None
     assert ranking.sentences == [
@@ -156,7 +158,7 @@ def test_the_same_is_said_to_be_and_costs_of_nothing_have_no_ratio(tmp_path: Pat
 
 def test_one_seed_of_equal_lines_names_no_best(tmp_path: Path) -> None:
     times = {"one": [10.0], "two": [10.0], "three": [20.0]}
-    (answer,) = answers(*made(tmp_path, times), [0.5])
+    (answer,) = answers(*made(tmp_path, times), [Target(0.5)])
     ranking = answer.rankings[0]
     assert ranking.sentences == [
         "no line takes the least time alone: 2 of 3 tie at 10 s; three is worse.",
@@ -172,7 +174,7 @@ def test_a_count_of_further_seeds_names_the_lines_for_which_it_is(tmp_path: Path
         "near": [11.0, 19.5, 33.5],
         "far": [16.0, 20.0, 19.0],
     }
-    (answer,) = answers(*made(tmp_path, times), [0.5])
+    (answer,) = answers(*made(tmp_path, times), [Target(0.5)])
     doubt = answer.rankings[0].sentences[-1]
     assert doubt.startswith("These 3 seeds cannot distinguish it from ")
     assert re.search(
@@ -183,7 +185,7 @@ def test_a_count_of_further_seeds_names_the_lines_for_which_it_is(tmp_path: Path
 def test_lines_with_other_seeds_than_the_best_are_not_said_to_be_worse(tmp_path: Path) -> None:
     """As in a study of which runs have failed: means over different worlds are no comparison."""
     times = {"base": [40.0, 44.0, 36.0], "short": [10.0, 20.0]}
-    (answer,) = answers(*made(tmp_path, times), [0.5])
+    (answer,) = answers(*made(tmp_path, times), [Target(0.5)])
     assert answer.rankings[0].sentences == [
         "no line surely takes the least time: base has runs of other seeds than short.",
         "short has the least mean, 15 s.",
@@ -193,7 +195,7 @@ def test_lines_with_other_seeds_than_the_best_are_not_said_to_be_worse(tmp_path:
     text = "Least traffic to target 0.5: mean of short, 150 B; base has runs of other seeds than short."
     assert answer.rankings[1].in_short == text
     times |= {"near": [10.5, 19.0], "far": [100.0, 200.0]}
-    (answer,) = answers(*made(tmp_path / "more", times), [0.5])
+    (answer,) = answers(*made(tmp_path / "more", times), [Target(0.5)])
     head = answer.rankings[0].sentences[0]
     assert head == (
         "no line surely takes the least time: 2 of 4 tie at 14.8 s to 15 s; far is worse; base has "
@@ -207,7 +209,12 @@ def test_targets(tmp_path: Path) -> None:
     """
     accuracies = {"a": [0.71, 0.93], "b": [0.62, 0.66], "c": [0.3, 0.3]}
     lines, figures = made(tmp_path, {name: [None, None] for name in "abc"}, accuracies)
-    for targets, expected in (([0.5, 0.7, 0.9], 0.7), ([0.9, 0.95], 0.9), ([0.99], None)):
+    for accuracies_to_reach, expected in (
+        ([0.5, 0.7, 0.9], 0.7),
+        ([0.9, 0.95], 0.9),
+        ([0.99], None),
+    ):
+        targets = [Target(value) for value in accuracies_to_reach]
         for values in (values for own in figures for values in own):
             values |= {
                 f"{what} to target {target:g}": None
@@ -215,8 +222,8 @@ def test_targets(tmp_path: Path) -> None:
                 for target in targets
             }
         (answer,) = answers(lines, figures, targets)  # type: ignore[arg-type]
-        assert answer.target == expected
-    assert usual_target(lines, figures) == 0.6  # type: ignore[arg-type]
+        assert answer.target == (None if expected is None else Target(expected))
+    assert usual_target(lines, figures) == Target(0.6)  # type: ignore[arg-type]
     assert usual_target(lines, [[{"best accuracy": None}] * 2] * 3) is None
 
 
@@ -251,7 +258,9 @@ def found(place: Path, cells: Cells, goal: str = "time", free: int = 5) -> list[
         point = (("part", part), ("strategy.deadline", deadline))
         lines.append(line_of(folder, variant, figures[-1], point, free if part == "free" else 5))
     return list(
-        answers(Lines(tuple(lines), (0.5,), (None,) * len(lines), goal=goal), figures, [0.5])
+        answers(
+            Lines(tuple(lines), (0.5,), (None,) * len(lines), goal=goal), figures, [Target(0.5)]
+        )
     )  # type: ignore[arg-type]
 
 
@@ -298,7 +307,7 @@ def test_all_cells_of_one_world_are_in_one_ranking(tmp_path: Path) -> None:
 
 
 def test_who_comes_next_to_a_pareto_front_is_named(tmp_path: Path) -> None:
-    (answer,) = answers(*made(tmp_path, {"a": [10.0], "b": [11.0], "c": [100.0]}), [0.5])
+    (answer,) = answers(*made(tmp_path, {"a": [10.0], "b": [11.0], "c": [100.0]}), [Target(0.5)])
     (front,) = fronts(answer)
     assert [one.line.name for one in front.front] == ["a"]
     assert [(one.line.name, one.factor) for one in front.runners_up] == [("b", pytest.approx(1.1))]
@@ -428,8 +437,8 @@ def test_compute_waste_and_moves_by_another_way(runs: dict[str, Path], name: str
 
 def test_what_a_run_has(runs: dict[str, Path]) -> None:
     run = fedsim.load_run(runs["flexcfl"])
-    values = measure(RunFolder(run.path), [0.2, 1.0])
-    assert set(values) == {one.name for one in measures([0.2, 1.0])}
+    values = measure(RunFolder(run.path), [Target(0.2), Target(1.0)])
+    assert set(values) == {one.name for one in measures([Target(0.2), Target(1.0)])}
     rounds, devices = run.rounds, run.devices
     assert values["final accuracy"] == rounds["accuracy"].iloc[-1]
     assert values["best accuracy"] == rounds["accuracy"].max()
@@ -462,7 +471,7 @@ def test_what_a_run_has(runs: dict[str, Path]) -> None:
 
 
 def test_what_a_run_does_not_have_is_nothing(runs: dict[str, Path]) -> None:
-    off = measure(RunFolder(runs["off"]), [0.5])
+    off = measure(RunFolder(runs["off"]), [Target(0.5)])
     nothing = {name for name, value in off.items() if value is None}
     assert {
         "final accuracy",
@@ -472,7 +481,7 @@ def test_what_a_run_does_not_have_is_nothing(runs: dict[str, Path]) -> None:
         "rounds to target 0.5",
     } <= nothing
     assert {"rounds", "simulated time", "traffic", "compute", "wasted compute"}.isdisjoint(nothing)
-    pooled = measure(RunFolder(runs["pooled"]), [0.2])
+    pooled = measure(RunFolder(runs["pooled"]), [Target(0.2)])
     assert {name for name, value in pooled.items() if value is not None} == {
         "rounds", "final accuracy", "best accuracy", "rounds to target 0.2"
     }  # fmt: skip
@@ -487,7 +496,7 @@ def test_energy_and_carbon_to_a_target(tmp_path: Path) -> None:
     fedsim.run(fedsim.Scenario(**sections), tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     reached = max(row["accuracy"] for row in run.rounds[:2])
-    values = measure(run, [reached, 1.0])
+    values = measure(run, [Target(reached), Target(1.0)])
     last = values[f"rounds to target {reached:g}"]
     assert isinstance(last, int)
     joules = sum(row["joules"] for row in run.rounds[:last])

@@ -31,6 +31,7 @@ from fedsim.lab.compare.measures import FINAL, Measure, cost_of, of_metric
 from fedsim.lab.compare.ranking import RankedLine, Ranking
 from fedsim.lab.compare.sure import Decision, DroppedLine
 from fedsim.lab.reading.study_folder import IndexedSure
+from fedsim.lab.reading.targets import Target
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world
 from fedsim.testing import run as finish
@@ -50,12 +51,12 @@ COSTS = (0.0, 1e-9, 0.3, 1.0, 1.0001, 1.004, 1.2, 59.97, 1e4, 1e15)
 SHARES = (0.0, 1e-5, 0.4, 0.5, 0.5001, 1.0)
 METRICS = (-1e9, -3.2, -1e-12, 0.0, 1e-12, 0.04, 12.0, 12.0001, 5e11)
 MEASURES = {
-    "time": (cost_of("time", 0.5), COSTS),
-    "traffic": (cost_of("traffic", 0.5), COSTS),
-    "energy": (cost_of("energy", 0.5), COSTS),
-    "carbon": (cost_of("carbon", 0.5), COSTS),
-    "money": (cost_of("cost", 0.5), COSTS),
-    "rounds": (cost_of("rounds", 0.5), (1.0, 2.0, 999.0, 1000.0, 12345.0)),
+    "time": (cost_of("time", Target(0.5)), COSTS),
+    "traffic": (cost_of("traffic", Target(0.5)), COSTS),
+    "energy": (cost_of("energy", Target(0.5)), COSTS),
+    "carbon": (cost_of("carbon", Target(0.5)), COSTS),
+    "money": (cost_of("cost", Target(0.5)), COSTS),
+    "rounds": (cost_of("rounds", Target(0.5)), (1.0, 2.0, 999.0, 1000.0, 12345.0)),
     "battery": (Measure("battery", "%", "cost", "least"), (0.0, 0.02, 40.0, 100.0)),
     "flat": (Measure("flat devices", "devices", "cost", "least"), (0.0, 1.0, 1.5, 2000.0)),
     "accuracy": (FINAL, SHARES),
@@ -106,7 +107,7 @@ def test_rankings_of_any_values_read_well(name: str) -> None:
 
 
 def test_a_ratio_near_one_is_a_percentage() -> None:
-    words = cost_of("time", 0.5).words
+    words = cost_of("time", Target(0.5)).words
     for ratio, text in (
         (1.0, "takes as long"),
         (1.0004, "takes as long"),
@@ -120,7 +121,7 @@ def test_a_ratio_near_one_is_a_percentage() -> None:
         (1e300, "takes over 1,000,000 times as long"),
     ):
         assert words.compare(ratio) == text
-    assert cost_of("traffic", 0.5).words.compare(1.002) == "moves 0.2 % more bytes"
+    assert cost_of("traffic", Target(0.5)).words.compare(1.002) == "moves 0.2 % more bytes"
 
 
 def test_ratios_and_shares_say_what_they_are_up_to_rounding() -> None:
@@ -177,7 +178,7 @@ def test_decisions_of_any_counts_read_well(status: Literal["best", "tie", "open"
         decision = Decision(status, leader, contenders, dropped, (), seeds)
         rule = IndexedSure(within=None, error=0.05, first=(1,), is_over=is_over)
         names = dict(enumerate("abcd"))
-        measure = cost_of("time", 0.5)
+        measure = cost_of("time", Target(0.5))
         decided = Decided(decision, rule, measure, 0.05, names, runs, 3.0, runs + 5)
         count += check(decided.sentences)
     assert count >= 24
