@@ -268,7 +268,7 @@ def _fit_links(
         return _Links(unknown, math.inf, [], [])
     search = LinkSearch(direction, tasks[direction], tasks.client, latency, protocol)
     capacity = search.capacity()
-    rates = search.settle(capacity, len(tasks))[0]
+    rates = search.fit_rates(capacity, len(tasks))[0]
     if np.isnan(rates).all():  # the durations depend only on windows and round trips
         rates = np.full(len(latency), _LARGE)
     if np.median(tasks[direction].amount) <= _FIRST_WINDOW:
@@ -356,7 +356,7 @@ def _unseen_limits(search: LinkSearch, rates: Floats) -> list[tuple[Floats, floa
     at_the_top = search.level(rates)
     if at_the_top.any():
         limits.append((np.where(at_the_top, needed, rates), needed))
-    together = search.seen_together()
+    together = search.observed_total()
     hidden = np.where(np.isnan(rates), math.nan, np.fmax(rates, together))
     if search.may_share(hidden, together, rates):
         limits.append((hidden, together))

@@ -101,7 +101,7 @@ class LinkSearch:
         unlimited = self._error(math.inf, most)
         if unlimited <= _WORTH:
             return math.inf
-        least = self._least(most)
+        least = self._busy_rate(most)
         errors = {least * factor: self._error(least * factor, most) for factor in _WIDER}
         best = min(errors, key=errors.__getitem__)
         if errors[best] >= unlimited:
@@ -208,12 +208,12 @@ class LinkSearch:
         took_s = transfers(world, self._direction, steps, self._client[:most])
         return _log_error(took_s, took(steps))
 
-    def seen_together(self) -> float:
+    def observed_total(self) -> float:
         """Return the total rate (bytes/s) at which clients were observed to send.
 
         It is the 90th percentile over the busy periods of the log.
         """
-        return self._least(min(_MOST, len(self._client)))
+        return self._busy_rate(min(_MOST, len(self._client)))
 
     def shared_link(self) -> CommonLink | None:
         """Return the link that clients share by a permutation test; None if the test finds none."""
@@ -231,7 +231,7 @@ class LinkSearch:
             return False
         return min(len(clients) for clients in self._clients_at_once()) == len(rates)
 
-    def settle(self, capacity: float, most: int) -> tuple[Floats, Floats]:
+    def fit_rates(self, capacity: float, most: int) -> tuple[Floats, Floats]:
         """Fit the rates of the clients' links to a given capacity of the server's link.
 
         Each rate is changed until the replayed transfers of its client take the logged time.
@@ -245,35 +245,50 @@ class LinkSearch:
             [most].
         """
         latency = self._latency[self._client]
-        clients = len(self._latency)
-        sending = np.maximum(took(self._steps) - latency, 1e-9)
-        of_transfers = find_rates(self._protocol, self._steps.amount, sending, latency)
-        rates = aggregate(of_transfers, self._client, clients)
-        steps = self._steps[:most]
-        client = self._client[:most]
-        latency = latency[:most]
-        real = sending[:most]
+        sending_s = np.maximum(took(self._steps) - latency, 1e-9)
+        alone = find_rates(self._protocol, self._steps.amount, sending_s, latency)
+        rates = aggregate(alone, self._client, len(self._latency))
         if capacity == math.inf:
-            round_trip = 2 * latency + self._protocol.round_trip
-            sending = self._protocol.sending_s(steps.amount, rates[client], round_trip)
-            return rates, latency + sending
-        rates = np.minimum(rates, capacity)
-        took_s = real
+            return rates, self._unshared_times(rates, most)
+        return self._iterate(np.minimum(rates, capacity), capacity, sending_s[:most])
+
+    def _unshared_times(self, rates: Floats, most: int) -> Floats:
+        client = self._client[:most]
+        latency = self._latency[client]
+        round_trip = 2 * latency + self._protocol.round_trip
+        sizes = self._steps[:most].amount
+        return latency + self._protocol.sending_s(sizes, rates[client], round_trip)
+
+    def _iterate(self, rates: Floats, capacity: float, sending_s: Floats) -> tuple[Floats, Floats]:
+        """Replay transfers and correct the rates of the clients' links until they hardly change.
+
+        Args:
+            rates: initial rates of the clients' links (bytes/s); float64 [clients].
+            capacity: capacity of the server's link (bytes/s).
+            sending_s: logged durations of the transfers to replay, without latency (s).
+
+        Returns:
+            Rates (bytes/s), float64 [clients], and durations of the replayed transfers (s).
+        """
+        most = len(sending_s)
+        client = self._client[:most]
+        latency = self._latency[client]
+        replayed_s = sending_s
         for _ in range(_TURNS):
             links = np.where(np.isnan(rates), capacity, rates)
             world = FittedWorld(
                 links, links, self._latency, dict.fromkeys(DIRECTIONS, capacity), self._protocol
             )
-            took_s = transfers(world, self._direction, steps, client)
-            apart = np.log(np.maximum(took_s - latency, 1e-9) / real)
+            replayed_s = transfers(world, self._direction, self._steps[:most], client)
+            log_error = np.log(np.maximum(replayed_s - latency, 1e-9) / sending_s)
             # a transfer that the server's link holds up does not depend on the client's link
-            moves = np.abs(apart) > _STILL
-            change = np.nan_to_num(aggregate(apart[moves], client[moves], clients))
-            better = np.minimum(rates * np.exp(change), capacity)
-            if np.nanmax(np.abs(np.log(better / rates))) < _STILL:
+            has_error = np.abs(log_error) > _STILL
+            correction = aggregate(log_error[has_error], client[has_error], len(rates))
+            next_rates = np.minimum(rates * np.exp(np.nan_to_num(correction)), capacity)
+            if np.nanmax(np.abs(np.log(next_rates / rates))) < _STILL:
                 break
-            rates = better
-        return rates, took_s
+            rates = next_rates
+        return rates, replayed_s
 
     def _error(self, capacity: float, most: int) -> float:
         """Replay transfers with an assumed capacity of the server's link, and compare durations.
@@ -287,7 +302,7 @@ class LinkSearch:
             transfers, plus, with a weight, the same of the durations of busy periods.
         """
         steps = self._steps[:most]
-        took_s = self.settle(capacity, most)[1]
+        took_s = self.fit_rates(capacity, most)[1]
         begins = self._begins(most)
         first_start = steps.start[begins]
         busy_s = np.maximum.reduceat(steps.end, begins) - first_start
@@ -307,7 +322,7 @@ class LinkSearch:
         is_begin = self._steps.start[1:most] >= self._last_end[: most - 1]
         return np.concatenate(([0], 1 + np.flatnonzero(is_begin)))
 
-    def _least(self, most: int) -> float:
+    def _busy_rate(self, most: int) -> float:
         """Return the highest rate (bytes/s) that busy periods reached: bytes over elapsed time.
 
         It is the 90th percentile over the busy periods, and a lower bound of the server's capacity.
