@@ -45,7 +45,7 @@ _SECTION_OF = {"joules": "energy", "grams": "energy", "cost": "costs"}
 """Dict from column of a meter to the section of the scenario that makes the run count it."""
 
 
-def sealed(evidence: Evidence) -> Iterator[str]:
+def check_file_hashes(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each file of the run folder that is missing, additional or was changed.
 
     A file was changed if its hash differs from the hash that the folder's summary has for it.
@@ -53,7 +53,7 @@ def sealed(evidence: Evidence) -> Iterator[str]:
     yield from files.changes(evidence.run.path)
 
 
-def records_intact(evidence: Evidence) -> Iterator[str]:
+def check_record_hashes(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the run's records do not agree with the folder's summary.
 
     The summary has the count of records, the time of the last one, and a hash chain over all
@@ -80,7 +80,7 @@ def records_intact(evidence: Evidence) -> Iterator[str]:
     evidence.parse_rest()
 
 
-def ended_so(evidence: Evidence) -> Iterator[str]:
+def check_stop_reason(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the summary's status or stop reason contradicts the record ``run-end``."""
     status = evidence.run.summary["status"]
     stopped = evidence.run.summary["stopped"]
@@ -99,13 +99,13 @@ def ended_so(evidence: Evidence) -> Iterator[str]:
             )
 
 
-def models_intact(evidence: Evidence) -> Iterator[str]:
+def check_model_hashes(evidence: Evidence) -> Iterator[str]:
     """Yield a finding if the hash of the run's saved models differs from the summary's."""
     if models_digest(evidence.models) != evidence.run.summary["models_sha256"]:
         yield "the models' fingerprint is not the summary's models_sha256"
 
 
-def scenario_agrees(evidence: Evidence) -> Iterator[str]:
+def check_scenario_entries(evidence: Evidence) -> Iterator[str]:
     """Yield a finding if the summary's seed, name or strategy differs from the scenario's."""
     scenario = evidence.run.scenario
     summary = evidence.run.summary
@@ -122,7 +122,7 @@ def scenario_agrees(evidence: Evidence) -> Iterator[str]:
             )
 
 
-def transfers_agree(evidence: Evidence) -> Iterator[str]:
+def check_transfers(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each row of ``transfers.parquet`` that differs from the run's records.
 
     The n-th row has to equal the n-th record that ends a message. Its text ``purpose`` has to name
@@ -156,7 +156,7 @@ def transfers_agree(evidence: Evidence) -> Iterator[str]:
     yield from report(text, transfers.assign(due=due), np.asarray(transfers["purpose"]) != due)
 
 
-def delivered_at_most_sent(evidence: Evidence) -> Iterator[str]:
+def check_delivered_bytes(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each transfer with impossible bytes or times.
 
     A transfer delivers at most the bytes of its payloads, and all of them if it is ``done``.
@@ -176,7 +176,7 @@ def delivered_at_most_sent(evidence: Evidence) -> Iterator[str]:
     yield from report(text, transfers, ~(transfers["end"] >= transfers["start"]))
 
 
-def headers_counted(evidence: Evidence) -> Iterator[str]:
+def check_header_bytes(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each transfer whose bytes on the wire contradict the scenario's protocol.
 
     The bytes on the wire are the delivered bytes times the protocol's overhead for headers. A
@@ -201,7 +201,7 @@ def headers_counted(evidence: Evidence) -> Iterator[str]:
     yield from report(text, transfers.assign(due=due), ~is_right)
 
 
-def ledgers_agree(evidence: Evidence) -> Iterator[str]:
+def check_ledgers(evidence: Evidence) -> Iterator[str]:
     """Yield findings if byte counts of the summary or of rounds differ from sums over transfers.
 
     The summary counts bytes by direction, by purpose, and wasted bytes; a round counts bytes by
@@ -249,7 +249,7 @@ def _compute_ledger(evidence: Evidence) -> Ledger:
     return ledger
 
 
-def meters_agree(evidence: Evidence) -> Iterator[str]:
+def check_meters(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each figure of costs or of a user's meters that a recount contradicts.
 
     The recount feeds the run's records to newly built meters, and compares their figures with the
@@ -307,7 +307,7 @@ def _check_entries(summary: Mapping[str, Any], due: Mapping[str, Any]) -> Iterat
             yield f"{name} is {stated!r} in the summary, the records say {entry!r}"
 
 
-def nothing_uncounted(evidence: Evidence) -> Iterator[str]:
+def check_uncounted(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each energy or cost that is stated though the scenario counts none.
 
     Without the section ``[energy]`` or ``[costs]``, the columns of this section in the tables of

@@ -45,7 +45,7 @@ class _Aggregate(NamedTuple):
         return np.array(self.draws or np.ones(len(self.tasks)), dtype=np.float64)
 
 
-def weights_as_said(evidence: Evidence) -> Iterator[str]:
+def check_weights(evidence: Evidence) -> Iterator[str]:
     """Check the recorded weights of aggregations against the strategy's rule for weights.
 
     A finding is yielded for each aggregation with wrong weights.
@@ -426,7 +426,7 @@ def _count_samples(evidence: Evidence) -> dict[int, float]:
     return dict(zip(trainings["task"].tolist(), samples.tolist(), strict=True))
 
 
-def edges_as_said(evidence: Evidence) -> Iterator[str]:
+def check_edge_weights(evidence: Evidence) -> Iterator[str]:
     """Check the weights with which the server combined the models of edge servers.
 
     A finding is yielded for each combination with wrong weights. An edge server's weight has to be

@@ -264,7 +264,7 @@ def _find_own_parts(section: object, key: str) -> Iterator[OwnPart]:
             yield from _find_own_parts(entry, f"{key}{name}.")
 
 
-def own_parts_agree(evidence: Evidence) -> Iterator[str]:
+def check_own_parts(evidence: Evidence) -> Iterator[str]:
     """Yield the problems that the user's own parts find in the run folder by their ``check_run``.
 
     ``check_run`` is an optional static method of a part that a scenario names by import path. Parts

@@ -37,7 +37,7 @@ class _GridZone(TypedDict):
     offset_s: float
 
 
-def energy_adds_up(evidence: Evidence) -> Iterator[str]:
+def check_energy(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the run's energy (J) or carbon (g) differs from a recount by the records.
 
     Values by device, by phase (idle, compute, receive, send, tail) and by round, and the summary's
@@ -131,7 +131,7 @@ def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
         yield from report_differences(text, evidence.rounds, {quantity: due}, atol=slack)
 
 
-def batteries_hold(evidence: Evidence) -> Iterator[str]:
+def check_batteries(evidence: Evidence) -> Iterator[str]:
     """Yield findings for impossible battery levels, and for wrong energy of tasks in their records.
 
     A level has to lie from 0 to the battery's capacity, and to equal the initial energy plus the
@@ -438,7 +438,7 @@ def _grams(zone: _GridZone, drawn: pd.DataFrame) -> "pd.Series[float]":
     start = drawn["start"]
     end = drawn["end"]
     hour = np.nan_to_num(np.mod(start + zone["offset_s"], DAY_S) // 3600).astype(np.int64)
-    mean = (_integral(zone, end) - _integral(zone, start)) / (end - start)
+    mean = (_integrate_intensity(zone, end) - _integrate_intensity(zone, start)) / (end - start)
     intensity = np.where(end > start, mean, np.array(zone["hours"])[hour])
     return drawn["joules"] * intensity
 
@@ -460,16 +460,16 @@ def _sum_energy(evenly: pd.DataFrame, rows: Flags, times: Floats, zone: _GridZon
     end = evenly["end"].to_numpy()
     clock = times
     if zone is not None:
-        start = _integral(zone, evenly["start"])
-        end = _integral(zone, evenly["end"])
-        clock = _integral(zone, times)
+        start = _integrate_intensity(zone, evenly["start"])
+        end = _integrate_intensity(zone, evenly["end"])
+        clock = _integrate_intensity(zone, times)
     begin = start[rows]
     until = end[rows]
     sums = [float(np.sum(watts * (np.clip(now, begin, until) - begin))) for now in clock]
     return np.array(sums, dtype=np.float64)
 
 
-def _integral(zone: _GridZone, times: "Floats | pd.Series[float]") -> Floats:
+def _integrate_intensity(zone: _GridZone, times: "Floats | pd.Series[float]") -> Floats:
     """Integrate a zone's carbon intensity (g/J) over time, up to given simulated times (s).
 
     The integral begins at the last midnight before the run, in the zone's time. Callers use the

@@ -15,7 +15,7 @@ _SHARES = ("accuracy", "purity", "nmi", "mean_accuracy")
 _DISTANCES = ("discrepancy", "discrepancy_start", "consensus")
 
 
-def metrics_agree(evidence: Evidence) -> Iterator[str]:
+def check_metrics(evidence: Evidence) -> Iterator[str]:
     """Yield findings for metrics whose last or best value differs between summary and rounds.
 
     A metric that reached the scenario's stop value before the last round is a finding too.
@@ -57,7 +57,7 @@ def _last_value(column: "pd.Series[float]") -> object:
     return plain_value(column.iat[-1]) if len(column) else None
 
 
-def accuracies_agree(evidence: Evidence) -> Iterator[str]:
+def check_accuracies(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the summary's last or best accuracy differs from the rounds' table.
 
     It is a finding, too, if the summary states that no accuracy was measured (``no_accuracy``), but
@@ -76,7 +76,7 @@ def accuracies_agree(evidence: Evidence) -> Iterator[str]:
         )
 
 
-def figures_possible(evidence: Evidence) -> Iterator[str]:
+def check_figures(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each impossible metric in the tables of rounds and devices.
 
     Shares, such as accuracies, have to be in 0..1; distances, such as a consensus distance, must

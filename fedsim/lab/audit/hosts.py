@@ -15,7 +15,7 @@ _ROUNDING = 1e-6
 _ON_CORES = ("train", "evaluate", "compute")
 
 
-def hosts_shared(evidence: Evidence) -> Iterator[str]:
+def check_core_shares(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each computation that did not get an even share of its host's cores.
 
     A host is a machine that several devices share. Its throughput, which the scenario gives by
@@ -43,7 +43,7 @@ def hosts_shared(evidence: Evidence) -> Iterator[str]:
         yield from report(text, spans.assign(due=due), wrong)
 
 
-def workers_as_said(evidence: Evidence) -> Iterator[str]:
+def check_host_workers(evidence: Evidence) -> Iterator[str]:
     """Yield findings for hosts with more tasks than workers, and for tasks that waited needlessly.
 
     A host is a machine that several devices share; a task waits only while all of its workers are
@@ -134,7 +134,7 @@ def counts_at_once(spans: pd.DataFrame) -> tuple[Floats, Floats]:
     return times[order], np.cumsum(np.repeat([-1.0, 1.0], len(spans))[order])
 
 
-def started_up(evidence: Evidence) -> Iterator[str]:
+def check_start_ups(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each task with a missing or wrong start-up.
 
     A start-up is the time that a task on a shared host needs before it can compute. It comes before

@@ -88,7 +88,7 @@ def members(tensors: Mapping[str, StoredTensor], name: str) -> dict[str, Tensors
     return models
 
 
-def left_tensors(evidence: Evidence) -> Tensors | None:
+def saved_tensors(evidence: Evidence) -> Tensors | None:
     """Return the shapes of the tensors of any saved model of the run; None if it saved none."""
     for name, tensors in sorted(evidence.models.items()):
         if name in _FILES:
@@ -296,7 +296,7 @@ def _layer_position(layer: str) -> tuple[int, ...]:
     return tuple(int(part) for part in layer.split(".") if part.isdigit())
 
 
-def tensors_as_said(evidence: Evidence) -> Iterator[str]:
+def check_tensors(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each saved model with other tensors than the scenario's model has.
 
     Names and shapes are compared if all layers are dense, and the ranks of LoRA adapters always.

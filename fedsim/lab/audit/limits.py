@@ -35,7 +35,7 @@ _BY_ROUND = r"\d+ rounds|accuracy .* reached|no progress of .*"
 """Regular expression for the stop reasons that end a run at the end of a round."""
 
 
-def devices_agree(evidence: Evidence) -> Iterator[str]:
+def check_devices(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the table of devices disagrees with the run's records.
 
     The count of selections in each device's row has to be the recorded one, and a device must not
@@ -97,7 +97,7 @@ def _check_lifetimes(evidence: Evidence, work: pd.DataFrame) -> Iterator[str]:
     yield from report(text, work, wrong)
 
 
-def limits_kept(evidence: Evidence) -> Iterator[str]:
+def check_limits(evidence: Evidence) -> Iterator[str]:
     """Yield findings if rounds, time or clients exceed the scenario's limits.
 
     The run also has to end by one of the scenario's stop conditions.
@@ -193,7 +193,7 @@ def _largest_cohort(strategy: TomlTable, devices: int) -> float:
     return float(math.ceil(clients * strategy.get("over_selection", 1.0) - 1e-9) * tiers)
 
 
-def models_as_said(evidence: Evidence) -> Iterator[str]:
+def check_saved_models(evidence: Evidence) -> Iterator[str]:
     """Yield findings if saved models are missing, or have other layers than the scenario's model.
 
     Each group that a device belongs to needs a model, too.

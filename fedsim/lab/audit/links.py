@@ -81,7 +81,7 @@ class LinkLayout(NamedTuple):
         return np.asarray(self.edge_s[np.where(exists, numbers, -1)])
 
 
-def within_capacity(evidence: Evidence) -> Iterator[str]:
+def check_link_capacities(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each link that carried more bytes in some interval than its rate allows.
 
     The devices' own links and the links that devices share are checked.
@@ -322,7 +322,7 @@ def _parse_layout(network: TomlTable) -> LinkLayout:
     return LinkLayout(links, place_s, np.append(edge_s, 0.0))
 
 
-def layout_as_said(evidence: Evidence) -> Iterator[str]:
+def check_network_file(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each latency or link of the network file that contradicts the scenario.
 
     Only networks of the kind ``tree`` whose run wrote a network file are checked. The count of

@@ -18,7 +18,7 @@ from fedsim.lab.audit.traces import LinkRates, has_trace
 _ROUNDING = 1e-6
 
 
-def within_time(evidence: Evidence) -> Iterator[str]:
+def check_transfer_times(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each ``done`` message that was slower than its links can explain.
 
     The longest allowed duration is the latency plus the bytes over the smallest possible rate. Only

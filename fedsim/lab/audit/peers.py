@@ -13,7 +13,7 @@ from fedsim.common.errors import RunFolderError
 from fedsim.common.streams import Streams
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, endpoint_numbers
-from fedsim.lab.audit.layout import coded_bytes, dense_tensors, left_tensors, numbers
+from fedsim.lab.audit.layout import coded_bytes, dense_tensors, numbers, saved_tensors
 
 PeerPair = tuple[int, int]
 _Neighbours: TypeAlias = Callable[[int], list[list[int]]]
@@ -33,7 +33,7 @@ _DEFAULT_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
 """Dict from NetworkX generator to default arguments, which a scenario may omit."""
 
 
-def peers_as_said(evidence: Evidence) -> Iterator[str]:
+def check_peers(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device or all-reduce that sent its models to wrong devices.
 
     The scenario's topology, random draws or collective operation determine the receivers in each
@@ -279,7 +279,7 @@ def _fragment_bytes(evidence: Evidence, number: int) -> float | None:
         The size; None if the folder does not determine it.
     """
     scenario = evidence.run.scenario
-    tensors = left_tensors(evidence)
+    tensors = saved_tensors(evidence)
     if tensors is None:
         expected = dense_tensors(scenario)
         if expected is None:

@@ -18,7 +18,7 @@ _ROUNDING = 1e-9
 _MOST_ROWS = 20_000  # checked rows of the availability, to take a fraction of a second
 
 
-def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
+def check_lifetimes(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device whose arrival or departure contradicts scenario or records.
 
     The table of devices has these times (s). If the scenario has no arrivals, all of them have to
@@ -72,7 +72,7 @@ def _check_strangers(evidence: Evidence) -> Iterator[str]:
     yield from report(text, works, works["task"] != NOTHING)
 
 
-def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
+def check_availability(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device that came or went at times other than those drawn.
 
     Only the kind ``renewal`` is checked, in which a device alternates between random online and off
@@ -130,7 +130,7 @@ def _draw_phases(
         count += 1
 
 
-def groups_agree(evidence: Evidence) -> Iterator[str]:
+def check_groups(evidence: Evidence) -> Iterator[str]:
     """Yield findings for tasks with several rounds or groups, and for devices in a wrong group.
 
     A device has to end in the group (cluster) to which it was assigned last, or in none if the
@@ -155,7 +155,7 @@ def groups_agree(evidence: Evidence) -> Iterator[str]:
         assigns = events[events["kind"] == "assign"].drop_duplicates("device", keep="last")
         last = assigns.set_index("device")["group"]
         due = devices["device"].map(last).fillna(NOTHING)
-        yield from _check_groups(devices, due.to_numpy(np.int64))
+        yield from _check_final_groups(devices, due.to_numpy(np.int64))
 
 
 def _check_edges(evidence: Evidence) -> Iterator[str]:
@@ -172,7 +172,7 @@ def _check_edges(evidence: Evidence) -> Iterator[str]:
     edge_of = evidence.network["edges"]["of"]
     if edge_of:
         devices = evidence.devices
-        yield from _check_groups(devices, np.array(edge_of)[devices["device"] % len(edge_of)])
+        yield from _check_final_groups(devices, np.array(edge_of)[devices["device"] % len(edge_of)])
 
 
 def _check_moves(evidence: Evidence) -> Iterator[str]:
@@ -186,7 +186,7 @@ def _check_moves(evidence: Evidence) -> Iterator[str]:
     yield from report(text, assigns.assign(last=last), wrong)
 
 
-def _check_groups(devices: pd.DataFrame, due: Ints) -> Iterator[str]:
+def _check_final_groups(devices: pd.DataFrame, due: Ints) -> Iterator[str]:
     """Yield a finding for each device whose group at the run's end is not the due one.
 
     Args:
@@ -197,7 +197,7 @@ def _check_groups(devices: pd.DataFrame, due: Ints) -> Iterator[str]:
     yield from report(text, devices.assign(due=due), np.asarray(devices["group"]) != due)
 
 
-def shifts_as_said(evidence: Evidence) -> Iterator[str]:
+def check_shifts(evidence: Evidence) -> Iterator[str]:
     """Yield findings for shifts of devices' data of the wrong kind or in the wrong order.
 
     Data shift on occasions (such as the begin of a round), which the run numbers in order; several
@@ -219,7 +219,7 @@ def shifts_as_said(evidence: Evidence) -> Iterator[str]:
     yield from report(text, shifts, before["time"].notna() & out_of_turn)
 
 
-def tests_agree(evidence: Evidence) -> Iterator[str]:
+def check_tests(evidence: Evidence) -> Iterator[str]:
     """Yield a finding unless the last accuracy of a round is the mean of the devices' accuracies.
 
     The mean may be plain or weighted by test samples. If no round has an accuracy, no device may

@@ -11,7 +11,7 @@ from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import NOTHING, at_places, endpoint_numbers, latest, report
 
 
-def reachable(evidence: Evidence) -> Iterator[str]:
+def check_reachability(evidence: Evidence) -> Iterator[str]:
     """Yield findings for work of unreachable devices, and for tasks that were lost without a cause.
 
     A task may be lost only if its device cannot be reached, is switched off, or loses its edge

@@ -11,7 +11,7 @@ from fedsim.lab.audit.strategies import REQUESTS_IN_ROUNDS
 _ROUNDING = 1e-9
 
 
-def privacy_as_said(evidence: Evidence) -> Iterator[str]:
+def check_epsilon(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the rounds' epsilon does not follow from noise, delta and count of rounds.
 
     Epsilon is the privacy loss up to a round. It has to be empty if the scenario does not ask for

@@ -42,7 +42,7 @@ def _has_user_code(sections: Sequence[TomlTable]) -> bool:
     return any(":" in section["kind"] for section in sections)
 
 
-def outages_as_said(evidence: Evidence) -> Iterator[str]:
+def check_outages(evidence: Evidence) -> Iterator[str]:
     """Yield findings for outages of links or edge servers at times other than the seed gives."""
     sections = processes(evidence)
     if _has_user_code(sections):
@@ -54,10 +54,10 @@ def outages_as_said(evidence: Evidence) -> Iterator[str]:
         target = process.get(key)
         alike = [section for section in sections if section.get(key) == target]
         if len(alike) == 1:  # simultaneous outages of one target are recorded once
-            yield from _check_outages(evidence, number, process)
+            yield from _check_outages_of(evidence, number, process)
 
 
-def _check_outages(evidence: Evidence, number: int, process: TomlTable) -> Iterator[str]:
+def _check_outages_of(evidence: Evidence, number: int, process: TomlTable) -> Iterator[str]:
     """Yield a finding if the outages that a process caused begin or end at wrong times.
 
     The recorded times are compared with draws from the seed. A link that has several rates between
@@ -191,7 +191,7 @@ def _draw_outages(evidence: Evidence, number: int, process: TomlTable) -> _Outag
     return outages
 
 
-def slots_as_said(evidence: Evidence) -> Iterator[str]:
+def check_upload_slots(evidence: Evidence) -> Iterator[str]:
     """Yield findings for uploads that break the scenario's limit of simultaneous uploads (slots).
 
     At most ``slots`` uploads run at a time, and an upload waits only if all slots are in use.
@@ -237,7 +237,7 @@ def _find_edge_tasks(evidence: Evidence) -> "pd.Series[int]":
     return transfers["task"][transfers["edge"] >= 0]
 
 
-def paces_as_said(evidence: Evidence) -> Iterator[str]:
+def check_slowdowns(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each slowdown of a device that no process of the scenario explains.
 
     The scenario's processes of kind ``heat`` have the devices that they may slow down, and by which
@@ -258,7 +258,7 @@ def paces_as_said(evidence: Evidence) -> Iterator[str]:
     yield from report(text, paces, wrong)
 
 
-def acts_counted(evidence: Evidence) -> Iterator[str]:
+def check_act_counts(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each kind of act whose count in the summary is not the recorded count.
 
     An act is a record of what a process of the world did to devices or links, such as

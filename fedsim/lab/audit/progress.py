@@ -16,7 +16,7 @@ _NO_PROGRESS = r"no progress of (\S+) in (\d+) rounds"
 """Regular expression for the reason of a run that ended without progress."""
 
 
-def progress_as_said(evidence: Evidence) -> Iterator[str]:
+def check_progress(evidence: Evidence) -> Iterator[str]:
     """Yield findings if best round, best models or stop reason differ from the rounds' tests.
 
     They are checked if the scenario keeps the best models, or stops after rounds without progress.
@@ -36,7 +36,7 @@ def progress_as_said(evidence: Evidence) -> Iterator[str]:
     monitor = stated["monitor"]
     if monitor != stop.get("monitor", monitor):
         yield f"the best round is by {monitor!r}, the scenario says {stop['monitor']!r}"
-    tests = _tests(evidence, monitor)
+    tests = _monitored_values(evidence, monitor)
     finite = tests[np.isfinite(tests)]
     due: tuple[object, object] = (None, None)
     if len(finite):
@@ -54,7 +54,7 @@ def progress_as_said(evidence: Evidence) -> Iterator[str]:
     yield from _check_models(evidence, stated["round"] if keeps_best else None)
 
 
-def _tests(evidence: Evidence, monitor: str) -> "pd.Series[float]":
+def _monitored_values(evidence: Evidence, monitor: str) -> "pd.Series[float]":
     """Return the monitored metric of each tested round, negated if smaller values are better.
 
     Args:

@@ -15,7 +15,7 @@ _DETERMINED = (("up", "secure-keys"), ("down", "secure-keys"), ("up", "secure-sh
 """Messages whose size follows from the count of neighbours; others depend on who drops out."""
 
 
-def secure_as_said(evidence: Evidence) -> Iterator[str]:
+def check_secure_messages(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each message part of secure aggregation whose size breaks its protocol.
 
     Clients exchange keys and shares of secrets with their neighbours in a graph, through the

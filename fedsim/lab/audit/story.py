@@ -22,7 +22,7 @@ _ALLOWED_PAIRS = (
 """Pairs of a task's records: a kind, and the kind that may directly precede it."""
 
 
-def time_order(evidence: Evidence) -> Iterator[str]:
+def check_time_order(evidence: Evidence) -> Iterator[str]:
     """Yield findings if the times of records fall, or if the run's end is not the last record."""
     events = evidence.events
     records = events.assign(before=events["time"].shift(fill_value=0.0))
@@ -36,7 +36,7 @@ def time_order(evidence: Evidence) -> Iterator[str]:
         yield "the run's end is not recorded"
 
 
-def task_lives(evidence: Evidence) -> Iterator[str]:
+def check_task_steps(evidence: Evidence) -> Iterator[str]:
     """Yield findings for tasks whose records lack a begin, a step or an end, or are out of order.
 
     A task starts, takes its steps (such as ``train``) one after another on one device, and ends
@@ -66,7 +66,7 @@ def task_lives(evidence: Evidence) -> Iterator[str]:
         yield from report("task {task}: never ends", last, last["kind"] != "task-end")
 
 
-def one_place(evidence: Evidence) -> Iterator[str]:
+def check_one_task_at_a_time(evidence: Evidence) -> Iterator[str]:
     """Yield findings for devices that do two things at the same time.
 
     A device may not begin a task before its previous one has ended, and may not record steps of any
@@ -91,7 +91,7 @@ def one_place(evidence: Evidence) -> Iterator[str]:
     yield from report(text, events, at_work & ~(busy & is_current))
 
 
-def deadlines(evidence: Evidence) -> Iterator[str]:
+def check_deadlines_kept(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each task that ended after its round's deadline.
 
     A training that took longer than its round's limit for trainings is a finding, too.
@@ -131,7 +131,7 @@ def _round_limits(evidence: Evidence, name: str) -> Floats:
     return limits.groupby(events["round"]).ffill().fillna(np.inf).to_numpy()
 
 
-def rounds_begin(evidence: Evidence) -> Iterator[str]:
+def check_round_begins(evidence: Evidence) -> Iterator[str]:
     """Yield findings for rounds that are out of order, or that select a wrong count of clients.
 
     The record of a round's begin states the count of selected clients, which has to be the count of
@@ -156,7 +156,7 @@ def rounds_begin(evidence: Evidence) -> Iterator[str]:
     yield from report(text, rounds, differs)
 
 
-def deadlines_as_said(evidence: Evidence) -> Iterator[str]:
+def check_deadline_values(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each round whose recorded deadline is not the one that the scenario sets.
 
     Only a fixed deadline is checked: a duration from the round's begin, which may also limit each

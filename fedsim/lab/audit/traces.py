@@ -190,7 +190,7 @@ def has_trace(section: object) -> bool:
     return isinstance(section, Mapping) and section.get("kind") == "trace"
 
 
-def places_as_drawn(evidence: Evidence) -> Iterator[str]:
+def check_trace_offsets(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each link that does not begin at the position of its trace that is due.
 
     A trace gives a link's rate over time; the position is drawn from the seed, or is 0. Links have

@@ -24,7 +24,7 @@ from fedsim.lab.audit.strategies import (
 _ROUNDING = 1e-6
 
 
-def epochs_agree(evidence: Evidence) -> Iterator[str]:
+def check_epoch_ends(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each training whose count of epochs contradicts their recorded ends.
 
     The ends (s) have to be in order and within the training. The count has to be the count of ends,
@@ -43,7 +43,7 @@ def epochs_agree(evidence: Evidence) -> Iterator[str]:
     yield from report(text, trainings, wrong)
 
 
-def epochs_as_said(evidence: Evidence) -> Iterator[str]:
+def check_requested_epochs(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each training that was asked for other epochs than the scenario's.
 
     Only trainings in rounds are checked: profiling before a selection may use other epochs.
@@ -55,8 +55,8 @@ def epochs_as_said(evidence: Evidence) -> Iterator[str]:
     of_rounds = evidence.events["round"].loc[trainings.index] != NOTHING
     trainings = trainings[of_rounds]
     due = np.full(len(trainings), float(strategy["local_epochs"]))
-    epochs = _own(evidence, "local_epochs", trainings)
-    steps = _own(evidence, "local_steps", trainings)
+    epochs = _local_setting(evidence, "local_epochs", trainings)
+    steps = _local_setting(evidence, "local_steps", trainings)
     due = np.where(np.isnan(epochs), due, epochs)
     due = np.where(np.isnan(steps), due, 1.0)  # SGD steps count as one epoch
     trainings = trainings.assign(due=due)
@@ -64,7 +64,7 @@ def epochs_as_said(evidence: Evidence) -> Iterator[str]:
     yield from report(text, trainings, trainings["asked"] != trainings["due"])
 
 
-def layers_as_said(evidence: Evidence) -> Iterator[str]:
+def check_trained_layers(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each training that trained only the last layers, if that was not allowed.
 
     The scenario may allow it for devices with too little memory (``fewer-layers``).
@@ -79,7 +79,7 @@ def layers_as_said(evidence: Evidence) -> Iterator[str]:
     yield from report(text, trainings, layers.notna() & ~is_possible)
 
 
-def durations_agree(evidence: Evidence) -> Iterator[str]:
+def check_durations(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device whose last training had a wrong duration.
 
     The due duration of an epoch is the count of samples over the device's speed, times a random
@@ -118,7 +118,7 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     yield from report(text, trainings.assign(ratio=ratios / usual), wrong)
 
 
-def _own(evidence: Evidence, name: str, trainings: pd.DataFrame) -> Floats:
+def _local_setting(evidence: Evidence, name: str, trainings: pd.DataFrame) -> Floats:
     """Return each training's value of a setting that ``population.local`` gives single devices.
 
     Args:
@@ -148,8 +148,8 @@ def _passes(evidence: Evidence, trainings: pd.DataFrame) -> Floats:
     strategy = scenario["strategy"]
     usual = scenario["training"]
     declared = strategy.get(SGD_STEPS.get(strategy["kind"], ""))
-    own_steps = _own(evidence, "local_steps", trainings)
-    own_sizes = _own(evidence, "batch_size", trainings)
+    own_steps = _local_setting(evidence, "local_steps", trainings)
+    own_sizes = _local_setting(evidence, "batch_size", trainings)
     samples = at_places(evidence.devices["samples"], evidence.row_of(trainings["device"]))
     passes = np.ones(len(trainings))
     for row, count in enumerate(samples.tolist()):

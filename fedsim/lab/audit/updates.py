@@ -37,7 +37,7 @@ _NOT_MEASURED = dict.fromkeys((*_FIGURES, *OF_PEERS, "selected", "valid", "slow"
 """Dict from column of rounds to None, its value if the record of the round lacks the field."""
 
 
-def rounds_of_updates(evidence: Evidence) -> Iterator[str]:
+def check_staleness(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each aggregation that records a wrong staleness of its updates.
 
     Staleness is the aggregation's round minus the round of the update's task, and 0 if the task has
@@ -76,7 +76,7 @@ def _age(number: int, start_round: int) -> int:
     return 0 if start_round == NOTHING else number - start_round
 
 
-def aggregated_once(evidence: Evidence) -> Iterator[str]:
+def check_aggregated_once(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each task that is aggregated twice, wrongly, or not at all.
 
     Every aggregated task has to have ended ``done`` and to have finished an epoch. Every such task
@@ -227,7 +227,7 @@ class _UpdateBook:
                 yield f"task {task} was done in time, but no aggregation counts it"
 
 
-def round_counts(evidence: Evidence) -> Iterator[str]:
+def check_round_counts(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each count in the table of rounds that contradicts the round's tasks.
 
     The counts are of selected clients and of valid, slow and disconnected ones. All cells of the

@@ -14,8 +14,8 @@ from fedsim.lab.audit.layout import (
     coded_bytes,
     cut_numbers,
     dense_tensors,
-    left_tensors,
     numbers,
+    saved_tensors,
     sent_numbers,
 )
 from fedsim.lab.audit.strategies import PEERS
@@ -63,7 +63,7 @@ The state also has one step count per tensor.
 """
 
 
-def bytes_as_said(evidence: Evidence) -> Iterator[str]:
+def check_message_sizes(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each part of a message whose size does not follow from model and codec.
 
     A part is what is sent for one purpose, such as ``update``. User code and Flower apps, which
@@ -127,7 +127,7 @@ class MessageSizes:
 
         None if neither determines them.
         """
-        tensors = left_tensors(self._evidence)
+        tensors = saved_tensors(self._evidence)
         if tensors is None and self._scenario_tensors is not None:
             tensors = self._scenario_tensors[0]
         return tensors

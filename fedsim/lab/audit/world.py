@@ -52,7 +52,7 @@ The default is the value if the scenario has neither the key nor a preset.
 """
 
 
-def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
+def check_drawn_devices(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each device whose speed, link or sample count is not the drawn value.
 
     The values are drawn again from the scenario's distributions and seed. Nothing is checked if the
@@ -70,11 +70,11 @@ def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
     if "capacity" not in population and "device" not in population:
         columns.update(_draw_links(scenario))
     if "local" in population:
-        columns.update(_draw_own(scenario))
+        columns.update(_draw_local_settings(scenario))
     yield from _check_columns(evidence.devices, columns, "")
 
 
-def _draw_own(scenario: TomlTable) -> dict[str, Floats]:
+def _draw_local_settings(scenario: TomlTable) -> dict[str, Floats]:
     """Draw the settings of ``population.local``: epochs, SGD steps, batch size, learning rate.
 
     Settings from a file are left out. A setting by kind of device is NaN, which equals any value,
@@ -155,7 +155,7 @@ def _draw_links(scenario: TomlTable) -> dict[str, Floats]:
     return columns
 
 
-def energy_as_said(evidence: Evidence) -> Iterator[str]:
+def check_energy_settings(evidence: Evidence) -> Iterator[str]:
     """Yield findings if powers, batteries or ``energy.json`` do not follow from the scenario.
 
     ``energy.json`` has the settings by which the run counted energy, such as the zones of the grid.
