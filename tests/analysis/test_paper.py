@@ -132,7 +132,7 @@ def test_waits_are_those_of_the_critical_path(name: str, request: pytest.Fixture
     assert sum(wait.waited_s for wait in waits) > 0
     for wait in waits:
         path = paths[wait.round]
-        assert wait.waited_s == pytest.approx(path.sooner)
+        assert wait.waited_s == pytest.approx(path.saved_s)
         assert set(path.late) <= set(wait.devices)
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fedsim.common import step_names
 from fedsim.common.errors import RunFolderError
@@ -124,12 +124,13 @@ class RoundPath:
         steps: steps of the path, in order and without gaps.
         selected: count of selected clients; 0 for strategies with versions instead of rounds.
         late: devices whose tasks were cut off at the end of the round.
-        deadline: whether the deadline ended the round.
-        sooner: time (s) by which the round's tasks would have ended sooner without the tasks that
+        by_deadline: whether the deadline ended the round.
+        saved_s: time (s) by which the round's tasks would have ended sooner without the tasks that
             ended last; 0 for strategies without rounds.
-        last: count of the tasks that ended last together; 0 for strategies without rounds.
-        half: simulated time (s) at which half of the tasks of the round had ended; ``end`` for
-            strategies without rounds.
+        clients_at_end: count of the tasks that ended last together; 0 for strategies without
+            rounds.
+        half_done_s: simulated time (s) at which half of the tasks of the round had ended; ``end``
+            for strategies without rounds.
     """
 
     number: int
@@ -138,10 +139,10 @@ class RoundPath:
     steps: tuple[PathStep, ...]
     selected: int = 0
     late: tuple[int, ...] = ()
-    deadline: bool = False
-    sooner: float = 0.0
-    last: int = 0
-    half: float = 0.0
+    by_deadline: bool = False
+    saved_s: float = 0.0
+    clients_at_end: int = 0
+    half_done_s: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -164,6 +165,87 @@ class RoundPath:
             times.append((step.category, step.seconds - step.shared))
         times += [(SHARED, step.shared) for step in self.steps]
         return _sum(times)
+
+
+class _FinishedRound(NamedTuple):
+    """Round that ended: its index, its end (s), and IDs of the tasks whose updates it used."""
+
+    number: int
+    end: float
+    used: set[int]
+
+
+class _Records:
+    """Tasks, messages and rounds of a run, collected from the run's records in their order.
+
+    Args:
+        run: the folder of the run.
+
+    Attributes:
+        end: simulated time of the last record (s).
+        ends: tasks and messages by the time at which they ended (s).
+        of_round: tasks by the index of their round.
+        begun: fields of the record of a round's begin, by index of the round.
+        finished: the rounds that ended, in order.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self.end: float = 0.0
+        self.ends: defaultdict[float, list[_WaitedFor]] = defaultdict(list)
+        self.of_round: defaultdict[int, list[_WaitedFor]] = defaultdict(list)
+        self.begun: dict[int, RecordData] = {}
+        self.finished: list[_FinishedRound] = []
+        self._has_hosts = bool(run.scenario.get("population", {}).get("host"))
+        self._tasks: dict[int, _WaitedFor] = {}
+        used: set[int] = set()
+        events = run.events_of(_KINDS, _COLUMNS)
+        for time, kind, device, number, task, step, outcome, data in events:
+            self.end = max(self.end, time)
+            match kind:
+                case "task-start":
+                    self._start_task(time, device, task, number)
+                case "step-start":
+                    self._start_step(time, device, task, step)
+                case "step-end":
+                    steps = self._tasks[task].steps
+                    steps[-1] = replace(steps[-1], end=time, outcome=outcome, data=data)
+                case "task-end":
+                    self._finish(self._tasks[task], time, outcome)
+                case "edge-transfer" | "message":
+                    self._add_transfer(time, kind, number, outcome, parse_json(data))
+                case "round-start":
+                    self.begun[number] = parse_json(data)
+                case "aggregate":
+                    used.update(parse_json(data)["tasks"])
+                case "round":
+                    self.finished.append(_FinishedRound(number, time, used))
+                    used = set()
+
+    def _start_task(self, time: float, device: int, task: int, number: int | None) -> None:
+        work = _WaitedFor(time, device, task, number)
+        self._tasks[task] = work
+        if number is not None:
+            self.of_round[number].append(work)
+
+    def _start_step(self, time: float, device: int | None, task: int, step: str) -> None:
+        steps = self._tasks[task].steps
+        # a task waits for its host before all else, and for the server's slots later
+        at_host = self._has_hosts and step == step_names.QUEUE and not steps
+        steps.append(PathStep(step, time, math.inf, device, task, at_host=at_host))
+
+    def _add_transfer(
+        self, time: float, kind: str, number: int | None, outcome: str, facts: RecordData
+    ) -> None:
+        start = facts["start"]
+        label = _label(kind, facts)
+        transfer = PathStep(kind, start, time, outcome=outcome, label=label)
+        self._finish(_WaitedFor(start, None, None, number, steps=[transfer]), time, outcome)
+
+    def _finish(self, work: _WaitedFor, time: float, outcome: str) -> None:
+        work.end = time
+        work.outcome = outcome
+        if work.start < time:
+            self.ends[time].append(work)
 
 
 class CriticalPaths:
@@ -189,61 +271,16 @@ class CriticalPaths:
         self._run = run
         self.clock = run.clock
         self.word = run.round_word
-        self.end: float = 0.0
-        self._ends: defaultdict[float, list[_WaitedFor]] = defaultdict(list)
-        self._of_round: defaultdict[int, list[_WaitedFor]] = defaultdict(list)
-        # finished rounds: index, end (s), and IDs of the tasks that the round used
-        self._finished: list[tuple[int, float, set[int]]] = []
-        self._begun: dict[int, RecordData] = {}
-        has_hosts = bool(run.scenario.get("population", {}).get("host"))
-        tasks: dict[int, _WaitedFor] = {}
-        used: set[int] = set()
-        events = run.events_of(_KINDS, _COLUMNS)
-        for time, kind, device, number, task, step, outcome, data in events:
-            self.end = max(self.end, time)
-            match kind:
-                case "task-start":
-                    tasks[task] = _WaitedFor(time, device, task, number)
-                    if number is not None:
-                        self._of_round[number].append(tasks[task])
-                case "step-start":
-                    steps = tasks[task].steps
-                    # a task waits for its host before all else, and for the server's slots later
-                    at_host = has_hosts and step == step_names.QUEUE and not steps
-                    steps.append(PathStep(step, time, math.inf, device, task, at_host=at_host))
-                case "step-end":
-                    steps = tasks[task].steps
-                    steps[-1] = replace(steps[-1], end=time, outcome=outcome, data=data)
-                case "task-end":
-                    self._finish(tasks[task], time, outcome)
-                case "edge-transfer" | "message":
-                    facts = parse_json(data)
-                    start = facts["start"]
-                    label = _label(kind, facts)
-                    transfer = PathStep(kind, start, time, outcome=outcome, label=label)
-                    work = _WaitedFor(start, None, None, number, steps=[transfer])
-                    self._finish(work, time, outcome)
-                case "round-start":
-                    self._begun[number] = parse_json(data)
-                case "aggregate":
-                    used.update(parse_json(data)["tasks"])
-                case "round":
-                    self._finished.append((number, time, used))
-                    used = set()
-
-    def _finish(self, work: _WaitedFor, time: float, outcome: str) -> None:
-        work.end = time
-        work.outcome = outcome
-        if work.start < time:
-            self._ends[time].append(work)
+        self._records = _Records(run)
+        self.end = self._records.end
 
     @cached_property
     def rounds(self) -> list[RoundPath]:
         paths = []
         start = 0.0
-        for number, end, used in self._finished:
-            paths.append(self._round(start, number, end, used))
-            start = end
+        for finished in self._records.finished:
+            paths.append(self._round(start, finished))
+            start = finished.end
         return paths
 
     def round(self, number: int) -> RoundPath:
@@ -278,28 +315,37 @@ class CriticalPaths:
         times.append((AFTER, self.end - last))
         return _sum(times)
 
-    def _round(self, start: float, number: int, end: float, used: set[int]) -> RoundPath:
-        steps = tuple(reversed([*self._trace(start, number, end, used)]))
-        tasks = [task for task in self._of_round[number] if task.end > start and task.start < end]
+    def _round(self, start: float, finished: _FinishedRound) -> RoundPath:
+        number, end, used = finished
+        facts = self._records.begun.get(number, {})
+        tasks = []
         late = []
-        for task in tasks:
-            if task.device is not None and task.outcome == "late" and task.end == end:
-                late.append(task.device)
-        facts = self._begun.get(number, {})
-        sooner = 0.0
-        together = 0
-        half = end
-        if facts and tasks:
-            ends = sorted(min(task.end, end) for task in tasks)
-            half = ends[(len(ends) - 1) // 2]
-            last = ends[-1]
-            together = ends.count(last)
-            begun = max(task.start for task in tasks if task.end >= last)
-            sooner = last - max([begun, start, *(time for time in ends if time < last)])
-        by_deadline = bool(late) and (facts.get("deadline") or math.inf) <= end
-        selected = facts.get("selected", 0)
-        return RoundPath(
-            number, start, end, steps, selected, tuple(late), by_deadline, sooner, together, half
+        for task in self._records.of_round[number]:
+            if task.end > start and task.start < end:
+                tasks.append(task)
+                if task.device is not None and task.outcome == "late" and task.end == end:
+                    late.append(task.device)
+        path = RoundPath(
+            number,
+            start,
+            end,
+            steps=tuple(reversed([*self._trace(start, number, end, used)])),
+            selected=facts.get("selected", 0),
+            late=tuple(late),
+            by_deadline=bool(late) and (facts.get("deadline") or math.inf) <= end,
+            half_done_s=end,
+        )
+        if not facts or not tasks:
+            return path
+        ends = sorted(min(task.end, end) for task in tasks)
+        last_end = ends[-1]
+        last_start = max(task.start for task in tasks if task.end >= last_end)
+        earlier = [time for time in ends if time < last_end]
+        return replace(
+            path,
+            saved_s=last_end - max([last_start, start, *earlier]),
+            clients_at_end=ends.count(last_end),
+            half_done_s=ends[(len(ends) - 1) // 2],
         )
 
     def _trace(self, start: float, number: int, end: float, used: set[int]) -> Iterator[PathStep]:
@@ -313,13 +359,13 @@ class CriticalPaths:
         """
         now = end
         while now > start:
-            work = self._last(now, number, end, used)
+            work = self._find_awaited(now, number, end, used)
             if work is None:
                 before = start
                 for time in reversed(self._times[: bisect_left(self._times, now)]):
                     if time <= start:
                         break
-                    if self._last(time, number, end, used) is not None:
+                    if self._find_awaited(time, number, end, used) is not None:
                         before = time
                         break
                 yield PathStep(WAIT, before, now)
@@ -330,7 +376,9 @@ class CriticalPaths:
                     yield self._cut(step, max(step.start, start), now)
                     now = max(step.start, start)
 
-    def _last(self, now: float, number: int, end: float, used: set[int]) -> _WaitedFor | None:
+    def _find_awaited(
+        self, now: float, number: int, end: float, used: set[int]
+    ) -> _WaitedFor | None:
         """Return the task or message for which a round waited up to a given time; None if none.
 
         It ended at this time and belongs to the round. At the round's end, a task of the round that
@@ -342,17 +390,17 @@ class CriticalPaths:
             end: simulated time of the round's end (s).
             used: IDs of the tasks whose updates the round aggregated, whatever their round.
         """
-        ended = self._ends.get(now, ())
+        ended = self._records.ends.get(now, ())
         work = [task for task in ended if task.round == number or task.task in used]
         if not work:
             work = [task for task in ended if task.round is None and task.task is not None]
         if not work and now == end:
-            work = [task for task in self._of_round[number] if task.start < now < task.end]
+            work = [task for task in self._records.of_round[number] if task.start < now < task.end]
         return min(work, key=lambda task: task.rank(now), default=None)
 
     @cached_property
     def _times(self) -> list[float]:
-        return sorted(self._ends)
+        return sorted(self._records.ends)
 
     def _cut(self, step: PathStep, start: float, end: float) -> PathStep:
         """Return the part of a step between two simulated times (s).

@@ -40,13 +40,13 @@ def run_in_words(paths: CriticalPaths) -> list[str]:
     selecting = [path for path in rounds if path.selected]
     if selecting:
         seconds = sum(path.seconds for path in selecting)
-        half = sum(path.half - path.start for path in selecting) / (seconds or 1.0)
+        half = sum(path.half_done_s - path.start for path in selecting) / (seconds or 1.0)
         words.append(
             f"Half of a round's clients were done after {show_share(half)} of it; the clients that "
             "ended last held the rounds up for "
-            f"{show_seconds(sum(path.sooner for path in rounds))} in all."
+            f"{show_seconds(sum(path.saved_s for path in rounds))} in all."
         )
-    by_deadline = sum(path.deadline for path in rounds)
+    by_deadline = sum(path.by_deadline for path in rounds)
     if by_deadline:
         rounds_in_all = count_rounds(len(rounds), paths.word)
         words.append(f"The deadline ended {by_deadline:,} of {rounds_in_all}.")
@@ -74,7 +74,7 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
         f"from {show_seconds(path.start)} to {show_seconds(path.end)} of {paths.clock}."
     ]
     late = len(path.late)
-    if path.deadline:
+    if path.by_deadline:
         noun = "devices" if late > 1 else "device"
         devices = f"{noun} {', '.join(map(str, path.late[:_MOST_DEVICES]))}"
         if late > _MOST_DEVICES:
@@ -137,19 +137,19 @@ def _longest_in_words(path: RoundPath) -> list[str]:
         f"It waited longest for {cause}: {show_seconds(step.seconds)}, "
         f"{show_share(step.seconds / path.seconds)}."
     ]
-    if path.sooner > 0:
+    if path.saved_s > 0:
         clients = "the client that ended last"
         if path.device is not None:
             clients = f"device {path.device}"
-        if path.last > 1:
-            clients = f"the {path.last:,} clients that ended last together"
-        if path.deadline:
+        if path.clients_at_end > 1:
+            clients = f"the {path.clients_at_end:,} clients that ended last together"
+        if path.by_deadline:
             clients = "the late client" if len(path.late) == 1 else "the late clients"
-        words.append(f"Without {clients} it would have ended {show_seconds(path.sooner)} sooner.")
+        words.append(f"Without {clients} it would have ended {show_seconds(path.saved_s)} sooner.")
     is_idle = step.step in (WAIT, step_names.QUEUE)
-    if path.sooner > 0 and path.last == 1 and not is_idle and step.outcome == "done":
-        gain = min(step.seconds / 2, path.sooner)
-        limit = "; then another client is the last" if gain == path.sooner else ""
+    if path.saved_s > 0 and path.clients_at_end == 1 and not is_idle and step.outcome == "done":
+        gain = min(step.seconds / 2, path.saved_s)
+        limit = "; then another client is the last" if gain == path.saved_s else ""
         words.append(f"With twice the rate there, {show_seconds(gain)} sooner{limit}.")
     return words
 

@@ -108,7 +108,7 @@ def test_by_hand(
     found = paths(tmp_path / "run", samples, rounds, **sections)
     last = found.round(rounds - 1)
     assert [(one.step, round(one.seconds, 6)) for one in last.steps] == expected
-    assert last.sooner == pytest.approx(sooner)
+    assert last.saved_s == pytest.approx(sooner)
     assert samples[0] == samples[1] or last.device == 1
     assert math.fsum(found.totals.values()) == found.end
 
