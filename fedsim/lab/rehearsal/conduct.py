@@ -309,9 +309,12 @@ class _Rehearsal:
 
     def _switch(self, processes: RehearsalProcesses, device: int, is_on: bool) -> None:
         if self._network is not None:
-            self._network.cut(device, is_cut=not is_on)
+            self._network.set_link(device, is_up=is_on)
         for name in (f"node-{device}", _executor(device)):
-            processes.stop(name, is_stopped=not is_on)
+            if is_on:
+                processes.resume(name)
+            else:
+                processes.pause(name)
 
 
 def _executor(device: int) -> str:

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -197,33 +198,47 @@ class Differences:
         return dict(phases)
 
     @property
-    def late(self) -> dict[str, list[tuple[int, int, str, str]]]:
-        """Tasks that were not done, in one of the runs or in both.
-
-        The key is ``both``, ``simulated`` or ``rehearsed``: the runs in which the task was not done.
-        The values are its round, device, simulated outcome and measured outcome.
-        """
-        late: dict[str, list[tuple[int, int, str, str]]] = {
-            "both": [],
-            "simulated": [],
-            "rehearsed": [],
-        }
-        for place in sorted(self.simulated.tasks.keys() | self.measured.tasks.keys()):
-            simulated = _outcome(self.simulated.tasks.get(place))
-            measured = _outcome(self.measured.tasks.get(place))
-            is_late = simulated not in _DONE
-            was_late = measured not in _DONE
-            row = (*place, simulated, measured)
-            if is_late and was_late:
-                late["both"].append(row)
-            elif is_late:
-                late["simulated"].append(row)
-            elif was_late:
-                late["rehearsed"].append(row)
-        return late
+    def undone(self) -> list["UndoneTask"]:
+        """Tasks that were not done in both runs, then in the simulation or the rehearsal only."""
+        tasks = []
+        for key in sorted(self.simulated.tasks.keys() | self.measured.tasks.keys()):
+            simulated = _outcome(self.simulated.tasks.get(key))
+            measured = _outcome(self.measured.tasks.get(key))
+            if simulated not in _DONE or measured not in _DONE:
+                tasks.append(UndoneTask(*key, simulated, measured))
+        return sorted(tasks, key=lambda task: [*_RUNS].index(task.where))
 
 
 _DONE = ("done", "not asked", "stopped")
+_RUNS: Mapping[str, str] = {
+    "both": "both",
+    "simulated": "the simulation only",
+    "rehearsed": "the rehearsal only",
+}
+"""Runs in which a task was not done, and their names in sentences."""
+
+
+class UndoneTask(NamedTuple):
+    """Task of a device for a round that was not done in a simulation or its rehearsal.
+
+    Attributes:
+        round: index of the round.
+        device: ID of the device.
+        simulated: outcome in the simulation, such as ``late``.
+        measured: outcome in the rehearsal.
+    """
+
+    round: int
+    device: int
+    simulated: str
+    measured: str
+
+    @property
+    def where(self) -> str:
+        """Runs in which the task was not done: ``both``, ``simulated`` or ``rehearsed``."""
+        if self.simulated in _DONE:
+            return "rehearsed"
+        return "simulated" if self.measured in _DONE else "both"
 
 
 def _outcome(task: TaskTimes | None) -> str:
@@ -313,17 +328,9 @@ def lines(differences: Differences, title: str) -> Iterator[str]:
         is_equal = pair.simulated == pair.measured
         words = "equal" if is_equal else f"simulated {show_bytes(pair.simulated)}"
         yield f"  bytes {direction}: {show_bytes(pair.measured)}, {words}"
-    for which, rows in differences.late.items():
-        if rows:
-            places = ", ".join(f"round {row[0]} device {row[1]}" for row in rows)
-            yield f"  not done in {_WHICH[which]}: {places}"
-
-
-_WHICH: Mapping[str, str] = {
-    "both": "both",
-    "simulated": "the simulation only",
-    "rehearsed": "the rehearsal only",
-}
+    for where, tasks in groupby(differences.undone, key=lambda task: task.where):
+        names = ", ".join(f"round {task.round} device {task.device}" for task in tasks)
+        yield f"  not done in {_RUNS[where]}: {names}"
 
 
 def mean_of(pairs: list[Pair]) -> Pair:

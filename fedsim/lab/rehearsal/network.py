@@ -127,14 +127,14 @@ class Namespaces:
         module = "fedsim.lab.rehearsal.network"
         return [*self.within("core"), sys.executable, "-m", module, *latencies]
 
-    def cut(self, client: int, *, is_cut: bool) -> None:
-        """Take a client's link down, or up again.
+    def set_link(self, client: int, *, is_up: bool) -> None:
+        """Take a client's link up or down.
 
         Args:
             client: index of the client, from 0.
-            is_cut: whether to take it down.
+            is_up: whether to take it up.
         """
-        state = "down" if is_cut else "up"
+        state = "up" if is_up else "down"
         _do("ip", "-n", self.name("core"), "link", "set", f"c{client + 1}", state)
 
     def _add(self, where: str) -> str:

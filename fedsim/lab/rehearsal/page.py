@@ -85,7 +85,7 @@ def write_page(
             el("h2", "Bytes of payloads"),
             _bytes(before),
             el("h2", "Tasks that were not done"),
-            _late(before),
+            _undone(before),
         ),
         el(
             "footer",
@@ -198,12 +198,11 @@ def _bytes(before: Differences) -> Markup:
     return _table(["direction", "rehearsed", "simulated", "error"], rows)
 
 
-def _late(before: Differences) -> Markup:
+def _undone(before: Differences) -> Markup:
     rows = []
-    for which, entries in before.late.items():
-        for number, device, simulated, measured in entries:
-            where = "both" if which == "both" else f"{which} only"
-            rows.append([str(number), str(device), measured, simulated, where])
+    for task in before.undone:
+        where = "both" if task.where == "both" else f"{task.where} only"
+        rows.append([str(task.round), str(task.device), task.measured, task.simulated, where])
     if not rows:
         return el("p", "All tasks were done in both.")
     return _table(["round", "device", "rehearsed", "simulated", "not done in"], rows)

@@ -68,14 +68,15 @@ class RehearsalProcesses:
         """Return the path of a process's log."""
         return self._logs / f"{name}.log"
 
-    def stop(self, name: str, *, is_stopped: bool) -> None:
-        """Pause a process and its children (SIGSTOP), or let them go on (SIGCONT).
+    def pause(self, name: str) -> None:
+        """Pause a process and its children (SIGSTOP), until ``resume``."""
+        self._signal(name, signal.SIGSTOP)
 
-        Args:
-            name: name of the process in this rehearsal.
-            is_stopped: whether to pause them.
-        """
-        number = signal.SIGSTOP if is_stopped else signal.SIGCONT
+    def resume(self, name: str) -> None:
+        """Let a paused process and its children go on (SIGCONT)."""
+        self._signal(name, signal.SIGCONT)
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._started[name].pid, number)
 

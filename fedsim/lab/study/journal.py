@@ -44,18 +44,18 @@ class Journal:
 
     Args:
         path: the study's folder.
-        most: whether more of the search's metric is better.
+        is_maximised: whether greater values of the search's metric are better.
 
     Raises:
         RunFolderError: the journal cannot be read or written.
     """
 
-    def __init__(self, path: Path, *, most: bool) -> None:
+    def __init__(self, path: Path, *, is_maximised: bool) -> None:
         optuna = import_optuna()
         optuna.logging.disable_default_handler()
         self._path = path / JOURNAL
         self._direction = optuna.study.StudyDirection.MINIMIZE
-        if most:
+        if is_maximised:
             self._direction = optuna.study.StudyDirection.MAXIMIZE
         with self._reading(), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

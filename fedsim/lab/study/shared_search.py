@@ -21,7 +21,7 @@ from fedsim.lab.study.journal import JOURNAL, Journal
 from fedsim.lab.study.plan import Study, planned
 from fedsim.lab.study.search import Search, import_optuna
 from fedsim.lab.study.shards import StudyShard
-from fedsim.lab.study.trials import Build, SearchedVariant, Trial, Trials
+from fedsim.lab.study.trials import Build, SearchedVariant, Trial, Trials, are_over
 from fedsim.records import lock
 
 _UNREPEATABLE = (
@@ -114,7 +114,7 @@ class SharedTrials(Trials):
 
     @override
     def read(self, path: Path) -> None:
-        self._read(Journal(path, most=self._most))
+        self._read(Journal(path, is_maximised=self._is_maximised))
 
     @override
     def grow(self, path: Path, try_to_build: Build) -> None:
@@ -124,12 +124,14 @@ class SharedTrials(Trials):
         was lost and has no result, the claims are released instead; the next call claims the trials
         again.
         """
-        if not self._receive_results(path):
+        runs = self._find_unread_runs(path)
+        if not are_over(runs):
             self.close()  # a run was lost: another call takes the trial again
             return
+        self._store_results(runs)
         while True:
             with files.locked(path, files.TURN_S):
-                journal = Journal(path, most=self._most)
+                journal = Journal(path, is_maximised=self._is_maximised)
                 self._write_results(journal)
                 self._read(journal)
                 self._take(path, journal)

@@ -6,11 +6,11 @@ done. A trial is over when each of its runs is done, or ended with an error. A r
 was lost is repeated.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.round_words import counted
@@ -75,26 +75,51 @@ class Trial:
             return None
         return sum(figures) / len(figures)
 
-    def rank(self, most: bool, seeds: int | None = None) -> tuple[float, ...]:
-        """Return the key by which trials are sorted, the best one first.
-
-        Finished trials come first, then trials with more runs, then trials whose runs lack fewer
-        figures, then trials with better figures.
+    def final_rank(self, *, is_maximised: bool) -> "TrialRank":
+        """Return the key by which trials are sorted, the best one first, by state and all runs.
 
         Args:
-            most: whether more of the metric is better.
-            seeds: count of runs to compare, without regard to the state of the trials. None to
-                compare the states and all runs.
+            is_maximised: whether greater values of the metric are better.
         """
-        figures = self.figures[:seeds]
+        rank = self.rank_after(len(self.figures), is_maximised=is_maximised)
+        return rank._replace(state=_ENDED_WELL[self.state])
+
+    def rank_after(self, runs: int, *, is_maximised: bool) -> "TrialRank":
+        """Return the key by which open trials are sorted, the best one first.
+
+        Args:
+            runs: count of runs to compare, from the first seed on.
+            is_maximised: whether greater values of the metric are better.
+        """
+        figures = self.figures[:runs]
         missing = figures.count(None)
         if missing:
-            merit = sum(self.nearest[:seeds])
+            merit = sum(self.nearest[:runs])
         else:
             total = sum(figure for figure in figures if figure is not None)
-            merit = total if most else -total
-        state = 0 if seeds is not None else _ENDED_WELL[self.state]
-        return (state, -len(figures), missing, -merit)
+            merit = total if is_maximised else -total
+        return TrialRank(0, -len(figures), missing, -merit)
+
+
+class TrialRank(NamedTuple):
+    """Sort key of a trial: the least is the best.
+
+    Attributes:
+        state: 0 for a trial that is done, or if states are not compared; more for others.
+        fewer_runs: minus the count of runs.
+        missing: count of the runs without the metric.
+        loss: minus the sum of the metric if more of it is better, else the sum. If a run lacks the
+            metric, minus the sum of the runs' best accuracies.
+    """
+
+    state: int
+    fewer_runs: int
+    missing: int
+    loss: float
+
+
+TrialRun = tuple[Trial, Path]
+"""Run of a search: its trial, and its folder."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +156,7 @@ class Trials:
         metric = measure_of(search.metric, spec.target)
         assert metric is not None
         self._metric = metric
-        self._most = metric.best == "most"
+        self._is_maximised = metric.best == "most"
         self.lines = [SearchedVariant(variant) for variant in searched(spec)]
         self._rungs = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
         self._rung = 0
@@ -188,7 +213,11 @@ class Trials:
         Raises:
             ScenarioError: all trials of a variant are refused.
         """
-        while not self.is_over and self._receive_results(path):
+        while not self.is_over:
+            runs = self._find_unread_runs(path)
+            if not are_over(runs):
+                return
+            self._store_results(runs)
             if not self._batch:
                 self._propose()
                 self._plan(path, try_to_build)
@@ -206,17 +235,16 @@ class Trials:
     def _open(self) -> list[Trial]:
         return [trial for trial in self._batch if trial.state == "open"]
 
-    def _receive_results(self, path: Path) -> bool:
-        """Store the metric of the new runs of open trials; a trial with a failed run has failed.
-
-        Returns False, and stores nothing, if any of these runs is not over.
-        """
+    def _find_unread_runs(self, path: Path) -> list[TrialRun]:
+        """Return the runs of open trials whose results are not stored, over or not."""
         runs = []
         for trial in self._open:
             planned_runs = self.study.runs_of[trial.variant.folder]
             runs += [(trial, path / run.folder) for run in planned_runs[len(trial.figures) :]]
-        if not all(is_done(folder) or gave_up(folder) for _, folder in runs):
-            return False
+        return runs
+
+    def _store_results(self, runs: Sequence[TrialRun]) -> None:
+        """Store the metric of runs that are over; a trial with a failed run has failed."""
         spec = self.study.spec
         targets = [*map(Target.read, spec.target)]
         for trial, folder in runs:
@@ -226,7 +254,6 @@ class Trials:
                 values = measure(RunFolder(folder), targets, budget=spec.budget.limits)
                 trial.figures.append(values[self._metric.name])
                 trial.nearest.append(values[BEST.name] or 0.0)
-        return True
 
     def _results(self, line: SearchedVariant) -> list[TrialResult]:
         ranks = [*map(self._rank, line.trials)]
@@ -236,8 +263,8 @@ class Trials:
             results.append((trial.values, better))
         return results
 
-    def _rank(self, trial: Trial) -> tuple[float, ...]:
-        return trial.rank(self._most)
+    def _rank(self, trial: Trial) -> TrialRank:
+        return trial.final_rank(is_maximised=self._is_maximised)
 
     def _propose(self) -> None:
         for line in self.lines:
@@ -302,12 +329,14 @@ class Trials:
         """
         for line in self.lines:
             peers = [trial for trial in line.trials if len(trial.figures) >= self._rung]
-            ranks = sorted(trial.rank(self._most, self._rung) for trial in peers)
+            ranks = [
+                trial.rank_after(self._rung, is_maximised=self._is_maximised) for trial in peers
+            ]
             if len(ranks) <= _FEW:
                 continue
-            middle = ranks[(len(ranks) - 1) // 2]
-            for trial in peers:
-                if trial.state == "open" and trial.rank(self._most, self._rung) > middle:
+            median = sorted(ranks)[(len(ranks) - 1) // 2]
+            for trial, rank in zip(peers, ranks, strict=True):
+                if trial.state == "open" and rank > median:
                     trial.state = "pruned"
 
     def best(self, line: SearchedVariant) -> Trial | None:
@@ -414,6 +443,15 @@ class Trials:
             )
             text += f"; of how its trials rank each key explains: {explained} (Optuna's fANOVA)"
         return text
+
+
+def are_over(runs: Iterable[TrialRun]) -> bool:
+    """Whether each of some runs is done or has failed.
+
+    Args:
+        runs: trial and folder of each run.
+    """
+    return all(is_done(folder) or gave_up(folder) for _, folder in runs)
 
 
 def gave_up(folder: Path) -> bool:
