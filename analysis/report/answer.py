@@ -146,7 +146,7 @@ def _folds(
     fronts = [draw_front(front, colours) for front in explore.fronts(answer)[1:]]
     if not others + fronts:
         return
-    names = [ranking.measure.quantity for ranking in answer.rankings[1:]]
+    names = [ranking.measure.label for ranking in answer.rankings[1:]]
     title = f"Rankings by {', '.join(names)}"
     if fronts:
         title += ", and these costs against each other"

@@ -252,7 +252,7 @@ def shares(answer: WorldAnswer) -> Iterator[str]:
     explained = ", ".join(f"{key} {show_share(by_key[key])}" for key in order)
     rest = max(0.0, 1 - sum(by_key.values()))
     yield (
-        f"Of how {goal.measure.quantity} varies over the {len(rows)} cells of all combinations, each key alone "
+        f"Of how {goal.measure.label} varies over the {len(rows)} cells of all combinations, each key alone "
         f"explains: {explained}; "
         f"their interplay {rest:.0%}."
     )

@@ -114,8 +114,11 @@ class Measure:
     @property
     def name(self) -> str:
         """Name for people, unique among all measures."""
-        if self.target is not None:
-            return f"{self.quantity} to target {self.target:g}"
+        return self.label if self.target is None else f"{self.label} to target {self.target:g}"
+
+    @property
+    def label(self) -> str:
+        """Name without the target, such as ``time`` or ``final accuracy``."""
         return self.quantity if self.test is None else f"{self.test} {self.quantity}"
 
     @property
