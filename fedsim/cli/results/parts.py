@@ -12,7 +12,7 @@ from fedsim.lab.compare.columns import (
     ComparedTable,
     PublishedComparison,
 )
-from fedsim.lab.compare.decided import Decided
+from fedsim.lab.compare.line_decision import LineDecision
 from fedsim.lab.compare.paired import Estimate
 from fedsim.lab.compare.table import Comparison
 
@@ -188,26 +188,26 @@ class DecisionResult(ResultEntries):
     """Count of runs if all lines had the seeds of the line with the most."""
 
     @classmethod
-    def of(cls, decided: Decided) -> "DecisionResult":
-        names = decided.names
-        decision = decided.decision
+    def of(cls, line_decision: LineDecision) -> "DecisionResult":
+        names = line_decision.names
+        decision = line_decision.outcome
         losses = []
         for loss in decision.losses:
             better = names[loss.better]
             losses.append(LossResult(line=names[loss.place], seeds=loss.seeds, better=better))
         return cls(
-            status=decided.status,
-            measure=decided.measure.name,
+            status=line_decision.status,
+            measure=line_decision.measure.name,
             leader=None if decision.leader is None else names[decision.leader],
             contenders=[names[place] for place in decision.contenders],
             losses=losses,
             missed=[names[place] for place in decision.missed],
-            error=decided.rule.error,
-            within=decided.within,
+            error=line_decision.rule.error,
+            within=line_decision.tolerance,
             seeds=decision.seeds,
-            runs=decided.runs,
-            real_s=decided.real_s,
-            even_runs=decided.plan,
+            runs=line_decision.runs,
+            real_s=line_decision.real_s,
+            even_runs=line_decision.plan,
         )
 
 
@@ -226,8 +226,8 @@ def answers_of(comparison: Comparison) -> list[AnswerResult]:
     """Convert the answers of a comparison, one per world, to the form that ``--json`` prints."""
     results = []
     for answer in comparison.answers():
-        decided = answer.rankings[0].decided if answer.rankings else None
-        decision = None if decided is None else DecisionResult.of(decided)
+        line_decision = answer.rankings[0].decision if answer.rankings else None
+        decision = None if line_decision is None else DecisionResult.of(line_decision)
         result = AnswerResult(world=answer.world, sentences=answer.words, decision=decision)
         results.append(result)
     return results

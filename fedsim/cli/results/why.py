@@ -65,7 +65,7 @@ class RoundResult(ResultEntries):
             end_s=path.end,
             selected=path.selected,
             late=[*path.late],
-            deadline=path.deadline,
+            deadline=path.by_deadline,
             totals_s=path.totals,
             steps=[PathStepResult.of(step) for step in path.steps],
         )

@@ -13,7 +13,7 @@ from itertools import chain
 
 from fedsim.common.harmless import clean
 from fedsim.lab.compare.cells import cells_of, name_cells, name_world, varying_keys, worlds_of
-from fedsim.lab.compare.decided import decided
+from fedsim.lab.compare.line_decision import decide_line
 from fedsim.lab.compare.lines import Lines, some_names
 from fedsim.lab.compare.measures import BEST, FINAL, Measure, Values, cost_of, goal_of
 from fedsim.lab.compare.ranking import RankedLine, Ranking
@@ -172,14 +172,11 @@ def _answer(
     rankings = []
     for measure in selection:
         if measure is not None:
-            is_decided = measure is goal and lines.is_decided and not is_requested
-            rankings.append(_ranking(lines, figures, names, measure, is_decided=is_decided))
+            decides = measure is goal and lines.seeds_follow_goal and not is_requested
+            rankings.append(_ranking(lines, figures, names, measure, decides_seeds=decides))
     filled = tuple(ranking for ranking in rankings if any(line.values for line in ranking.entries))
-    unranked = lines.goal
-    if lines.goal == _USUAL_GOAL or any(ranking.measure == goal for ranking in filled):
-        unranked = ""
-    if target is None and targets:
-        unranked = ""
+    is_ranked = any(ranking.measure == goal for ranking in filled)
+    lacks_target = target is None and bool(targets)
     unreached = []
     if is_requested or target is None:
         ranked = _ranked(lines, places)
@@ -188,11 +185,11 @@ def _answer(
         world,
         target,
         filled,
-        tuple(_missed(rankings)),
-        cells,
-        tuple(_bill(rankings[0], figures, target)),
-        tuple(unreached),
-        unranked,
+        missed=tuple(_missed(rankings)),
+        cells=cells,
+        bill=tuple(_bill(rankings[0], figures, target)),
+        unreached=tuple(unreached),
+        unranked="" if lines.goal == _USUAL_GOAL or is_ranked or lacks_target else lines.goal,
     )
 
 
@@ -241,7 +238,7 @@ def _ranking(
     names: Mapping[int, str],
     measure: Measure,
     *,
-    is_decided: bool,
+    decides_seeds: bool,
 ) -> Ranking:
     """Rank lines that share a world by one figure, such as the time to a target.
 
@@ -252,7 +249,7 @@ def _ranking(
         figures: all figures of each run of each line.
         names: names of the lines to rank, by place (index of the line).
         measure: the figure.
-        is_decided: whether the study added seeds (``until_sure``) to decide by this figure. The
+        decides_seeds: whether the study added seeds (``until_sure``) to decide by this figure. The
             lines that may still be the best are then ranked before the others.
     """
     rule = lines.until_sure
@@ -265,13 +262,13 @@ def _ranking(
     decision = None
     contenders: Sequence[int] = ()
     leader = None
-    if rule is not None and is_decided:
+    if rule is not None and decides_seeds:
         compared = {line.place: line.values for line in entries if not line.reference}
         own_names = {place: names[place] for place in compared}
-        decision = decided(rule, measure, own_names, lines.lines, compared)
-        contenders = decision.decision.contenders
-        leader = decision.decision.leader
-        if decision.decision.status == "none":
+        decision = decide_line(rule, measure, own_names, lines.lines, compared)
+        contenders = decision.outcome.contenders
+        leader = decision.outcome.leader
+        if decision.outcome.status == "none":
             decision = None
 
     def rank(line: RankedLine) -> tuple[float, ...]:

@@ -97,7 +97,7 @@ class Lines:
         budget: dict from name of a cost to its limit, for the accuracy within the budget.
         not_begun: names of the lines that ``begun`` removed.
         until_sure: rule by which seeds were added to lines; None if all have the same seeds.
-        is_decided: whether ``goal`` is the criterion that decided which lines got more seeds.
+        seeds_follow_goal: whether ``goal`` is the criterion that decided which lines got more seeds.
     """
 
     lines: tuple[ComparedLine, ...]
@@ -109,7 +109,7 @@ class Lines:
     budget: Mapping[str, float] = field(default_factory=dict)
     not_begun: tuple[str, ...] = ()
     until_sure: IndexedSure | None = None
-    is_decided: bool = False
+    seeds_follow_goal: bool = False
 
     @property
     def are_runs(self) -> bool:
@@ -240,7 +240,7 @@ def read_lines(
         goal=aim,
         budget=limits,
         until_sure=_first(study.until_sure for study in studies),
-        is_decided=goal is None and budget is None and len(paths) == 1,
+        seeds_follow_goal=goal is None and budget is None and len(paths) == 1,
     )
 
 

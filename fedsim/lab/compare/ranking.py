@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedsim.common.harmless import clean
 from fedsim.common.units import show_ratio
-from fedsim.lab.compare.decided import Decided
+from fedsim.lab.compare.line_decision import LineDecision
 from fedsim.lab.compare.lines import some_names
 from fedsim.lab.compare.measures import Measure
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pairs_to_tell, ratio_of
@@ -56,7 +56,7 @@ class Ranking:
         entries: first the lines with the figure in all their runs, the best first, then lines with
             the figure in fewer runs.
         baseline: index of the best line's baseline in the comparison; None if it has none.
-        decided: the decision of ``--until-sure``, which the ranking then follows; None without it.
+        decision: the decision of ``--until-sure``, which the ranking then follows; None without it.
         is_even: whether all lines should have the same seeds. Otherwise lines are compared on the
             seeds that they share.
     """
@@ -64,7 +64,7 @@ class Ranking:
     measure: Measure
     entries: tuple[RankedLine, ...]
     baseline: int | None
-    decided: Decided | None = None
+    decision: LineDecision | None = None
     is_even: bool = True
 
     @property
@@ -105,8 +105,8 @@ class Ranking:
         (``--until-sure``), these are the other lines that may still be the best.
         """
         first, *rest = self.whole
-        if self.decided is not None:
-            return [line for line in rest if line.place in self.decided.decision.contenders]
+        if self.decision is not None:
+            return [line for line in rest if line.place in self.decision.outcome.contenders]
         equal = float(self.measure.is_cost)
         lines = []
         for line in rest:
@@ -145,8 +145,8 @@ class Ranking:
         if len(whole) < 2:
             return False
         first, second = whole[:2]
-        if self.decided is not None:
-            return self.decided.status in ("best", "tie")
+        if self.decision is not None:
+            return self.decision.status in ("best", "tie")
         if first.of == 1:
             return second not in self.alike
         return self.against(second, first) is not None and second not in self.alike
@@ -172,8 +172,8 @@ class Ranking:
         for line in rest[1:]:
             if line.place == self.baseline:
                 words.append(f"{clean(line.name)}, the baseline, {self._compare(line, first)}.")
-        if self.decided is not None:
-            words += self.decided.sentences
+        if self.decision is not None:
+            words += self.decision.sentences
         elif self.alike and first.of > 1:
             words.append(self._doubt(first))
         return words
@@ -186,11 +186,11 @@ class Ranking:
         """
         name = clean(first.name)
         figure = self.show(first.mean.mean)
-        if self.decided is not None and self.decided.status == "tie":
-            lead = f"{self._lead}, or at most {self.decided.zone}"
-            return [f"{name} {lead}: {figure} ({self.decided.error})."]
-        if self.decided is not None and self.decided.status == "best":
-            return [f"{name} {self._lead}, {figure} ({self.decided.error})."]
+        if self.decision is not None and self.decision.status == "tie":
+            lead = f"{self._lead}, or at most {self.decision.tolerance_in_words}"
+            return [f"{name} {lead}: {figure} ({self.decision.error})."]
+        if self.decision is not None and self.decision.status == "best":
+            return [f"{name} {self._lead}, {figure} ({self.decision.error})."]
         mean = f"{name} has the {self._extreme} mean, {figure}."
         if self.alike and first.of == 1:
             return [f"no line {self._lead} alone: {self._tie}."]
@@ -230,7 +230,7 @@ class Ranking:
         least = self.show(means[0])
         most = self.show(means[-1])
         figures = least if least == most else f"{least} to {most}"
-        unpaired = [] if self.decided is not None else self.unpaired
+        unpaired = [] if self.decision is not None else self.unpaired
         count = f"{len(tied)} of {len(whole)}"
         if len(tied) == len(whole):
             count = "both" if len(tied) == 2 else f"all {len(tied)}"
@@ -313,7 +313,7 @@ class Ranking:
         This needs that no line ties with it and that all lines can be compared with it; if seeds
         were added until a decision, the decision alone counts.
         """
-        if self.decided is not None:
+        if self.decision is not None:
             return not self.alike or self.is_sure
         return not self.alike and not self.unpaired
 

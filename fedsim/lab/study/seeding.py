@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.round_words import counted
-from fedsim.lab.compare.decided import Decided
+from fedsim.lab.compare.line_decision import LineDecision
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.measures import Values
 from fedsim.lab.compare.sure import next_counts
@@ -58,7 +58,7 @@ class Seeding:
         self._cache: dict[Path, Values] = {}
         usual = max(SEEDS_OF_BUDGET * len(ranked), len(study.runs))
         self.most_runs = rule.most_runs or usual
-        self.worlds: list[Decided] = []
+        self.worlds: list[LineDecision] = []
         if self.most_runs < len(study.runs):
             raise ScenarioError(
                 f"until_sure.most_runs is {self.most_runs}, but the first {counted(len(first), 'seed')} of "
@@ -92,8 +92,8 @@ class Seeding:
         comparison = Comparison(lines, cache=self._cache)
         self.worlds = []
         for answer in comparison.answers():
-            if answer.rankings and answer.rankings[0].decided is not None:
-                self.worlds.append(answer.rankings[0].decided)
+            if answer.rankings and answer.rankings[0].decision is not None:
+                self.worlds.append(answer.rankings[0].decision)
 
     def _add(self, path: Path) -> bool:
         """Plan more runs of the variants that may still be the best, in each undecided world.
@@ -113,10 +113,10 @@ class Seeding:
             left_s = self._rule.most_time - math.fsum(wall_s.values())
         is_added = False
         for world in self.worlds:
-            if world.decision.is_over:
+            if world.outcome.is_over:
                 continue
             counts = {place: len(self._runs_of(place)) for place in world.names}
-            wanted = next_counts(world.decision, counts)
+            wanted = next_counts(world.outcome, counts)
             cost_s = {}
             for place in wanted:
                 cost_s[place] = max(wall_s[folder] for folder in self._runs_of(place))
@@ -180,10 +180,10 @@ class Seeding:
     def lines_of_text(self) -> Iterator[str]:
         """Yield a sentence for each undecided world: how many variants may still be the best."""
         for world in self.worlds:
-            if not world.decision.is_over:
+            if not world.outcome.is_over:
                 yield (
-                    f"{len(world.decision.contenders)} of {len(world.names)} lines may be the best "
-                    f"after {counted(world.decision.seeds, 'seed')}"
+                    f"{len(world.outcome.contenders)} of {len(world.names)} lines may be the best "
+                    f"after {counted(world.outcome.seeds, 'seed')}"
                 )
 
 

@@ -24,8 +24,8 @@ from fedsim.common.units import show_ratio, show_share
 from fedsim.lab.compare.answer import WorldAnswer
 from fedsim.lab.compare.critical_path import CriticalPaths, PathStep, RoundPath
 from fedsim.lab.compare.critical_words import path_table, round_in_words, run_in_words
-from fedsim.lab.compare.decided import Decided
 from fedsim.lab.compare.explore import fronts, shares
+from fedsim.lab.compare.line_decision import LineDecision
 from fedsim.lab.compare.lines import ComparedLine
 from fedsim.lab.compare.measures import FINAL, Measure, cost_of, of_metric
 from fedsim.lab.compare.ranking import RankedLine, Ranking
@@ -159,7 +159,7 @@ def test_fronts_and_explained_shares_of_any_values_read_well(number: int) -> Non
         cells = {}
         for place, (variant, lr) in enumerate(itertools.product("ab", ("0.1", "0.2"))):
             cells[place] = {"variant": variant, "lr": lr}
-        answer = WorldAnswer("", 0.5, tuple(found), (), cells)
+        answer = WorldAnswer("", Target(0.5), tuple(found), (), cells)
         texts = [front.words for front in fronts(answer)]
         count += check([*texts, *shares(answer)])
     assert count > 200
@@ -179,8 +179,8 @@ def test_decisions_of_any_counts_read_well(status: Literal["best", "tie", "open"
         rule = IndexedSure(within=None, error=0.05, first=(1,), is_over=is_over)
         names = dict(enumerate("abcd"))
         measure = cost_of("time", Target(0.5))
-        decided = Decided(decision, rule, measure, 0.05, names, runs, 3.0, runs + 5)
-        count += check(decided.sentences)
+        line_decision = LineDecision(decision, rule, measure, 0.05, names, runs, 3.0, runs + 5)
+        count += check(line_decision.sentences)
     assert count >= 24
 
 

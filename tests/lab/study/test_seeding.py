@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedsim.common.errors import ScenarioError
-from fedsim.lab.compare.decided import Decided
+from fedsim.lab.compare.line_decision import LineDecision
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.compare.table import Comparison
@@ -52,7 +52,7 @@ class Forged:
 
     def finish(
         self, template: Path, values: dict[str, list[float]], wall_s: float = 1.0
-    ) -> Decided:
+    ) -> LineDecision:
         """Carry out all stages, each run being a copy of ``template`` with its own accuracy."""
         planned = 0
         while planned != len(self.study.runs):
@@ -72,9 +72,9 @@ class Forged:
             self.seeding.grow(self.path)
         write_study(self.path, self.study)
         (answer,) = Comparison(read_lines([self.path])).answers()
-        decided = answer.rankings[0].decided
-        assert decided is not None
-        return decided
+        line_decision = answer.rankings[0].decision
+        assert line_decision is not None
+        return line_decision
 
     def seeds(self) -> dict[str, int]:
         return {variant.name: len(variant.runs) for variant in read_index(self.path).variants}
@@ -99,13 +99,13 @@ def test_losers_get_no_further_seeds_and_the_ranking_says_what_was_decided(
 ) -> None:
     values = {"good": NEAR, "alike": [x - 0.03 for x in reversed(NEAR)], "slow": FAR, "idle": FAR}
     forged = Forged(tmp_path / "out", sections, {"within": 0, "most_runs": 100})
-    decided = forged.finish(template, values)
+    line_decision = forged.finish(template, values)
     seeds = forged.seeds()
-    assert decided.status == "best"
-    assert (decided.names[decided.decision.contenders[0]], seeds["local"]) == ("good", 2)
+    assert line_decision.status == "best"
+    assert (line_decision.names[line_decision.outcome.contenders[0]], seeds["local"]) == ("good", 2)
     assert seeds["slow"] == seeds["idle"] == 6  # 3 / 0.05 is 60: more than 6^2, less than 7^(5/2)
     assert seeds["good"] > seeds["slow"]
-    assert decided.runs == sum(seeds.values()) - seeds["local"]
+    assert line_decision.runs == sum(seeds.values()) - seeds["local"]
     write_tables(forged.path)
     assert len(rows_of(forged.path / "runs.csv")) == sum(seeds.values())
     (answer,) = Comparison(read_lines([forged.path])).answers()
@@ -113,7 +113,9 @@ def test_losers_get_no_further_seeds_and_the_ranking_says_what_was_decided(
     assert head.startswith("good ends with the highest accuracy, 0.90")
     assert head.endswith("(error at most 5 %).")
     assert "3 worse lines were dropped after" in " ".join(rest)
-    assert rest[-1].startswith(f"This took {decided.runs} runs and {decided.runs} s of computing")
+    assert rest[-1].startswith(
+        f"This took {line_decision.runs} runs and {line_decision.runs} s of computing"
+    )
 
 
 def test_the_plan_is_the_same_from_the_beginning_and_after_a_loss_of_runs(
@@ -141,13 +143,13 @@ def test_a_budget_of_time_is_kept_by_the_longest_run_of_each_line(
     sections: dict[str, Any], template: Path, tmp_path: Path
 ) -> None:
     forged = Forged(tmp_path / "out", sections, {"within": 0, "most_time": "250 s"})
-    decided = forged.finish(template, dict.fromkeys(VARIANTS, NEAR), wall_s=10.0)
+    line_decision = forged.finish(template, dict.fromkeys(VARIANTS, NEAR), wall_s=10.0)
     # 22 first runs with those of the reference, of 10 s each; 3 more fit, but not one for each of 4
-    assert (len(forged.study.runs), decided.status) == (22, "budget")
+    assert (len(forged.study.runs), line_decision.status) == (22, "budget")
     values = {"good": NEAR, "alike": NEAR[::-1], "slow": FAR, "idle": FAR}
     forged = Forged(tmp_path / "other", sections, {"within": 0, "most_time": "270 s"})
-    decided = forged.finish(template, values, wall_s=10.0)
-    assert (len(forged.study.runs), decided.status) == (26, "budget")
+    line_decision = forged.finish(template, values, wall_s=10.0)
+    assert (len(forged.study.runs), line_decision.status) == (26, "budget")
 
 
 def test_a_budget_below_the_first_seeds_is_refused(sections: dict[str, Any]) -> None:

@@ -14,22 +14,22 @@ from fedsim.lab.compare.sure import Decision, decide
 from fedsim.lab.reading.study_folder import IndexedSure
 from fedsim.records.reading import RunFolder
 
-_USUAL_ZONE = 0.05  # share of a cost
+_USUAL_TOLERANCE = 0.05  # share of a cost
 _USUAL_STEP = 0.01  # difference of accuracies and metrics
 
 
 @dataclass(frozen=True)
-class Decided:
+class LineDecision:
     """Decision on the best of several lines, in a study that adds seeds until it is sure.
 
     A line is a variant of a study; its place is its index in the comparison. Properties give the
     decision, its error and what it cost in runs and time as sentences.
 
     Attributes:
-        decision: the decision.
+        outcome: best line or lines, and the lines that were dropped.
         rule: the rule of the study by which seeds are added.
         measure: figure by which lines are compared.
-        within: difference that does not matter: a share of a cost, or a difference of other
+        tolerance: difference that does not matter: a share of a cost, or a difference of other
             figures.
         names: names of the lines by their places.
         runs: count of the finished runs of the compared lines.
@@ -38,10 +38,10 @@ class Decided:
             with the most seeds has.
     """
 
-    decision: Decision
+    outcome: Decision
     rule: IndexedSure
     measure: Measure
-    within: float
+    tolerance: float
     names: dict[int, str]
     runs: int
     real_s: float
@@ -51,12 +51,12 @@ class Decided:
     def status(self) -> Literal["best", "tie", "budget", "open"]:
         """State of the decision: one line is the best, several are about equal, or it is open.
 
-        ``best``: one strategy is. ``tie``: several may be, and one of them is at most ``within``,
+        ``best``: one strategy is. ``tie``: several may be, and one of them is at most ``tolerance``,
         the difference that does not matter, worse than any other. ``open``: not decided yet;
         further seeds will be run. ``budget``: not decided, and no seed will be run, as the budget
         is spent.
         """
-        status = self.decision.status
+        status = self.outcome.status
         assert status != "none", "a world without a decision has no ranking that follows it"
         return "budget" if status == "open" and self.rule.is_over else status
 
@@ -66,33 +66,33 @@ class Decided:
         return f"error at most {100 * self.rule.error:.3g} %"
 
     @property
-    def zone(self) -> str:
+    def tolerance_in_words(self) -> str:
         """Text on how much worse than the best line a line may be without it mattering.
 
         It is ``5 % more`` for a cost, and such as ``0.01 less`` for other figures.
         """
         if self.measure.is_cost:
-            return f"{100 * self.within:.3g} % more"
-        return f"{self.within:.3g} {'more' if self.measure.best == 'least' else 'less'}"
+            return f"{100 * self.tolerance:.3g} % more"
+        return f"{self.tolerance:.3g} {'more' if self.measure.best == 'least' else 'less'}"
 
     @property
     def sentences(self) -> list[str]:
         """Sentences on how sure the best line is, and how many runs and how much time that took."""
         words = []
-        decision = self.decision
+        outcome = self.outcome
         if self.status == "tie":
-            assert decision.leader is not None
-            rest = [self.names[place] for place in decision.contenders if place != decision.leader]
+            assert outcome.leader is not None
+            rest = [self.names[place] for place in outcome.contenders if place != outcome.leader]
             words.append(f"{some_names(rest)} may be better, by no more than that.")
-        if decision.status == "open":
+        if outcome.status == "open":
             end = "the budget is spent" if self.rule.is_over else "more seeds decide"
-            count = len(decision.contenders)
+            count = len(outcome.contenders)
             words.append(f"One of these {count} is the best ({self.error}); {end}.")
-        if decision.losses:
-            least = min(loss.seeds for loss in decision.losses)
-            most = max(loss.seeds for loss in decision.losses)
+        if outcome.losses:
+            least = min(loss.seeds for loss in outcome.losses)
+            most = max(loss.seeds for loss in outcome.losses)
             seeds = str(least) if least == most else f"{least} to {most}"
-            count = len(decision.losses)
+            count = len(outcome.losses)
             noun = "line was" if count == 1 else "lines were"
             seed_noun = "seed" if most == 1 else "seeds"
             words.append(f"{count} worse {noun} dropped after {seeds} {seed_noun}.")
@@ -103,18 +103,18 @@ class Decided:
         text = f"This took {counted(self.runs, 'run')} and {show_seconds(self.real_s)} of computing"
         if self.plan > self.runs:
             text += (
-                f"; {counted(self.decision.seeds, 'seed')} for every line would be {self.plan} runs"
+                f"; {counted(self.outcome.seeds, 'seed')} for every line would be {self.plan} runs"
             )
         return f"{text}."
 
 
-def decided(
+def decide_line(
     rule: IndexedSure,
     measure: Measure,
     names: dict[int, str],
     lines: Sequence[ComparedLine],
     values: Mapping[int, Mapping[int, float]],
-) -> Decided:
+) -> LineDecision:
     """Decide which of several lines is the best by a figure, from the seeds that have been run.
 
     A line is a variant of a study. Its runs count in the order of their seeds, up to the first
@@ -127,9 +127,9 @@ def decided(
         lines: all lines of the comparison.
         values: figures by place and seed; runs without the figure are left out.
     """
-    within = rule.within
-    if within is None:
-        within = _USUAL_ZONE if measure.is_cost else _USUAL_STEP
+    tolerance = rule.within
+    if tolerance is None:
+        tolerance = _USUAL_TOLERANCE if measure.is_cost else _USUAL_STEP
     costs: dict[int, list[float | None]] = {}
     folders: dict[RunFolder, None] = {}
     for place in names:
@@ -143,11 +143,18 @@ def decided(
         value <= 0 for by_seed in values.values() for value in by_seed.values()
     ):
         costs = {}  # a cost of 0 has no ratio to others
-    zone = math.log1p(within) if measure.is_cost else within
-    decision = decide(costs, within=zone, error=rule.error)
-    most = max((len(figures) for figures in costs.values()), default=0)
-    real_s = math.fsum(run.summary.get("wall_s", 0.0) for run in folders)
-    return Decided(decision, rule, measure, within, names, len(folders), real_s, most * len(names))
+    comparable_tolerance = math.log1p(tolerance) if measure.is_cost else tolerance
+    most_seeds = max((len(figures) for figures in costs.values()), default=0)
+    return LineDecision(
+        decide(costs, within=comparable_tolerance, error=rule.error),
+        rule=rule,
+        measure=measure,
+        tolerance=tolerance,
+        names=names,
+        runs=len(folders),
+        real_s=math.fsum(run.summary.get("wall_s", 0.0) for run in folders),
+        plan=most_seeds * len(names),
+    )
 
 
 def _comparable(value: float, measure: Measure) -> float:
