@@ -225,29 +225,29 @@ def measure_waiting(series: Series) -> WaitingLine:
     for first, stop in pools(rounds, pooled):
         points.append(_point([waits[first:stop] for waits in runs]))
     awaited = [*map(_rank_devices, runs)]
+    most_devices = max(map(len, awaited))
     ranks = []
-    for rank in range(min(_MOST_RANKS, max(map(len, awaited)))):
-        shares = [entries[rank].share if rank < len(entries) else 0.0 for entries in awaited]
-        ranks.append(Spread.of(shares))
-    rest = []
-    for entries in awaited:
-        rest.append(sum(map(attrgetter("share"), entries[_MOST_RANKS:])))
-    shares = []
-    for waits in runs:
-        total = sum(map(attrgetter("end_s"), waits))
-        waited = sum(map(attrgetter("waited_s"), waits))
-        shares.append(waited / total if total else 0.0)
+    for rank in range(min(_MOST_RANKS, most_devices)):
+        at_rank = [devices[rank].share if rank < len(devices) else 0.0 for devices in awaited]
+        ranks.append(Spread.of(at_rank))
+    further = [sum(map(attrgetter("share"), devices[_MOST_RANKS:])) for devices in awaited]
     return WaitingLine(
         name=series.name,
         seeds=len(runs),
         pooled=pooled,
         points=tuple(points),
         rounds=tuple(map(tuple, runs)),
-        share=Spread.of(shares),
+        share=Spread.of([*map(_waited_share, runs)]),
         awaited=tuple(awaited),
         ranks=tuple(ranks),
-        rest=Spread.of(rest),
+        rest=Spread.of(further),
     )
+
+
+def _waited_share(waits: Sequence[RoundWait]) -> float:
+    total = sum(map(attrgetter("end_s"), waits))
+    waited = sum(map(attrgetter("waited_s"), waits))
+    return waited / total if total else 0.0
 
 
 def _point(seeds: Sequence[Sequence[RoundWait]]) -> WaitingPoint:

@@ -329,11 +329,11 @@ class _ColumnsOfLanes:
 
     def _curves(self) -> Columns:
         """Return curves of the count of active devices and the load of the server's link (bytes/s)."""
-        useful: list[StepSpan] = []
-        wasted: list[StepSpan] = []
-        not_wasted = ("done",) if self.run.is_done else ("done", "stopped")
-        for step in self.activities.steps:
-            (useful if step.task_outcome in not_wasted else wasted).append(step)
+        # while a run goes on, its open tasks may still become useful
+        useful_outcomes = ("done",) if self.run.is_done else ("done", "stopped")
+        steps = self.activities.steps
+        useful = [step for step in steps if step.task_outcome in useful_outcomes]
+        wasted = [step for step in steps if step.task_outcome not in useful_outcomes]
         curves = {
             "useful": concurrency(useful),
             "wasted": concurrency(wasted),

@@ -79,44 +79,78 @@ def count_models(trial: "Beginning") -> ModelCounts:
         trial: the trial, which has ended.
     """
     run = trial.run
+    named = _plan_final_models(trial)
+    present = trial.models_now()
+    of_devices_bytes = _growth_bytes(trial, present, named)
+    growth = _trained_growth(trial, present.trained)
+    if growth is not None and named > 1:
+        named = min(run.scenario.population.devices + 1, round(named * growth))
+    final = run.scenario.strategy.final_models(run.scenario.population.devices)
+    more_bytes = of_devices_bytes * ((growth or 1.0) - 1.0)
+    memory_bytes, scratch_bytes = _split_storage(trial, more_bytes)
+    saved_bytes = None
+    kept_bytes = None
+    links = None if trial.saving is None else trial.saving.links
+    if links is not None and (trial.share == 1.0 or (links.saves >= _SAVES and not more_bytes)):
+        saved_bytes = links.peak_bytes
+        kept_bytes = links.end_bytes
+    return ModelCounts(
+        named=named if final is None else final,
+        alive_bytes=present.bytes + more_bytes,
+        of_devices_bytes=of_devices_bytes * (growth or 1.0),
+        memory_bytes=memory_bytes,
+        scratch_bytes=scratch_bytes,
+        saved_bytes=saved_bytes,
+        kept_bytes=kept_bytes,
+        sent_states=present.refs,
+    )
+
+
+def _plan_final_models(trial: "Beginning") -> int:
+    """Plan the models that the run writes at its end, and return their count.
+
+    No reference to a model outlives the call, so that models without a further use are freed.
+    """
+    models = trial.run.strategy.models()
+    if trial.rounds:
+        trial.tally.plan([ref for ref, _ in models.values()])
+    return len(models)
+
+
+def _trained_growth(trial: "Beginning", trained: int) -> float | None:
+    """Estimate by which factor the count of trained devices grows until the run's end.
+
+    The devices of all trainings are taken to be drawn at random.
+
+    Args:
+        trial: the trial, which has ended.
+        trained: count of the devices that were trained in it.
+
+    Returns:
+        The factor, at least 1; None if the trial was the whole run, or trained no device.
+    """
+    if trial.share == 1.0 or not trained:
+        return None
+    devices = trial.run.scenario.population.devices
+    trainings = len(trial.tally.trainings) / trial.share
+    return max(1.0, -devices * math.expm1(-trainings / devices) / trained)
+
+
+def _split_storage(trial: "Beginning", more_bytes: float) -> tuple[float, float]:
+    """Return the greatest sizes of stored models in memory and in the temporary file (bytes).
+
+    Args:
+        trial: the trial, which has ended.
+        more_bytes: size of the models that are added after the trial (bytes).
+    """
     planned = trial.tally.planned
     assert planned is not None
-    models = run.strategy.models()
-    named = len(models)
-    if trial.rounds:  # at its end a run computes the models that it writes
-        trial.tally.plan([ref for ref, _ in models.values()])
-    del models
-    present = trial.models_now()
-    devices = run.scenario.population.devices
-    of_devices = _growth_bytes(trial, present, named)
-    growth = 1.0
-    if trial.share < 1.0 and present.trained:
-        # later, more devices have been trained and have models of their own: an estimate that
-        # takes the trained devices for drawn at random
-        due = -devices * math.expm1(-len(trial.tally.trainings) / trial.share / devices)
-        growth = max(1.0, due / present.trained)
-        if named > 1:
-            named = min(devices + 1, round(named * growth))
-    most = run.scenario.strategy.final_models(devices)
-    if most is not None:
-        named = most
-    more = of_devices * (growth - 1.0)
-    size = run.learner.bytes
-    scratch = float(planned.scratch.peak_bytes)
-    memory = float(planned.scratch.most_used_bytes)
-    if more:
-        all_bytes = planned.scratch.most_held_bytes + more
-        memory = min(all_bytes, size * (planned.room // size))
-        scratch = all_bytes - memory
-    saved = None
-    kept = None
-    links = None if trial.saving is None else trial.saving.links
-    if links is not None and (trial.share == 1.0 or (links.saves >= _SAVES and not more)):
-        saved = links.peak_bytes
-        kept = links.end_bytes
-    return ModelCounts(
-        named, present.bytes + more, of_devices * growth, memory, scratch, saved, kept, present.refs
-    )
+    if not more_bytes:
+        return float(planned.scratch.most_used_bytes), float(planned.scratch.peak_bytes)
+    all_bytes = planned.scratch.most_held_bytes + more_bytes
+    size = trial.run.learner.bytes
+    memory_bytes = min(all_bytes, size * (planned.room // size))
+    return memory_bytes, all_bytes - memory_bytes
 
 
 def _growth_bytes(trial: "Beginning", present: "KeptModels", named: int) -> float:
