@@ -7,7 +7,7 @@ device's download, so that it differs by lane.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -18,10 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import palette, style
-from fedsim.lab.reading.activities import Activities
+from fedsim.lab.reading.activities import Activities, StepSpan
 from fedsim.lab.reading.attempts import Attempt, Attempts
 from fedsim.lab.reading.history import History
-from fedsim.lab.reading.record_data import RecordData
 
 OUTCOMES = {  # outcome: colour and meaning
     "valid": (palette.VALID, "valid"),
@@ -112,7 +111,7 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
     """
     attempts = Attempts(Activities(history))
     selection = frozenset(rounds)
-    rows: list[RecordData] = []
+    lanes = []
     for attempt in attempts.all:
         if attempt.round not in selection:
             continue
@@ -123,71 +122,103 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
         if opening is not None:
             start = opening["time"]
             deadline = opening["data"].get("deadline")
-        row = _course(attempt, start, deadline)
-        row["samples"] = int(history.population["samples"].loc[attempt.device])
-        if row["part"]:
-            row["samples"] = row["part_samples"]
-        rows.append(row)
-    return pd.DataFrame(rows)
+        lane = _read_lane(attempt, attempt.round, start, deadline)
+        lane.samples = lane.part_samples
+        if not lane.part:
+            lane.samples = int(history.population["samples"].loc[attempt.device])
+        lanes.append(lane)
+    return pd.DataFrame(map(vars, lanes))
 
 
-def _course(attempt: Attempt, start: float, deadline: float | None) -> RecordData:
-    """Return the columns of ``read_attempts`` for one task.
+@dataclass
+class _RoundLane:
+    """Task of a client in a round: a row of ``read_attempts``, whose columns are the fields."""
 
-    Args:
-        attempt: the task.
-        start: start of the task's round (s).
-        deadline: deadline of the round (s); None if it has none.
-    """
-    course: RecordData = dict.fromkeys(TIMES, math.nan)
-    course |= {
-        "task": attempt.task,
-        "round": attempt.round,
-        "device": attempt.device,
-        "group": math.nan if attempt.group is None else attempt.group,
-        "outcome": attempt.outcome,
-        "prepares": attempt.is_preparation,
-        "counts": not (attempt.is_preparation and attempt.outcome == "valid"),
-        "splits": attempt.splits,
-        "part": 0,
-        "part_samples": 0,
-        "begun": math.nan,
-        "epochs": attempt.epochs,
-    }
-    downloads = []
-    trainings = []
-    epoch_ends: list[float] = []
-    for step in attempt.steps:
+    train_end: float = math.nan
+    sends: float = math.nan
+    answered: float = math.nan
+    cut: float = math.nan
+    limit: float = math.nan
+    deadline: float = math.nan
+    ended: float = math.nan
+    task: int = -1
+    round: int = -1
+    device: int = -1
+    group: float = math.nan
+    outcome: str = ""
+    prepares: bool = False
+    counts: bool = True
+    splits: bool = False
+    part: int = 0
+    part_samples: int = 0
+    begun: float = math.nan
+    epochs: int = 0
+    downloads: list[tuple[float, float]] = field(default_factory=list)
+    trainings: list[tuple[float, list[float]]] = field(default_factory=list)
+    epoch_ends: list[float] = field(default_factory=list)
+    done: float = math.nan
+    samples: int = 0
+
+    def add(self, step: StepSpan, start: float) -> None:
+        """Add a step of the task.
+
+        Args:
+            step: the step.
+            start: start of the round (s).
+        """
         since = step.start - start
         until = step.end - start
         is_open = step.text is None
         match step.kind:
             case "download":
-                downloads.append((since, until))
+                self.downloads.append((since, until))
             case "train":
                 ends = [end - start for end in step.data.get("epoch_ends", [])]
-                epoch_ends += ends
-                trainings.append((since, ends))
+                self.epoch_ends += ends
+                self.trainings.append((since, ends))
                 if not is_open:
-                    course["train_end"] = until
+                    self.train_end = until
                 if "part" in step.data:
-                    course["part"], _, course["part_samples"] = step.data["part"]
+                    self.part, _, self.part_samples = step.data["part"]
             case "upload":
-                course["sends"] = since
-                if not is_open:
-                    course["answered" if step.outcome == "done" else "cut"] = until
-    if trainings:
-        course["begun"] = trainings[0][0]
-        course["deadline"] = math.nan if deadline is None else deadline - start
+                self.sends = since
+                if not is_open and step.outcome == "done":
+                    self.answered = until
+                elif not is_open:
+                    self.cut = until
+
+
+def _read_lane(attempt: Attempt, number: int, start: float, deadline: float | None) -> _RoundLane:
+    """Return the row of ``read_attempts`` for one task, without its ``samples``.
+
+    Args:
+        attempt: the task.
+        number: index of the task's round.
+        start: start of the round (s).
+        deadline: deadline of the round (s); None if it has none.
+    """
+    lane = _RoundLane(
+        task=attempt.task,
+        round=number,
+        device=attempt.device,
+        group=math.nan if attempt.group is None else attempt.group,
+        outcome=attempt.outcome,
+        prepares=attempt.is_preparation,
+        counts=not (attempt.is_preparation and attempt.outcome == "valid"),
+        splits=attempt.splits,
+        epochs=attempt.epochs,
+    )
+    for step in attempt.steps:
+        lane.add(step, start)
+    if lane.trainings:
+        lane.begun, _ = lane.trainings[0]
+        lane.deadline = math.nan if deadline is None else deadline - start
+    lane.done = lane.epoch_ends[-1] if lane.epoch_ends else lane.begun
     if attempt.limit is not None:
-        course["limit"] = attempt.limit - start
+        lane.limit = attempt.limit - start
     if attempt.outcome != "stopped":
-        course["ended"] = attempt.end - start
-    course |= {"downloads": downloads, "trainings": trainings, "epoch_ends": epoch_ends}
-    course["done"] = course["begun"]
-    if epoch_ends:
-        course["done"] = epoch_ends[-1]
-    return course
+        lane.ended = attempt.end - start
+    return lane
 
 
 def lanes_of(attempts: pd.DataFrame) -> pd.DataFrame:

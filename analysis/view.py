@@ -1,6 +1,7 @@
 """The part of a run that a timeline shows: a span of time, and devices with a lane each."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -9,7 +10,7 @@ from fedsim.analysis import style
 from fedsim.analysis.style import NothingToDrawError, PictureError, evenly
 from fedsim.common.arrays import Ints
 from fedsim.common.errors import nearest
-from fedsim.lab.reading.activities import Activities, Mark, MessageEnd, TimeSpan
+from fedsim.lab.reading.activities import Activities, Mark, MessageEnd, RoundPeriod, TimeSpan
 from fedsim.lab.reading.attempts import Attempt, Attempts
 from fedsim.lab.reading.history import History
 
@@ -79,7 +80,7 @@ class View:
         attempts = Attempts(self.activities)
         self.all_steps = attempts.steps
         steps = [step for step in self.all_steps if self._overlaps(step)]
-        messages = [span for span in self.activities.message_ends if self._overlaps(span)]
+        messages = [end for end in self.activities.message_ends if self._overlaps(end)]
         if not steps and not messages:
             raise NothingToDrawError(
                 f"no device worked between {start:g} s and {end:g} s, so there is no timeline "
@@ -87,10 +88,7 @@ class View:
             )
         at_work = _order_devices([*steps, *messages], history, order)
         self.at_work = len(at_work)
-        candidates = at_work
-        if len(history.devices_with_phases):
-            candidates = at_work[np.isin(at_work, history.devices_with_phases)]
-        self.devices = candidates[evenly(len(candidates), most)]
+        self.devices = _choose_devices(at_work, history.devices_with_phases, most)
         self.lanes = {device: lane for lane, device in enumerate(self.devices.tolist())}
         self.half_lane = 0.4 if len(self.devices) <= _GAPPED_LANES else 0.5
         self.unit = style.unit_for(self.span, style.TIMES)
@@ -100,14 +98,22 @@ class View:
         self.absences: list[TimeSpan] | None = None
         if len(history.devices_with_phases):
             self.absences = self.in_lanes(self.activities.absences)
-        self.attempts: list[Attempt] = []
-        for attempt in attempts.all:
-            if attempt.device in self.lanes:
-                self.attempts.append(attempt)
+        self.attempts: list[Attempt] = [
+            attempt for attempt in attempts.all if attempt.device in self.lanes
+        ]
         self.messages: list[MessageEnd] = self.in_lanes(messages)
-        self.task_ends = [mark for mark in self.activities.marks if self._has_task_end(mark)]
-        self.rounds = [entry for entry in self.activities.rounds if self._includes(entry.end)]
-        self.act_times = [time for time in self.activities.act_times if self._includes(time)]
+
+    @cached_property
+    def task_ends(self) -> list[Mark]:
+        return [mark for mark in self.activities.marks if self._has_task_end(mark)]
+
+    @cached_property
+    def rounds(self) -> list[RoundPeriod]:
+        return [entry for entry in self.activities.rounds if self._includes(entry.end)]
+
+    @cached_property
+    def act_times(self) -> list[float]:
+        return [time for time in self.activities.act_times if self._includes(time)]
 
     def in_lanes(self, spans: Sequence[DeviceSpan]) -> list[DeviceSpan]:
         """Return the spans that belong to a shown device."""
@@ -140,6 +146,18 @@ def _check_options(start: float, end: float, most: int, order: str) -> None:
             f"the window is {start:g} s to {end:g} s; it must begin at 0 s or later and "
             "end after that"
         )
+
+
+def _choose_devices(at_work: Ints, with_phases: Ints, most: int) -> Ints:
+    """Return the devices that get a lane, evenly spread over the devices that may get one.
+
+    Args:
+        at_work: the devices that worked, from the top lane down.
+        with_phases: devices whose availability is known; if empty, it is known of none.
+        most: greatest count of lanes.
+    """
+    candidates = at_work[np.isin(at_work, with_phases)] if len(with_phases) else at_work
+    return candidates[evenly(len(candidates), most)]
 
 
 def _order_devices(spans: Sequence[TimeSpan], history: History, order: str) -> Ints:
