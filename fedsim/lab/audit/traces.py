@@ -17,7 +17,7 @@ from fedsim.records.schema import TRACED_LINKS, TRACES
 
 _OWN = ("down", "up")
 _PURPOSE = "world/link-trace"
-_PLACE = 1  # number of the draw of a link's place in its trace
+_OFFSET = 1  # number of the draw of a link's offset in its trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,16 +210,16 @@ def check_trace_offsets(evidence: Evidence) -> Iterator[str]:
         if key not in sections:
             yield f"{link} follows a trace in {files.TRACED_LINKS}, by the scenario none"
             continue
-        place = 0.0
+        offset_s = 0.0
         if sections[key]["starts"] == "random":
             number = [int(part) for part in link.split() if part.isdecimal()]
             purpose = _PURPOSE
             if not key.startswith("network.device."):
                 purpose = f"{_PURPOSE}/{key}"
-            draw = streams.uniform(purpose, number[0] if number else 0, _PLACE)
-            place = on_grid(draw * trace.length)
-        if place != ahead:
-            yield f"{link} begins at {ahead!r} s of its trace; by the scenario's seed at {place!r} s"
+            draw = streams.uniform(purpose, number[0] if number else 0, _OFFSET)
+            offset_s = on_grid(draw * trace.length)
+        if offset_s != ahead:
+            yield f"{link} begins at {ahead!r} s of its trace; by the scenario's seed at {offset_s!r} s"
         if trace.loops != (sections[key]["ends"] == "loop"):
             yield f"the trace of {link} ends otherwise than the scenario says"
     yield from _check_devices(evidence, sections, traces)

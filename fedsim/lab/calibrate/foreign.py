@@ -25,7 +25,7 @@ from fedsim.common.errors import DataError, show_value
 from fedsim.common.files import parse_json, read_text
 from fedsim.records.reading import RunFolder
 
-_COLUMNS = ["place", "client", "round", "what", "start", "end", "bytes", "epochs"]
+_COLUMNS = ["row_number", "client", "round", "what", "start", "end", "bytes", "epochs"]
 _STEPS = {"download": "down", "train": "train", "upload": "up"}
 _SUFFIXES = (".txt", ".log")
 _NAMES = ("log.txt", "log_fl.txt")
@@ -109,11 +109,11 @@ def _read_log(path: Path) -> str:
 
 def _number_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line numbers, from 1, and the lines of a log."""
-    for place, line in enumerate(_read_log(path).splitlines(), 1):
-        yield place, line[:_LONGEST_LINE]
+    for line_number, line in enumerate(_read_log(path).splitlines(), 1):
+        yield line_number, line[:_LONGEST_LINE]
 
 
-def _parse_date(path: Path, place: int, date: str) -> float:
+def _parse_date(path: Path, line_number: int, date: str) -> float:
     """Return a date of a log as seconds since 1970.
 
     Raises:
@@ -123,7 +123,7 @@ def _parse_date(path: Path, place: int, date: str) -> float:
         return datetime.strptime(date, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC).timestamp()
     except ValueError:
         raise DataError(
-            f"line {place} of {str(path)!r} has the date {date!r}, which there is not"
+            f"line {line_number} of {str(path)!r} has the date {date!r}, which there is not"
         ) from None
 
 
@@ -140,7 +140,7 @@ def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
         number = -1
         received = 0.0
         last = ""
-        for place, line in _number_lines(log):
+        for line_number, line in _number_lines(log):
             step = _NVFLARE.match(line)
             size = _BYTES.search(line)
             seconds = _TIME.search(line)
@@ -148,23 +148,23 @@ def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
             if step is None or size is None or seconds is None or step[2] == last:
                 continue
             last = step[2]
-            end = _parse_date(log, place, step[1])
+            end = _parse_date(log, line_number, step[1])
             start = end - float(seconds[1])
             amount = float(size[1])
             if last.startswith("getTask"):
                 number = number + 1
                 received = end
-                yield place, client, number, "down", start, end, amount, epochs
+                yield line_number, client, number, "down", start, end, amount, epochs
             elif number >= 0:
                 trained = max(received, start)
-                yield place, client, number, "train", received, trained, 0.0, epochs
-                yield place, client, number, "up", start, end, amount, epochs
+                yield line_number, client, number, "train", received, trained, 0.0, epochs
+                yield line_number, client, number, "up", start, end, amount, epochs
 
 
 class _Line(NamedTuple):
     """Line of an APPFL log: its number, its time (s since 1970), who wrote it, and its text."""
 
-    place: int
+    line_number: int
     time: float  # seconds since 1970
     source: str  # "server", or the name of a client
     text: str
@@ -187,10 +187,12 @@ def _read_appfl(path: Path, where: str, size: float | None, epochs: int) -> pd.D
     """
     lines = []
     for log in sorted(path.glob("**/*.txt")):
-        for place, line in _number_lines(log):
+        for line_number, line in _number_lines(log):
             match = _APPFL.search(line)
             if match is not None:
-                lines.append(_Line(place, _parse_date(log, place, match[1]), match[2], match[3]))
+                lines.append(
+                    _Line(line_number, _parse_date(log, line_number, match[1]), match[2], match[3])
+                )
     if not lines:
         return None
     if size is None:
@@ -245,10 +247,10 @@ def _find_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
     Returns:
         DataFrame with one training per client and round: ``start``, ``end`` (s), ``epochs``.
     """
-    columns = ["place", "client", "round", "start", "end", "epochs"]
+    columns = ["row_number", "client", "round", "start", "end", "epochs"]
     frame = pd.DataFrame(_find_epochs(lines, epochs), columns=columns)
     trainings = frame.groupby(["client", "round"], as_index=False)
-    return trainings.agg({"place": "first", "start": "first", "end": "last", "epochs": "sum"})
+    return trainings.agg({"row_number": "first", "start": "first", "end": "last", "epochs": "sum"})
 
 
 def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
@@ -298,7 +300,7 @@ def _find_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]
         if is_time and _is_number(row["Round"]) and row.get("Pre") != "Y":
             passes = 1 if "Epoch" in row else epochs
             start = line.time - float(row["Time"])
-            yield line.place, line.source, int(row["Round"]), start, line.time, passes
+            yield line.line_number, line.source, int(row["Round"]), start, line.time, passes
 
 
 def _is_number(text: str) -> bool:

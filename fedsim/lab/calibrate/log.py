@@ -50,9 +50,9 @@ _TOGETHER_S = 1e-3  # longest overlap (s) that is ignored, because clocks are re
 
 
 class _Row(Protocol):
-    """Row of a log; ``place`` is its number from 1, or 0 if the row is from no file."""
+    """Row of a log; ``row_number`` counts from 1, and is 0 if the row is from no file."""
 
-    place: int
+    row_number: int
     client: str
     round: int
     what: str
@@ -274,7 +274,7 @@ def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) 
     """Read and check a log file.
 
     Returns:
-        DataFrame of the log's rows, with the row number from 1 as ``place``.
+        DataFrame of the log's rows, with the row number from 1 as ``row_number``.
 
     Raises:
         DataError: the file cannot be read, a column is missing, or a cell is wrong.
@@ -289,7 +289,7 @@ def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) 
         notes.append(f"columns that are not used: {', '.join(strange)}")
     unused = [name for name in defaults.names if name in names]
     notes += [f"--{name} is not used: the log has such a column" for name in unused]
-    rows = pd.DataFrame({"place": table.index + 1, "client": table["client"]})
+    rows = pd.DataFrame({"row_number": table.index + 1, "client": table["client"]})
     rows["what"] = table["what"].replace({"download": "down", "upload": "up"})
     required = {name for kind in set(rows["what"]) for name in _NEEDS.get(kind, ())}
     for name in ("start", "end", "round", *_MORE):
@@ -300,7 +300,7 @@ def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) 
     for row in _iterate(rows):
         problem = _find_problem(row)
         if problem is not None:
-            raise DataError(f"row {row.place} of {where}: {problem}")
+            raise DataError(f"row {row.row_number} of {where}: {problem}")
     return rows.fillna({"round": 0, "epochs": 0}).astype({"round": np.int64, "epochs": np.int64})
 
 
@@ -487,8 +487,8 @@ def _check_complete(client: str, task: _Task, complete: list[str]) -> None:
 
 def _describe(row: _Row) -> str:
     """Return step, round, times and row number of a log's row, as text for an error message."""
-    place = f", row {row.place}" if row.place else ""
-    return f"{row.what!r} of round {row.round} (from {row.start:.6g} to {row.end:.6g} s{place})"
+    row_text = f", row {row.row_number}" if row.row_number else ""
+    return f"{row.what!r} of round {row.round} (from {row.start:.6g} to {row.end:.6g} s{row_text})"
 
 
 def _build_tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:

@@ -272,10 +272,10 @@ def held_out(log: Log) -> Flags:
         Whether each round is held out; bool [rounds].
     """
     count = len(log.rounds)
-    places = np.arange(count)
+    numbers = np.arange(count)
     if log.synchronous:
-        return np.asarray(places % 3 == 2)
-    return np.asarray(places >= count - count // 3)
+        return np.asarray(numbers % 3 == 2)
+    return np.asarray(numbers >= count - count // 3)
 
 
 def predict(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:

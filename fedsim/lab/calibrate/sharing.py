@@ -74,11 +74,11 @@ def find_shared_link(
     variance = float(np.log(together).var())
     as_little = 1
     generator = Streams(0).generator("world/calibrate/sharing")
-    places = [np.nonzero(owner == number) for number in np.unique(owner)]
+    transfers_of_clients = [np.nonzero(owner == number) for number in np.unique(owner)]
     for _ in range(_DRAWS):
         exchanged = seconds.copy()
-        for place in places:
-            exchanged[place] = generator.permutation(seconds[place])
+        for of_client in transfers_of_clients:
+            exchanged[of_client] = generator.permutation(seconds[of_client])
         ends = (steps.start[rows] + exchanged).max(axis=1)
         as_little += bool(np.log(ends - first).var() <= variance)
     chance = as_little / (_DRAWS + 1)

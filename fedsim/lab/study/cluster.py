@@ -101,7 +101,7 @@ class RayWorkers:
             if listenings % _LOOK_EVERY == 0:
                 waiting.extend(elsewhere)
                 elsewhere.clear()
-        return [self._ended[place] for place in range(len(orders))]
+        return [self._ended[order_index] for order_index in range(len(orders))]
 
     def close(self) -> None:
         """Release this process's claims of the runs that did not end; ends no workers."""
@@ -122,28 +122,28 @@ class RayWorkers:
                 added.
         """
         if self._interrupted:
-            for place, order in (*waiting, *elsewhere):
-                self._end(place, Ended(order, "interrupted"))
+            for order_index, order in (*waiting, *elsewhere):
+                self._end(order_index, Ended(order, "interrupted"))
             waiting.clear()
             elsewhere.clear()
         most = _AHEAD * max(1, self._executor.count_places())
         while waiting and len(self._futures) < most:
-            place, order = waiting.popleft()
+            order_index, order = waiting.popleft()
             try:
-                self._claim(place, order)
+                self._claim(order_index, order)
             except FolderInUseError:
                 if order.waits:
-                    elsewhere.append((place, order))
+                    elsewhere.append((order_index, order))
                 else:
-                    self._end(place, Ended(order, "elsewhere"))
+                    self._end(order_index, Ended(order, "elsewhere"))
             except Exception as error:
-                self._end(place, Ended(order, "failed", failure(error, order.folder)))
+                self._end(order_index, Ended(order, "failed", failure(error, order.folder)))
 
-    def _claim(self, place: int, order: RunOrder) -> None:
+    def _claim(self, order_index: int, order: RunOrder) -> None:
         """Claim a run against other processes, and hand it to Ray unless it is already done.
 
         Args:
-            place: index of the run in the list of orders.
+            order_index: index of the run in the list of orders.
             order: the run and its folder.
 
         Raises:
@@ -152,18 +152,20 @@ class RayWorkers:
         with ExitStack() as stack:
             stack.enter_context(claimed(order.folder))
             if state_of(order.folder, order.scenario) == "done":
-                self._end(place, Ended(order, **describe_outcome(RunFolder(order.folder).summary)))
+                self._end(
+                    order_index, Ended(order, **describe_outcome(RunFolder(order.folder).summary))
+                )
                 return
             active = _Active(order, PartReceiver(order.folder))
-            self._submit(place, active)
+            self._submit(order_index, active)
             active.claim = stack.pop_all()
-            self._active[place] = active
+            self._active[order_index] = active
 
-    def _submit(self, place: int, active: _Active) -> None:
+    def _submit(self, order_index: int, active: _Active) -> None:
         """Hand a run to Ray, with its data and, if it was interrupted before, its saved files.
 
         Args:
-            place: index of the run in the list of orders.
+            order_index: index of the run in the list of orders.
             active: the run.
         """
         order = active.order
@@ -172,9 +174,9 @@ class RayWorkers:
         inputs = self._inputs.of(order.scenario)
         for dataset in inputs.data.datasets.values():
             self._executor.place(dataset)
-        far_order = FarOrder(place, active.attempt, order.scenario, inputs, begun)
+        far_order = FarOrder(order_index, active.attempt, order.scenario, inputs, begun)
         future = self._executor.submit_once(carry_out, self._board, self._home, far_order)
-        self._futures[future] = place
+        self._futures[future] = order_index
 
     def _listen(self) -> None:
         """Process the messages that the workers of a study on Ray have sent since the last call.
@@ -182,12 +184,12 @@ class RayWorkers:
         Files of run folders are stored here; notes and progress are shown. Messages of a worker
         that was considered lost, and replaced, are ignored.
         """
-        for place, attempt, news in self._collect():
-            active = self._active.get(place)
+        for order_index, attempt, news in self._collect():
+            active = self._active.get(order_index)
             if active is None or active.attempt != attempt or active.problem:
                 continue
             try:
-                self._take(place, active, news)
+                self._take(order_index, active, news)
             except OSError as error:
                 active.problem = failure(error, active.order.folder)
 
@@ -200,49 +202,51 @@ class RayWorkers:
             raise HomeLostError from error
         return messages
 
-    def _take(self, place: int, active: _Active, news: News) -> None:
+    def _take(self, order_index: int, active: _Active, news: News) -> None:
         if news["event"] == "piece":
             active.receiver.take_piece(news["path"], news["content"])
         elif news["event"] == "part":
             active.receiver.take_part(news["files"])
         elif news["event"] == "begun":
             active.node = news["node"]
-            self._tell_begun(place, news)
+            self._tell_begun(order_index, news)
         else:
-            self._progress.take(place, news)
+            self._progress.take(order_index, news)
 
-    def _tell_begun(self, place: int, news: News) -> None:
+    def _tell_begun(self, order_index: int, news: News) -> None:
         """Show on which node and GPUs a worker has begun a run.
 
         The node is not named if it is this process's own, and nothing is shown if there is no GPU
         either.
 
         Args:
-            place: index of the run in the list of orders.
+            order_index: index of the run in the list of orders.
             news: message of the worker, with ``node`` (empty for this process's node) and ``gpus``.
         """
-        places = []
+        locations = []
         if news["node"]:
-            places.append(f"the node {news['node']}")
+            locations.append(f"the node {news['node']}")
         if news["gpus"]:
-            places.append(f"GPU {', '.join(news['gpus'])}")
-        if places:
-            self._progress.take(place, {"event": "note", "text": f"begins on {', '.join(places)}"})
+            locations.append(f"GPU {', '.join(news['gpus'])}")
+        if locations:
+            self._progress.take(
+                order_index, {"event": "note", "text": f"begins on {', '.join(locations)}"}
+            )
 
-    def _settle(self, place: int, future: "Future[News]") -> None:
+    def _settle(self, order_index: int, future: "Future[News]") -> None:
         """Store the outcome of an ended Ray task, or begin its run again if its worker was lost.
 
         Args:
-            place: index of the run in the list of orders.
+            order_index: index of the run in the list of orders.
             future: the ended Ray task, with the run's outcome or an error.
         """
-        active = self._active[place]
+        active = self._active[order_index]
         order = active.order
         active.receiver.drop()
         try:
             ended = Ended(order, **future.result())
         except WorkerLostError as error:
-            if self._begin_again(place, active):
+            if self._begin_again(order_index, active):
                 return
             ended = Ended(order, "failed", failure(error))
             if self._interrupted:
@@ -251,11 +255,11 @@ class RayWorkers:
             ended = Ended(order, "failed", failure(error))
         if active.problem:
             ended = Ended(order, "failed", active.problem)
-        del self._active[place]
+        del self._active[order_index]
         active.claim.close()
-        self._end(place, ended)
+        self._end(order_index, ended)
 
-    def _begin_again(self, place: int, active: _Active) -> bool:
+    def _begin_again(self, order_index: int, active: _Active) -> bool:
         """Hand a run whose worker was lost to Ray again, from its newest saved files.
 
         Returns False, and hands nothing over, after an interrupt, an error, or too many lost
@@ -265,20 +269,20 @@ class RayWorkers:
             return False
         active.attempt += 1
         try:
-            self._tell_lost(place, active)
-            self._submit(place, active)
+            self._tell_lost(order_index, active)
+            self._submit(order_index, active)
         except (FedsimError, OSError) as error:
             active.problem = failure(error, active.order.folder)
             return False
         return True
 
-    def _tell_lost(self, place: int, active: _Active) -> None:
+    def _tell_lost(self, order_index: int, active: _Active) -> None:
         saved = state_of(active.order.folder, active.order.scenario) == "resume"
         where = f" on the node {active.node}" if active.node else ""
         going = "goes on from its newest part" if saved else "begins anew"
         text = f"its worker{where} was lost; it {going} ({active.attempt} of {MOST_TRIES} times)"
-        self._progress.take(place, {"event": "note", "text": text})
+        self._progress.take(order_index, {"event": "note", "text": text})
 
-    def _end(self, place: int, ended: Ended) -> None:
-        self._ended[place] = ended
-        self._progress.ended(place, ended)
+    def _end(self, order_index: int, ended: Ended) -> None:
+        self._ended[order_index] = ended
+        self._progress.ended(order_index, ended)

@@ -35,14 +35,14 @@ class FarOrder:
     """Message that asks a worker on another node of a Ray cluster to carry out a run.
 
     Attributes:
-        place: index of the run's order in the study.
+        order_index: index of the run's order in the study.
         attempt: count of workers that were lost with the run before.
         scenario: the scenario, as TOML.
         inputs: data sets and files that the run reads.
         begun: files of the run as it was saved last; empty for a new run.
     """
 
-    place: int
+    order_index: int
     attempt: int
     scenario: str
     inputs: RunInputs = field(default_factory=RunInputs)
@@ -60,16 +60,16 @@ class Board:
         self._news: list[tuple[int, int, News]] = []
         self._stop = False
 
-    def report(self, place: int, attempt: int, news: News) -> bool:
+    def report(self, order_index: int, attempt: int, news: News) -> bool:
         """Store a worker's message; return whether the worker must stop.
 
         Args:
-            place: index of the run's order.
+            order_index: index of the run's order.
             attempt: attempt at the run.
             news: the message; empty to ask only.
         """
         if news:
-            self._news.append((place, attempt, news))
+            self._news.append((order_index, attempt, news))
         return self._stop
 
     def collect(self, stop: bool) -> list[tuple[int, int, News]]:
@@ -137,7 +137,7 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
     ending: RecordData = {}
 
     def send(**news: object) -> None:
-        answer = board.report.remote(order.place, order.attempt, news)
+        answer = board.report.remote(order.order_index, order.attempt, news)
         # ``ray.get`` would give this task's cores to another task while it waits
         if answer.future().result():
             worker.stop(signal.SIGINT)
@@ -220,12 +220,12 @@ def _folder_of_node() -> Iterator[Path]:
 
     Left-over folders of workers that were killed are removed too.
     """
-    place = Path(tempfile.gettempdir())
-    for stale in sorted(place.glob(f"{_PREFIX}*")):
+    temporary = Path(tempfile.gettempdir())
+    for stale in sorted(temporary.glob(f"{_PREFIX}*")):
         if stale.is_dir() and not stale.is_symlink() and stale.stat().st_uid == os.getuid():
             with suppress(RunFolderError, OSError), locked(stale):
                 shutil.rmtree(stale)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=temporary))
     try:
         with locked(folder):
             (folder / "inputs").mkdir()

@@ -52,69 +52,69 @@ def merge(sources: Sequence[str | Path], out: str | Path) -> Merged:
             done twice with different results, or a folder cannot be read or written. Runs that
             were copied before stay in ``out``.
     """
-    places = list({Path(source).resolve(): Path(source) for source in sources}.values())
+    study_folders = list({Path(source).resolve(): Path(source) for source in sources}.values())
     target = Path(out)
-    if not places:
+    if not study_folders:
         raise ScenarioError("there is no folder to merge; name one at least")
-    _refuse_other_studies([*places, target] if (target / STUDY).is_file() else places)
+    _refuse_other_studies([*study_folders, target] if (target / STUDY).is_file() else study_folders)
     refuse_unusable(target)
     merged = Merged()
     with locked(target):
         for name in (STUDY, INDEX, PUBLISHED):
-            if (places[0] / name).is_file():
-                files.write_text(target / name, read_bytes(places[0] / name).decode())
-        for folder in _planned(places[0]):
-            _merge_run(folder, places, target, merged)
+            if (study_folders[0] / name).is_file():
+                files.write_text(target / name, read_bytes(study_folders[0] / name).decode())
+        for folder in _planned(study_folders[0]):
+            _merge_run(folder, study_folders, target, merged)
         write_tables(target)
     return merged
 
 
-def _refuse_other_studies(places: Sequence[Path]) -> None:
-    first = places[0]
-    texts = [_read_study(place) for place in places]
-    for place, text in zip(places, texts, strict=True):
-        read_index(place)  # raises if the folder has no index
+def _refuse_other_studies(study_folders: Sequence[Path]) -> None:
+    first = study_folders[0]
+    texts = [_read_study(study_folder) for study_folder in study_folders]
+    for study_folder, text in zip(study_folders, texts, strict=True):
+        read_index(study_folder)  # raises if the folder has no index
         if text != texts[0]:
             raise RunFolderError(
-                f"{str(place)!r} and {str(first)!r} are folders of different studies: their "
+                f"{str(study_folder)!r} and {str(first)!r} are folders of different studies: their "
                 f"{STUDY} differ; merge folders of one study, with the same --set, --size and "
                 "--seeds"
             )
 
 
-def _read_study(place: Path) -> bytes:
+def _read_study(study_folder: Path) -> bytes:
     try:
-        return read_bytes(place / STUDY)
+        return read_bytes(study_folder / STUDY)
     except OSError as error:
         raise RunFolderError(
-            f"{str(place)!r} is no study's folder: {STUDY} cannot be read ({error.strerror})"
+            f"{str(study_folder)!r} is no study's folder: {STUDY} cannot be read ({error.strerror})"
         ) from None
 
 
-def _planned(place: Path) -> list[str]:
+def _planned(study_folder: Path) -> list[str]:
     """Return the distinct run folders of a study, in the order of its index.
 
     Args:
-        place: the study's folder.
+        study_folder: the study's folder.
     """
-    index = read_index(place)
+    index = read_index(study_folder)
     runs = [run.folder for variant in index.variants for run in variant.runs]
     return list(dict.fromkeys(runs))
 
 
-def _merge_run(folder: str, places: Sequence[Path], target: Path, merged: Merged) -> None:
+def _merge_run(folder: str, study_folders: Sequence[Path], target: Path, merged: Merged) -> None:
     """Copy a finished run to the merged study, or check that its run there has equal results.
 
     Args:
         folder: the run folder, relative to a study's folder.
-        places: the folders to merge.
+        study_folders: the folders to merge.
         target: the merged folder.
         merged: gets the run as copied, present, repeated or missing.
 
     Raises:
         RunFolderError: folders have the run with different results, or it cannot be copied.
     """
-    finished = [place for place in places if is_done(place / folder)]
+    finished = [study_folder for study_folder in study_folders if is_done(study_folder / folder)]
     destination = target / folder
     if is_done(destination):
         merged.present.append(folder)
@@ -125,9 +125,13 @@ def _merge_run(folder: str, places: Sequence[Path], target: Path, merged: Merged
         _copy(finished[0] / folder, destination)
         merged.copied.append(folder)
     results = _results(destination)
-    others = [place for place in finished if (place / folder).resolve() != destination.resolve()]
-    for place in others:
-        _refuse_other_results(place / folder, destination, results)
+    others = [
+        study_folder
+        for study_folder in finished
+        if (study_folder / folder).resolve() != destination.resolve()
+    ]
+    for study_folder in others:
+        _refuse_other_results(study_folder / folder, destination, results)
     if len(others) > 1:
         merged.repeated.append(folder)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
@@ -382,16 +382,16 @@ def expand_variants(spec: StudySpec) -> list[Variant]:
     for part_name, part in (spec.parts or {"": StudyPart()}).items():
         if part.sizes is not None and size is not None and size[0] not in part.sizes:
             continue
-        place = []
+        prefix = []
         if size:
-            place.append((SIZE, size[0]))
+            prefix.append((SIZE, size[0]))
         if part_name:
-            place.append((PART, part_name))
+            prefix.append((PART, part_name))
         grid = spec.grid | part.grid
         extra_changes = part.variants or {}
         names = spec.names if part.variants is None else part.variants
         for values in itertools.product(*grid.values()):
-            point = (*place, *zip(grid, values, strict=True))
+            point = (*prefix, *zip(grid, values, strict=True))
             for name in names:
                 changes = changed(
                     spread_out(spec.variants.get(name, {})),
@@ -468,6 +468,18 @@ def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
     return PlannedRun(variant, scenario, Path(RUNS, variant.folder, f"seed-{seed}"))
 
 
+class _Setting(NamedTuple):
+    """Setting of a study, to see whether it reaches a run.
+
+    Attributes:
+        origin: ``--set``, ``base``, or the place in the study's file, such as ``sizes.full``.
+        text: dotted key; for ``--set`` with ``=`` and the value.
+    """
+
+    origin: str
+    text: str
+
+
 def _refuse_ineffective(spec: StudySpec, changes: Sequence[SetChange]) -> None:
     """Raise ``ScenarioError`` if a setting of a study has no effect on any of its runs.
 
@@ -478,32 +490,56 @@ def _refuse_ineffective(spec: StudySpec, changes: Sequence[SetChange]) -> None:
         spec: the study.
         changes: the changes by ``--set``.
     """
-    is_reached: dict[tuple[str, str], bool] = {}
+    variants = []
     for variant in expand_variants(spec):
         if spec.search is not None and variant.name in spec.variants:
             space = spec.search.space_of(variant.name)
             variant = variant.at({key: values.extremes[0] for key, values in space.items()})
-        layers = layers_of(variant, spec)
-        tables = merge(layers)
-        tables.pop("seed", None)
-        for change in changes:
-            origin = ("--set", change.text)
-            is_reached[origin] = is_reached.get(origin, False) or change.holds_in(tables)
-        for place, layer in layers.items():
-            keys = _strange_keys(layer) if place == "base" else flatten(layer)
-            for key in keys:
-                holds = key.endswith("kind") or at(tables, key.split(".")) is not None
-                is_reached[place, key] = is_reached.get((place, key), False) or holds
-    for (place, key), is_known in is_reached.items():
-        if is_known:
-            continue
-        *above, last = key.partition("=")[0].split(".")
-        scenario = planned(variant, spec, spec.seeds[0]).scenario
-        siblings = at(scenario.model_dump(), above) or {}
-        reason = "another 'kind' drops it, or the variants say something else"
-        reason += nearest(last, siblings)
-        hint = "; the study's 'seeds' count" if key.startswith("seed") else ""
-        raise ScenarioError(f"{place} says {key!r}, which reaches no run: {reason}{hint}")
+        variants.append(variant)
+    is_reached: dict[_Setting, bool] = {}
+    for variant in variants:
+        for setting, holds in _settings_of(variant, spec, changes):
+            is_reached[setting] = is_reached.get(setting, False) or holds
+    for setting, holds in is_reached.items():
+        if not holds:
+            scenario = planned(variants[-1], spec, spec.seeds[0]).scenario
+            raise ScenarioError(_explain_ineffective(setting, scenario))
+
+
+def _settings_of(
+    variant: Variant, spec: StudySpec, changes: Sequence[SetChange]
+) -> Iterator[tuple[_Setting, bool]]:
+    """Yield the settings of a variant's scenario, and whether the scenario still has each.
+
+    Args:
+        variant: the variant, at its point of the grid.
+        spec: the study.
+        changes: the changes by ``--set``.
+    """
+    layers = layers_of(variant, spec)
+    tables = merge(layers)
+    tables.pop("seed", None)
+    for change in changes:
+        yield _Setting("--set", change.text), change.holds_in(tables)
+    for origin, layer in layers.items():
+        for key in _strange_keys(layer) if origin == "base" else flatten(layer):
+            holds = key.endswith("kind") or at(tables, key.split(".")) is not None
+            yield _Setting(origin, key), holds
+
+
+def _explain_ineffective(setting: _Setting, scenario: Scenario) -> str:
+    """Return the error message for a setting that reaches no run.
+
+    Args:
+        setting: the setting.
+        scenario: the scenario of a run, whose keys beside the setting's key are proposed.
+    """
+    *above, last = setting.text.partition("=")[0].split(".")
+    siblings = at(scenario.model_dump(), above) or {}
+    reason = "another 'kind' drops it, or the variants say something else"
+    reason += nearest(last, siblings)
+    hint = "; the study's 'seeds' count" if setting.text.startswith("seed") else ""
+    return f"{setting.origin} says {setting.text!r}, which reaches no run: {reason}{hint}"
 
 
 def _strange_keys(base: Mapping[str, object]) -> list[str]:

@@ -116,45 +116,45 @@ class StudyProgress:
             self._all = self._live.add_task("workers start", total=len(orders))
             self._live.start()
 
-    def started(self, place: int) -> None:
+    def started(self, order_index: int) -> None:
         """Show that a worker has begun a run of the study.
 
         Args:
-            place: index of the run in the orders that ``begin`` received.
+            order_index: index of the run in the orders that ``begin`` received.
         """
-        self._rounds[place] = 0
+        self._rounds[order_index] = 0
         self._show()
 
-    def take(self, place: int, news: News) -> None:
+    def take(self, order_index: int, news: News) -> None:
         """Show a worker's message about its run: the progress (0..1), or a note to the user.
 
         Args:
-            place: index of the run's order.
+            order_index: index of the run's order.
             news: the message.
         """
-        order = self._orders[place]
+        order = self._orders[order_index]
         if news["event"] != "progress":
             self._print(f"{clean(order.label)}: {news['text']}")
             if self._file is not None:
                 self._file.take_note(order.label, news["text"])
             return
-        self._shares[place] = news["share"]
-        self._rounds[place] = news["rounds"]
+        self._shares[order_index] = news["share"]
+        self._rounds[order_index] = news["rounds"]
         if self._file is not None:
             self._file.take_share(order.label, news["share"])
         self._show()
 
-    def ended(self, place: int, run: Ended) -> None:
+    def ended(self, order_index: int, run: Ended) -> None:
         """Show the outcome of a run.
 
         Args:
-            place: index of the run's order.
+            order_index: index of the run's order.
             run: the outcome.
         """
         if run.status in ("done", "failed"):
             self._ended += 1
-            self._shares[place] = 1.0
-        self._rounds.pop(place, None)
+            self._shares[order_index] = 1.0
+        self._rounds.pop(order_index, None)
         self._last_line = time.perf_counter()
         self._print(f"{self._so_far()}: {clean(run.order.label)}: {_describe_state(run)}")
         if self._file is not None:
@@ -204,8 +204,8 @@ class StudyProgress:
     def _active_runs(self) -> str:
         """Return a text on the rounds of a few active runs, and on how many more are active."""
         runs = []
-        for place, rounds in list(self._rounds.items())[:_MOST_AT_WORK]:
-            label = clean(self._orders[place].label)
+        for order_index, rounds in list(self._rounds.items())[:_MOST_AT_WORK]:
+            label = clean(self._orders[order_index].label)
             runs.append(f"{label}: round {rounds}" if rounds else f"{label} begins")
         others = len(self._rounds) - len(runs)
         if others:
@@ -304,8 +304,8 @@ class WorkerPool:
             status ``interrupted``.
         """
         futures = []
-        for place, order in enumerate(orders):
-            futures.append(self._threads.submit(self._carry_out, place, order))
+        for order_index, order in enumerate(orders):
+            futures.append(self._threads.submit(self._carry_out, order_index, order))
         return [future.result() for future in futures]
 
     def close(self) -> None:
@@ -318,13 +318,13 @@ class WorkerPool:
         for worker in self._workers.copy():
             self._dismiss(worker)
 
-    def _carry_out(self, place: int, order: RunOrder) -> Ended:
+    def _carry_out(self, order_index: int, order: RunOrder) -> Ended:
         if self._interrupted:
             return Ended(order, "interrupted")
         with self._lock:
             worker = self._idle.pop() if self._idle else self._hire()
-            self._progress.started(place)
-        news = self._watch(worker, place, order)
+            self._progress.started(order_index)
+        news = self._watch(worker, order_index, order)
         # includes a worker that was interrupted before it installed its handlers
         ended = Ended(order, "interrupted")
         if news is not None:
@@ -332,19 +332,19 @@ class WorkerPool:
         elif not self._interrupted:
             ended = _outcome_of_death(order, worker.wait())
         with self._lock:
-            self._progress.ended(place, ended)
+            self._progress.ended(order_index, ended)
         if news is None or news["peak_bytes"] > self._most_bytes:
             self._dismiss(worker)
         else:
             self._idle.append(worker)
         return ended
 
-    def _watch(self, worker: _Process, place: int, order: RunOrder) -> News | None:
+    def _watch(self, worker: _Process, order_index: int, order: RunOrder) -> News | None:
         """Send an order to a worker, and pass its messages to the display until the run ends.
 
         Args:
             worker: an idle worker.
-            place: index of the order.
+            order_index: index of the order.
             order: the run to carry out.
 
         Returns:
@@ -367,7 +367,7 @@ class WorkerPool:
             if news["event"] == "ended":
                 return news
             with self._lock:
-                self._progress.take(place, news)
+                self._progress.take(order_index, news)
         return None
 
     def _hire(self) -> _Process:

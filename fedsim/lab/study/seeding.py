@@ -115,15 +115,19 @@ class Seeding:
         for world in self.worlds:
             if world.outcome.is_over:
                 continue
-            counts = {place: len(self._runs_of(place)) for place in world.names}
+            counts = {
+                variant_index: len(self._runs_of(variant_index)) for variant_index in world.names
+            }
             wanted = next_counts(world.outcome, counts)
             cost_s = {}
-            for place in wanted:
-                cost_s[place] = max(wall_s[folder] for folder in self._runs_of(place))
+            for variant_index in wanted:
+                cost_s[variant_index] = max(
+                    wall_s[folder] for folder in self._runs_of(variant_index)
+                )
             fitting = self._fit(wanted, counts, cost_s, left_s)
-            for place, count in fitting.items():
-                left_s -= (count - counts[place]) * cost_s[place]
-                self._extend(place, counts[place], count)
+            for variant_index, count in fitting.items():
+                left_s -= (count - counts[variant_index]) * cost_s[variant_index]
+                self._extend(variant_index, counts[variant_index], count)
                 is_added = True
         return is_added
 
@@ -147,29 +151,35 @@ class Seeding:
             not allow one more seed for each of the variants with the fewest seeds.
         """
         room = self.most_runs - len(self._study.runs)
-        least = min(counts[place] for place in wanted) + 1
+        least = min(counts[variant_index] for variant_index in wanted) + 1
         for count in range(max(wanted.values()), least - 1, -1):
-            more = {place: count - counts[place] for place in wanted if counts[place] < count}
-            expected_s = math.fsum(more[place] * cost_s[place] for place in more)
+            more = {
+                variant_index: count - counts[variant_index]
+                for variant_index in wanted
+                if counts[variant_index] < count
+            }
+            expected_s = math.fsum(
+                more[variant_index] * cost_s[variant_index] for variant_index in more
+            )
             if sum(more.values()) <= room and expected_s <= left_s:
                 return dict.fromkeys(more, count)
         return {}
 
-    def _runs_of(self, place: int) -> list[Path]:
-        variant = self._study.variants[place]
+    def _runs_of(self, variant_index: int) -> list[Path]:
+        variant = self._study.variants[variant_index]
         return [run.folder for run in self._study.runs_of[variant.folder]]
 
-    def _extend(self, place: int, before: int, count: int) -> None:
+    def _extend(self, variant_index: int, before: int, count: int) -> None:
         """Plan runs of a variant until it has ``count`` seeds.
 
         Other variants whose runs are the same as this variant's get the same seeds.
 
         Args:
-            place: index of the variant in the study.
+            variant_index: index of the variant in the study.
             before: count of seeds that it has.
             count: count of seeds that it gets.
         """
-        folders = self._runs_of(place)
+        folders = self._runs_of(variant_index)
         variants = []
         for index, variant in enumerate(self._study.variants):
             if self._runs_of(index) == folders:

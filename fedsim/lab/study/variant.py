@@ -53,7 +53,7 @@ class Variant:
 
 
 VariantLayers = dict[str, Mapping[str, object]]
-"""Tables of a base scenario and of its changes, by their place in the study's file."""
+"""Tables of a base scenario and of its changes, by their origin in the study's file."""
 
 
 def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
@@ -67,7 +67,7 @@ def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
         spec: the study.
 
     Returns:
-        Dict from place in the study's file, such as ``variants.fedavg``, to the tables there.
+        Dict from origin in the study's file, such as ``variants.fedavg``, to the tables there.
     """
     point = {key: value for key, value in variant.point if key != TRIAL}
     size_name = point.pop(SIZE, "")
@@ -102,15 +102,15 @@ def find_last_layer(layers: VariantLayers, keys: Sequence[str]) -> str:
     It is the last part that sets the key or a table above it.
 
     Args:
-        layers: dict from place in the study's file to the tables there, as ``layers_of`` returns
+        layers: dict from origin in the study's file to the tables there, as ``layers_of`` returns
             it.
         keys: the parts of a dotted key.
     """
-    for place, tables in reversed(layers.items()):
+    for origin, tables in reversed(layers.items()):
         for depth in range(len(keys), 0, -1):
             value = at(tables, keys[:depth])
             if value is not None:
-                return f"{place} says {'.'.join(keys[:depth])} = {overridden(value)}"
+                return f"{origin} says {'.'.join(keys[:depth])} = {overridden(value)}"
     return "nothing of it is left"
 
 
