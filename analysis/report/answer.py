@@ -195,7 +195,7 @@ def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Marku
     for measure, mean in answer.bill:
         remark = ""
         cheapest = _cheapest(answer, goal, measure)
-        if cheapest is not None and cheapest.place == best.place:
+        if cheapest is not None and cheapest.line_index == best.line_index:
             remark = "the least"
         elif cheapest is not None:
             remark = f"least: {plain(cheapest.name, 60)}, {measure.show(cheapest.mean.mean)}"
@@ -234,7 +234,7 @@ def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
 def _draw_ranking(ranking: Ranking, colours: dict[int, str]) -> Markup:
     lines = [line for line in ranking.entries if line.values]
     axis = _choose_axis(lines, ranking)
-    rows = [_ranking_row(line, ranking, axis, colours[line.place]) for line in lines]
+    rows = [_ranking_row(line, ranking, axis, colours[line.line_index]) for line in lines]
     ends = (el("span", ranking.show(axis.low)), el("span", ranking.show(axis.high)))
     foot = el("tr", el("td"), el("td"), el("td", *ends, class_="axis"))
     remark = " more is better" if ranking.measure.best == "most" else " less is better"
@@ -249,7 +249,7 @@ def _ranking_row(line: RankedLine, ranking: Ranking, axis: Axis, colour: str) ->
     title = line.name
     if line.reference:
         title += ", a reference"
-    if line.place == ranking.baseline:
+    if line.line_index == ranking.baseline:
         title += ", the baseline"
     is_whole = len(line.values) == line.of
     figure = f"{len(line.values)} of {line.of}"

@@ -55,8 +55,8 @@ def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
             el("title", plain(front.format_point(point), _LONGEST_NAME)),
             cx=x,
             cy=y,
-            fill=colours[point.line.place] if on_front else None,
-            stroke=colours[point.line.place],
+            fill=colours[point.line.line_index] if on_front else None,
+            stroke=colours[point.line.line_index],
             class_="colour" if on_front else "others",
             r=5 if on_front else 3.5,
         )

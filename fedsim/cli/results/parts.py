@@ -194,14 +194,14 @@ class DecisionResult(ResultEntries):
         losses = []
         for loss in decision.losses:
             better = names[loss.better]
-            losses.append(LossResult(line=names[loss.place], seeds=loss.seeds, better=better))
+            losses.append(LossResult(line=names[loss.line_index], seeds=loss.seeds, better=better))
         return cls(
             status=line_decision.status,
             measure=line_decision.measure.name,
             leader=None if decision.leader is None else names[decision.leader],
-            contenders=[names[place] for place in decision.contenders],
+            contenders=[names[line_index] for line_index in decision.contenders],
             losses=losses,
-            missed=[names[place] for place in decision.missed],
+            missed=[names[line_index] for line_index in decision.missed],
             error=line_decision.rule.error,
             within=line_decision.tolerance,
             seeds=decision.seeds,

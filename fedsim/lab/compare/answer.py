@@ -32,7 +32,7 @@ class WorldAnswer:
     """Result of a comparison for one world: which variant is the best, and what it costs.
 
     A world is what compared runs share: devices, network and data. A line is a variant at a point
-    of the study's grid, or a single run; its place is its index in the comparison.
+    of the study's grid, or a single run; ``line_index`` is its index in the comparison.
 
     Attributes:
         world: point of the grid, or study; empty if there is only one world.
@@ -42,7 +42,7 @@ class WorldAnswer:
             were counted, then by accuracy.
         missed: lines that did not reach the target in all their runs: name, count of runs that
             reached it, count of runs.
-        cells: variant and key values of each line, by place; identical lines are one cell.
+        cells: variant and key values of each line, by index; lines with the same runs are one cell.
         bill: costs of the goal's best line, each with its mean over the runs; the goal is first.
         unreached: targets that no line reached in any of its runs. Targets that only a study
             declares are listed if all of them are unreached.
@@ -125,12 +125,12 @@ class WorldAnswer:
         These are the lines with a figure in the ranking by the goal, in its order, then the further
         lines in the ranking by accuracy.
         """
-        places: dict[int, None] = {}
+        line_indices: dict[int, None] = {}
         for ranking in self.rankings[:1] + self.rankings[-1:]:
             for line in ranking.entries:
                 if line.values:
-                    places[line.place] = None
-        return list(places)
+                    line_indices[line.line_index] = None
+        return list(line_indices)
 
 
 def answers(
@@ -150,22 +150,22 @@ def answers(
     """
     worlds = worlds_of(lines)
     keys = varying_keys(lines, list(chain.from_iterable(worlds)))
-    for places in worlds:
-        world = "" if len(worlds) == 1 else clean(name_world(lines, places, keys))
-        yield _answer(lines, figures, targets, places, world, is_requested)
+    for line_indices in worlds:
+        world = "" if len(worlds) == 1 else clean(name_world(lines, line_indices, keys))
+        yield _answer(lines, figures, targets, line_indices, world, is_requested)
 
 
 def _answer(
     lines: Lines,
     figures: LineFigures,
     targets: Sequence[Target],
-    places: Sequence[int],
+    line_indices: Sequence[int],
     world: str,
     is_requested: bool,
 ) -> WorldAnswer:
     firsts = lines.first(figures)
-    target = _target(lines, firsts, places, targets)
-    cells = cells_of(lines, places)
+    target = _target(lines, firsts, line_indices, targets)
+    cells = cells_of(lines, line_indices)
     names = name_cells(cells)
     goal = goal_of(lines.goal, target)
     selection = dict.fromkeys([goal, *(goal_of(name, target) for name in TARGETED), FINAL])
@@ -179,7 +179,7 @@ def _answer(
     lacks_target = target is None and bool(targets)
     unreached = []
     if is_requested or target is None:
-        ranked = _ranked(lines, places)
+        ranked = _ranked(lines, line_indices)
         unreached = [target for target in targets if not _is_reached(firsts, ranked, target, any)]
     return WorldAnswer(
         world,
@@ -221,7 +221,7 @@ def _bill(
     """
     if not goal.whole:
         return
-    runs = figures[goal.whole[0].place]
+    runs = figures[goal.whole[0].line_index]
     names = (*TARGETED, "battery", "flat")
     for measure in dict.fromkeys([goal.measure, *(goal_of(name, target) for name in names)]):
         if measure is None:
@@ -247,24 +247,26 @@ def _ranking(
     Args:
         lines: the lines of the comparison.
         figures: all figures of each run of each line.
-        names: names of the lines to rank, by place (index of the line).
+        names: names of the lines to rank, by index of the line.
         measure: the figure.
         decides_seeds: whether the study added seeds (``until_sure``) to decide by this figure. The
             lines that may still be the best are then ranked before the others.
     """
     rule = lines.until_sure
     entries = []
-    for place, name in names.items():
-        line = lines.lines[place]
-        values = lines.by_seed(place, figures[place], measure.name)
-        entries.append(RankedLine(place, name, line.reference, values, lines.seeds_of(place)))
+    for line_index, name in names.items():
+        line = lines.lines[line_index]
+        values = lines.by_seed(line_index, figures[line_index], measure.name)
+        entries.append(
+            RankedLine(line_index, name, line.reference, values, lines.seeds_of(line_index))
+        )
     sign = 1 if measure.best == "least" else -1
     decision = None
     contenders: Sequence[int] = ()
     leader = None
     if rule is not None and decides_seeds:
-        compared = {line.place: line.values for line in entries if not line.reference}
-        own_names = {place: names[place] for place in compared}
+        compared = {line.line_index: line.values for line in entries if not line.reference}
+        own_names = {line_index: names[line_index] for line_index in compared}
         decision = decide_line(rule, measure, own_names, lines.lines, compared)
         contenders = decision.outcome.contenders
         leader = decision.outcome.leader
@@ -274,11 +276,11 @@ def _ranking(
     def rank(line: RankedLine) -> tuple[float, ...]:
         missing = 1 - len(line.values) / line.of
         figure = sign * line.mean.mean if line.values else math.inf
-        is_out = line.place not in contenders
-        return missing, is_out, line.place != leader, figure
+        is_out = line.line_index not in contenders
+        return missing, is_out, line.line_index != leader, figure
 
     entries.sort(key=rank)
-    best = next((line.place for line in entries if not line.reference), None)
+    best = next((line.line_index for line in entries if not line.reference), None)
     baseline = None
     if best is not None and not lines.is_first:
         baseline = lines.baselines[best]
@@ -286,7 +288,7 @@ def _ranking(
 
 
 def _target(
-    lines: Lines, figures: LineFigures, places: Sequence[int], targets: Sequence[Target]
+    lines: Lines, figures: LineFigures, line_indices: Sequence[int], targets: Sequence[Target]
 ) -> Target | None:
     """Return the hardest target that any line reached in all its runs, to compare costs at it.
 
@@ -295,10 +297,10 @@ def _target(
     Args:
         lines: the lines of the comparison.
         figures: all figures of each run of each line.
-        places: indices of the lines of a world; reference lines do not count.
+        line_indices: indices of the lines of a world; reference lines do not count.
         targets: the targets, the easiest first.
     """
-    ranked = _ranked(lines, places)
+    ranked = _ranked(lines, line_indices)
     for quantifier in (all, any):
         for target in reversed(targets):
             if _is_reached(figures, ranked, target, quantifier):
@@ -306,13 +308,13 @@ def _target(
     return None
 
 
-def _ranked(lines: Lines, places: Sequence[int]) -> list[int]:
-    return [place for place in places if not lines.lines[place].reference]
+def _ranked(lines: Lines, line_indices: Sequence[int]) -> list[int]:
+    return [line_index for line_index in line_indices if not lines.lines[line_index].reference]
 
 
 def _is_reached(
     figures: LineFigures,
-    places: Sequence[int],
+    line_indices: Sequence[int],
     target: Target,
     quantifier: Callable[[Iterable[bool]], bool],
 ) -> bool:
@@ -320,7 +322,7 @@ def _is_reached(
 
     Args:
         figures: the figures of each line's runs.
-        places: indices of the lines.
+        line_indices: indices of the lines.
         target: the target.
         quantifier: ``all`` if all runs of the line must reach it, ``any`` if one run is enough.
     """
@@ -330,7 +332,7 @@ def _is_reached(
             return (values[BEST.name] or 0.0) >= target.value
         return values[cost_of("rounds", target).name] is not None
 
-    return any(quantifier(map(reaches, figures[place])) for place in places)
+    return any(quantifier(map(reaches, figures[line_index])) for line_index in line_indices)
 
 
 def usual_target(lines: Lines, figures: LineFigures) -> Target | None:

@@ -36,19 +36,19 @@ def worlds_of(lines: Lines) -> list[list[int]]:
         Indices of the lines of each world, ascending.
     """
     points: dict[tuple[object, ...], list[int]] = {}
-    for place, line in enumerate(lines.lines):
+    for line_index, line in enumerate(lines.lines):
         if line.runs:
             point: tuple[object, ...] = () if lines.are_runs else (line.study, line.point)
-            points.setdefault(point, []).append(place)
+            points.setdefault(point, []).append(line_index)
     if len(points) == 1:
         return [*points.values()]
     worlds: dict[tuple[object, ...], list[int]] = {}
-    for point, places in points.items():
-        compared = [lines.lines[place] for place in places]
+    for point, line_indices in points.items():
+        compared = [lines.lines[line_index] for line_index in line_indices]
         ranked = [line for line in compared if not line.reference]
         world = frozenset(_describe_world(line.runs[0].scenario) for line in ranked or compared)
-        worlds.setdefault((point[0], world), []).extend(places)
-    return [sorted(places) for places in worlds.values()]
+        worlds.setdefault((point[0], world), []).extend(line_indices)
+    return [sorted(line_indices) for line_indices in worlds.values()]
 
 
 def _describe_world(scenario: Mapping[str, object]) -> str:
@@ -57,29 +57,29 @@ def _describe_world(scenario: Mapping[str, object]) -> str:
     return json.dumps(world, sort_keys=True, default=str)
 
 
-def name_world(lines: Lines, places: Sequence[int], keys: Sequence[str]) -> str:
+def name_world(lines: Lines, line_indices: Sequence[int], keys: Sequence[str]) -> str:
     """Return a name of a world, such as "share 0.3", by which it differs from other worlds.
 
     It is made of the study and of grid values that all lines of the world share.
 
     Args:
         lines: the lines of all worlds.
-        places: indices of the lines of this world.
+        line_indices: indices of the lines of this world.
         keys: keys of the grid by which the lines of all worlds differ.
     """
-    line = lines.lines[places[0]]
+    line = lines.lines[line_indices[0]]
     studies = {line.study for line in lines.lines}
     parts = []
     if len(studies) > 1 and line.study:
         parts.append(line.study)
-    within = varying_keys(lines, places)
+    within = varying_keys(lines, line_indices)
     for key, value in dict(line.point).items():
         if key in keys and key not in within:
             parts.append(f"{key.rpartition('.')[2]} {format_value(value)}")
     return ", ".join(parts)
 
 
-def varying_keys(lines: Lines, places: Sequence[int]) -> list[str]:
+def varying_keys(lines: Lines, line_indices: Sequence[int]) -> list[str]:
     """Return the keys of a study's grid by which some lines differ.
 
     The grid has lists of values for keys of the scenario, and a line is a variant with one value of
@@ -87,16 +87,16 @@ def varying_keys(lines: Lines, places: Sequence[int]) -> list[str]:
 
     Args:
         lines: the lines of the comparison.
-        places: indices of the lines that are compared.
+        line_indices: indices of the lines that are compared.
     """
     points = []
-    for place in places:
-        points.append({key: format_value(value) for key, value in lines.lines[place].point})
+    for line_index in line_indices:
+        points.append({key: format_value(value) for key, value in lines.lines[line_index].point})
     keys = dict.fromkeys(chain.from_iterable(points))
     return [key for key in keys if len({point.get(key) for point in points}) > 1]
 
 
-def cells_of(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
+def cells_of(lines: Lines, line_indices: Sequence[int]) -> dict[int, dict[str, str]]:
     """Return the variant and grid values by which the lines of a world differ.
 
     Lines with the same runs get one entry, at the index of the first of them. In it, the value of a
@@ -104,17 +104,17 @@ def cells_of(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
 
     Args:
         lines: the lines of the comparison.
-        places: indices of the lines of the world.
+        line_indices: indices of the lines of the world.
 
     Returns:
         Dict from index of a line to a dict from key (``variant`` or short key of the grid) to
         value.
     """
     by_runs: dict[tuple[object, ...], list[int]] = {}
-    for place in places:
-        folders = tuple(run.path for run in lines.lines[place].runs)
-        by_runs.setdefault(folders, []).append(place)
-    keys = varying_keys(lines, places)
+    for line_index in line_indices:
+        folders = tuple(run.path for run in lines.lines[line_index].runs)
+        by_runs.setdefault(folders, []).append(line_index)
+    keys = varying_keys(lines, line_indices)
     cells = {}
     for identical in by_runs.values():
         line = lines.lines[identical[0]]
@@ -129,9 +129,9 @@ def cells_of(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
 
 def cell_names(lines: Lines) -> list[str]:
     """Return a short name for each line of a comparison: its variant and the grid values that vary."""
-    places = [place for place, line in enumerate(lines.lines) if line.runs]
-    names = name_cells(cells_of(lines, places))
-    return [names.get(place, line.name) for place, line in enumerate(lines.lines)]
+    line_indices = [line_index for line_index, line in enumerate(lines.lines) if line.runs]
+    names = name_cells(cells_of(lines, line_indices))
+    return [names.get(line_index, line.name) for line_index, line in enumerate(lines.lines)]
 
 
 def name_cells(cells: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
@@ -143,11 +143,11 @@ def name_cells(cells: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
     Args:
         cells: variant and values by key of each line, by index of the line.
     """
-    names = {place: _name_cell(cell, PLACES) for place, cell in cells.items()}
+    names = {line_index: _name_cell(cell, PLACES) for line_index, cell in cells.items()}
     counts = Counter(names.values())
-    for place, name in names.items():
+    for line_index, name in names.items():
         if counts[name] > 1:
-            names[place] = _name_cell(cells[place])
+            names[line_index] = _name_cell(cells[line_index])
     return names
 
 

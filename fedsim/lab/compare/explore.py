@@ -183,13 +183,13 @@ def fronts(answer: WorldAnswer) -> list[ParetoFront]:
 
 
 def _front(first: Ranking, second: Ranking) -> ParetoFront:
-    second_costs = {line.place: line.mean.mean for line in second.whole}
+    second_costs = {line.line_index: line.mean.mean for line in second.whole}
     points: list[CostPoint] = []
     for line in first.whole:
-        if line.place not in second_costs:
+        if line.line_index not in second_costs:
             continue
         cost = line.mean.mean
-        second_cost = second_costs[line.place]
+        second_cost = second_costs[line.line_index]
         front = [point for point in points if point.factor == 1]
         factor = 1.0
         near = ""
@@ -266,11 +266,14 @@ def _frame(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
     import pandas as pd
 
     means = {}
-    places = []
+    line_indices = []
     for ranking in answer.rankings[:1]:
-        means = {line.place: line.mean.mean for line in ranking.whole}
-        places = sorted(line.place for line in ranking.entries if not line.reference)
-    rows = [{**answer.cells[place], _FIGURE: means.get(place, math.nan)} for place in places]
+        means = {line.line_index: line.mean.mean for line in ranking.whole}
+        line_indices = sorted(line.line_index for line in ranking.entries if not line.reference)
+    rows = [
+        {**answer.cells[line_index], _FIGURE: means.get(line_index, math.nan)}
+        for line_index in line_indices
+    ]
     frame = pd.DataFrame(rows)
     keys = []
     for key in map(str, frame.columns):

@@ -153,9 +153,9 @@ class Reading(Spec):
         import pandas as pd
 
         values = {}
-        for place, row in enumerate(run.rounds):
+        for number, row in enumerate(run.rounds):
             if row[self.column] is not None:
-                values[place] = row[self.column]
+                values[number] = row[self.column]
         return self.scale * pd.Series(values, dtype=float)
 
     def _measure_event(self, run: RunFolder, values: "pd.Series[float]") -> float:

@@ -22,7 +22,7 @@ _USUAL_STEP = 0.01  # difference of accuracies and metrics
 class LineDecision:
     """Decision on the best of several lines, in a study that adds seeds until it is sure.
 
-    A line is a variant of a study; its place is its index in the comparison. Properties give the
+    A line is a variant of a study, identified by its index in the comparison. Properties give the
     decision, its error and what it cost in runs and time as sentences.
 
     Attributes:
@@ -31,7 +31,7 @@ class LineDecision:
         measure: figure by which lines are compared.
         tolerance: difference that does not matter: a share of a cost, or a difference of other
             figures.
-        names: names of the lines by their places.
+        names: names of the lines by their indices.
         runs: count of the finished runs of the compared lines.
         real_s: real time of these runs together (s).
         plan: count of runs that a fixed plan would need: each line with as many seeds as the line
@@ -82,7 +82,11 @@ class LineDecision:
         outcome = self.outcome
         if self.status == "tie":
             assert outcome.leader is not None
-            rest = [self.names[place] for place in outcome.contenders if place != outcome.leader]
+            rest = [
+                self.names[line_index]
+                for line_index in outcome.contenders
+                if line_index != outcome.leader
+            ]
             words.append(f"{some_names(rest)} may be better, by no more than that.")
         if outcome.status == "open":
             end = "the budget is spent" if self.rule.is_over else "more seeds decide"
@@ -123,22 +127,22 @@ def decide_line(
     Args:
         rule: rule of the study by which seeds are added.
         measure: figure by which lines are compared.
-        names: names of the compared lines, by place (index in ``lines``).
+        names: names of the compared lines, by index in ``lines``.
         lines: all lines of the comparison.
-        values: figures by place and seed; runs without the figure are left out.
+        values: figures by index of the line and seed; runs without the figure are left out.
     """
     tolerance = rule.within
     if tolerance is None:
         tolerance = _USUAL_TOLERANCE if measure.is_cost else _USUAL_STEP
     costs: dict[int, list[float | None]] = {}
     folders: dict[RunFolder, None] = {}
-    for place in names:
-        folders.update(dict.fromkeys(lines[place].runs))
+    for line_index in names:
+        folders.update(dict.fromkeys(lines[line_index].runs))
         figures = []
-        for seed in lines[place].seeds_in_order:
-            value = values[place].get(seed)
+        for seed in lines[line_index].seeds_in_order:
+            value = values[line_index].get(seed)
             figures.append(None if value is None else _comparable(value, measure))
-        costs[place] = figures
+        costs[line_index] = figures
     if measure.is_cost and any(
         value <= 0 for by_seed in values.values() for value in by_seed.values()
     ):

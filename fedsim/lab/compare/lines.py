@@ -84,13 +84,13 @@ class ComparedLine:
 class Lines:
     """All lines of a comparison, with the targets, goal and baseline by which to compare them.
 
-    A line is a single run, or a variant of a study at a point of its grid. Its place is its index
-    in ``lines``.
+    A line is a single run, or a variant of a study at a point of its grid. Other attributes and
+    functions identify it by its index in ``lines``.
 
     Attributes:
         lines: the lines, in the order of the folders, and of each study's variants.
         targets: targets that the studies declare.
-        baselines: place of each line's baseline; None if the line has no baseline.
+        baselines: index of each line's baseline; None if the line has no baseline.
         baseline: name of the baseline; empty if there is none.
         is_first: whether the baseline is the first run, because no baseline was named.
         goal: criterion of the ranking, such as ``time`` or ``accuracy``.
@@ -120,16 +120,18 @@ class Lines:
 
         A run has begun if it has a folder. If no run of any line has begun, all lines are kept.
         """
-        places = [place for place, line in enumerate(self.lines) if line.is_begun]
-        if not places:
+        line_indices = [line_index for line_index, line in enumerate(self.lines) if line.is_begun]
+        if not line_indices:
             return self
-        lines = tuple(self.lines[place] for place in places)
+        lines = tuple(self.lines[line_index] for line_index in line_indices)
         has_baseline = any(line.name == self.baseline for line in lines)
-        numbers: dict[int | None, int] = {place: number for number, place in enumerate(places)}
+        numbers: dict[int | None, int] = {
+            line_index: number for number, line_index in enumerate(line_indices)
+        }
         return replace(
             self,
             lines=lines,
-            baselines=tuple(numbers.get(self.baselines[place]) for place in places),
+            baselines=tuple(numbers.get(self.baselines[line_index]) for line_index in line_indices),
             baseline=self.baseline if has_baseline else "",
             not_begun=tuple(dict.fromkeys(line.name for line in self.lines if not line.is_begun)),
         )
@@ -154,28 +156,28 @@ class Lines:
             firsts.append(selection)
         return firsts
 
-    def seeds_of(self, place: int) -> frozenset[int]:
+    def seeds_of(self, line_index: int) -> frozenset[int]:
         """Return the seeds of the finished runs of a line.
 
         If the lines are single runs, the result is always seed 0, as if all had the same seed, so
         that any two can be compared.
 
         Args:
-            place: index of the line in ``lines``.
+            line_index: index of the line in ``lines``.
         """
         if self.are_runs:
             return frozenset({0})
-        return frozenset(int(run.summary["seed"]) for run in self.lines[place].runs)
+        return frozenset(int(run.summary["seed"]) for run in self.lines[line_index].runs)
 
     def by_seed(
-        self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str
+        self, line_index: int, figures: Sequence[Mapping[str, float | int | None]], name: str
     ) -> dict[int, float]:
         """Return one figure, such as the energy, of the runs of a line: a dict from seed to value.
 
         The seed of a single run is set to 0, so that any two single runs can be compared.
 
         Args:
-            place: index of the line in ``lines``.
+            line_index: index of the line in ``lines``.
             figures: all figures of each run of the line, by name.
             name: name of the figure.
 
@@ -183,7 +185,7 @@ class Lines:
             The figure by seed; runs that lack the figure are left out.
         """
         values = {}
-        for run, run_figures in zip(self.lines[place].runs, figures, strict=True):
+        for run, run_figures in zip(self.lines[line_index].runs, figures, strict=True):
             value = run_figures.get(name)
             if value is not None:
                 seed = 0 if self.are_runs else int(run.summary["seed"])
@@ -353,13 +355,13 @@ def _find_baseline(
         lines: all lines of the comparison.
         name: name of the baseline.
     """
-    candidates = [place for place, line in enumerate(lines) if line.name == name]
-    for place in candidates:
-        if (lines[place].study, lines[place].point) == (compared.study, compared.point):
-            return place
-    for place in candidates:
-        if not lines[place].point:
-            return place
+    candidates = [line_index for line_index, line in enumerate(lines) if line.name == name]
+    for line_index in candidates:
+        if (lines[line_index].study, lines[line_index].point) == (compared.study, compared.point):
+            return line_index
+    for line_index in candidates:
+        if not lines[line_index].point:
+            return line_index
     return None
 
 

@@ -402,10 +402,10 @@ class _MeasuredTable:
         where = {**self._table.at, **where}
         lines = [line for line in self._lines if _is_at(line, where)]
         if len(lines) != 1:
-            place = ", ".join(f"{key}={value}" for key, value in where.items())
+            grid_values = ", ".join(f"{key}={value}" for key, value in where.items())
             count = len(lines) or "no"
             raise ScenarioError(
-                f"table {self._table.title!r}: the study has {count} variants with {place}; a "
+                f"table {self._table.title!r}: the study has {count} variants with {grid_values}; a "
                 "row must be one"
             )
         return {int(run.summary["seed"]): run for run in lines[0].runs}

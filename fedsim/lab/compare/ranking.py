@@ -19,14 +19,14 @@ class RankedLine:
     """Line of a ranking: a variant or a run, with one value of the ranked figure per seed.
 
     Attributes:
-        place: index of the line in the comparison.
+        line_index: index of the line in the comparison.
         name: name of the line, made of its variant and grid values.
         reference: whether the line is shown but not ranked.
         values: the figure by seed, of the runs that have the figure.
         seeds: seeds of all runs, with and without the figure.
     """
 
-    place: int
+    line_index: int
     name: str
     reference: bool
     values: Mapping[int, float]
@@ -106,7 +106,7 @@ class Ranking:
         """
         first, *rest = self.whole
         if self.decision is not None:
-            return [line for line in rest if line.place in self.decision.outcome.contenders]
+            return [line for line in rest if line.line_index in self.decision.outcome.contenders]
         equal = float(self.measure.is_cost)
         lines = []
         for line in rest:
@@ -170,7 +170,7 @@ class Ranking:
             seeds = " for all its seeds" if first.of > 1 else ""
             words.append(f"No other line has this figure{seeds}.")
         for line in rest[1:]:
-            if line.place == self.baseline:
+            if line.line_index == self.baseline:
                 words.append(f"{clean(line.name)}, the baseline, {self._compare(line, first)}.")
         if self.decision is not None:
             words += self.decision.sentences

@@ -37,12 +37,12 @@ class DroppedLine:
     """Variant that can no longer be the best one, because it is surely worse than another variant.
 
     Attributes:
-        place: index of the line in the comparison.
+        line_index: index of the line in the comparison.
         seeds: count of seeds after which it was dropped.
         better: index of the line that is better.
     """
 
-    place: int
+    line_index: int
     seeds: int
     better: int
 
@@ -51,16 +51,16 @@ class DroppedLine:
 class Decision:
     """Result of ``decide``: the variant with the least mean cost, or that more seeds are needed.
 
-    Variants are called lines, and identified by their place, the index in the comparison.
+    Variants are called lines, and identified by their index in the comparison.
 
     Attributes:
         status: ``best`` if one line is left, ``tie`` if the leader is worse than none of the lines
             that are left by more than the difference that does not matter, ``open`` if more seeds
             are needed, ``none`` if fewer than two lines are compared, or none is complete.
-        leader: place of the best line; None unless the status is ``best`` or ``tie``.
-        contenders: places of the lines that are left.
+        leader: index of the best line; None unless the status is ``best`` or ``tie``.
+        contenders: indices of the lines that are left.
         losses: lines that were dropped, in order.
-        missed: places of the lines without a figure in one of their runs. They are not compared.
+        missed: indices of the lines without a figure in one of their runs. They are not compared.
         seeds: greatest count of seeds of a contender.
         bound: bound on how much the leader is worse than the best line: a difference, of costs the
             logarithm of a ratio. None without a leader.
@@ -123,7 +123,7 @@ def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error:
     that were dropped because of it may then take part again.
 
     Args:
-        costs: costs by the place of the line, in the order of the seeds, which is common to all
+        costs: costs by the index of the line, in the order of the seeds, which is common to all
             lines; None for a run without a figure. Lines may have fewer seeds than others.
         within: the difference of means that does not matter.
         error: greatest probability of dropping the best line, or of naming a leader that is worse
@@ -137,12 +137,12 @@ def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error:
     """
     whole = {}
     missed = []
-    for place, values in costs.items():
+    for line_index, values in costs.items():
         figures = [value for value in values if value is not None]
         if len(figures) < len(values):
-            missed.append(place)
+            missed.append(line_index)
         else:
-            whole[place] = figures
+            whole[line_index] = figures
     if len(costs) < 2 or not whole:
         return Decision("none", None, (), (), tuple(missed))
     race = _Race(whole, error / (len(costs) - 1))
@@ -159,10 +159,10 @@ def next_counts(decision: Decision, counts: Mapping[int, int]) -> dict[int, int]
 
     Args:
         decision: the last decision.
-        counts: count of seeds by the place of the line.
+        counts: count of seeds by the index of the line.
     """
-    most = max(counts[place] for place in decision.contenders)
-    if all(counts[place] == most for place in decision.contenders):
+    most = max(counts[line_index] for line_index in decision.contenders)
+    if all(counts[line_index] == most for line_index in decision.contenders):
         most += max(1, most // 4)
     return dict.fromkeys(decision.contenders, most)
 
@@ -173,7 +173,7 @@ class _Race:
     ``compare`` is called for each count of seeds in turn, then ``decide``.
 
     Args:
-        costs: costs in the order of the seeds, by place of the line.
+        costs: costs in the order of the seeds, by index of the line.
         error: probability of a wrong result for each pair of lines.
     """
 
@@ -203,8 +203,10 @@ class _Race:
         for column, costs_of_other in enumerate(costs):
             means, halves = _intervals(costs - costs_of_other, unit)
             lows[:, column] = means - halves
-            places = rows, rows[column]
-            self._worse_at_most[places] = np.minimum(self._worse_at_most[places], means + halves)
+            line_indices = rows, rows[column]
+            self._worse_at_most[line_indices] = np.minimum(
+                self._worse_at_most[line_indices], means + halves
+            )
         for position, row in enumerate(rows):
             surest = int(lows[position].argmax())
             if lows[position, surest] > 0:
@@ -217,7 +219,7 @@ class _Race:
 
         Args:
             within: difference of means that does not matter.
-            missed: places of the lines that were not compared, for the decision.
+            missed: indices of the lines that were not compared, for the decision.
         """
         left = self._running
         contenders = tuple(self._places[row] for row in left)

@@ -156,10 +156,10 @@ class Comparison:
             if measure.is_cost:
                 head = f"{measure.name} to {base} (ratio)"
                 cells: list[Cell] = []
-                for place, own_base in enumerate(self.lines.baselines):
-                    ratio = self._ratio(measure, place)
+                for line_index, own_base in enumerate(self.lines.baselines):
+                    ratio = self._ratio(measure, line_index)
                     cells.append(
-                        self._absence(measure, place, own_base) if ratio is None else ratio
+                        self._absence(measure, line_index, own_base) if ratio is None else ratio
                     )
                 yield ComparedColumn(head, tuple(cells), f"ratios to the {base}", unit="ratio")
 
@@ -203,10 +203,12 @@ class Comparison:
         ranked: set[int] = set()
         for answer in answers:
             ranked.update(answer.order)
-            for rank, place in enumerate(answer.order):
-                if rank < per_world or place in baselines:
-                    rows.append(place)
-        unranked = [place for place in range(len(self._figures)) if place not in ranked]
+            for rank, line_index in enumerate(answer.order):
+                if rank < per_world or line_index in baselines:
+                    rows.append(line_index)
+        unranked = [
+            line_index for line_index in range(len(self._figures)) if line_index not in ranked
+        ]
         return rows + unranked[: max(0, _MOST_ROWS - len(rows))]
 
     def _short_measures(self, answers: Sequence[WorldAnswer]) -> list[measures.Measure]:
@@ -266,20 +268,20 @@ class Comparison:
             One row per line and kind of figure, such as time or accuracy.
         """
         rows: list[dict[str, Cell]] = []
-        for place, base in self._compared():
+        for line_index, base in self._compared():
             for measure in self._measures:
-                pairs = self._pairs(place, base, measure)
-                row = self._paired_point(place, base)
+                pairs = self._pairs(line_index, base, measure)
+                row = self._paired_point(line_index, base)
                 row["measure"] = measure.name
                 row["unit"] = measure.unit
                 row["pairs"] = len(pairs)
                 for seed, (above, below) in pairs.items():
                     row[f"seed {seed}"] = above - below
-                if pairs and len(pairs) == self._pairs_expected(place, base, len(seeds)):
+                if pairs and len(pairs) == self._pairs_expected(line_index, base, len(seeds)):
                     difference = _mean_difference(pairs)
                     row["mean difference"] = difference.mean
                     row["low"], row["high"] = difference.edges
-                    row["ratio"] = self._ratio(measure, place)
+                    row["ratio"] = self._ratio(measure, line_index)
                 rows.append(row)
         heads = [*_KEYS, *self._heads.values(), *_PAIRED, *(f"seed {seed}" for seed in seeds)]
         return ComparedTable.of(heads, rows)
@@ -290,14 +292,14 @@ class Comparison:
         There is a column for each kind of figure, such as time or accuracy.
         """
         compared = list(self._compared())
-        points = [self._paired_point(place, base) for place, base in compared]
+        points = [self._paired_point(line_index, base) for line_index, base in compared]
         columns = [*ComparedTable.of([*_KEYS, *self._heads.values()], points).columns]
         for measure in self._measures:
             cells: list[Cell] = []
-            for place, base in compared:
-                pairs = self._all_pairs(place, base, measure)
+            for line_index, base in compared:
+                pairs = self._all_pairs(line_index, base, measure)
                 difference = _mean_difference(pairs) if pairs else None
-                cells.append(difference or self._absence(measure, place, base))
+                cells.append(difference or self._absence(measure, line_index, base))
             columns.append(
                 ComparedColumn(
                     measure.head,
@@ -335,8 +337,8 @@ class Comparison:
             point[self._heads[key]] = format_value(value)
         return point
 
-    def _paired_point(self, place: int, base: int) -> dict[str, Cell]:
-        point = self._point(self.lines.lines[place])
+    def _paired_point(self, line_index: int, base: int) -> dict[str, Cell]:
+        point = self._point(self.lines.lines[line_index])
         point["baseline"] = self.lines.lines[base].name
         return point
 
@@ -362,9 +364,9 @@ class Comparison:
 
     def _column(self, measure: measures.Measure) -> ComparedColumn:
         cells = []
-        for place, figures in enumerate(self._figures):
+        for line_index, figures in enumerate(self._figures):
             mean = _mean([values[measure.name] for values in figures], measure.most)
-            cells.append(self._absence(measure, place) if mean is None else mean)
+            cells.append(self._absence(measure, line_index) if mean is None else mean)
         return ComparedColumn(
             measure.head,
             tuple(cells),
@@ -381,7 +383,7 @@ class Comparison:
         return measure.topic
 
     def _absence(
-        self, measure: measures.Measure, place: int, base: int | None = None
+        self, measure: measures.Measure, line_index: int, base: int | None = None
     ) -> Absent | None:
         """Return a cell with the reason why a line has no figure, or no difference to its baseline.
 
@@ -389,27 +391,27 @@ class Comparison:
 
         Args:
             measure: the figure.
-            place: index of the line.
+            line_index: index of the line.
             base: index of its baseline; None if the cell is not relative to it.
         """
-        figures = [values[measure.name] for values in self._figures[place]]
-        reason = absence(measure, self.lines.lines[place], figures)
+        figures = [values[measure.name] for values in self._figures[line_index]]
+        reason = absence(measure, self.lines.lines[line_index], figures)
         if not reason and base is not None:
             figures = [values[measure.name] for values in self._figures[base]]
             reason = absence(measure, self.lines.lines[base], figures)
             reason = reason and f"baseline: {reason}"
-            if not reason and self.lines.seeds_of(place) != self.lines.seeds_of(base):
+            if not reason and self.lines.seeds_of(line_index) != self.lines.seeds_of(base):
                 reason = _OTHER_SEEDS
         return Absent(reason) if reason else None
 
     def _compared(self) -> Iterator[tuple[int, int]]:
         """Yield the indices of each line that has another line as baseline, and of that line."""
-        for place, base in enumerate(self.lines.baselines):
-            if base is not None and base != place:
-                yield place, base
+        for line_index, base in enumerate(self.lines.baselines):
+            if base is not None and base != line_index:
+                yield line_index, base
 
-    def _pairs(self, place: int, base: int, measure: measures.Measure) -> Pairs:
-        values = self.lines.by_seed(place, self._figures[place], measure.name)
+    def _pairs(self, line_index: int, base: int, measure: measures.Measure) -> Pairs:
+        values = self.lines.by_seed(line_index, self._figures[line_index], measure.name)
         base_values = self.lines.by_seed(base, self._figures[base], measure.name)
         return {
             seed: (value, base_values[seed])
@@ -417,47 +419,47 @@ class Comparison:
             if seed in base_values
         }
 
-    def _all_pairs(self, place: int, base: int, measure: measures.Measure) -> Pairs:
+    def _all_pairs(self, line_index: int, base: int, measure: measures.Measure) -> Pairs:
         """Return a figure of a line and its baseline by seed; empty unless all runs pair up.
 
         Args:
-            place: index of the line.
+            line_index: index of the line.
             base: index of the baseline.
             measure: the figure.
 
         Returns:
             Dict from seed to the two figures.
         """
-        pairs = self._pairs(place, base, measure)
-        runs = max(len(self._figures[place]), len(self._figures[base]))
-        return pairs if len(pairs) == self._pairs_expected(place, base, runs) else {}
+        pairs = self._pairs(line_index, base, measure)
+        runs = max(len(self._figures[line_index]), len(self._figures[base]))
+        return pairs if len(pairs) == self._pairs_expected(line_index, base, runs) else {}
 
-    def _pairs_expected(self, place: int, base: int, usual: int) -> int:
+    def _pairs_expected(self, line_index: int, base: int, usual: int) -> int:
         """Return how many seeds a line shares with its baseline, if no run lacks the figure.
 
         Args:
-            place: index of the line.
+            line_index: index of the line.
             base: index of the baseline.
             usual: the result if all lines have the same seeds. If seeds were added to some lines,
                 the count of seeds that both lines have is returned instead.
         """
         if self.lines.until_sure is None:
             return usual
-        return len(self.lines.seeds_of(place) & self.lines.seeds_of(base))
+        return len(self.lines.seeds_of(line_index) & self.lines.seeds_of(base))
 
-    def _ratio(self, measure: measures.Measure, place: int) -> float | None:
+    def _ratio(self, measure: measures.Measure, line_index: int) -> float | None:
         """Return the mean ratio of a line's cost to its baseline's cost, over their seeds.
 
         None if the measure is no cost, if the line has no baseline, or if a run lacks the figure.
 
         Args:
             measure: the cost.
-            place: index of the line.
+            line_index: index of the line.
         """
-        base = self.lines.baselines[place]
+        base = self.lines.baselines[line_index]
         if base is None or not measure.is_cost:
             return None
-        pairs = self._all_pairs(place, base, measure)
+        pairs = self._all_pairs(line_index, base, measure)
         if not pairs:
             return None
         ratio = ratio_of(*zip(*pairs.values(), strict=True))

@@ -77,7 +77,7 @@ def test_the_best_is_named_and_every_loser_with_its_seeds_and_its_better() -> No
     costs = lines_of(1.0, 0.0, 0.05, seeds=12)
     decision = decide(costs, within=0.01, error=0.05)
     assert (decision.status, decision.leader, decision.contenders) == ("best", 1, (1,))
-    assert [(loss.place, loss.better) for loss in decision.losses] == [(0, 1), (2, 1)]
+    assert [(loss.line_index, loss.better) for loss in decision.losses] == [(0, 1), (2, 1)]
     far, near = decision.losses
     assert far.seeds == 6  # (n + 1)^((n - 1) / 2) is 36 at five seeds; two errors of 0.025 need 40
     assert 6 <= near.seeds <= 12
