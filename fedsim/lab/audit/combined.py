@@ -1,7 +1,7 @@
 """Checks that updates were combined by the strategy's rule, with the weights of that rule."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +43,10 @@ class _Aggregate(NamedTuple):
     def draw_counts(self) -> Floats:
         """Count of draws of each update's client; 1 if not recorded. float64 [updates]."""
         return np.array(self.draws or np.ones(len(self.tasks)), dtype=np.float64)
+
+
+_DueWeights = Callable[[_Aggregate, Floats], Floats | None]
+"""Function from the record of an aggregation, and its weights, to the weights by a rule."""
 
 
 def check_weights(evidence: Evidence) -> Iterator[str]:
@@ -117,9 +121,15 @@ class _WeightRule:
             return self._check_staleness(aggregate, weights)
         if self._kind == "q-fedavg":
             return self._check_fairness(weights)
-        problem = self._check_tolerance(aggregate)
-        if problem is not None:
-            return problem
+        return self._check_tolerance(aggregate) or self._check_rule(aggregate, weights)
+
+    def _check_rule(self, aggregate: _Aggregate, weights: Floats) -> str | None:
+        """Return the reason why weights break the rule of a strategy with rounds, or None.
+
+        Args:
+            aggregate: the record of the aggregation.
+            weights: its recorded weights; float64 [updates].
+        """
         if self._depends_on_values:
             return _check_sum(weights)
         if self._chooses_updates:
@@ -127,7 +137,8 @@ class _WeightRule:
         problem = self._check_draws(aggregate)
         if problem is not None:
             return problem
-        return _compare_weights(weights, self._due_weights(aggregate, weights))
+        rule = self._rules.get(self._kind, self._weights_by_aggregation)
+        return _compare_weights(weights, rule(aggregate, weights))
 
     @property
     def _depends_on_values(self) -> bool:
@@ -155,32 +166,34 @@ class _WeightRule:
             return f"there are {counts.sum():g} draws in a round"
         return None
 
-    def _due_weights(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
-        """Return the weights that the rule gives an aggregation's updates; float64 [updates].
+    @property
+    def _rules(self) -> Mapping[str, _DueWeights]:
+        """Dict from strategy to the function that returns its due weights; others weigh by kind of
+        aggregation (``_weights_by_aggregation``).
+        """
+        return {
+            **dict.fromkeys(UPDATES_ARE_MODELS, self._weights_of_models),
+            "feddr": self._weights_of_feddr,
+            "ifca": self._weights_of_ifca,
+            "mifa": self._weights_of_mifa,
+            "fesem": self._weights_of_fesem,
+            "fesem-mig": self._weights_of_fesem,
+            "refl": self._weights_of_refl,
+        }
+
+    def _weights_by_aggregation(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
+        """Return the weights that the scenario's kind of aggregation gives; float64 [updates].
 
         Args:
             aggregate: the record of the aggregation.
-            weights: its recorded weights, used where the rule leaves a weight open, such as for a
-                task with an unknown sample count; float64 [updates].
+            weights: its recorded weights, used for tasks with an unknown sample count; float64
+                [updates].
 
         Returns:
             The weights; None if they cannot be computed from the run folder.
         """
         tasks = aggregate.tasks
-        count = len(tasks)
         kind = self._aggregation["kind"]
-        if self._kind in UPDATES_ARE_MODELS:
-            return np.ones(count)
-        if self._kind == "feddr":
-            return np.full(count, 1 / self._devices)
-        if self._kind == "mifa":
-            return np.full(count, 1 / self._remembered_devices(tasks))
-        if self._strategy.get("averaging") == "gradients":
-            return np.full(count, 1 / self._updates_in_round[aggregate.round])
-        if self._kind in ("fesem", "fesem-mig") and self._source == "paper":
-            return self._fesem_weights(weights)
-        if self._kind == "refl" and any(aggregate.staleness or ()):
-            return None
         if kind == "first":
             return np.array([float(task == min(tasks)) for task in tasks])
         if kind == "weighted":
@@ -188,6 +201,26 @@ class _WeightRule:
         if kind in _EQUAL_WEIGHTS or kind in _BY_DISTANCE:
             return _divide_by_sum(aggregate.draw_counts)
         return None
+
+    def _weights_of_models(self, aggregate: _Aggregate, _: Floats) -> Floats:
+        return np.ones(len(aggregate.tasks))
+
+    def _weights_of_feddr(self, aggregate: _Aggregate, _: Floats) -> Floats:
+        return np.full(len(aggregate.tasks), 1 / self._devices)
+
+    def _weights_of_ifca(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
+        if self._strategy.get("averaging") == "gradients":
+            updates = self._updates_in_round[aggregate.round]
+            return np.full(len(aggregate.tasks), 1 / updates)
+        return self._weights_by_aggregation(aggregate, weights)
+
+    def _weights_of_mifa(self, aggregate: _Aggregate, _: Floats) -> Floats:
+        return np.full(len(aggregate.tasks), 1 / self._remembered_devices(aggregate.tasks))
+
+    def _weights_of_refl(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
+        if any(aggregate.staleness or ()):
+            return None  # weights of stale updates depend on the updates
+        return self._weights_by_aggregation(aggregate, weights)
 
     def _remembered_devices(self, tasks: list[int]) -> int:
         """Return the count of devices whose remembered updates MIFA averages.
@@ -218,16 +251,19 @@ class _WeightRule:
             return None
         return f"the weights sum to {float(weights.sum())!r}, more than 1"
 
-    def _fesem_weights(self, weights: Floats) -> Floats:
-        """Return the due weights of FeSEM with ``follows = "paper"``; float64 [updates].
+    def _weights_of_fesem(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
+        """Return the due weights of FeSEM; float64 [updates].
 
-        The rule leaves open how large the weights are: they have to be equal, positive, and at most
-        1 / count of updates. So all due weights equal the first recorded one if it is in this
-        range; otherwise all are 0, to make the comparison fail.
+        With ``follows = "paper"``, the rule leaves open how large the weights are: they have to be
+        equal, positive, and at most 1 / count of updates. So all due weights equal the first
+        recorded one if it is in this range; otherwise all are 0, to make the comparison fail.
 
         Args:
-            weights: recorded weights of an aggregation; float64 [updates].
+            aggregate: the record of the aggregation.
+            weights: its recorded weights; float64 [updates].
         """
+        if self._source != "paper":
+            return self._weights_by_aggregation(aggregate, weights)
         count = len(weights)
         first = weights[0]
         if 0 < first <= 1 / count * (1 + _ROUNDING):
