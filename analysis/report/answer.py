@@ -139,7 +139,7 @@ def _folds(
         if not is_over:
             prefix = _so_far(prefix)
         parts = [el("p", sentence(prefix + " ".join(goal.sentences)))]
-        parts += [el("p", text) for text in explore.shares(answer)]
+        parts += [el("p", text) for text in explore.variance_in_words(answer)]
         parts.append(el("p", hint, class_="soft"))
         yield el("details", el("summary", "How sure is that, and what decides?"), *parts)
     others = [_draw_ranking(ranking, colours) for ranking in answer.rankings[1:]]

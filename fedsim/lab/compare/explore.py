@@ -1,7 +1,7 @@
 """Many cells of a world: heat maps, Pareto fronts of two costs, and the most important keys."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
@@ -209,11 +209,11 @@ def _front(first: Ranking, second: Ranking) -> ParetoFront:
 def in_words(answer: WorldAnswer) -> list[str]:
     """Return sentences on a world's first Pareto front, and on how much each grid key matters."""
     words = [front.words for front in fronts(answer)[:1]]
-    return [*words, *shares(answer)]
+    return [*words, *variance_in_words(answer)]
 
 
-def shares(answer: WorldAnswer) -> Iterator[str]:
-    """Yield a sentence on how much of the variance of a goal's figure each grid key explains.
+def variance_in_words(answer: WorldAnswer) -> list[str]:
+    """Return a sentence on how much of the variance of a goal's figure each grid key explains.
 
     The shares are first-order Sobol indices of a full factorial design: the variance of the means
     of a key's values over the variance of all variants and grid points. They are exact, as all
@@ -223,39 +223,54 @@ def shares(answer: WorldAnswer) -> Iterator[str]:
     Source: I. M. Sobol, "Sensitivity estimates for nonlinear mathematical models", Math. Model.
     Comput. Exp. 1 (1993).
 
-    Yields:
-        One sentence, or nothing if there are fewer than two keys or combinations are missing.
+    Returns:
+        The sentence; none if there are fewer than two keys, or combinations are missing.
+    """
+    if not answer.rankings:
+        return []
+    frame, varying = _frame(answer)
+    rows = frame[(frame[varying] != ANY).all(axis=1)].dropna()
+    if len(varying) < 2 or rows.empty:
+        return []
+    sizes = rows.groupby(VARIANT)[_FIGURE].transform("size")
+    rows = rows[sizes == rows.groupby(VARIANT).size().max()]
+    measure = answer.rankings[0].measure
+    shares = _explained_shares(rows, varying, is_cost=measure.is_cost)
+    if not shares:
+        return []
+    order = sorted(shares, key=lambda key: -shares[key])
+    explained = ", ".join(f"{key} {show_share(shares[key])}" for key in order)
+    interplay = max(0.0, 1 - sum(shares.values()))
+    return [
+        f"Of how {measure.label} varies over the {len(rows)} cells of all combinations, each key "
+        f"alone explains: {explained}; their interplay {interplay:.0%}."
+    ]
+
+
+def _explained_shares(
+    rows: "pd.DataFrame", varying: Sequence[str], *, is_cost: bool
+) -> dict[str, float]:
+    """Return the share of the variance that each key explains; empty if it is not defined.
+
+    Args:
+        rows: variant, grid values and mean figure of each combination, as from ``_frame``.
+        varying: keys that may vary.
+        is_cost: whether the logarithms of the figures are compared.
     """
     import numpy as np
 
-    frame, keys = _frame(answer)
-    if not answer.rankings:
-        return
-    rows = frame[(frame[keys] != ANY).all(axis=1)].dropna()
-    if len(keys) < 2 or rows.empty:
-        return
-    sizes = rows.groupby(VARIANT)[_FIGURE].transform("size")
-    rows = rows[sizes == rows.groupby(VARIANT).size().max()]
-    keys = [key for key in keys if rows[key].nunique() > 1]
-    goal = answer.rankings[0]
+    keys = [key for key in varying if rows[key].nunique() > 1]
     figures = rows[_FIGURE]
-    if goal.measure.is_cost and (figures > 0).all():
+    if is_cost and (figures > 0).all():
         figures = np.log(figures)
-    total = float(figures.var(ddof=0))
-    combinations_of_keys = math.prod(rows[key].nunique() for key in keys)
-    if len(keys) < 2 or len(rows) != combinations_of_keys or total <= 0:
-        return
-    by_key = {}
+    variance = float(figures.var(ddof=0))
+    all_combinations = math.prod(rows[key].nunique() for key in keys)
+    if len(keys) < 2 or len(rows) != all_combinations or variance <= 0:
+        return {}
+    shares = {}
     for key in keys:
-        by_key[key] = float(figures.groupby(rows[key]).mean().var(ddof=0)) / total
-    order = sorted(by_key, key=lambda key: -by_key[key])
-    explained = ", ".join(f"{key} {show_share(by_key[key])}" for key in order)
-    rest = max(0.0, 1 - sum(by_key.values()))
-    yield (
-        f"Of how {goal.measure.label} varies over the {len(rows)} cells of all combinations, each key alone "
-        f"explains: {explained}; "
-        f"their interplay {rest:.0%}."
-    )
+        shares[key] = float(figures.groupby(rows[key]).mean().var(ddof=0)) / variance
+    return shares
 
 
 def _frame(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":

@@ -24,7 +24,7 @@ from fedsim.common.units import show_ratio, show_share
 from fedsim.lab.compare.answer import WorldAnswer
 from fedsim.lab.compare.critical_path import CriticalPaths, PathStep, RoundPath
 from fedsim.lab.compare.critical_words import path_table, round_in_words, run_in_words
-from fedsim.lab.compare.explore import fronts, shares
+from fedsim.lab.compare.explore import fronts, variance_in_words
 from fedsim.lab.compare.line_decision import LineDecision
 from fedsim.lab.compare.lines import ComparedLine
 from fedsim.lab.compare.measures import FINAL, Measure, cost_of, of_metric
@@ -161,7 +161,7 @@ def test_fronts_and_explained_shares_of_any_values_read_well(number: int) -> Non
             cells[place] = {"variant": variant, "lr": lr}
         answer = WorldAnswer("", Target(0.5), tuple(found), (), cells)
         texts = [front.words for front in fronts(answer)]
-        count += check([*texts, *shares(answer)])
+        count += check([*texts, *variance_in_words(answer)])
     assert count > 200
 
 
