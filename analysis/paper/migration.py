@@ -21,6 +21,7 @@ from fedsim.analysis.paper.sheet import (
     add_legend,
     band_handle,
     columns_for,
+    panel_stacks,
     styled,
 )
 from fedsim.analysis.series import Series
@@ -240,20 +241,11 @@ def draw_migration(series: Sequence[Series], width: float) -> PaperFigure:
         heights.append(_PURITY_IN)
     height = _FRAME_IN + rows * sum(heights) + 0.3
     figure = Figure(figsize=(width, height))
-    count = len(heights)
-    grid = figure.subplots(
-        rows * count, columns, sharex=True, squeeze=False, height_ratios=heights * rows
-    )
     unit = style.unit_for(max(line.times[-1] for line in lines), style.TIMES)
-    for place in range(rows * columns):
-        row, column = divmod(place, columns)
-        panels: list[Axes] = [*grid[row * count : (row + 1) * count, column]]
-        if place >= len(lines):
-            for panel in panels:
-                panel.set_visible(False)
-            continue
-        _draw_line(panels, lines[place], unit.size)
-        if place >= len(lines) - columns:
+    stacks = panel_stacks(figure, len(lines), columns, heights)
+    for line, (panels, is_lowest) in zip(lines, stacks, strict=True):
+        _draw_line(panels, line, unit.size)
+        if is_lowest:
             panels[-1].set_xlabel(f"simulated time ({unit.name})")
             panels[-1].tick_params(labelbottom=True)
     add_legend(figure, _handles(lines))

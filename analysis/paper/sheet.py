@@ -13,6 +13,7 @@ from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
 import matplotlib.style
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.text import Text
@@ -172,6 +173,46 @@ def read_width(text: str) -> float:
 def columns_for(width: float, panels: int) -> int:
     """Return the count of columns of panels that a sheet of a width (inches) has room for."""
     return max(1, min(panels, int(width / _WIDE_IN)))
+
+
+class PanelStack(NamedTuple):
+    """Panels of a sheet that belong to one line, one above another, with a common x-axis.
+
+    Attributes:
+        panels: the panels, the top one first.
+        is_lowest: whether no other stack is below, so that the x-axis has a label.
+    """
+
+    panels: list[Axes]
+    is_lowest: bool
+
+
+def panel_stacks(
+    figure: Figure, count: int, columns: int, heights: Sequence[float]
+) -> list[PanelStack]:
+    """Return stacks of panels, arranged row by row.
+
+    Args:
+        figure: the empty figure.
+        count: count of stacks.
+        columns: count of stacks in a row.
+        heights: relative heights of the panels of a stack, from the top.
+    """
+    rows = -(-count // columns)
+    size = len(heights)
+    grid = figure.subplots(
+        rows * size, columns, sharex=True, squeeze=False, height_ratios=[*heights] * rows
+    )
+    stacks = []
+    for number in range(rows * columns):
+        row, column = divmod(number, columns)
+        panels: list[Axes] = [*grid[row * size : (row + 1) * size, column]]
+        if number < count:
+            stacks.append(PanelStack(panels, number >= count - columns))
+        else:
+            for panel in panels:
+                panel.set_visible(False)
+    return stacks
 
 
 def pools(rounds: int, pooled: int) -> list[tuple[int, int]]:

@@ -31,6 +31,7 @@ from fedsim.analysis.paper.sheet import (
     add_legend,
     band_handle,
     columns_for,
+    panel_stacks,
     pools,
     styled,
     title_of,
@@ -229,21 +230,13 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
     rows = -(-len(lines) // columns)
     figure = Figure(figsize=(width, _FRAME_IN + rows * _PANEL_IN))
     end = max(line.points[-1].last for line in lines)
-    count = len(ranges)
-    ratios = [high - low for low, high in ranges] * rows
-    grid = figure.subplots(rows * count, columns, sharex=True, squeeze=False, height_ratios=ratios)
-    for place in range(rows * columns):
-        row, column = divmod(place, columns)
-        panels: list[Axes] = [*grid[row * count : (row + 1) * count, column]]
-        if place >= len(lines):
-            for panel in panels:
-                panel.set_visible(False)
-            continue
+    stacks = panel_stacks(figure, len(lines), columns, [high - low for low, high in ranges])
+    for line, (panels, is_lowest) in zip(lines, stacks, strict=True):
         for panel, limits in zip(panels, ranges, strict=True):
-            _draw_line(panel, lines[place], outcomes, limits)
+            _draw_line(panel, line, outcomes, limits)
         _join(panels)
-        panels[0].set(title=_title(lines[place], outcomes, width / columns), xlim=(0, end))
-        if place >= len(lines) - columns:
+        panels[0].set(title=_title(line, outcomes, width / columns), xlim=(0, end))
+        if is_lowest:
             panels[-1].set_xlabel(_round_label(lines))
             panels[-1].tick_params(labelbottom=True)
     figure.supylabel("clients (%)", fontsize=7.5)
