@@ -92,7 +92,7 @@ def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
         clock: the unit of waiting times, rounds or simulated time (s).
 
     Returns:
-        Columns ``at`` (ended rounds, or time), and over all present devices ``mean``, ``tenth``
+        Columns ``at`` (ended rounds, or time), and over all present devices ``mean``, ``p90``
         (90th percentile) and ``longest``.
     """
     kinds = ("task-start", "arrival", "departure", "round")
@@ -116,10 +116,10 @@ def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
         elif kind == "round":
             if ended in rounds and present.any():
                 waiting = (now - last)[present]
-                tenth = np.percentile(waiting, 90)
-                rows.append((now + tick, waiting.mean(), tenth, waiting.max()))
+                p90 = np.percentile(waiting, 90)
+                rows.append((now + tick, waiting.mean(), p90, waiting.max()))
             ended += 1
-    return pd.DataFrame(rows, columns=["at", "mean", "tenth", "longest"], dtype=float)
+    return pd.DataFrame(rows, columns=["at", "mean", "p90", "longest"], dtype=float)
 
 
 def selections_of_devices(run: RunFolder) -> Ints:
@@ -179,7 +179,7 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
     if not by_round:
         unit = style.unit_for(end, style.TIMES)
     jain, *waiting_panels = panels
-    titles = {"mean": "mean", "tenth": "90th percentile", "longest": "maximum"}
+    titles = {"mean": "mean", "p90": "90th percentile", "longest": "maximum"}
     for line in series:
         look = palette.line_of(line.number, _WIDTH)
         waiting = waiting_times(line.runs[0], clock)

@@ -1,7 +1,7 @@
 """The catalogue of all names and keys that scenarios and studies take, and their JSON schemas."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -146,13 +146,10 @@ def about(name: str) -> list[str]:
     lines = []
     if name in catalogue():
         lines += entry_lines(name, catalogue()[name])
-    # (description and keys of a kind): the titles under which it has the same text
-    titles: dict[tuple[str, ...], list[str]] = {}
-    for title, entries in catalogue().items():
-        if name in dict(entries):
-            titles.setdefault(tuple(_kind_lines(name, title)), []).append(title)
-    for (meaning, *keys), alike in titles.items():
-        lines += [f"{name}, one of the {title}: {meaning}" for title in alike]
+    titles = [title for title, entries in catalogue().items() if name in dict(entries)]
+    for text in _merge_equal((title, _kind_lines(name, title)) for title in titles):
+        meaning, *keys = text.lines
+        lines += [f"{name}, one of the {title}: {meaning}" for title in text.names]
         lines += keys
     lines += _path_lines(name)
     if not lines:
@@ -201,31 +198,51 @@ def _path_lines(name: str) -> list[str]:
     if not matches:
         matches = [entry for entry in _every_path() if entry[0].endswith(f".{name}")]
     tables = {file: spec for file, spec in _FILES.items() if file == name}
-    # (path of a key, lines about it): the kinds that take this key
-    keys: dict[tuple[str, ...], list[str]] = {}
+    of_kinds: list[tuple[str, Sequence[str]]] = []
     for path, owner, key in matches:
         specs = specs_of(owner.model_fields[key])
         if "" in specs:
             tables[path] = specs[""]
         else:
             kind = owner.model_fields.get("kind")
-            kinds = keys.setdefault((path, *_key_lines(owner, key)), [])
-            kinds.append("" if kind is None else str(kind.default))
+            kind_name = "" if kind is None else str(kind.default)
+            of_kinds.append((kind_name, (path, *_key_lines(owner, key))))
     lines = []
     for path, spec in tables.items():
         lines += [f"{path}: {summary(spec)}", *_key_lines(spec)]
-    # lines about a key: the paths of all keys with these lines
-    places: dict[tuple[str, ...], list[str]] = {}
-    for (path, *text), kinds in keys.items():
-        owners = f" of {', '.join(dict.fromkeys(kinds))}" if any(kinds) else ""
-        places.setdefault(tuple(text), []).append(f"{path}{owners}")
-    for about_key, owned in places.items():
-        lines += [*_heads(owned), *about_key]
-    for path in dict.fromkeys([*tables, *(path for path, *_ in keys)]):
+    of_paths: list[tuple[str, Sequence[str]]] = []
+    key_paths = []
+    for text in _merge_equal(of_kinds):
+        path, *about_key = text.lines
+        owners = f" of {', '.join(dict.fromkeys(text.names))}" if any(text.names) else ""
+        of_paths.append((f"{path}{owners}", about_key))
+        key_paths.append(path)
+    for text in _merge_equal(of_paths):
+        lines += [*_heads(text.names), *text.lines]
+    for path in dict.fromkeys([*tables, *key_paths]):
         if path in _NAMES_FOR:
             title = _NAMES_FOR[path]
             lines += entry_lines(title, catalogue()[title])
     return lines
+
+
+class _SharedText(NamedTuple):
+    """Text lines, and the names of all things that they describe."""
+
+    lines: tuple[str, ...]
+    names: list[str]
+
+
+def _merge_equal(texts: Iterable[tuple[str, Sequence[str]]]) -> list[_SharedText]:
+    """Merge equal texts, so that each is printed once, in the order of first occurrence.
+
+    Args:
+        texts: name of a thing, and text lines about it.
+    """
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, lines in texts:
+        names.setdefault(tuple(lines), []).append(name)
+    return [_SharedText(lines, alike) for lines, alike in names.items()]
 
 
 def _heads(places: list[str]) -> list[str]:

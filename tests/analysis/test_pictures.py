@@ -82,7 +82,7 @@ def test_one_run_is_drawn_over_rounds(run: RunFolder) -> None:
     figure = draw_fairness([run])
     jain, *waiting = figure.axes[:4]
     np.testing.assert_array_equal(jain.lines[0].get_ydata(), jain_over_time(run)[1])
-    for panel, values in zip(waiting, ("mean", "tenth", "longest"), strict=True):
+    for panel, values in zip(waiting, ("mean", "p90", "longest"), strict=True):
         np.testing.assert_array_equal(
             panel.lines[0].get_ydata(), waiting_times(run, "round")[values]
         )
@@ -131,7 +131,7 @@ def test_waiting_counts_rounds_since_the_last_selection(
                 if (earlier, row["device"]) in chosen
             ]
             waits.append(min(past) if past else number + 1 - first)
-        found = (*waiting.loc[number, ["mean", "tenth", "longest"]],)
+        found = (*waiting.loc[number, ["mean", "p90", "longest"]],)
         assert found == pytest.approx((np.mean(waits), np.percentile(waits, 90), max(waits)))
 
 
