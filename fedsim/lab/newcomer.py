@@ -4,7 +4,7 @@ import math
 import re
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.files import read_text, read_toml
@@ -78,26 +78,21 @@ def write_study(
         raise ScenarioError(
             f"the target is {target:g}; allowed is an accuracy between 0 and 1, such as 0.9"
         )
-    count, kind, hardware = _devices(devices)
-    model = _size_of(model)
-    size = read_quantity("model", model, Bytes)
-    is_large = size > _LARGEST
-    rates, preset, link_s = _link(link, size)
-    task_s = link_s + _EPOCHS * hardware["epoch"]
-    cohort = max(2, min(count // 2, 20)) if count > 4 else count
+    fleet = _devices(devices)
+    size_text = _size_of(model)
+    size = read_quantity("model", size_text, Bytes)
+    answered_link = _link(link, size)
+    task_s = answered_link.transfer_s + _EPOCHS * fleet.hardware["epoch"]
     deadlines, note = _deadlines(deadline, task_s)
+    cohort = max(2, min(fleet.devices // 2, 20)) if fleet.devices > 4 else fleet.devices
     in_rounds = ["fedavg", "fedavg-int8"]
     oort = ""
-    if cohort < count:  # otherwise no selection of devices differs from another
+    if cohort < fleet.devices:  # otherwise no selection of devices differs from another
         in_rounds.append("oort")
         oort = _OORT.substitute(step=f"{_round(task_s):g}")
     cells = len(in_rounds) * len(deadlines) + 1
-    parameters = round((_STAND_IN if is_large else size) / 4)
-    answers: dict[str, object] = {
-        "devices": f"{count} {kind}",
-        "count": count,
+    fields: dict[str, object] = {
         "link": link.strip(),
-        "model": model.strip(),
         "target": f"{target:g}",
         "percent": f"{100 * target:g} %",
         "file": file.name,
@@ -109,24 +104,79 @@ def write_study(
         "in_rounds": ", ".join(f'"{name}"' for name in in_rounds),
         "cohort": cohort,
         "buffer": max(1, cohort // 2),
-        "hidden": ", ".join(map(str, hidden_for(parameters))),
-        "int8": '"int8"',
-        "messages": "",
-        "speed": f"{_DIGITS / count / hardware['epoch']:.3g}",
+        "rates": answered_link.rates,
+    }
+    fields |= _fields_of_fleet(fleet, answered_link.preset)
+    fields |= _fields_of_model(size_text.strip(), size)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(Template(read_text(_HERE / "study.txt")).substitute(fields), encoding="utf-8")
+    counts = f"{len(deadlines)} deadlines, {len(in_rounds) + 1} strategies, 3 seeds"
+    return f"{file}: {counts}; a task takes some {show_seconds(task_s)} in the median"
+
+
+class _Fleet(NamedTuple):
+    """Answer to the question about devices.
+
+    Attributes:
+        devices: count of devices.
+        kind: kind of the devices, such as ``phones``.
+        hardware: table of the kind in ``kinds.txt``, with the duration ``epoch`` of an epoch (s).
+    """
+
+    devices: int
+    kind: str
+    hardware: dict[str, Any]
+
+
+class _AnsweredLink(NamedTuple):
+    """Answer to the question about links.
+
+    Attributes:
+        rates: rates and latency as lines of TOML.
+        preset: energy preset of the link.
+        transfer_s: time to transfer the model down and up (s).
+    """
+
+    rates: str
+    preset: str
+    transfer_s: float
+
+
+def _fields_of_fleet(fleet: _Fleet, preset: str) -> dict[str, object]:
+    """Return the fields of the study's template that describe devices and server.
+
+    Args:
+        fleet: the devices.
+        preset: energy preset of their link.
+    """
+    hardware = fleet.hardware
+    return {
+        "devices": f"{fleet.devices} {fleet.kind}",
+        "count": fleet.devices,
+        "speed": f"{_DIGITS / fleet.devices / hardware['epoch']:.3g}",
         "speed_spread": hardware["spread"],
         "epoch": show_seconds(hardware["epoch"]),
         "population": hardware["population"],
         "server": hardware["server"],
-        "rates": rates,
         "energy": Template(hardware["energy"]).substitute(preset=preset),
     }
-    if is_large:
-        answers["int8"] = f'{{ kind = "plain", size = "{size / 4e6:g} MB" }}'
-        answers["messages"] = _SIZED.substitute(size=model.strip())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(Template(read_text(_HERE / "study.txt")).substitute(answers), encoding="utf-8")
-    counts = f"{len(deadlines)} deadlines, {len(in_rounds) + 1} strategies, 3 seeds"
-    return f"{file}: {counts}; a task takes some {show_seconds(task_s)} in the median"
+
+
+def _fields_of_model(size_text: str, size: float) -> dict[str, object]:
+    """Return the fields of the study's template that describe model and messages.
+
+    Args:
+        size_text: size of the user's model as text.
+        size: the size (bytes). Instead of a large model, a small one is trained.
+    """
+    is_large = size > _LARGEST
+    parameters = round((_STAND_IN if is_large else size) / 4)
+    return {
+        "model": size_text,
+        "hidden": ", ".join(map(str, hidden_for(parameters))),
+        "int8": f'{{ kind = "plain", size = "{size / 4e6:g} MB" }}' if is_large else '"int8"',
+        "messages": _SIZED.substitute(size=size_text) if is_large else "",
+    }
 
 
 def _size_of(model: str) -> str:
@@ -169,7 +219,7 @@ def hidden_for(parameters: int) -> list[int]:
     return [round((math.sqrt(linear**2 + 4 * (parameters - _CLASSES)) - linear) / 2)] * 2
 
 
-def _devices(text: str) -> tuple[int, str, dict[str, Any]]:
+def _devices(text: str) -> _Fleet:
     kinds = read_toml(_HERE / "kinds.txt")
     number, _, kind = text.strip().partition(" ")
     kind = kind.strip().lower()
@@ -179,19 +229,15 @@ def _devices(text: str) -> tuple[int, str, dict[str, Any]]:
             f"phones'{nearest(kind, kinds)}"
         )
         raise ScenarioError(f"devices is {text!r}; allowed is {allowed}")
-    return int(number), kind, kinds[kind]
+    return _Fleet(int(number), kind, kinds[kind])
 
 
-def _link(text: str, size: float) -> tuple[str, str, float]:
+def _link(text: str, size: float) -> _AnsweredLink:
     """Read the answer to a new user's question about links.
 
     Args:
         text: a rate such as ``50 Mbit/s``, rates down and up (``20/5 Mbit/s``), or a link's name.
         size: size of a model (bytes).
-
-    Returns:
-        Rates and latency as lines of TOML, the link's energy preset, and the time (s) to transfer
-        ``size`` bytes down and as many up.
 
     Raises:
         ScenarioError: the answer is not allowed.
@@ -224,7 +270,7 @@ def _link(text: str, size: float) -> tuple[str, str, float]:
         lines.append(f'{direction} = {{ kind = "lognormal", {median}, {spread} }}')
     lines.append(f'latency = "{link["latency"]}"')
     preset = link.get("preset", "smartphone-wifi")
-    return "\n".join(lines), preset, size / down + size / up
+    return _AnsweredLink("\n".join(lines), preset, size / down + size / up)
 
 
 def _round(seconds: float) -> float:
