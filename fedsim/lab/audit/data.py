@@ -5,7 +5,7 @@ A reader raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that no r
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, get_type_hints
 
 from fedsim.world.meters.ended import ends_of
 
@@ -58,142 +58,239 @@ def _tasks(data: RecordData) -> list[int]:
     return list(tasks)
 
 
-def _read_training(data: RecordData) -> tuple[object, ...]:
-    epochs = number(data["epochs"])
-    epochs_due = number(data["asked"])
-    part = data.get("part")
-    part_samples = math.nan if part is None else number(part[2])
-    layers = number(data.get("layers", math.nan))
-    return epochs, epochs_due, part is not None, part_samples, layers, _numbers(data["epoch_ends"])
+class _DataRow(Protocol):
+    """Named tuple with the fields in ``data`` of a kind of record, which are columns of a table."""
+
+    @classmethod
+    def of(cls, data: RecordData) -> tuple[object, ...]: ...
 
 
-def _read_computation(data: RecordData) -> tuple[object, ...]:
-    return (number(data.get("core_s", math.nan)),)
+class _Training(NamedTuple):
+    epochs: float
+    asked: float
+    in_part: bool
+    part_samples: float
+    layers: float
+    ends: list[float]
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        part = data.get("part")
+        return cls(
+            epochs=number(data["epochs"]),
+            asked=number(data["asked"]),
+            in_part=part is not None,
+            part_samples=math.nan if part is None else number(part[2]),
+            layers=number(data.get("layers", math.nan)),
+            ends=_numbers(data["epoch_ends"]),
+        )
 
 
-def _read_task_start(data: RecordData) -> tuple[object, ...]:
-    return (data.get("continues") is True,)
+class _Computation(NamedTuple):
+    core_s: float
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        return cls(number(data.get("core_s", math.nan)))
 
 
-def _read_edge(data: RecordData) -> tuple[object, ...]:
-    return (int(data["edge"]),)
+class _TaskStart(NamedTuple):
+    continues: bool
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        return cls(data.get("continues") is True)
 
 
-def _read_assignment(data: RecordData) -> tuple[object, ...]:
-    return (_number_or(data["before"], math.nan),)
+class _EdgeServer(NamedTuple):
+    edge: int
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        return cls(int(data["edge"]))
 
 
-def _read_shift(data: RecordData) -> tuple[object, ...]:
-    return data["what"], int(data["occasion"])
+class _Assignment(NamedTuple):
+    before: float
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        return cls(_number_or(data["before"], math.nan))
 
 
-def _read_pace(data: RecordData) -> tuple[object, ...]:
-    return (number(data["factor"]),)
+class _Shift(NamedTuple):
+    what: str
+    occasion: int
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        return cls(data["what"], int(data["occasion"]))
 
 
-def _read_queue(data: RecordData) -> tuple[object, ...]:
-    return data["direction"], int(data["slots"])
+class _Pace(NamedTuple):
+    factor: float
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        return cls(number(data["factor"]))
 
 
-def _read_lost_updates(data: RecordData) -> tuple[object, ...]:
-    return (_tasks(data),)
+class _Queue(NamedTuple):
+    direction: str
+    slots: int
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        return cls(data["direction"], int(data["slots"]))
 
 
-def _read_aggregation(data: RecordData) -> tuple[object, ...]:
-    tasks = _tasks(data)
-    edge = _number_or(data.get("edge"), math.nan)
-    weights = data.get("weights")
-    if weights is not None:
-        weights = _numbers(weights)
-    staleness = data.get("staleness")
-    tolerated = number(data.get("bears", math.nan))
-    draws = data.get("draws")
-    rounds = "staleness" not in data
-    return tasks, rounds, "edge" in data, edge, weights, staleness, tolerated, draws
+class _LostUpdates(NamedTuple):
+    tasks: list[int]
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        return cls(_tasks(data))
 
 
-def _read_combination(data: RecordData) -> tuple[object, ...]:
-    return [*data["edges"]], [*data["weights"]]
+class _Aggregation(NamedTuple):
+    tasks: list[int]
+    rounds: bool
+    at_edge: bool
+    edge: float
+    weights: list[float] | None
+    staleness: list[int] | None
+    tolerated: float
+    draws: list[int] | None
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        weights = data.get("weights")
+        return cls(
+            tasks=_tasks(data),
+            rounds="staleness" not in data,
+            at_edge="edge" in data,
+            edge=_number_or(data.get("edge"), math.nan),
+            weights=None if weights is None else _numbers(weights),
+            staleness=data.get("staleness"),
+            tolerated=number(data.get("bears", math.nan)),
+            draws=data.get("draws"),
+        )
 
 
-def _read_round_start(data: RecordData) -> tuple[object, ...]:
-    deadline = _number_or(data.get("deadline"), math.nan)
-    training = number(data.get("training_limit", math.inf))
-    selected = number(data.get("selected", math.nan))
-    return deadline, training, selected
+class _EdgesCombined(NamedTuple):
+    edges: list[int]
+    weights: list[float]
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        return cls([*data["edges"]], [*data["weights"]])
 
 
-def _read_round(data: RecordData) -> tuple[object, ...]:
-    return (data,)
+class _RoundStart(NamedTuple):
+    deadline: float
+    training: float
+    selected: float
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        return cls(
+            deadline=_number_or(data.get("deadline"), math.nan),
+            training=number(data.get("training_limit", math.inf)),
+            selected=number(data.get("selected", math.nan)),
+        )
 
 
-def _read_battery(data: RecordData) -> tuple[object, ...]:
-    levels = [number(data["level"])]
-    for _, level in data["path"]:
-        levels.append(number(level))
-    joules = [number(data[key]) for key in _JOULES]
-    return bool(data["flat"]), *joules, min(levels), max(levels), len(levels) - 1
+class _RoundEnd(NamedTuple):
+    data: RecordData
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        return cls(data)
 
 
-def _read_run_end(data: RecordData) -> tuple[object, ...]:
-    return (data["reason"],)
+class _Battery(NamedTuple):
+    flat: bool
+    level: float
+    charged: float
+    idle: float
+    drawn: float
+    least: float
+    most: float
+    points: float
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        path = [number(level) for _, level in data["path"]]
+        level = number(data["level"])
+        return cls(
+            flat=bool(data["flat"]),
+            level=level,
+            charged=number(data["charged"]),
+            idle=number(data["idle"]),
+            drawn=number(data["drawn"]),
+            least=min([level, *path]),
+            most=max([level, *path]),
+            points=len(path),
+        )
 
 
-def _read_link_rate(data: RecordData) -> tuple[object, ...]:
-    return str(data["link"]), _number_or(data["rate"], math.inf)
+class _RunEnd(NamedTuple):
+    reason: str
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        return cls(data["reason"])
 
 
-_JOULES = ("level", "charged", "idle", "drawn")
-_TRAINING = {
-    "epochs": float,
-    "asked": float,
-    "in_part": bool,
-    "part_samples": float,
-    "layers": float,
-    "ends": object,
-}
-_AGGREGATION = {
-    "tasks": object,
-    "rounds": bool,
-    "at_edge": bool,
-    "edge": float,
-    "weights": object,
-    "staleness": object,
-    "tolerated": float,
-    "draws": object,
-}
-_BATTERY = {"flat": bool, **dict.fromkeys((*_JOULES, "least", "most", "points"), float)}
-_MESSAGE = {
-    "direction": object,
-    "sender": object,
-    "receiver": object,
-    "start": float,
-    "bytes": float,
-    "delivered": float,
-    "wire_bytes": float,
-    "payloads": int,
+class _LinkRate(NamedTuple):
+    link: str
+    rate: float
+
+    @classmethod
+    def of(cls, data: RecordData) -> Self:
+        return cls(str(data["link"]), _number_or(data["rate"], math.inf))
+
+
+class _Message(NamedTuple):
+    direction: str
+    sender: str
+    receiver: str
+    start: float
+    bytes: float
+    delivered: float
+    wire_bytes: float
+    payloads: int
+
+
+def _columns(row: type) -> dict[str, type]:
+    columns = {}
+    for name, kind in get_type_hints(row).items():
+        columns[name] = kind if kind in (bool, int, float) else object
+    return columns
+
+
+_ROWS: Mapping[str, type[_DataRow]] = {
+    "step-end of train": _Training,
+    "step-end of train or evaluate or compute": _Computation,
+    "task-start": _TaskStart,
+    "edge-off": _EdgeServer,
+    "edge-on": _EdgeServer,
+    "assign": _Assignment,
+    "shift": _Shift,
+    "pace": _Pace,
+    "queue": _Queue,
+    "updates-lost": _LostUpdates,
+    "aggregate": _Aggregation,
+    "edges-combined": _EdgesCombined,
+    "round-start": _RoundStart,
+    "round": _RoundEnd,
+    "battery": _Battery,
+    "run-end": _RunEnd,
+    "link-rate": _LinkRate,
 }
 
 READERS: Mapping[str, DataReader] = {
-    "step-end of train": DataReader(_TRAINING, _read_training),
-    "step-end of train or evaluate or compute": DataReader({"core_s": float}, _read_computation),
-    "task-start": DataReader({"continues": bool}, _read_task_start),
-    "edge-off": DataReader({"edge": int}, _read_edge),
-    "edge-on": DataReader({"edge": int}, _read_edge),
-    "assign": DataReader({"before": float}, _read_assignment),
-    "shift": DataReader({"what": object, "occasion": int}, _read_shift),
-    "pace": DataReader({"factor": float}, _read_pace),
-    "queue": DataReader({"direction": object, "slots": int}, _read_queue),
-    "updates-lost": DataReader({"tasks": object}, _read_lost_updates),
-    "aggregate": DataReader(_AGGREGATION, _read_aggregation),
-    "edges-combined": DataReader({"edges": object, "weights": object}, _read_combination),
-    "round-start": DataReader(
-        {"deadline": float, "training": float, "selected": float}, _read_round_start
-    ),
-    "round": DataReader({"data": object}, _read_round),
-    "battery": DataReader(_BATTERY, _read_battery),
-    "run-end": DataReader({"reason": object}, _read_run_end),
-    "link-rate": DataReader({"link": object, "rate": float}, _read_link_rate),
+    kind: DataReader(_columns(row), row.of) for kind, row in _ROWS.items()
 }
 """Dict from kind of record, or kind and steps, to its ``DataReader``; without messages."""
 
@@ -233,21 +330,21 @@ class PayloadTable:
 
         The parsers add the payload lists that they meet to this table.
         """
-        on_links = DataReader(_MESSAGE, self._read_flow)
+        on_links = DataReader(_columns(_Message), self._read_flow)
         readers = dict.fromkeys(FLOWS, on_links)
-        readers[DEVICE_MESSAGES] = DataReader(_MESSAGE, self._read_step)
-        readers["server-transfer"] = DataReader(_MESSAGE, self._read_server_transfer)
+        readers[DEVICE_MESSAGES] = DataReader(_columns(_Message), self._read_step)
+        readers["server-transfer"] = DataReader(_columns(_Message), self._read_server_transfer)
         return readers
 
-    def _read_step(self, data: RecordData) -> tuple[object, ...]:
+    def _read_step(self, data: RecordData) -> _Message:
         sender = data.get("sender") or ""
         receiver = data.get("receiver") or ""
-        return "", sender, receiver, math.nan, *self._read_sizes(data)
+        return self._message(data, "", sender, receiver, math.nan)
 
-    def _read_flow(self, data: RecordData) -> tuple[object, ...]:
-        return *ends_of(data), number(data["start"]), *self._read_sizes(data)
+    def _read_flow(self, data: RecordData) -> _Message:
+        return self._message(data, *ends_of(data), number(data["start"]))
 
-    def _read_server_transfer(self, data: RecordData) -> tuple[object, ...]:
+    def _read_server_transfer(self, data: RecordData) -> _Message:
         """Parse the ``data`` of a message between parts of the server, such as edge servers.
 
         Such a message takes no time and crosses no link. So the direction is ``up``, the start is
@@ -255,10 +352,28 @@ class PayloadTable:
         """
         size = number(data["bytes"])
         payloads = self.intern([(data["purpose"], size)])
-        return "up", data["sender"], data["receiver"], math.nan, size, size, 0.0, payloads
+        return _Message(
+            direction="up",
+            sender=data["sender"],
+            receiver=data["receiver"],
+            start=math.nan,
+            bytes=size,
+            delivered=size,
+            wire_bytes=0.0,
+            payloads=payloads,
+        )
 
-    def _read_sizes(self, data: RecordData) -> tuple[object, ...]:
-        size = number(data["bytes"])
+    def _message(
+        self, data: RecordData, direction: str, sender: str, receiver: str, start: float
+    ) -> _Message:
         delivered = number(data["delivered"])
-        wire_bytes = number(data.get("wire_bytes", delivered))
-        return size, delivered, wire_bytes, self.intern(data["payloads"])
+        return _Message(
+            direction,
+            sender,
+            receiver,
+            start,
+            bytes=number(data["bytes"]),
+            delivered=delivered,
+            wire_bytes=number(data.get("wire_bytes", delivered)),
+            payloads=self.intern(data["payloads"]),
+        )
