@@ -216,12 +216,12 @@ class PlannedLinks(LinkedTensors):
             else:
                 small_bytes += array.nbytes
         self._saves = [*self._saves[1 - _SAVES :], (files, small_bytes)]
-        self.peak_bytes = max(self.peak_bytes, _size(self._saves))
-        self.end_bytes = _size(self._saves[1 - _SAVES :])
+        self.peak_bytes = max(self.peak_bytes, _distinct_bytes(self._saves))
+        self.end_bytes = _distinct_bytes(self._saves[1 - _SAVES :])
         self.replace_written(encoder)
 
 
-def _size(saves: "Sequence[tuple[set[LinkedTensor], float]]") -> float:
+def _distinct_bytes(saves: "Sequence[tuple[set[LinkedTensor], float]]") -> float:
     """Return the size of several checkpoints together (bytes); a file that they share counts once.
 
     Args:

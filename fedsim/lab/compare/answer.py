@@ -163,8 +163,8 @@ def _answer(
     world: str,
     is_requested: bool,
 ) -> WorldAnswer:
-    firsts = lines.first(figures)
-    target = _target(lines, firsts, line_indices, targets)
+    common = lines.of_common_seeds(figures)
+    target = _target(lines, common, line_indices, targets)
     cells = cells_of(lines, line_indices)
     names = name_cells(cells)
     goal = goal_of(lines.goal, target)
@@ -180,7 +180,7 @@ def _answer(
     unreached = []
     if is_requested or target is None:
         ranked = _ranked(lines, line_indices)
-        unreached = [target for target in targets if not _is_reached(firsts, ranked, target, any)]
+        unreached = [target for target in targets if not _is_reached(common, ranked, target, any)]
     return WorldAnswer(
         world,
         target,

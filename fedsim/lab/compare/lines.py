@@ -136,7 +136,9 @@ class Lines:
             not_begun=tuple(dict.fromkeys(line.name for line in self.lines if not line.is_begun)),
         )
 
-    def first(self, figures: Sequence[Sequence[_RunFigures]]) -> Sequence[Sequence[_RunFigures]]:
+    def of_common_seeds(
+        self, figures: Sequence[Sequence[_RunFigures]]
+    ) -> Sequence[Sequence[_RunFigures]]:
         """Return the figures of the runs with the seeds that all lines have, line by line.
 
         If further seeds were added to some lines, the target is chosen by the figures of these
@@ -147,14 +149,14 @@ class Lines:
         """
         if self.until_sure is None:
             return figures
-        firsts = []
+        of_lines = []
         for line, run_figures in zip(self.lines, figures, strict=True):
             selection = []
             for run, values in zip(line.runs, run_figures, strict=True):
                 if run.summary["seed"] in self.until_sure.first:
                     selection.append(values)
-            firsts.append(selection)
-        return firsts
+            of_lines.append(selection)
+        return of_lines
 
     def seeds_of(self, line_index: int) -> frozenset[int]:
         """Return the seeds of the finished runs of a line.

@@ -286,13 +286,13 @@ def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
         elif table.title == CLAIMS:
             printed.append(table)
         else:
-            printed.append(_print(table))
+            printed.append(_figures_as_columns(table))
     if missing:
         printed.append(ComparedTable((), (f"{'; '.join(missing)}.",), "Not run"))
     return printed
 
 
-def _print(table: ComparedTable) -> ComparedTable:
+def _figures_as_columns(table: ComparedTable) -> ComparedTable:
     """Convert a table that has a row for each figure of a row of the paper into the paper's form.
 
     The result has one row per row of the paper, and one column per figure. The head of a column

@@ -113,7 +113,7 @@ class Comparison:
         return sorted(targets, key=rank)
 
     def _add_usual_target(self) -> None:
-        target = usual_target(self.lines, self.lines.first(self._figures))
+        target = usual_target(self.lines, self.lines.of_common_seeds(self._figures))
         if target is None:
             return
         self._targets = [target]

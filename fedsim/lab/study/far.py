@@ -156,7 +156,7 @@ def carry_out(board: Any, home: str, order: FarOrder) -> News:
         worker = Worker(say, parts.look)
         node = node_beside(home)
         send(event="begun", node=node, gpus=[str(gpu) for gpu in ray.get_gpu_ids()])
-        with order.inputs.in_use(folder / "inputs"), _told_output(say):
+        with order.inputs.in_use(folder / "inputs"), _reported_output(say):
             worker.carry_out({"scenario": order.scenario, "folder": str(run), "waits": True})
         parts.sender.send_part()
     if node and "error" in ending:
@@ -196,7 +196,7 @@ class _Parts:
 
 
 @contextmanager
-def _told_output(say: Callable[..., None]) -> Iterator[None]:
+def _reported_output(say: Callable[..., None]) -> Iterator[None]:
     """Return a context in which printed output of the run's code is also sent as messages.
 
     Args:

@@ -172,7 +172,7 @@ class Study:
             ScenarioError: no run has a given key or value, or no run has all of them together.
         """
         request = _read_request(texts)
-        candidates = list(self._facts())  # a run that two parts share is there twice
+        candidates = list(self._selectable_values())  # a run that two parts share is there twice
         for key, value in request:
             _refuse_unknown(key, value, [facts for _, facts in candidates])
         values_of: dict[str, set[str]] = {}
@@ -190,7 +190,7 @@ class Study:
                 )
         return frozenset(folder for folder, _ in selection)
 
-    def _facts(self) -> Iterator[tuple[Path, dict[str, str]]]:
+    def _selectable_values(self) -> Iterator[tuple[Path, dict[str, str]]]:
         """Yield the folder of each run, and a dict of what ``--only`` can select it by.
 
         These are its variant, its seed, and its grid values by full and by short key, as texts.
