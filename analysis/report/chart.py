@@ -64,10 +64,11 @@ def chart(series: Sequence[Series]) -> list[Markup]:
     rounds, time, size = axes_of(curves, runs)
     axes = (time, size, rounds)
     columns: dict[str, AnyArray] = {}
-    for place, axis in enumerate(axes):
-        columns |= _columns(place, axis, curves)
+    for axis_index, axis in enumerate(axes):
+        columns |= _columns(axis_index, axis, curves)
     figure = _figure(name, series, axes, columns, is_noisy=_is_noisy(curves))
-    table = _table(name, series, axes[0], columns)
+    means = columns["mean0"].reshape(len(series), _POINTS)
+    table = _table(name, series, time, columns["x0"], means)
     return [
         el("h3", f"{name.capitalize()} against time, bytes and rounds", id="accuracy"),
         el("figure", figure, class_="chart", data_block="chart-data"),
@@ -76,7 +77,7 @@ def chart(series: Sequence[Series]) -> list[Markup]:
 
 
 def _columns(
-    place: int, axis: CurveAxis, curves: Sequence[Sequence[pd.DataFrame]]
+    axis_index: int, axis: CurveAxis, curves: Sequence[Sequence[pd.DataFrame]]
 ) -> dict[str, AnyArray]:
     """Return the points of all lines against one axis, for ``chart.js``.
 
@@ -86,7 +87,7 @@ def _columns(
     bands = [band(curve, axis.column) for curve in curves]
     end = max(float(line["at"].max()) for line in bands if len(line))
     grid = np.linspace(0.0, end, _POINTS)
-    columns: dict[str, AnyArray] = {f"x{place}": (grid / axis.unit).astype(np.float32)}
+    columns: dict[str, AnyArray] = {f"x{axis_index}": (grid / axis.unit).astype(np.float32)}
     # a line without points gets one NaN point
     lines = [line if len(line) else line.reindex([0]) for line in bands]
     for part in ("mean", "low", "high"):
@@ -94,7 +95,7 @@ def _columns(
         values = [
             np.interp(grid, line["at"], line[part], left=np.nan, right=np.nan) for line in lines
         ]
-        columns[f"{part}{place}"] = np.concatenate(values).astype(np.float32)
+        columns[f"{part}{axis_index}"] = np.concatenate(values).astype(np.float32)
     return columns
 
 
@@ -152,16 +153,23 @@ def _figure(
 
 
 def _table(
-    name: str, series: Sequence[Series], time: CurveAxis, columns: dict[str, AnyArray]
+    name: str, series: Sequence[Series], time: CurveAxis, times: AnyArray, means: AnyArray
 ) -> Markup:
-    """Return a table of the mean of each line at some times."""
+    """Return a table of the mean of each line at some times.
+
+    Args:
+        name: name of the metric.
+        series: the lines.
+        time: the axis of time.
+        times: times in its unit; float32 [_POINTS].
+        means: mean of each line at these times; float32 [lines, _POINTS].
+    """
     points = np.linspace(0, _POINTS - 1, _TABLE_POINTS + 1, dtype=int)[1:]
-    means = columns["mean0"].reshape(-1, _POINTS)[:, points]
     rows = []
-    for line, line_means in zip(series, means, strict=True):
+    for line, line_means in zip(series, means[:, points], strict=True):
         cells = [tables.NOTHING if np.isnan(mean) else f"{mean:.3f}" for mean in line_means]
         rows.append([line.name, *cells])
-    heads = ["line", *(f"{columns['x0'][point]:.3g}" for point in points)]
+    heads = ["line", *(f"{times[point]:.3g}" for point in points)]
     caption = (
         f"Mean {name} of each line, not smoothed, at some times: {time.label}. A dash: the line has "
         "no figure yet, or one of its seeds has ended."

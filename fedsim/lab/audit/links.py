@@ -184,24 +184,29 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
     """
     messages = messages[messages["part"] != _EDGE_TO_SERVER]
     links = evidence.devices.iloc[messages["at"]]
-    begin = messages["begin"].to_numpy()
-    end = messages["end"].to_numpy()
-    due = end + slack_s(end)
-    rate = np.where(messages["direction"] == "down", links["link_down"], links["link_up"])
-    most = rate * (end - begin + slack_s(end)) * SLACK
-    links_of = messages["device"].astype(str) + " " + messages["direction"].astype(str)
-    for name, rows in links_of.groupby(links_of).indices.items():
-        link = f"device {name}"
+    slack = slack_s(messages["end"].to_numpy())
+    device = messages["device"].astype(str)
+    direction = messages["direction"].astype(str)
+    messages = messages.assign(
+        link="device " + device + " " + direction,
+        rate=np.where(direction == "down", links["link_down"], links["link_up"]),
+        took=messages["end"] - messages["begin"],
+        due=messages["end"] + slack,
+    )
+    allowed = (messages["rate"] * (messages["took"] + slack) * SLACK).to_numpy()
+    for name, rows in messages.groupby("link").indices.items():
+        link = str(name)
         if rates.varies(link):
-            capacity = rates.of(link, rate[rows[0]])
-            bytes_between = capacity.carried(due[rows]) - capacity.carried(begin[rows])
-            is_unlimited = capacity.is_unlimited(begin[rows], due[rows])
-            most[rows] = np.where(is_unlimited, math.inf, bytes_between * SLACK)
+            of_link = messages.iloc[rows]
+            begin = of_link["begin"].to_numpy()
+            due = of_link["due"].to_numpy()
+            capacity = rates.of(link, of_link["rate"].iloc[0])
+            carried = (capacity.carried(due) - capacity.carried(begin)) * SLACK
+            allowed[rows] = np.where(capacity.is_unlimited(begin, due), math.inf, carried)
     text = (
         "transfer {row} brought {wire_bytes:.0f} bytes in {took:.6g} s over a link of {rate:g} B/s"
     )
-    messages = messages.assign(took=end - messages["begin"], rate=rate)
-    yield from report(text, messages, ~(messages["wire_bytes"] <= most))
+    yield from report(text, messages, ~(messages["wire_bytes"] <= allowed))
 
 
 def _check_peers(evidence: Evidence, layout: LinkLayout, rates: LinkRates) -> Iterator[str]:
