@@ -67,18 +67,15 @@ class Comparison:
         self._measures = [*measures.measures(all_targets), *metrics]
         if lines.budget:
             self._measures.append(measures.WITHIN)
-        computed: dict[Path, measures.Values] = {}
-        if cache is not None:
-            computed = cache
-        self._figures: list[list[measures.Values]] = []
+        computed: dict[Path, measures.Values] = {} if cache is None else cache
         for line in lines.lines:
-            figures = []
             for run in line.runs:
                 if not computed.get(run.path):
                     computed[run.path] = measures.measure(run, all_targets, ledger, lines.budget)
-                values: measures.Values = dict.fromkeys(metric.name for metric in metrics)
-                figures.append(values | computed[run.path])
-            self._figures.append(figures)
+        missing: measures.Values = dict.fromkeys(metric.name for metric in metrics)
+        self._figures: list[list[measures.Values]] = [
+            [missing | computed[run.path] for run in line.runs] for line in lines.lines
+        ]
         self._has_accuracy = any(
             values[measures.BEST.name] is not None
             for figures in self._figures
