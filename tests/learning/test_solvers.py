@@ -39,6 +39,7 @@ from fedsim.learning.architecture import (
 )
 from fedsim.learning.local_work import last_gradient
 from fedsim.learning.models import CNN5, MODELS, Layered, Logistic, Perceptron
+from fedsim.learning.solvers import dense_loops, dense_products, dense_updates
 from fedsim.learning.solvers.base import Descent, LocalSolve, batch_width, one_thread, shuffled
 from fedsim.learning.solvers.compiled import compiled, compiled_entry
 from fedsim.learning.solvers.dense import Dense, Way
@@ -598,3 +599,15 @@ def test_a_device_without_samples_has_no_gradient() -> None:
     solve = solve_of(_start(architecture, 5), 0, (6,), 3, seed=4)
     solver = Reference(module_of(architecture), CPU)
     assert not last_gradient(solver, solve, Descent(0.1)).weights.any()
+
+
+def test_no_function_of_the_compiled_loops_has_machine_code_of_its_own() -> None:
+    """Else a process that compiles and a process that loads stored code may differ in last bits."""
+    called = []
+    for module in (dense_loops, dense_products, dense_updates):
+        for function in vars(module).values():
+            options = getattr(function, "targetoptions", {})
+            if options.get("no_cpython_wrapper"):
+                called.append(function.__name__)
+                assert options.get("forceinline") or options.get("inline") == "always"
+    assert {"_judge", "add_products", "descend_bias"} <= set(called)

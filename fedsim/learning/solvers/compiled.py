@@ -59,8 +59,13 @@ class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
 
 
 def compiled(function: F) -> F:
-    """Decorator that compiles a function which only compiled functions call (numba)."""
-    dispatcher: F = _njit(no_cpython_wrapper=True)(function)
+    """Decorator that compiles a function which only compiled functions call (numba).
+
+    Its machine code is part of each caller's. If it were called, the process that compiles would
+    run the function's own code, optimised by itself, and later processes the copy that is stored
+    with the caller's code; these differ in last bits.
+    """
+    dispatcher: F = _njit(no_cpython_wrapper=True, forceinline=True)(function)
     return dispatcher
 
 
