@@ -122,33 +122,34 @@ class QueuedLinks:
             lasts: position of the last link of each route, int64 [flows].
         """
         hops = route.shape[1]
-        before = self.grouped if hops == self._hops else 0
-        known = len(self._furthest) if before else 0
-        flows, places = (np.arange(hops) <= lasts[before:, None]).nonzero()
-        flows += before
-        links = route[flows, places]
+        if hops != self._hops:
+            self.grouped = 0
+        flows, positions = (np.arange(hops) <= lasts[self.grouped :, None]).nonzero()
+        flows += self.grouped
+        links = route[flows, positions]
+        known = len(self._furthest) if self.grouped else 0  # links in ``levels``
         furthest = np.zeros(len(self.capacity), dtype=np.int64)
         furthest[:known] = self._furthest[:known]
-        np.maximum.at(furthest, links, places)
+        np.maximum.at(furthest, links, positions)
         if np.count_nonzero(furthest[:known] != self._furthest[:known]):
             self.grouped = 0
             self.group(route, lasts)
             return
         if self._rules.holds_back:
             self.never_full = (furthest == 0).nonzero()[0]
-        levels = furthest[links]
-        former = {level.number: level for level in self.levels} if before else {}
+        former = {level.number: level for level in self.levels} if self.grouped else {}
+        numbers = furthest[links]
         self.levels = []
-        for number in range(max([int(levels.max(initial=-1)), *former]) + 1):
-            at_level = (levels == number).nonzero()[0]
+        for number in range(max([int(numbers.max(initial=-1)), *former]) + 1):
+            at_level = (numbers == number).nonzero()[0]
             level_flows = flows[at_level]
-            level_places = places[at_level]
+            level_positions = positions[at_level]
             level = Level(
-                number,
-                level_flows,
-                links[at_level],
-                level_flows * hops + level_places,
-                level_places == lasts[level_flows],
+                number=number,
+                flows=level_flows,
+                links=links[at_level],
+                cells=level_flows * hops + level_positions,
+                is_last=level_positions == lasts[level_flows],
             )
             if number in former:
                 level = former[number].followed_by(level)

@@ -61,7 +61,7 @@ class Level:
     a flow and one of its links in the group, [flows on links].
 
     Attributes:
-        number: the place.
+        number: the position.
         flows: index of the flow, int64.
         links: number of the link, int64.
         cells: index of the pair in flattened arrays of shape [flows, hops], int64.
