@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedsim.clock.simulation import Record, Simulation
 
 LIVE = "live"
+_UNFINISHED = (f"{LIVE}{WRITING}", f"{LIVE}.old{WRITING}")  # a copy, and the one that it replaces
 RUNNING = "running"  # status in the summary of a live view
 EVERY_S = 20.0  # real time between two copies
 _SHARE = 30  # least time between two copies, in durations of one copy
@@ -60,15 +61,15 @@ class Live:
 
     def _copy(self) -> None:
         begun = time.monotonic()
-        beside, old = (self._out / f"{LIVE}{end}{WRITING}" for end in ("", ".old"))
-        for left in (beside, old):
-            shutil.rmtree(left, ignore_errors=True)
-        beside.mkdir()
-        self._write(beside)
+        copy, former = (self._out / name for name in _UNFINISHED)
+        for leftover in (copy, former):
+            shutil.rmtree(leftover, ignore_errors=True)
+        copy.mkdir()
+        self._write(copy)
         if (self._out / LIVE).exists():
-            (self._out / LIVE).rename(old)
-        beside.rename(self._out / LIVE)
-        shutil.rmtree(old, ignore_errors=True)
+            (self._out / LIVE).rename(former)
+        copy.rename(self._out / LIVE)
+        shutil.rmtree(former, ignore_errors=True)
         self._next = time.monotonic() + max(self._every_s, _SHARE * (time.monotonic() - begun))
         self._asked = False
 
@@ -78,5 +79,5 @@ def remove(run: Path) -> None:
 
     Unfinished copies are removed too.
     """
-    for left in (LIVE, LIVE + WRITING, LIVE + ".old" + WRITING):
-        shutil.rmtree(run / left, ignore_errors=True)
+    for name in (LIVE, *_UNFINISHED):
+        shutil.rmtree(run / name, ignore_errors=True)

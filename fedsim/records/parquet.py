@@ -9,6 +9,7 @@ dictionary for each row group.
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,9 @@ class TableWriter:
 
     def flush(self) -> list[str]:
         """Write all collected rows to files; return the sha256 of each file, in order."""
-        self._pack(at_least=1)
+        self._pack()
+        if len(self._packed):
+            self._write_part()
         return list(self._parts.values())
 
     def adopt(self, fingerprints: Sequence[str]) -> None:
@@ -85,13 +88,15 @@ class TableWriter:
         """
         self._parts = {self._part(number): sha256 for number, sha256 in enumerate(fingerprints)}
         for part, sha256 in self._parts.items():
-            if not part.is_file() or files.fingerprint(part) != sha256:
+            problem = ""
+            if not part.is_file():
+                problem = "is missing"
+            elif files.fingerprint(part) != sha256:
+                problem = "is not what was written"
+            if problem:
                 raise CheckpointError(
-                    f"{str(part)!r} "
-                    f"{'is not what was written' if part.is_file() else 'is missing'}, and the "
-                    "checkpoint counts "
-                    "on it; put the file back, or remove the checkpoint to resume from the one "
-                    "before"
+                    f"{str(part)!r} {problem}, and the checkpoint counts on it; put the file back, "
+                    "or remove the checkpoint to resume from the one before"
                 )
         self._rows = []
         self._packed = self._empty_table
@@ -104,14 +109,10 @@ class TableWriter:
             pq.ParquetWriter(beside, self._schema, **self._options) as writer,
         ):
             waiting = self._empty_table
-            for part in (*self._parts, None):
-                # ``ParquetFile`` is several times as fast as ``read_table`` for one small file.
-                waiting = pa.concat_tables(
-                    [
-                        waiting,
-                        self._packed if part is None else pq.ParquetFile(regular(part)).read(),
-                    ]
-                )
+            # ``ParquetFile`` is several times as fast as ``read_table`` for one small file.
+            written = (pq.ParquetFile(regular(part)).read() for part in self._parts)
+            for table in chain(written, [self._packed]):
+                waiting = pa.concat_tables([waiting, table])
                 while len(waiting) >= _ROWS_A_PART:
                     writer.write_table(self._encode_names(waiting.slice(0, _ROWS_A_PART)))
                     waiting = waiting.slice(_ROWS_A_PART)
@@ -120,12 +121,8 @@ class TableWriter:
     def _part(self, number: int) -> Path:
         return self._path.with_suffix(f".part-{number:05d}.parquet")
 
-    def _pack(self, at_least: int = 0) -> None:
-        """Convert the collected rows to columns, and write them to a part if there are enough rows.
-
-        Args:
-            at_least: least count of rows for a part; 0 for ``_ROWS_A_PART``.
-        """
+    def _pack(self) -> None:
+        """Convert the collected rows to columns, and write them to a part if there are enough."""
         if self._rows:
             columns = zip(*self._rows, strict=True)
             arrays = [
@@ -136,12 +133,15 @@ class TableWriter:
                 [self._packed, pa.Table.from_arrays(arrays, schema=self._plain)]
             )
             self._rows = []
-        if len(self._packed) >= (at_least or _ROWS_A_PART):
-            part = self._part(len(self._parts))
-            with replacing(part) as beside:
-                pq.write_table(self._packed, beside, **self._options)
-            self._parts[part] = files.fingerprint(part)
-            self._packed = self._empty_table
+        if len(self._packed) >= _ROWS_A_PART:
+            self._write_part()
+
+    def _write_part(self) -> None:
+        part = self._part(len(self._parts))
+        with replacing(part) as beside:
+            pq.write_table(self._packed, beside, **self._options)
+        self._parts[part] = files.fingerprint(part)
+        self._packed = self._empty_table
 
     def _encode_names(self, table: pa.Table) -> pa.Table:
         """Return a table whose columns of names are dictionary columns, as in the schema.
