@@ -81,7 +81,7 @@ class Messages:
             messages of that edge server end.
 
     Attributes:
-        until: function that returns the time (s) at which an endpoint becomes unavailable;
+        reachable_until: function that returns the time (s) at which an endpoint becomes unavailable;
             ``TaskRunner`` sets it.
         under_way: message ID -> message, for all messages that have not ended.
         lost: indices of the edge servers that are lost now.
@@ -98,7 +98,7 @@ class Messages:
         self.network = network
         self.edges = edges
         self._on_edge_lost = on_edge_lost
-        self.until: Callable[[int], float]
+        self.reachable_until: Callable[[int], float]
         self.under_way: dict[int, Message] = {}
         self.lost: set[int] = set()
         self._sent = 0
@@ -125,7 +125,7 @@ class Messages:
                 see ``Network.send``.
         """
         now = self.simulation.now
-        until = min(self.until(source), self.until(destination))
+        until = min(self.reachable_until(source), self.reachable_until(destination))
         message = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
         self.under_way[message.id] = message
         self._sent += 1

@@ -110,7 +110,7 @@ class TaskRunner:
         self._availability = availability
         self._next_steps = next_steps
         self._on_end = on_end
-        messages.until = self.reachable_until
+        messages.reachable_until = self.reachable_until
         self.switched_off: set[int] = set()
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # devices in _working
         # processes that the next call of ``_begin_processes`` begins; None if no call is scheduled

@@ -217,7 +217,7 @@ class CarbonSpec(Spec):
         return generator.choice(len(shares), devices, p=shares / shares.sum())
 
 
-def _zones(value: object) -> object:
+def _as_zones(value: object) -> object:
     """Return a table of the scenario with the key ``zones``.
 
     A table without this key describes a single zone, and becomes the only entry of ``zones``.
@@ -228,7 +228,7 @@ def _zones(value: object) -> object:
 
 
 Carbon = Annotated[
-    CarbonSpec, BeforeValidator(_zones, json_schema_input_type=CarbonSpec | ZoneSpec)
+    CarbonSpec, BeforeValidator(_as_zones, json_schema_input_type=CarbonSpec | ZoneSpec)
 ]
 
 
@@ -311,11 +311,13 @@ class BatterySpec(Spec):
         }
 
 
-def _preset(value: object) -> object:
+def _check_presets(value: object) -> object:
     """Return the names of presets as a list; a single name may be given as text.
 
+    A value that is neither is returned unchanged, since the type of the key refuses it.
+
     Raises:
-        ValueError: a name is unknown.
+        PydanticCustomError: a name is unknown.
     """
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list):
@@ -357,7 +359,7 @@ class EnergySpec(Spec):
     """
 
     preset: Annotated[
-        list[str] | None, BeforeValidator(_preset, json_schema_input_type=str | list[str])
+        list[str] | None, BeforeValidator(_check_presets, json_schema_input_type=str | list[str])
     ] = Field(default=None, min_length=1)
     shares: list[float] | None = None
     idle: PowerDistribution | None = None
