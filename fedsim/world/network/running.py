@@ -121,7 +121,7 @@ class RunningFlows(PresentRates):
             now: the time (s).
         """
         for link in traces.begin(flow.id, self._traced_names(flow), now):
-            if traces.is_shared(link) and self._queues is None:
+            if link in traces.shared and self._queues is None:
                 self._set_capacity(link, now)
 
     def _traced_names(self, flow: Flow) -> list[str]:
@@ -141,7 +141,7 @@ class RunningFlows(PresentRates):
         for link in traces.take_due(now):
             if self._queues is not None:
                 self._follow_by_queues(self._queues, traces, link, now)
-            elif self._general or traces.is_shared(link):
+            elif self._general or link in traces.shared:
                 self._set_capacity(link, now)
             else:
                 for flow_id in traces.flows_on(link):

@@ -235,14 +235,6 @@ class LinkTraces:
             return None
         return self.of_devices[direction].of(device)
 
-    def is_shared(self, link: str) -> bool:
-        """Return whether a link with a trace is a shared link, and not a device's own.
-
-        Args:
-            link: name of a link with a trace.
-        """
-        return link in self.shared
-
     def value(self, name: str, now: float) -> float | None:
         """Return the value of a trace: rate (bytes/s), latency (s) or share; None without a trace.
 
