@@ -1,11 +1,9 @@
 """Weights that are computed from stored models at each use, instead of being stored themselves."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
-from fedsim.common.arrays import Ints
 from fedsim.common.tensor_files import StoredTensor
 from fedsim.common.training import Places
 from fedsim.learning.functions import path_of, spliced
@@ -16,16 +14,6 @@ MOST_SHARE = 0.5
 """Greatest size of the inserted values, as a share of the model, with which a model is derived."""
 
 _SPLICED = path_of(spliced)
-_FEW = 16  # slices that a checkpoint stores with each model
-
-
-@lru_cache(maxsize=64)
-def _shared_array(places: Places) -> Ints:
-    """Return slices as an array, int64 [slices, 2], the same one for all models with these slices.
-
-    A checkpoint stores an array once.
-    """
-    return np.array(places, dtype=np.int64)
 
 
 class Derived(StoredTensor):
@@ -37,13 +25,13 @@ class Derived(StoredTensor):
     Args:
         model: the model, computed.
         values: the concatenated values of the slices, computed.
-        places: (begin, end) of each slice; int64 [slices, 2] if a checkpoint had many.
+        places: (begin, end) of each slice.
         length: count of weights of the model, d.
     """
 
     __slots__ = ("_model", "_places", "_values")
 
-    def __init__(self, model: Ref, values: Ref, places: "Places | Ints", length: int) -> None:
+    def __init__(self, model: Ref, values: Ref, places: Places, length: int) -> None:
         super().__init__(np.dtype(np.float32), (length,))
         self._model = model
         self._values = values
@@ -59,10 +47,7 @@ class Derived(StoredTensor):
     @property
     def recipe(self) -> Applied:
         """The recipe of the weights, by which a checkpoint stores them."""
-        places: Places | Ints = self._places
-        if isinstance(places, tuple) and len(places) > _FEW:
-            places = _shared_array(places)
-        constants = {"places": places}
+        constants = {"places": self._places}
         return Applied(
             _SPLICED, (self._model, self._values), constants, None, None, leave_out=False
         )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.common.arrays import AnyArray, Ints
+from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import SimulationError
 from fedsim.common.training import Places
 
@@ -166,7 +166,7 @@ def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.float
 
 
 @pure
-def spliced(models: list[NDArray[np.float32]], places: Places | Ints) -> NDArray[np.floating]:
+def spliced(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
     """Replace the values in some slices of a flat model by another model's values.
 
     Args:

@@ -1,5 +1,6 @@
 """The typed memory of strategies and parts: its fields, entries by key, and a round trip."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,3 +60,18 @@ def test_it_is_restored_with_its_classes() -> None:
     assert "model" not in restored
     assert (restored.round, restored.pairs, restored.part) == (2, {1: (3, 0.5)}, Inner())
     assert restored["extra"]["a"] is restored.part
+
+
+def test_many_ranges_of_a_model_are_one_array() -> None:
+    many = tuple((3 * number, 3 * number + 2) for number in range(1000))
+    few = ((0, 2), (4, 6))
+    mixed = tuple((number, None) for number in range(1000))
+    equal = tuple((3 * number, 3 * number + 2) for number in range(1000))
+    value = {"many": many, "equal": equal, "few": few, "mixed": mixed, "empty": ()}
+    encoder = Encoder({})
+    tables = encoder.encode(value)
+    assert len(encoder.arrays) == 1
+    assert len(json.dumps(tables["root"]["many"])) < 40
+    decoded = Decoder(encoder.arrays, {}).decode(json.loads(json.dumps(tables)))
+    assert decoded == value
+    assert decoded["many"] is decoded["equal"]

@@ -14,15 +14,18 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.common.arrays import Ints
 from fedsim.common.errors import CheckpointError
 from fedsim.common.tensor_files import AnyTensor, StoredTensor, array_of
+from fedsim.common.training import Places
 from fedsim.learning import scratch
 from fedsim.learning.derived import Derived
 from fedsim.learning.refs import Applied, Ref
 
 Arrays = dict[str, AnyTensor]
 _ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_TAGS = ("~tuple", "~named", "~dict", "~float", "~array", "~object")
+_TAGS = ("~tuple", "~named", "~dict", "~float", "~array", "~ranges", "~object")
+_FEW = 16  # ranges of a flat model that are written as JSON; more become an array
 
 
 class Encoder:
@@ -42,6 +45,7 @@ class Encoder:
         self._left_out = left_out
         self._numbers: dict[int, int] = {}  # id() of an object: its index in "objects"
         self._array_names: dict[int, str] = {}
+        self._ranges: dict[Places, Ints] = {}  # int64 [ranges, 2]; equal ones are one array
         self._waiting: deque[object] = deque()
         self.arrays: Arrays = {}
         self.objects: list[object] = []
@@ -80,6 +84,10 @@ class Encoder:
         if isinstance(value, list | deque):
             return [self._plain(item) for item in value]
         if isinstance(value, tuple):
+            if len(value) > _FEW and all(map(_is_range, value)):
+                if value not in self._ranges:
+                    self._ranges[value] = np.array(value, dtype=np.int64)
+                return {"~ranges": self._name_of(self._ranges[value])}
             items = [self._plain(item) for item in value]
             name = self._names.get(type(value))
             return {"~tuple": items} if name is None else {"~named": [name, *items]}
@@ -88,12 +96,7 @@ class Encoder:
                 return {key: self._plain(item) for key, item in value.items()}
             return {"~dict": [[self._plain(key), self._plain(item)] for key, item in value.items()]}
         if isinstance(value, np.ndarray | StoredTensor):
-            if id(value) not in self._array_names:
-                name = f"{len(self.arrays):06d}"
-                self._array_names[id(value)] = name
-                self.arrays[name] = value
-                self.objects.append(value)
-            return {"~array": self._array_names[id(value)]}
+            return {"~array": self._name_of(value)}
         if type(value) in self._names:
             if id(value) not in self._numbers:
                 self._numbers[id(value)] = len(self._numbers)
@@ -103,6 +106,19 @@ class Encoder:
         raise CheckpointError(
             f"a {type(value).__name__} cannot be kept in a checkpoint: {str(value)[:80]}"
         )
+
+    def _name_of(self, array: AnyTensor) -> str:
+        if id(array) not in self._array_names:
+            name = f"{len(self.arrays):06d}"
+            self._array_names[id(array)] = name
+            self.arrays[name] = array
+            self.objects.append(array)
+        return self._array_names[id(array)]
+
+
+def _is_range(value: object) -> bool:
+    """Return whether a value is a pair of two integers, as in ``Places``."""
+    return type(value) is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int
 
 
 def _field_of(instance: object, field: str) -> object:
@@ -139,6 +155,7 @@ class Decoder:
         self._classes = classes
         self._left_out = left_out
         self._read: Arrays = {}  # so that two places with one array have one array again
+        self._ranges: dict[str, Places] = {}  # name of an array: its ranges of a flat model
         self._derived: list[tuple[Ref, Applied]] = []  # models, and the recipes of their weights
         self.objects: list[object] = []
 
@@ -240,6 +257,11 @@ class Decoder:
                 return _ODD_FLOATS[content]
             case "~array":
                 return self._array(content)
+            case "~ranges":
+                if content not in self._ranges:
+                    pairs = array_of(self._arrays[content]).tolist()
+                    self._ranges[content] = tuple((begin, end) for begin, end in pairs)
+                return self._ranges[content]
         if not isinstance(content, int) or not 0 <= content < len(self.objects):
             raise CheckpointError(f"the state names object {content!r} of {len(self.objects)}")
         return self.objects[content]
