@@ -119,10 +119,10 @@ def _run(path: Path, out: Path, *options: str) -> "subprocess.Popen[str]":
 
 
 def _read(process: "subprocess.Popen[str]", reports: list[int]) -> None:
-    """Note every report of a save: after how many rounds."""
+    """Note every report of a save: after how many rounds, or aggregations and the like."""
     assert process.stderr is not None
     for line in process.stderr:
-        if found := re.match(r"saved at round (\d+) ", line):
+        if found := re.match(r"saved at \D+ (\d+) ", line):
             reports.append(int(found[1]))
 
 
