@@ -220,8 +220,8 @@ class _Battery(NamedTuple):
 
     @classmethod
     def of(cls, data: RecordData) -> Self:
-        path = [number(level) for _, level in data["path"]]
         level = number(data["level"])
+        path = [number(level) for _, level in data["path"]]
         return cls(
             flat=bool(data["flat"]),
             level=level,
@@ -366,13 +366,14 @@ class PayloadTable:
     def _message(
         self, data: RecordData, direction: str, sender: str, receiver: str, start: float
     ) -> _Message:
+        size = number(data["bytes"])
         delivered = number(data["delivered"])
         return _Message(
             direction,
             sender,
             receiver,
             start,
-            bytes=number(data["bytes"]),
+            bytes=size,
             delivered=delivered,
             wire_bytes=number(data.get("wire_bytes", delivered)),
             payloads=self.intern(data["payloads"]),
