@@ -75,7 +75,8 @@ INSIDES = {
     *("TaskStep", "Task", "StepServices", "Plan"),  # of kinds of steps (docs/howto/step.md)
     *("CodedParts", "QueueingRules"),  # of built-in codecs and of the window model
     *("LinkTraces", "SharedLinks"),  # of built-in networks, by which links follow traces
-    *("Split", "TrainingSpec", "SecureState"),  # of built-in strategies and of the built-in trainer
+    *("Split", "TrainingSpec"),  # of built-in strategies and of the built-in trainer
+    *("SecureAggregation", "SecureState"),  # of secure aggregation
 }
 """Classes in public signatures that authors of parts never hold."""
 
