@@ -138,7 +138,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         self.state.received = [[] for _ in range(tiers)]
         self.state.tier_draws = [0] * tiers
         self.server.begin_round(0)
-        self._meet_all(tiers)
+        self._measure_all(tiers)
 
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
         return [bisect_left(self.state.cuts, self.state.figures[device]) for device in devices]
@@ -201,7 +201,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
     async def on_timer(self, name: str) -> None:
         kind, _, tier = name.partition("/")
         if kind == "begin":
-            self._begin_if_met()
+            self._begin_if_measured()
         elif kind != "tier":
             await super().on_timer(name)
         elif not self.state.over and not self._is_busy(int(tier)):
@@ -209,8 +209,8 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
-        if self._is_meeting(message.task):
-            self._end_meeting(message)
+        if self._is_first_task(message.task):
+            self._end_first_task(message)
             return
         task = state.open.pop(message.task)
         tier = task["tier"]

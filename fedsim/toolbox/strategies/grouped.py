@@ -240,8 +240,9 @@ class Grouped(Synchronous[G]):
         if models.learns:
             return await models.choices(answers)
         await models.note_skipped([answer.ref for answer in answers])
-        first_task = [entry["task"] for entry in entries[:1]]
-        return self.random_groups(len(entries), purpose, *first_task)
+        if not entries:
+            return []
+        return self.random_groups(len(entries), purpose, entries[0]["task"])
 
     def random_groups(self, count: int, purpose: str, *ids: int) -> list[int]:
         """Draw groups at random, in place of groups found by learning, for runs without learning.

@@ -21,8 +21,7 @@ class TieredState(State):
 
     Attributes:
         model: The global model.
-        meeting: Open first tasks of devices, task ID -> (device ID, time (s) at which it was
-            asked).
+        first_tasks: Open first tasks of devices, task ID -> time (s) at which the device was asked.
         figures: Size (samples) or latency (s) of each device; None before the end of its first
             task.
         cuts: Borders of the tiers, for ``tiers_of``; None until all reachable devices are measured.
@@ -33,7 +32,7 @@ class TieredState(State):
     """
 
     model: Ref = field(init=False)
-    meeting: dict[int, tuple[int, float]] = field(default_factory=dict)
+    first_tasks: dict[int, float] = field(default_factory=dict)
     figures: list[float | None] = field(default_factory=list)
     cuts: Any = None
     tier: list[int | None] = field(default_factory=list)
@@ -59,7 +58,7 @@ class Tiered(Strategy[P]):
     begin: Callable[[list[int]], None]
     tiers_of: Callable[[Sequence[int]], list[int]]
 
-    def _meet_all(self, tiers: int) -> None:
+    def _measure_all(self, tiers: int) -> None:
         clients = self.server.clients
         devices = self.server.devices
         self.state.figures = [None] * devices
@@ -68,31 +67,31 @@ class Tiered(Strategy[P]):
         online = set(clients.idle_devices())
         for device in range(devices):
             if device in online:
-                self._meet(device)
+                self._measure(device)
             elif clients.joined(device):
                 self._await(device)
-        self._begin_if_met()
+        self._begin_if_measured()
 
     def _await(self, device: int) -> None:
         if self.server.clients.await_return(device):
             self.state.away += 1
 
-    def _meet(self, device: int, job: str = "profile") -> None:
+    def _measure(self, device: int, job: str = "profile") -> None:
         contents = {"profiling": self.state.model} if job == "profile" else {}
         task = self.server.ask(device, contents, job)
-        self.state.meeting[task] = (device, self.server.now)
+        self.state.first_tasks[task] = self.server.now
 
     async def on_return(self, device: int) -> None:
         self.state.away -= 1
-        self._meet(device)
+        self._measure(device)
 
     async def on_arrival(self, device: int) -> None:
-        self._meet(device)
+        self._measure(device)
 
-    def _is_meeting(self, task: int) -> bool:
-        return task in self.state.meeting
+    def _is_first_task(self, task: int) -> bool:
+        return task in self.state.first_tasks
 
-    def _end_meeting(self, message: TaskEnd) -> None:
+    def _end_first_task(self, message: TaskEnd) -> None:
         """Store the data size or latency that a device's first task has measured.
 
         The device is put into a tier if there are tiers already. A device with too little memory
@@ -103,7 +102,8 @@ class Tiered(Strategy[P]):
             message: the ended task.
         """
         state = self.state
-        device, asked_at = state.meeting.pop(message.task)
+        device = message.device
+        asked_at = state.first_tasks.pop(message.task)
         if message.outcome == "done":
             latency = self.server.now - asked_at
             state.figures[device] = float(message.contents.get("size-report", latency))
@@ -114,10 +114,10 @@ class Tiered(Strategy[P]):
             self.server.emit("tier-drop", device=device)
         else:
             self._await(device)
-        self._begin_if_met()
+        self._begin_if_measured()
 
-    def _begin_if_met(self) -> None:
-        if self.state.cuts is not None or self.state.meeting:
+    def _begin_if_measured(self) -> None:
+        if self.state.cuts is not None or self.state.first_tasks:
             return
         figures = self.state.figures
         self.begin([device for device, figure in enumerate(figures) if figure is not None])

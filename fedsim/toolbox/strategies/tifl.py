@@ -221,12 +221,12 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         self.state.accuracies = [None] * tiers
         self.state.credits = [self._credits] * tiers
         self.state.probabilities = self.params.probabilities or [1.0] * tiers
-        self._meet_all(tiers)
+        self._measure_all(tiers)
 
     # tiers
 
-    def _meet(self, device: int, job: str = "profile") -> None:
-        super()._meet(device, "report" if self.params.tiers_from == "size" else job)
+    def _measure(self, device: int, job: str = "profile") -> None:
+        super()._measure(device, "report" if self.params.tiers_from == "size" else job)
 
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
         figures = np.array([self.state.figures[device] for device in devices])
@@ -364,8 +364,8 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
                 self.state.testers.setdefault(tier, []).append(message.device)
             if not testing:
                 await self._end_test()
-        elif self._is_meeting(message.task):
-            self._end_meeting(message)
+        elif self._is_first_task(message.task):
+            self._end_first_task(message)
         else:
             await super().on_task_end(message)
 
