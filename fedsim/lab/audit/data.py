@@ -65,7 +65,7 @@ class _DataRow(Protocol):
     def of(cls, data: RecordData) -> tuple[object, ...]: ...
 
 
-class _Training(NamedTuple):
+class _TrainingData(NamedTuple):
     epochs: float
     asked: float
     in_part: bool
@@ -86,7 +86,7 @@ class _Training(NamedTuple):
         )
 
 
-class _Computation(NamedTuple):
+class _ComputationData(NamedTuple):
     core_s: float
 
     @classmethod
@@ -94,7 +94,7 @@ class _Computation(NamedTuple):
         return cls(number(data.get("core_s", math.nan)))
 
 
-class _TaskStart(NamedTuple):
+class _TaskStartData(NamedTuple):
     continues: bool
 
     @classmethod
@@ -102,7 +102,7 @@ class _TaskStart(NamedTuple):
         return cls(data.get("continues") is True)
 
 
-class _EdgeServer(NamedTuple):
+class _EdgeServerData(NamedTuple):
     edge: int
 
     @classmethod
@@ -110,7 +110,7 @@ class _EdgeServer(NamedTuple):
         return cls(int(data["edge"]))
 
 
-class _Assignment(NamedTuple):
+class _AssignmentData(NamedTuple):
     before: float
 
     @classmethod
@@ -118,7 +118,7 @@ class _Assignment(NamedTuple):
         return cls(_number_or(data["before"], math.nan))
 
 
-class _Shift(NamedTuple):
+class _ShiftData(NamedTuple):
     what: str
     occasion: int
 
@@ -127,7 +127,7 @@ class _Shift(NamedTuple):
         return cls(data["what"], int(data["occasion"]))
 
 
-class _Pace(NamedTuple):
+class _PaceData(NamedTuple):
     factor: float
 
     @classmethod
@@ -135,7 +135,7 @@ class _Pace(NamedTuple):
         return cls(number(data["factor"]))
 
 
-class _Queue(NamedTuple):
+class _QueueData(NamedTuple):
     direction: str
     slots: int
 
@@ -144,7 +144,7 @@ class _Queue(NamedTuple):
         return cls(data["direction"], int(data["slots"]))
 
 
-class _LostUpdates(NamedTuple):
+class _LostUpdatesData(NamedTuple):
     tasks: list[int]
 
     @classmethod
@@ -152,7 +152,7 @@ class _LostUpdates(NamedTuple):
         return cls(_tasks(data))
 
 
-class _Aggregation(NamedTuple):
+class _AggregationData(NamedTuple):
     tasks: list[int]
     rounds: bool
     at_edge: bool
@@ -177,7 +177,7 @@ class _Aggregation(NamedTuple):
         )
 
 
-class _EdgesCombined(NamedTuple):
+class _EdgesCombinedData(NamedTuple):
     edges: list[int]
     weights: list[float]
 
@@ -186,7 +186,7 @@ class _EdgesCombined(NamedTuple):
         return cls([*data["edges"]], [*data["weights"]])
 
 
-class _RoundStart(NamedTuple):
+class _RoundStartData(NamedTuple):
     deadline: float
     training: float
     selected: float
@@ -200,7 +200,7 @@ class _RoundStart(NamedTuple):
         )
 
 
-class _RoundEnd(NamedTuple):
+class _RoundEndData(NamedTuple):
     data: RecordData
 
     @classmethod
@@ -208,7 +208,7 @@ class _RoundEnd(NamedTuple):
         return cls(data)
 
 
-class _Battery(NamedTuple):
+class _BatteryData(NamedTuple):
     flat: bool
     level: float
     charged: float
@@ -234,7 +234,7 @@ class _Battery(NamedTuple):
         )
 
 
-class _RunEnd(NamedTuple):
+class _RunEndData(NamedTuple):
     reason: str
 
     @classmethod
@@ -242,7 +242,7 @@ class _RunEnd(NamedTuple):
         return cls(data["reason"])
 
 
-class _LinkRate(NamedTuple):
+class _LinkRateData(NamedTuple):
     link: str
     rate: float
 
@@ -251,7 +251,7 @@ class _LinkRate(NamedTuple):
         return cls(str(data["link"]), _number_or(data["rate"], math.inf))
 
 
-class _Message(NamedTuple):
+class _MessageData(NamedTuple):
     direction: str
     sender: str
     receiver: str
@@ -270,23 +270,23 @@ def _columns(row: type) -> dict[str, type]:
 
 
 _ROWS: Mapping[str, type[_DataRow]] = {
-    "step-end of train": _Training,
-    "step-end of train or evaluate or compute": _Computation,
-    "task-start": _TaskStart,
-    "edge-off": _EdgeServer,
-    "edge-on": _EdgeServer,
-    "assign": _Assignment,
-    "shift": _Shift,
-    "pace": _Pace,
-    "queue": _Queue,
-    "updates-lost": _LostUpdates,
-    "aggregate": _Aggregation,
-    "edges-combined": _EdgesCombined,
-    "round-start": _RoundStart,
-    "round": _RoundEnd,
-    "battery": _Battery,
-    "run-end": _RunEnd,
-    "link-rate": _LinkRate,
+    "step-end of train": _TrainingData,
+    "step-end of train or evaluate or compute": _ComputationData,
+    "task-start": _TaskStartData,
+    "edge-off": _EdgeServerData,
+    "edge-on": _EdgeServerData,
+    "assign": _AssignmentData,
+    "shift": _ShiftData,
+    "pace": _PaceData,
+    "queue": _QueueData,
+    "updates-lost": _LostUpdatesData,
+    "aggregate": _AggregationData,
+    "edges-combined": _EdgesCombinedData,
+    "round-start": _RoundStartData,
+    "round": _RoundEndData,
+    "battery": _BatteryData,
+    "run-end": _RunEndData,
+    "link-rate": _LinkRateData,
 }
 
 READERS: Mapping[str, DataReader] = {
@@ -330,21 +330,21 @@ class PayloadTable:
 
         The parsers add the payload lists that they meet to this table.
         """
-        on_links = DataReader(_columns(_Message), self._read_flow)
+        on_links = DataReader(_columns(_MessageData), self._read_flow)
         readers = dict.fromkeys(FLOWS, on_links)
-        readers[DEVICE_MESSAGES] = DataReader(_columns(_Message), self._read_step)
-        readers["server-transfer"] = DataReader(_columns(_Message), self._read_server_transfer)
+        readers[DEVICE_MESSAGES] = DataReader(_columns(_MessageData), self._read_step)
+        readers["server-transfer"] = DataReader(_columns(_MessageData), self._read_server_transfer)
         return readers
 
-    def _read_step(self, data: RecordData) -> _Message:
+    def _read_step(self, data: RecordData) -> _MessageData:
         sender = data.get("sender") or ""
         receiver = data.get("receiver") or ""
         return self._message(data, "", sender, receiver, math.nan)
 
-    def _read_flow(self, data: RecordData) -> _Message:
+    def _read_flow(self, data: RecordData) -> _MessageData:
         return self._message(data, *ends_of(data), number(data["start"]))
 
-    def _read_server_transfer(self, data: RecordData) -> _Message:
+    def _read_server_transfer(self, data: RecordData) -> _MessageData:
         """Parse the ``data`` of a message between parts of the server, such as edge servers.
 
         Such a message takes no time and crosses no link. So the direction is ``up``, the start is
@@ -352,7 +352,7 @@ class PayloadTable:
         """
         size = number(data["bytes"])
         payloads = self.intern([(data["purpose"], size)])
-        return _Message(
+        return _MessageData(
             direction="up",
             sender=data["sender"],
             receiver=data["receiver"],
@@ -365,10 +365,10 @@ class PayloadTable:
 
     def _message(
         self, data: RecordData, direction: str, sender: str, receiver: str, start: float
-    ) -> _Message:
+    ) -> _MessageData:
         size = number(data["bytes"])
         delivered = number(data["delivered"])
-        return _Message(
+        return _MessageData(
             direction,
             sender,
             receiver,

@@ -175,7 +175,7 @@ class _FinishedRound(NamedTuple):
     used: set[int]
 
 
-class _Records:
+class _PathRecords:
     """Tasks, messages and rounds of a run, collected from the run's records in their order.
 
     Args:
@@ -271,7 +271,7 @@ class CriticalPaths:
         self._run = run
         self.clock = run.clock
         self.word = run.round_word
-        self._records = _Records(run)
+        self._records = _PathRecords(run)
         self.end = self._records.end
 
     @cached_property

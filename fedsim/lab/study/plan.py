@@ -468,7 +468,7 @@ def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
     return PlannedRun(variant, scenario, Path(RUNS, variant.folder, f"seed-{seed}"))
 
 
-class _Setting(NamedTuple):
+class _StudySetting(NamedTuple):
     """Setting of a study, to see whether it reaches a run.
 
     Attributes:
@@ -496,7 +496,7 @@ def _refuse_ineffective(spec: StudySpec, changes: Sequence[SetChange]) -> None:
             space = spec.search.space_of(variant.name)
             variant = variant.at({key: values.extremes[0] for key, values in space.items()})
         variants.append(variant)
-    is_reached: dict[_Setting, bool] = {}
+    is_reached: dict[_StudySetting, bool] = {}
     for variant in variants:
         for setting, holds in _settings_of(variant, spec, changes):
             is_reached[setting] = is_reached.get(setting, False) or holds
@@ -508,7 +508,7 @@ def _refuse_ineffective(spec: StudySpec, changes: Sequence[SetChange]) -> None:
 
 def _settings_of(
     variant: Variant, spec: StudySpec, changes: Sequence[SetChange]
-) -> Iterator[tuple[_Setting, bool]]:
+) -> Iterator[tuple[_StudySetting, bool]]:
     """Yield the settings of a variant's scenario, and whether the scenario still has each.
 
     Args:
@@ -520,14 +520,14 @@ def _settings_of(
     tables = merge(layers)
     tables.pop("seed", None)
     for change in changes:
-        yield _Setting("--set", change.text), change.holds_in(tables)
+        yield _StudySetting("--set", change.text), change.holds_in(tables)
     for origin, layer in layers.items():
         for key in _strange_keys(layer) if origin == "base" else flatten(layer):
             holds = key.endswith("kind") or at(tables, key.split(".")) is not None
-            yield _Setting(origin, key), holds
+            yield _StudySetting(origin, key), holds
 
 
-def _explain_ineffective(setting: _Setting, scenario: Scenario) -> str:
+def _explain_ineffective(setting: _StudySetting, scenario: Scenario) -> str:
     """Return the error message for a setting that reaches no run.
 
     Args:
