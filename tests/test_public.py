@@ -185,7 +185,7 @@ _LAYERS = {
     "testing": "lab.contract",
     "lab.newcomer": "common world",
     "lab.fetching": "common records version",
-    "lab.bench": "common lab.compare lab.study records running version",
+    "lab.bench": "common lab.compare lab.reading lab.study records running version",
     "lab.catalogue": "common clock federation lab.study learning learning.data running strategies "
     "toolbox.clustering "
     "toolbox.worlds world world.energy world.meters",
