@@ -33,7 +33,7 @@ def presence(log: Log) -> Presence | None:
     which the first and the last may be cut off.
 
     Returns:
-        The estimates; None if no client goes offline in the log, or none comes online.
+        The estimates; None if no client becomes unreachable in the log, or none comes back.
     """
     phases = _online_phases(log)
     if phases is None:
