@@ -95,8 +95,10 @@ def _read_clustering(row: RecordData) -> Clustering:
     data = row["data"]
     devices = np.array(data["devices"], dtype=np.int64)
     groups = np.array(data["groups"], dtype=np.int64)
-    alike = data.get("similarity") is not None
-    matrix = data.get("similarity" if alike else "distance")
+    matrix = data.get("similarity")
+    alike = matrix is not None
+    if not alike:
+        matrix = data.get("distance", data.get("distances"))  # PACFL's records have the plural
     features = data.get("features")
     number = row["round"]
     time = f"after {show_seconds(row['time'])}" if number is None else f"round {int(number)}"

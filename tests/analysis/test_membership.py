@@ -30,7 +30,7 @@ from fedsim.common.units import show_seconds
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Lived, drawn
-from tests.strategies.worlds import world
+from tests.strategies.worlds import PAIRED, world
 
 
 @pytest.fixture
@@ -354,6 +354,19 @@ def test_a_second_split_and_a_matrix_that_does_not_fit_are_damage(
         draw_split_tree(with_splits(run, tmp_path / "twice", [*SPLITS, (6, 1, (7, 8), ([0], [1]))]))
     with pytest.raises(RunFolderError, match=r"does not fit its \d+ devices"):
         draw_similarity(with_clusterings(grouped, tmp_path / "unfit", [{"similarity": [[1.0]]}]))
+
+
+def test_the_distances_of_pacfl_are_drawn(tmp_path: Path) -> None:
+    strategy = {"kind": "pacfl", "groups": 2, "clients_per_round": 4, "local_epochs": 1}
+    fedsim.run(
+        fedsim.Scenario(**world(PAIRED, 6, strategy, 1)), tmp_path / "run", executor="inline"
+    )
+    run = RunFolder(tmp_path / "run")
+    (clustering,) = read_clusterings(History(run))
+    (event,) = [event for event in run.events if event["kind"] == "clustering"]
+    assert clustering.matrix is not None
+    assert clustering.matrix.tolist() == event["data"]["distances"]
+    assert any(panel.images for panel in draw_similarity(run).axes)
 
 
 @pytest.mark.parametrize("kind", ["distance", "similarity", "features"])
