@@ -294,15 +294,22 @@ EventRow = tuple[
 ]
 
 
-_FIELD_COLUMNS = frozenset(["device", "round", "group", "task", "step", "outcome"])
+@lru_cache(maxsize=256)
+def _fields_without_column(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the fields of a record that have no column of their own in ``events.parquet``.
+
+    Args:
+        names: all fields of the record.
+    """
+    columns = ("device", "round", "group", "task", "step", "outcome")
+    return tuple(name for name in names if name not in columns)
 
 
 def event_row(record: "Record") -> EventRow:
     """Convert a record to a row of ``events.parquet``, a tuple in the order of the columns."""
     time, kind, fields = record
-    data = None
-    if not fields.keys() <= _FIELD_COLUMNS:
-        data = encode({name: fields[name] for name in fields if name not in _FIELD_COLUMNS})
+    others = _fields_without_column(tuple(fields))
+    data = encode({name: fields[name] for name in others}) if others else None
     get = fields.get
     return (
         time,

@@ -63,6 +63,7 @@ class SynchronousClient(Client[S]):
     def __init__(self, params: S, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self.training_limit = params.training_limit_s(setting.mean_epoch_s)
+        self._aggregation = params.aggregated_by
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         return Limit(budget=self.training_limit, at_least=self.params.local_epochs)
@@ -82,7 +83,7 @@ class SynchronousClient(Client[S]):
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
-        aggregation = self.params.aggregated_by
+        aggregation = self._aggregation
         if aggregation is None or result.update is None or result.start is None:
             return result
         update = aggregation.on_device(device, result.update, result.start)
@@ -123,7 +124,8 @@ class Synchronous(Combining[S]):
 
     def __init__(self, params: S, server: Server) -> None:
         super().__init__(params, server)
-        self._deadline = self.params.deadline_rule(self.setting.mean_epoch_s)
+        self._deadline = params.deadline_rule(self.setting.mean_epoch_s)
+        self._secured_by = params.secured_by
         self._accounts = self._aggregation is not None and self._aggregation.accounts
         self.state.deadline = new_state(self._deadline)
         if self._deadline is not None and not self.params.bounds_training:
@@ -224,10 +226,9 @@ class Synchronous(Combining[S]):
 
         A resumed run has another object ``state``.
         """
-        costs = self.params.secured_by
-        if costs is None:
+        if self._secured_by is None:
             return None
-        return SecurePhases(costs, self.server, self.state)
+        return SecurePhases(self._secured_by, self.server, self.state)
 
     @property
     def _candidates(self) -> Candidates:
