@@ -92,9 +92,10 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
 
 
 def _distinct_rows(rows: NDArray[np.float64], groups: int) -> list[int]:
-    """Find as many distinct rows as there are to be groups, each far from the rows found before.
+    """Find ``groups`` distinct rows, each as far as possible from the rows found before.
 
-    Rows that differ only by rounding count as equal.
+    They replace the centres of k-means if its result has an empty group. Rows that differ only by
+    rounding count as equal.
 
     Args:
         rows: feature vectors, one a row, [n, k].
@@ -142,10 +143,11 @@ def k_medoids(
     Args:
         distance: distances of devices, [n, n], which need not be a metric.
         groups: the count of groups.
-        start: rule for the first medoids. With ``build`` each medoid lowers the sum of distances
-            most. With ``heuristic`` they have the smallest sums of distances to all devices, as in
-            LCFL's code. With ``k-medoids++`` they are drawn with probabilities proportional to the
-            squared distance from the nearest medoid drawn before.
+        start: rule for the first medoids. With ``build`` medoids are added one by one, each the
+            device that most lowers the sum of all devices' distances to their nearest medoid. With
+            ``heuristic`` the medoids have the smallest sums of distances to all devices, as in
+            LCFL's code. With ``k-medoids++`` the medoids are drawn with probabilities proportional
+            to the squared distance from the nearest medoid drawn before.
         generator: source of the draws of ``k-medoids++``.
 
     Returns:
@@ -238,7 +240,8 @@ def agglomerative(
 
     Args:
         distance: distances of devices, [n, n].
-        groups: the count of groups at which merging stops, exact even if distances are equal.
+        groups: the count of groups at which merging stops; exactly this count even if distances are
+            equal.
         method: linkage, the rule for the distance of two clusters: the ``single`` (least),
             ``complete`` (largest) or ``average`` distance of a member of one to a member of the
             other.
@@ -346,8 +349,9 @@ def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
 class Clusterer(Spec):
     """Base of the clustering algorithms that a scenario can choose to group devices.
 
-    A subclass implements ``labels``, which clusters devices by their distances. A clusterer that
-    needs something else does not define it, and the strategy treats that kind separately.
+    A subclass implements ``labels``, which clusters devices by their distances. A kind that does
+    not use distances, such as ``random``, does not implement it; the strategy then forms the groups
+    itself.
     """
 
     kind: str
@@ -374,8 +378,8 @@ class KMedoids(Clusterer):
     anew, until none changes.
 
     Attributes:
-        start: the first medoids: ``build`` (each lowers the sum of distances most) or
-            ``k-medoids++`` (drawn far from each other).
+        start: rule for the first medoids: ``build`` (one by one, each lowers the sum of distances
+            most) or ``k-medoids++`` (drawn at random, far from each other).
     """
 
     kind: Literal["k-medoids"] = "k-medoids"
@@ -408,8 +412,8 @@ class Dbscan(Clusterer):
 
     A neighbourhood is dense if it has at least five devices, including the device itself. Its
     radius is the percentile 100 / (groups - 1) of all distances of devices, ``groups`` being the
-    wanted count of groups. The radius is so wide that ``groups`` should exceed the expected number
-    of clusters.
+    wanted count of groups. This radius is wide, so that clusters merge easily; ``groups`` should
+    exceed the expected number of clusters.
     """
 
     kind: Literal["dbscan"] = "dbscan"

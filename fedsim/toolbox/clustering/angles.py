@@ -77,8 +77,8 @@ def proximity(first: Vectors, second: Vectors, measure: AngleMeasure, *, of_vect
         second: singular vectors of the second client as columns, [features, q].
         measure: ``smallest``, the smallest angle; ``sum``, the sum of the angles between the
             vectors of the same position.
-        of_vectors: whether the smallest angle is that of any two vectors, as in the published code,
-            instead of the smallest principal angle of the subspaces.
+        of_vectors: whether the smallest angle is taken over all pairs of one vector of each client,
+            as in the published code, instead of the smallest principal angle of the subspaces.
     """
     if measure == "smallest" and not of_vectors:
         return float(principal_angles(first, second)[0])
@@ -98,8 +98,8 @@ def proximity_matrix(clients: list[Vectors], measure: AngleMeasure, *, of_vector
         clients: singular vectors of each client as columns, [features, p] each.
         measure: ``smallest``, the smallest angle of two clients; ``sum``, the sum of the angles
             between the vectors of the same position.
-        of_vectors: whether the smallest angle is that of any two vectors, as in the published code,
-            instead of the smallest principal angle of the subspaces.
+        of_vectors: whether the smallest angle is taken over all pairs of one vector of each client,
+            as in the published code, instead of the smallest principal angle of the subspaces.
 
     Returns:
         Symmetric matrix, float64 [n, n], 0 on its diagonal.

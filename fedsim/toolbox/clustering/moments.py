@@ -15,8 +15,9 @@ class Once(Spec):
     The groups are formed from models that the devices have trained and sent during a warm-up.
 
     Attributes:
-        deadline: longest time of the warm-up, and of the exchange (s). At its end the strategy goes
-            on with the devices that have answered. None: the server waits for all devices.
+        deadline: longest time (s) of the warm-up, and of the task in which devices then send losses
+            or gradients, if any. At its end the strategy goes on with the devices that have
+            answered. None: the server waits for all devices.
     """
 
     deadline: PositiveSeconds | None = None
@@ -27,7 +28,7 @@ class AfterRounds(Once):
 
     Attributes:
         rounds: number of FedAvg rounds before the grouping; they count as rounds of the run.
-        participation: share of all devices that each FedAvg round asks.
+        participation: share of all devices that each of these rounds asks, 0 to 1.
     """
 
     kind: Literal["rounds"] = "rounds"
@@ -39,10 +40,10 @@ class AfterLocalTraining(Once):
     """Devices are grouped once, after each device has trained alone (LCFL, Algorithm 1).
 
     Attributes:
-        epochs: passes over its own data that a device makes.
+        epochs: passes of a device over its data.
         steps: SGD steps of a device's training, in place of ``epochs`` (the T of Algorithm 1).
-        start: the training begins at a model that the server sends (``common``) or at the device's
-            own draw (``own``).
+        start: model at which the training begins: one that the server sends to all devices
+            (``common``), or a random one that each device draws (``own``).
     """
 
     kind: Literal["local"] = "local"
@@ -60,12 +61,12 @@ class WhenShifted(Spec):
     A shift is a change of a device's data during the run, by default found from its label counts.
 
     Attributes:
-        shift: distance of a device's label counts c from its reference r, over C classes.
-            ``aligned_l1`` is 1/C sum |c_k - r_k|. ``sorted_counts`` is this distance of the sorted
-            counts, as in the published code of FlexCFL; it does not see labels that change places.
-            With ``oracle`` any change of data counts, with ``never`` none. By default
-            ``aligned_l1`` in ``flexcfl`` and ``ifca-mig``, ``never`` elsewhere. A distance above
-            0.2 n / C is a shift, n being the device's training samples at first (FlexCFL, Eq. 9).
+        shift: test for a shift. ``aligned_l1``: the distance 1/C sum |c_k - r_k| is above 0.2 n / C
+            (FlexCFL, Eq. 9), with C classes, the device's label counts c, its label counts r when
+            it found its group, and the count n of its first training samples. ``sorted_counts``:
+            the same test with sorted counts, as in the published code of FlexCFL; it does not
+            notice labels that change places. ``oracle``: any change of data is a shift; ``never``:
+            none is. By default ``aligned_l1`` in ``flexcfl`` and ``ifca-mig``, ``never`` elsewhere.
     """
 
     shift: ShiftTest | None = None
@@ -83,15 +84,15 @@ class PreTraining(WhenShifted):
     Some devices train the initial model for this purpose, and are grouped by the resulting updates.
 
     Attributes:
-        devices: alpha (FlexCFL), the count of pre-trained devices for each of the strategy's
-            ``groups``; in all at most all devices.
-        steps: SGD steps of a pre-training. By default 50 (the published code of FlexCFL); or it is
-            counted in ``epochs``.
-        epochs: passes of a device over its data in a pre-training; in the paper ``local_epochs``.
-        newcomers: a device without a group joins the group whose direction is most similar to the
-            device's direction: on its arrival (``arrival``), or at its first selection
-            (``selection``). With ``random`` it joins a random group at its first selection (the
-            ablation RAC).
+        devices: alpha (FlexCFL): the pre-training asks this many devices for each of the strategy's
+            ``groups``, at most all devices.
+        steps: SGD steps of a pre-training, in place of ``epochs``. If neither is given: 50 steps
+            with ``follows = "published-code"``, ``local_epochs`` with ``"paper"``.
+        epochs: passes of a device over its data in a pre-training.
+        newcomers: when a device without a group does a pre-training, after which it joins the group
+            whose direction (mean update of its first members) is most similar to the device's
+            update: on its arrival (``arrival``), or at its first selection (``selection``). With
+            ``random`` it joins a random group at its first selection (the ablation RAC).
     """
 
     kind: Literal["pre-training"] = "pre-training"

@@ -181,7 +181,7 @@ def loss_distance(losses: Matrix) -> Matrix:
 
 
 def loss_gap(losses: Matrix) -> Matrix:
-    """Compute distances of devices by how much the losses of a model on their data differ.
+    """Compute distances of devices by the difference of each model's losses on the data of both.
 
     The distance of devices i and j is |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)| (LCFL, Eq. 6).
 
