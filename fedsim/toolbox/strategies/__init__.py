@@ -1,1 +1,1 @@
-"""Strategies, a file for each."""
+"""Strategies of federated learning, a file for each, and the bases that several of them share."""

@@ -1,4 +1,4 @@
-"""Campaigns, in which many devices do one job once, outside the rounds."""
+"""Campaigns, in which many devices each do one task of the same job, outside the rounds."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ _MOST_ATTEMPTS = 3  # maximum count of tasks of one device in a campaign
 
 @dataclass
 class CampaignState(State):
-    """State of a ``Campaign``, in which many devices do one job once: its open tasks and devices.
+    """State of a ``Campaign``: its open tasks, and the devices that have yet to receive a task.
 
-    Saved as part of the strategy's state.
+    It is saved as part of the strategy's state.
 
     Attributes:
         job: Name of the open campaign's job; None if no campaign is open.
@@ -34,18 +34,18 @@ class CampaignState(State):
 class Campaign:
     """Campaign: many devices each do one task of the same job, such as a report, outside rounds.
 
-    The strategy calls ``begin``, and reports ended tasks to ``end`` and returned devices to
-    ``resume``. An unavailable device receives its task when it returns. A lost task is repeated, at
-    most twice. At the campaign's deadline a timer with the name ``campaign-deadline`` fires, and
-    the strategy calls ``stop``. When all tasks have ended, whichever of these methods was called
-    last closes the campaign and awaits ``on_over``, which may begin another one.
+    The strategy opens a campaign with ``begin``, and passes ended tasks to ``end`` and returned
+    devices to ``resume``. An unavailable device receives its task when it returns. A lost task is
+    repeated, at most twice. At the campaign's deadline the timer ``campaign-deadline`` fires, and
+    the strategy calls ``stop``. When all tasks have ended and no device is awaited, the campaign is
+    closed, and ``on_over`` is called, which may begin another campaign.
 
     Args:
         server: the run's server.
         state: the campaign's state, a field of the strategy's state.
         contents: function (device ID, job) -> contents of the message that starts the task.
-        on_over: async function of the job's name, by which the strategy goes on when the campaign
-            has been closed.
+        on_over: async function that is called with the job's name when the campaign has been
+            closed.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class Campaign:
         await self._close_if_over()
 
     async def stop(self) -> None:
-        """End the campaign before it is complete: its open tasks become ``late``.
+        """End the campaign's open tasks as ``late``, such as at the campaign's deadline.
 
-        Devices that are waited for are dropped.
+        Devices that have not received their task no longer take part.
         """
         self._state.waiting = []
         for task in list(self._state.open):

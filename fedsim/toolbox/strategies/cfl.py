@@ -53,13 +53,14 @@ class CFLState(GroupedState):
 
     Attributes:
         children: Indices of the two children of each node; None for a leaf.
-        changes_at_split: Changes by which the clients of each node were separated when its parent
-            was split.
+        changes_at_split: For each node, the changes of the model by the clients that were assigned
+            to it when its parent was split; empty for the root.
         node_reached: Device ID of each client without a cluster -> node that it has reached in the
             tree.
-        last_change: Device ID -> last change of its cluster's model by the client.
-        first_norm: Mean L2 norm of the first round's updates, for the default limits of the norms.
-        scheduled: Count of splits done by ``split_rounds``.
+        last_change: Device ID -> change of its cluster's model by the device's last training.
+        first_norm: Mean L2 norm of the first round's updates, from which the default of ``eps1`` is
+            computed.
+        scheduled: Count of splits that were done because of the key ``split_rounds``.
         unconverged: Leaves that have not converged, the next one in the order of Algorithm 2 last.
     """
 
@@ -79,17 +80,18 @@ class CFL(Grouped[CFLParams]):
 
     All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each
     round all available clients receive their cluster's model (d parameters), train, and send their
-    update (d); the model moves by the weighted mean of updates. A cluster is cut when that mean is
-    shorter than ``eps1`` and some update is at least ``eps2`` long. The cut makes the largest
-    cosine of two updates in different parts as small as possible (Eq. 6), and both parts go on from
-    the cluster's model. An absent client goes to the part with the update most similar to its last
-    update to this cluster. A client without such an update leaves the cluster.
+    update (d); the model moves by the weighted mean of updates. A cluster is split in two when this
+    mean is shorter than ``eps1`` and some update is at least ``eps2`` long. The split makes the
+    largest cosine of two updates in different parts as small as possible (Eq. 6), and both parts
+    begin with the cluster's model. An absent client goes to the part with the update most similar
+    to its last update to this cluster. A client without such an update leaves the cluster.
 
     A client without a cluster, such as a newcomer, joins the root when it is selected, if the root
     was never split. Otherwise it goes down the tree, on arrival or when it is selected: at each
     split it receives the parent's model (d, purpose ``cold-start``), trains, sends its update (d),
-    and goes to the part with the most similar update. Shifts of data move no device. With
-    ``learning = "off"`` clusters are split by ``split_rounds`` alone, at random.
+    and goes to the part with the most similar update. A change of a device's data during the run
+    does not change its cluster. With ``learning = "off"`` clusters are split by ``split_rounds``
+    alone, at random.
     """
 
     Params: ClassVar[type[CFLParams]] = CFLParams
@@ -116,11 +118,14 @@ class CFL(Grouped[CFLParams]):
         return self.pick(self.params.asked_per_round, among=candidates)
 
     def _next_leaf(self) -> list[int] | None:
-        """Return the IDs of the available devices of the cluster that trains next.
+        """Return the IDs of the available devices of the cluster that trains in this round.
 
-        In the order of Algorithm 2 one cluster trains until it has converged. A cluster without an
-        available device is skipped. With the first cluster, the root, devices without a group are
-        returned too, as they may join it. None if no cluster is left.
+        Called with ``order = "recursive"`` (Algorithm 2), in which one cluster trains until it has
+        converged, and then the next one. A cluster without an available device is skipped. For the
+        root, available devices without a cluster are included, as they may join it.
+
+        Returns:
+            Device IDs; None if all clusters have converged.
         """
         groups = self.state.group
         online = self.server.clients.idle_devices()
@@ -153,9 +158,9 @@ class CFL(Grouped[CFLParams]):
     async def _find_cuts(self) -> list[Cut]:
         """Find the clusters to split in this round, and the two parts of each.
 
-        The criteria of each cluster are recorded among the run's events. With ``order =
-        "recursive"``, clusters that have converged no longer train, and the run is stopped after
-        the last one.
+        The norms of each cluster's updates, which decide on its split, are recorded among the run's
+        events as ``cluster-criteria``. With ``order = "recursive"``, clusters that have converged
+        no longer train, and the run is stopped when all have.
 
         Returns:
             The splits, not yet carried out.
@@ -165,7 +170,7 @@ class CFL(Grouped[CFLParams]):
         if schedule is not None and not self._split_is_due(schedule):
             return []
         if not self.server.models.learns:
-            await self._skip([ModelChange.of(entry) for entry in state.received])
+            await self._note_skipped([ModelChange.of(entry) for entry in state.received])
             return [] if schedule is None else self._random_cut()
         clusters = await self._collect_clusters()
         if state.first_norm is None and clusters:
@@ -177,7 +182,7 @@ class CFL(Grouped[CFLParams]):
             self._record_criteria(cluster, limits)
         incongruent = self._select_incongruent(clusters, limits)
         if self.params.order == "recursive":
-            self._finish_leaves(clusters, incongruent, limits)
+            self._remove_converged(clusters, incongruent, limits)
         return [self._bipartition(cluster) for cluster in incongruent]
 
     def _select_incongruent(self, clusters: list[Cluster], limits: NormLimits) -> list[Cluster]:
@@ -225,18 +230,19 @@ class CFL(Grouped[CFLParams]):
             record |= limits._asdict()
         self.server.emit("cluster-criteria", round=self.state.round, group=cluster.group, **record)
 
-    def _finish_leaves(
+    def _remove_converged(
         self, clusters: list[Cluster], incongruent: list[Cluster], limits: NormLimits
     ) -> None:
-        """Remove converged clusters from the list of clusters that still train.
+        """Remove converged clusters from ``state.unconverged``, the clusters that still train.
 
-        It is the list of ``order = "recursive"``, in which one cluster after the other trains. A
-        cluster that is about to be split is not removed. The run is stopped if no cluster remains.
+        Called with ``order = "recursive"``, in which one cluster trains after the other. A cluster
+        that is about to be split is not removed. The run is stopped if no cluster remains.
 
         Args:
             clusters: the clusters with updates in this round.
             incongruent: the clusters that are about to be split.
-            limits: ``eps1``, below which the mean update of a converged cluster is, and ``eps2``.
+            limits: the limits of norms; a cluster has converged if its mean update is shorter than
+                ``limits.eps1``.
         """
         state = self.state
         done = set[int]()
@@ -262,10 +268,12 @@ class CFL(Grouped[CFLParams]):
         return Cut(cluster.group, cluster.entries, (first, second), criteria, cosines)
 
     async def _collect_clusters(self) -> list[Cluster]:
-        """Return the clusters of which finite updates have arrived, with these updates.
+        """Group the finite updates of the present round by cluster.
 
-        Updates are those of the present round. The server is charged the time to compute their
-        lengths.
+        The server is charged the time to compute their lengths.
+
+        Returns:
+            The clusters with at least one finite update, in the order of their indices.
         """
         received = self.state.received
         self.server.compute("distances", len(received), self.setting.parameters)
@@ -314,21 +322,22 @@ class CFL(Grouped[CFLParams]):
         Args:
             cut: the split.
         """
-        children = self._grow(cut)
+        children = self._add_children(cut)
         child_of = await self._child_of_each_member(cut, children)
         self._record_split(cut, children, child_of)
         self._move_members(cut.group, child_of)
         for device in child_of:
             del self.state.last_change[device]
-        # as published, the round's updates are aggregated after the split: into the parts' models
+        # With the published code the round's updates are then aggregated into the parts' models.
         for entry in self._received_from(cut.group):
             entry["group"] = child_of[entry["device"]]
 
     async def _child_of_each_member(self, cut: Cut, children: Sequence[int]) -> dict[int, int]:
         """Return for each member of a split cluster the part to which it belongs.
 
-        A member that is absent in this round belongs to the part whose updates are most similar to
-        its last one. Members without an update are left out.
+        A member without an update in this round belongs to the part that has the update most
+        similar to the member's last update. Members that have never sent an update to this cluster
+        are left out.
 
         Args:
             cut: the split.
@@ -349,7 +358,10 @@ class CFL(Grouped[CFLParams]):
         return child_of | await self._find_most_similar(absent, children)
 
     def _record_split(self, cut: Cut, children: Sequence[int], child_of: Mapping[int, int]) -> None:
-        """Record a split among the run's events, with the cosines of the updates if they are kept.
+        """Record a split among the run's events as ``cluster-split``.
+
+        The cosines of all pairs of updates are recorded too, as ``clustering``, unless the split is
+        random or there are too many updates (``has_pairs``).
 
         Args:
             cut: the split.
@@ -375,7 +387,7 @@ class CFL(Grouped[CFLParams]):
             record_clustering(self.server, devices, groups, pairs, measure="cosine")
 
     def _move_members(self, parent: int, child_of: Mapping[int, int]) -> None:
-        """Move the members of a split cluster to its parts; those without a part leave it.
+        """Move the members of a split cluster to its parts; members without a part leave it.
 
         Args:
             parent: index of the split cluster.
@@ -385,13 +397,15 @@ class CFL(Grouped[CFLParams]):
             if device in child_of:
                 self.move(device, child_of[device], "split")
             else:
-                self._send_down(device, parent)
+                self._unassign(device, parent)
 
-    def _grow(self, cut: Cut) -> list[int]:
-        """Add two clusters, the parts of a split cluster, to the tree of clusters, with its model.
+    def _add_children(self, cut: Cut) -> list[int]:
+        """Add the two parts of a split cluster to the tree of clusters, with the cluster's model.
+
+        The changes of the model by both parts' clients are stored in ``state.changes_at_split``.
 
         Args:
-            cut: the split, with the updates of both parts' clients, which are stored.
+            cut: the split.
 
         Returns:
             The indices of the two new clusters.
@@ -410,8 +424,8 @@ class CFL(Grouped[CFLParams]):
             state.unconverged[place : place + 1] = reversed(children)
         return children
 
-    def _send_down(self, device: int, parent: int) -> None:
-        """Remove a device from a cluster that is split, if it has no update to assign it by.
+    def _unassign(self, device: int, parent: int) -> None:
+        """Remove a device from a split cluster, as it has no update by which to choose a part.
 
         The device later finds a cluster by going down the tree of clusters from ``parent``. The
         removal is recorded among the run's events as ``assign``.
@@ -443,7 +457,7 @@ class CFL(Grouped[CFLParams]):
             for child in children:
                 references += self.state.changes_at_split[child]
             if updates:
-                await self._skip([*references, *updates.values()])
+                await self._note_skipped([*references, *updates.values()])
             sides = dict[int, int]()
             for device in updates:
                 generator = self.server.rng("newcomer", device, *children)
@@ -476,8 +490,11 @@ class CFL(Grouped[CFLParams]):
         with np.errstate(invalid="ignore"):  # values of a diverged device are not finite
             return [trained - start for trained, start in pairs]
 
-    async def _skip(self, changes: Sequence[ModelChange]) -> None:
-        """Note the models that ``_differences`` would read in a run with learning."""
+    async def _note_skipped(self, changes: Sequence[ModelChange]) -> None:
+        """Note the models that ``_differences`` would read here in a run with learning.
+
+        So ``fedsim check``, whose trial runs without learning, counts the memory that they need.
+        """
         await self.server.models.note_skipped(list(chain.from_iterable(changes)))
 
     # clients without a cluster
@@ -506,8 +523,8 @@ class CFL(Grouped[CFLParams]):
 
     async def _assign_prepared(self) -> None:
         prepared = self.state.prepared
-        aside = [preparation.device for preparation in prepared if not preparation.in_round]
+        outside_round = [preparation.device for preparation in prepared if not preparation.in_round]
         await super()._assign_prepared()
-        for device in aside:
+        for device in outside_round:
             if self.state.group[device] < 0:
                 self.must_prepare(device)

@@ -1,4 +1,4 @@
-"""Clusters of CFL: the norms that decide on their splits, and splits that are not yet carried out."""
+"""Clusters of CFL, the norms of updates by which CFL splits them, and splits to be carried out."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Self
@@ -13,7 +13,10 @@ from fedsim.toolbox.clustering.similarity import Matrix, length
 
 
 class Norms(NamedTuple):
-    """L2 norms of a cluster's updates: fields of the records ``cluster-criteria`` and ``-split``."""
+    """L2 norms of a cluster's updates, by which CFL decides whether to split the cluster.
+
+    They are fields of the run's events ``cluster-criteria`` and ``cluster-split``.
+    """
 
     mean_norm: float
     """Norm of the weighted mean of the updates (Algorithm 1, line 8)."""
@@ -22,7 +25,11 @@ class Norms(NamedTuple):
 
 
 class NormLimits(NamedTuple):
-    """Limits of two norms of a cluster's updates, at which CFL splits it (``CFLParams``)."""
+    """Limits of the ``Norms`` of a cluster, from the keys of ``CFLParams``.
+
+    CFL splits a cluster whose mean update is shorter than ``eps1``, and whose longest update is at
+    least ``eps2`` long.
+    """
 
     eps1: float
     """Limit of the mean update's norm: a cluster whose norm is below it has converged."""
@@ -47,24 +54,24 @@ def norms_of(
 
 
 def is_incongruent(norms: Norms, limits: NormLimits) -> bool:
-    """Return whether CFL must split a cluster, as it has converged but its clients disagree.
+    """Return whether CFL must split a cluster: it has converged, but its clients' updates disagree.
 
     Args:
         norms: norms of the cluster's mean update and of its longest update.
-        limits: the limits of both.
+        limits: ``eps1``, the limit of the first norm, and ``eps2``, the limit of the second.
     """
     return norms.mean_norm < limits.eps1 and norms.max_norm >= limits.eps2
 
 
 class ModelChange(NamedTuple):
-    """Change of a model by a client's training: the trained model, and the model before."""
+    """Change of a model by a client's training, as the trained model and the model before it."""
 
     trained: Ref
     start: Ref
 
     @classmethod
     def of(cls, entry: Entry) -> Self:
-        """Return the change of a model that a received update stands for.
+        """Return the change of the model by the training that has given a received update.
 
         Args:
             entry: the update, with the trained model and the model from which it was trained.
@@ -77,9 +84,9 @@ class Cluster(NamedTuple):
 
     Attributes:
         group: index of the cluster.
-        entries: the received updates with their tasks and devices, by device.
+        entries: the received updates with their tasks and devices, sorted by device ID.
         updates: trained minus received model of each entry, float32 [d] each.
-        norms: L2 norms of the mean update and of the longest.
+        norms: L2 norms of the mean update and of the longest update.
     """
 
     group: int
@@ -93,9 +100,10 @@ class Cut(NamedTuple):
 
     Attributes:
         group: index of the cluster.
-        entries: the received updates of the cluster's clients, by device.
+        entries: the received updates of the cluster's clients, sorted by device ID.
         sides: positions in ``entries`` of the clients of the first and of the second part.
-        criteria: additional fields of the record ``cluster-split`` of the run's events.
+        criteria: the norms of the updates, and the largest cosine of two updates in different
+            parts, as fields of the record ``cluster-split``; empty if the split is random.
         cosines: cosines of all pairs of updates, float64 [n, n]; None if the split is random.
     """
 

@@ -27,15 +27,17 @@ class CFLParams(GroupedParams):
         eps2: a cluster's clients are congruent when all of their updates are shorter than this (Eq.
             5); by default 2.5 ``eps1``. A cluster that has converged without being congruent is
             split.
-        split_rounds: the rounds, from 0, at which the cluster with the longest update is split
-            (Fig. 3). A split that is impossible in such a round is done in a later one.
-        split: linkage by which the two parts of a cluster are found: ``single``, which solves Eq. 6
-            exactly; ``complete``, as in the published code.
-        as: the order in the round of a split. ``published-code``: the cluster is split, and then
-            each new cluster moves by its own updates. ``paper``: the cluster moves by all its
-            updates, and both new clusters begin with its model.
-        order: all clusters advance ``together``, as in the published code, or one after the other
-            (``recursive``, Algorithm 2).
+        split_rounds: the indices of the rounds, from 0, in which the cluster with the longest
+            update is split (Fig. 3). A split that is impossible in such a round is done in a later
+            one.
+        split: linkage of the hierarchical clustering that finds the two parts of a cluster:
+            ``single``, which solves Eq. 6 exactly; ``complete``, as in the published code.
+        follows: order of split and aggregation in the round of a split. ``published-code``: the
+            cluster is split first, and then the model of each part moves by the part's updates.
+            ``paper``: the cluster's model moves by all updates first, and both parts begin with
+            this model.
+        order: whether all clusters train ``together``, as in the published code, or one after the
+            other, each until it has converged (``recursive``, Algorithm 2).
     """
 
     instead: ClassVar[Former] = {**GroupedParams.instead, **former_keys.CFL}

@@ -1,4 +1,4 @@
-"""Clusterings of devices by a server: the time that they take, and their records."""
+"""Functions that charge a server for a clustering of devices, and record the clustering."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,15 +14,17 @@ _MOST_SHOWN = 200  # maximum count of devices whose pairwise values are recorded
 def charge_clustering(
     server: Server, method: str, n: int, d: int, features: int = 0, groups: int = 1
 ) -> None:
-    """Charge the server the time of a clustering of models or updates by their inner products.
+    """Charge the server the time of a clustering of models or updates.
+
+    The server computes the inner products of all pairs, and forms the groups by ``method``.
 
     Args:
-        server: the server.
-        method: operation by which groups are formed, see ``Server.compute``.
-        n: count of clustered models or updates.
-        d: length of each; 0 if the clustering needs no inner products.
-        features: count of values of each by which ``method`` clusters, if it is k-means.
-        groups: count of groups that ``method`` forms, if its time depends on it.
+        server: the run's server.
+        method: operation that forms the groups, one of ``Server.compute``.
+        n: count of models or updates.
+        d: length of a model or update; 0 if no inner products are needed.
+        features: length of the vectors that k-means clusters; 0 for other methods.
+        groups: count of groups; 1 if the time of ``method`` does not depend on it.
     """
     server.compute("products", n, d)
     server.compute(method, n, features, groups)
@@ -38,11 +40,11 @@ def record_clustering(
     """Record a clustering of devices among the run's events as ``clustering``.
 
     Args:
-        server: the server.
+        server: the run's server.
         devices: IDs of the devices, [n].
         groups: group index of each device, [n].
         pairs: name of a field -> values of all pairs of devices, such as distances, [n, n]. They
-            are left out of the record of more than 200 devices.
+            are not recorded for more than 200 devices.
         fields: further fields of the record, such as ``measure``.
     """
     shown: dict[str, object] = {}
@@ -53,7 +55,10 @@ def record_clustering(
 
 
 def has_pairs(devices: Sequence[int]) -> bool:
-    """Return whether the record of a clustering of devices has values of all pairs of devices."""
+    """Return whether the record of a clustering includes the values of all pairs of devices.
+
+    It does for at most 200 devices, as the record of more would be large.
+    """
     return len(devices) <= _MOST_SHOWN
 
 

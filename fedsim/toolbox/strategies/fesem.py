@@ -21,11 +21,11 @@ class FeSEMParams(GroupedParams):
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the
             published code of FlexCFL.
-        as: ``published-code``: the code of FlexCFL, in which a round's clients join the group with
-            the nearest model before they train. ``paper`` (Algorithm 1): after each round every
-            client that has sent a model joins the group whose model is nearest to the sent one, and
-            a group's model becomes the mean of its members' last models; k-means makes the first
-            groups.
+        follows: when clients are assigned to groups. ``published-code``: the code of FlexCFL, in
+            which a round's clients join the group with the nearest model before they train.
+            ``paper`` (Algorithm 1): after each round every client that has sent a model joins the
+            group whose model is nearest to the sent one, and a group's model becomes the mean of
+            its members' last models; k-means makes the first groups.
     """
 
     instead: ClassVar[Former] = {**GroupedParams.instead, "centers": "follows"}
@@ -54,8 +54,8 @@ class FeSEMState(GroupedState):
     Attributes:
         last: Last model of each client, at first the initial model.
         senders: IDs of the clients that have sent a model, ascending.
-        begun: Whether k-means has made the first groups, for which enough clients must send a
-            model.
+        begun: Whether k-means has made the first groups, for which at least ``groups`` clients must
+            have sent a model.
     """
 
     last: list[Ref] = field(default_factory=list)
@@ -72,8 +72,9 @@ class FeSEM(Grouped[FeSEMParams]):
     A group is a set of clients that share a model. E-step, at the server: each selected client
     joins the group whose model is nearest (Euclidean) to the client's last model, at first the
     initial one. It receives its group's model (d parameters), trains, and sends its update (d
-    parameters). M-step: a group's model becomes the mean of its updates. Shifts of data change no
-    group: FeSEM-MIG of FlexCFL's tables (``fesem-mig``) is the same strategy.
+    parameters). M-step: a group's model becomes the mean of its updates. A change of a device's
+    data during the run has no direct effect on the groups; so ``fesem-mig``, FeSEM-MIG of FlexCFL's
+    tables, is the same strategy.
     """
 
     Params: ClassVar[type[FeSEMParams]] = FeSEMParams
@@ -92,11 +93,11 @@ class FeSEM(Grouped[FeSEMParams]):
         await super().on_start()
 
     async def before_asking(self) -> None:
-        """Assign the clients of the round to groups, as in the published code.
+        """Assign the selected clients to groups, before they receive their group's model.
 
-        A client joins the group whose model is nearest to its last model. With ``as = "paper"``
-        clients stay in their groups here, as they join the nearest group after the round; a client
-        without a group joins group 0.
+        With ``follows = "published-code"`` a client joins the group whose model is nearest to its
+        last model. With ``"paper"`` clients stay in their groups here, as they join the nearest
+        group after the round; a client without a group joins group 0.
         """
         cohort = self.state.cohort
         if self.params.as_published:
@@ -149,8 +150,9 @@ class FeSEM(Grouped[FeSEMParams]):
     async def _move_centers(self) -> None:
         """Assign all clients to groups by their last models, then average each group's models.
 
-        This is one step of Lloyd's algorithm (Algorithm 1 of the paper), and a whole k-means the
-        first time. Clients that have sent no model are left out.
+        This is one step of Lloyd's algorithm (Algorithm 1 of the paper). The first time that enough
+        clients have sent a model, it is a whole k-means. Clients that have sent no model are left
+        out.
         """
         state = self.state
         received = state.received

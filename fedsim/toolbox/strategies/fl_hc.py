@@ -24,10 +24,11 @@ class FLHCParams(LCFLParams):
     Attributes:
         measure: the distance of two updates: by the norm ``l1`` or ``l2``, or 1 minus their cosine
             (``cosine``).
-        clusterer: ``hierarchical``.
-        groups: the number of clusters; with ``clusterer.threshold``, the least number of devices
-            that must answer in the warm-up.
-        aggregation: weighted by samples, as in the paper.
+        clusterer: always ``hierarchical``, by default with complete linkage.
+        groups: the number of clusters. With ``clusterer.threshold`` it is not their number, but
+            still the least number of devices that must answer in the warm-up.
+        aggregation: rule that combines the updates of a round; by default ``weighted`` by samples,
+            as in the paper.
     """
 
     kind: Literal["fl-hc"] = "fl-hc"  # type: ignore[assignment]
@@ -80,9 +81,10 @@ class FLHC(LCFL):
     params: FLHCParams
 
     async def _gather(self) -> None:
-        """Begin the warm-up, in which all available devices train the global model.
+        """Ask all available devices to train the global model, for the updates that are clustered.
 
-        The updates are clustered afterwards. Earlier stored models are dropped.
+        The models that devices have sent in earlier rounds are dropped, so that all devices are
+        asked.
         """
         self.state.local_models = {}
         self.state.starts = {}

@@ -37,8 +37,8 @@ from fedsim.world.steps import Computation
 PRE_TRAINING = "pre-training"
 """Job of a device in the group cold start, a training of the initial model.
 
-It is also the name of the contents of such a task, of the draw of its devices, and the reason in
-the record ``assign`` of these devices.
+It is also the name of the contents of such a task and of the random stream that draws its devices,
+and the reason in the record ``assign`` of these devices.
 """
 FIND_GROUP = "find-group"
 """Job in which a device finds its group by a training of the initial model."""
@@ -59,9 +59,11 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
             the m leading singular directions of all updates; ``madc`` (Eq. 6), by the mean absolute
             difference of their cosines with all other updates.
         clusterer: None: k-means with ``edc``, complete linkage with ``madc``; ``random``: each of m
-            random devices begins a group (RCC).
-        moment: pre-training before the first round; newcomers; and when devices' data have shifted.
-        eta_g: the learning rate between groups; 0 keeps them apart.
+            random devices begins a group (the paper's ablation RCC).
+        moment: the pre-training before the first round, by which groups are made; how newcomers
+            find a group; and the test for a change of a device's data.
+        eta_g: learning rate of the step that moves the groups' models towards each other (Eq. 20);
+            0: no such step.
     """
 
     instead: ClassVar[Former] = {**MigratingParams.instead, **former_keys.FLEXCFL}
@@ -148,7 +150,7 @@ def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False
     return weights
 
 
-# Maximum count of failed group cold starts. All may fail, if the deadline is shorter than any
+# Maximum count of failed group cold starts. All fail if the deadline is shorter than every
 # pre-training.
 _MOST_FAILURES = 100
 
@@ -163,7 +165,7 @@ def nearest_direction(models: list[Floats32]) -> Floats:
         models: the initial model, the trained model, and the m directions, float32 [d] each.
 
     Returns:
-        The index of the direction, float64 [1].
+        The index of the direction, as an array, float64 [1].
     """
     initial, trained, *directions = models
     return np.array(most_alike([trained - initial], directions), dtype=np.float64)
@@ -242,7 +244,7 @@ class FlexCFLState(GroupedState):
 
 
 class FlexCFL(Migrating[FlexCFLParams]):
-    """Flexible clustered federated learning; ``fedgroup`` is FedGroup, its static form.
+    """Flexible clustered federated learning; ``fedgroup`` is FedGroup, which has no migration.
 
     Source: Duan et al., "Flexible clustered federated learning for client-level data distribution
     shift" (2021), Algorithms 2 and 3, section 3.4, and "FedGroup: efficient clustered federated
@@ -263,8 +265,8 @@ class FlexCFL(Migrating[FlexCFLParams]):
     number of its group.
 
     In a round K clients receive their group's model (d), train, and send their update (d); a
-    group's model becomes their mean, weighted by samples. With eta_g groups then move towards each
-    other (Eq. 20) through an auxiliary server (d a group).
+    group's model becomes their mean, weighted by samples. With ``eta_g`` above 0 the groups' models
+    then move towards each other (Eq. 20) through an auxiliary server (d a group).
     """
 
     Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams
@@ -305,10 +307,11 @@ class FlexCFL(Migrating[FlexCFLParams]):
             state.cold_start_tasks[task] = device
 
     async def _end_cold_start_task(self, message: TaskEnd) -> None:
-        """Store the model that a device has trained so that the groups can be made.
+        """Store the model that a device has trained in the group cold start.
 
-        After the last such task the groups are made and the first round is opened. If too few
-        devices have answered, all is repeated, and the run is stopped after 100 failures.
+        After the last task of the cold start the groups are made, and the first round is opened. If
+        too few devices have answered, the cold start is repeated; after 100 failures the run is
+        stopped.
 
         Args:
             message: the ended task.

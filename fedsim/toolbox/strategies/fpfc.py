@@ -35,11 +35,12 @@ class FPFCParams(SynchronousParams):
         rho: rho of the augmented Lagrangian: how strongly a device is held to the model that it
             receives.
         a: a of SCAD: models that are farther apart than a lam are not penalised.
-        xi: distance of two models below which the penalty is smooth.
+        xi: distance of two models below which the penalty is quadratic, so that it is smooth at 0.
         nu: devices whose difference theta is at most this long are in one group.
         layers: distances are between whole models (``all``), or between their last layers
-            (``last``, an option of the authors' code). With ``last`` the whole difference of two
-            models shrinks by the factor of the last layer.
+            (``last``, an option of the authors' code). With ``last`` the factor by which the
+            penalty shrinks the difference of two models is computed for the last layer, and applied
+            to the whole difference.
     """
 
     kind: Literal["fpfc"] = "fpfc"
@@ -88,9 +89,9 @@ class FPFCClient(SynchronousClient[FPFCParams]):
         )
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Store the model that the server has received, if it is finite.
+        """Store the trained model as the device's model w_i, as the server has received it.
 
-        The server does not store a model that is not finite either.
+        A model that is not finite is not stored, and the server does not store it either.
         """
         last = self._last(device, instruction)
         device.state["model"] = device.mix([(reply["update"], 1.0)], otherwise=last)
@@ -125,19 +126,19 @@ class FPFC(Synchronous[FPFCParams]):
     """Fusion penalised federated clustering.
 
     Source: Yu, Liu, Wang and Sun, "Clustered federated learning based on nonconvex pairwise fusion"
-    (2022), the algorithm FPFC (rules from memory). Each device i has its own model w_i. The
-    objective is the sum of f_i(w_i) and, over all pairs of m devices, 1 / m of SCAD's penalty
-    (smooth near 0) of ||w_i - w_j||. It is minimised by ADMM. Each pair has theta_ij = -theta_ji,
-    which stands for w_i - w_j, and its dual v_ij, at first 0. A client receives z_i, the mean over
-    j of w_j + theta_ij - v_ij / rho (d parameters), makes ``local_epochs`` of SGD on f_i(w) + rho /
-    2 ||w - z_i||^2 from its own w_i, and sends it (d parameters). Then, for each pair with a device
-    that answered, delta = w_i - w_j + v_ij / rho, theta_ij = the proximal step of the penalty from
-    delta, and v_ij = rho (delta - theta_ij).
+    (2022), the algorithm FPFC (its rules were not checked against the paper). Each device i has its
+    own model w_i. The objective is the sum of f_i(w_i) and, over all pairs of m devices, 1 / m of
+    SCAD's penalty (smooth near 0) of ||w_i - w_j||. It is minimised by ADMM. Each pair has theta_ij
+    = -theta_ji, which stands for w_i - w_j, and its dual v_ij, at first 0. A client receives z_i,
+    the mean over j of w_j + theta_ij - v_ij / rho (d parameters), makes ``local_epochs`` of SGD on
+    f_i(w) + rho / 2 ||w - z_i||^2 from its own w_i, and sends it (d parameters). Then, for each
+    pair with a device that answered, delta = w_i - w_j + v_ij / rho, theta_ij = the proximal step
+    of the penalty from delta, and v_ij = rho (delta - theta_ij).
 
     Two devices are in one group if theta between them is at most ``nu`` long, or if a chain of such
     pairs connects them. A group is named by its first device; its model is the mean of its devices'
     models, weighted by samples. A device that has never answered is in no pair and no mean, and
-    receives the first model. The paper's warm-up of lambda and asynchronous form are not built.
+    receives the first model. The paper's warm-up of lambda and its asynchronous form are left out.
     Without learning all devices are one group.
     """
 
@@ -311,10 +312,10 @@ def begin_of_last_layer(tensors: Sequence[Tensor]) -> int:
 def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
     """Compute the length of a vector after the proximal step of SCAD's penalty (FPFC).
 
-    The vector is the difference of two devices' models, plus a multiplier over rho; the step
-    shortens it. The result is the t that minimises g(t) + rho / 2 (t - length)^2, with g SCAD's
-    penalty, smoothed at 0. Its slope g'(t) is lam t / xi up to t = xi, then lam up to t = lam, then
-    (a lam - t) / (a - 1) up to t = a lam, then 0.
+    The vector is delta = w_i - w_j + v / rho, the difference of two devices' models plus their dual
+    v over rho; the step shortens it. The result is the t that minimises g(t) + rho / 2 (t -
+    length)^2, with g SCAD's penalty, smoothed at 0. Its slope g'(t) is lam t / xi up to t = xi,
+    then lam up to t = lam, then (a lam - t) / (a - 1) up to t = a lam, then 0.
 
     Args:
         length: ||delta||, the length before the step.
@@ -368,7 +369,7 @@ def fused(
 
 @pure
 def held_to(models: list[Floats32], signs: list[float], rho: float) -> Floats:
-    """Compute the model z_i to which the training of device i is pulled (FPFC).
+    """Compute the model z_i towards which the training of device i is pulled (FPFC).
 
     z_i is the mean over all devices j of w_j + theta_ij - v_ij / rho: w_j is the model of device j,
     theta_ij the penalised difference of the pair, and v_ij its dual.

@@ -25,7 +25,7 @@ from fedsim.toolbox.deadlines import Relative
 Preset = Literal["paper", "published-code"]
 
 COLD_START = "cold-start"
-"""Reason in the record ``assign`` if a device without a group has found one by a task of its own.
+"""Reason in the record ``assign`` if a device without a group has found one by a separate task.
 
 It is also the name of such a task's job, and of its contents.
 """
@@ -58,8 +58,8 @@ class ClusteredParams(SelectingParams, CombiningParams):
 class PlainDeadline(SelectingParams):
     """Keys of ``[strategy]`` for strategies whose deadline counts from the start of a round.
 
-    The deadline is a time or a quantile of times. A deadline in epochs, or one that counts from
-    each client's download, is refused.
+    The deadline is a time, or a quantile of the times of earlier tasks. A deadline in epochs, or a
+    deadline that counts from each client's download, is refused.
     """
 
     @model_validator(mode="after")
@@ -96,7 +96,7 @@ G = TypeVar("G", bound=ClusteredParams)
 
 @dataclass
 class Preparation(Entries):
-    """Task by which the group of a device is found, in the state of a strategy with groups."""
+    """Task by which the group of a device is found, as stored until the group is assigned."""
 
     task: int
     """ID of the task."""
@@ -121,9 +121,10 @@ class GroupedState(SynchronousState):
         group: Group index of each device, -1 for a device without a group.
         asked: Whether each device has ever been selected for a round.
         preparing: Open preparations, by task ID.
-        prepared: Preparations that have ended at this simulated time, see ``Grouped.assign``.
-        unprepared: IDs of the devices that must be prepared before they train again, the first one
-            first.
+        prepared: Preparations that have ended at the present simulated time, and await
+            ``Grouped.assign``.
+        unprepared: IDs of the devices that must be prepared before they train again, in the order
+            in which they were marked.
     """
 
     models: list[Ref] = field(default_factory=list)
@@ -175,9 +176,9 @@ class Grouped(Synchronous[G]):
         """
 
     def contents_after_preparation(self, device: int) -> Contents:
-        """Return the training message for a device whose group was found in the same round.
+        """Return the message that starts a device's training after a preparation in the same round.
 
-        By default it is the message to any device of the round.
+        By default it equals the message to a device without a preparation (``contents``).
 
         Args:
             device: ID of the device.
@@ -188,9 +189,9 @@ class Grouped(Synchronous[G]):
         return self.contents(device)
 
     async def after_aggregation(self) -> None:
-        """Called when a round's updates have moved the groups' models; by default does nothing.
+        """Hook after a round's updates have been aggregated into the groups' models.
 
-        A subclass may then change the groups' models by each other.
+        By default nothing is done. A subclass may mix the models of different groups here.
         """
 
     # groups
@@ -229,11 +230,11 @@ class Grouped(Synchronous[G]):
         In runs without learning the groups are drawn at random.
 
         Args:
-            entries: the answers, as received updates or as ended preparations.
+            entries: the answers of the devices: received updates or ended preparations.
             purpose: name of the random stream for runs without learning.
 
         Returns:
-            The group index for each entry.
+            The group index in each answer.
         """
         models = self.server.models
         answers = [entry["contents"]["id"] for entry in entries]
@@ -296,10 +297,9 @@ class Grouped(Synchronous[G]):
         return [device for device in online if not was_asked[device]][:count]
 
     def _ask(self, device: int, continues: bool = False) -> None:
-        """Send a device of the round its next task, its preparation or its training.
+        """Send a device of the round its next task: a preparation if it needs one, else a training.
 
-        A preparation is a task by which the device's group is found; it comes first if it is
-        needed.
+        A preparation is a task by which the device's group is found.
 
         Args:
             device: ID of the device.
@@ -341,14 +341,14 @@ class Grouped(Synchronous[G]):
         """
         if device not in self.state.unprepared:
             self.state.unprepared.append(device)
-        self._prepare_aside(device)
+        self._prepare_outside_round(device)
 
-    def _prepare_aside(self, device: int) -> None:
-        """Start a device's preparation outside the rounds, if it is due and the device is idle.
+    def _prepare_outside_round(self, device: int) -> None:
+        """Start a device's preparation, the task that finds its group, outside the rounds.
 
-        A preparation is a task by which the device's group is found. Nothing happens if the device
-        is about to be asked in a round, busy or unavailable; it is then prepared in that round,
-        when its task ends, or when it returns.
+        Nothing is done unless the device is marked (``must_prepare``) and idle. A marked device
+        that is about to be asked in a round is prepared in that round; if it is busy or
+        unavailable, this method is called again when its task ends, or when it returns.
         """
         state = self.state
         about_to_be_asked = device in state.cohort and not state.open
@@ -372,12 +372,10 @@ class Grouped(Synchronous[G]):
         self.state.preparing[task] = Preparation(task, device, in_round)
 
     def _passed_over(self, device: int) -> None:
-        self._prepare_aside(device)
+        self._prepare_outside_round(device)
 
     def is_preparing(self, device: int) -> bool:
-        """Return whether a running or finished task is about to give a device its group.
-
-        Such a task (preparation) counts until the device is assigned to a group.
+        """Return whether a device does the task that finds its group, or awaits the group after it.
 
         Args:
             device: ID of the device.
@@ -386,13 +384,13 @@ class Grouped(Synchronous[G]):
         return any(preparation.device == device for preparation in unfinished)
 
     async def on_return(self, device: int) -> None:
-        self._prepare_aside(device)
+        self._prepare_outside_round(device)
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
         device = message.device
         if message.task not in state.preparing:
-            self._prepare_aside(device)
+            self._prepare_outside_round(device)
             if device in state.unprepared and not self.is_preparing(device):
                 self.server.clients.await_return(device)
             await super().on_task_end(message)
@@ -409,20 +407,21 @@ class Grouped(Synchronous[G]):
             await super().on_task_end(message)
 
     def _store_prepared(self, preparation: Preparation) -> None:
-        """Store an ended preparation until groups are assigned.
+        """Store an ended preparation, and set the timer at which groups are assigned.
 
-        A timer at the present simulated time assigns groups to all prepared devices together, after
-        all messages of this time have arrived.
+        The timer fires at the present simulated time, after all messages of this time have arrived,
+        so that all devices prepared at this time are assigned together.
         """
         if not self.state.prepared:
             self.server.timer("assign", self.server.now)
         self.state.prepared.append(preparation)
 
     async def on_timer(self, name: str) -> None:
-        """Assign groups to the devices prepared at this simulated time, then handle a timer.
+        """Handle a timer, after groups are assigned to the devices prepared at this simulated time.
 
-        Assignments come before anything else that the round does at their time. They start tasks;
-        as a deadline ends only tasks that have started, the timer then fires once more at this time.
+        Assigned devices of the round start their training at once. A deadline ends only tasks that
+        have started; so the timer is set again for this simulated time, and handled after these
+        starts.
 
         Args:
             name: name of the timer that has fired.
@@ -438,9 +437,12 @@ class Grouped(Synchronous[G]):
             await super().on_timer(name)
 
     async def _assign_prepared(self) -> None:
-        """Assign groups to the prepared devices, if any, and let those of the round train."""
+        """Assign groups to the devices whose preparation has just ended.
+
+        Devices that were prepared as part of the round are then asked to train.
+        """
         prepared = self.state.prepared
-        if not prepared:  # another timer of this instant has assigned them
+        if not prepared:  # another timer of this instant has assigned groups
             return
         self.state.prepared = []
         await self.assign(prepared)
@@ -452,7 +454,7 @@ class Grouped(Synchronous[G]):
                 del self.state.open[preparation.task]
                 self._ask(device, continues=True)
         if len(self.state.received) >= self.params.enough:
-            # clients that start their training now are not needed: it ends once it has started
+            # Enough updates have arrived: trainings that start now are ended by the deadline.
             self.server.timer("deadline", self.server.now)
 
 
@@ -482,11 +484,11 @@ def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
 class MigratingParams(GroupedParams):
     """Keys of ``[strategy]`` for strategies in which a device may change its group.
 
-    The key ``moment`` determines when: in each round, or when the device's data have shifted.
+    It may do so in each round, or when its data have shifted.
 
     Attributes:
-        moment: the moments at which devices choose their group: each round, and when their data
-            shift.
+        moment: when devices choose their group, such as in each round (``each-round``); its
+            ``shift`` is the test for a change of their data, after which they choose again.
     """
 
     instead: ClassVar[Former] = {**GroupedParams.instead, **former_keys.MIGRATION}
@@ -545,11 +547,12 @@ class MigratingClient(SynchronousClient[M]):
 class Migrating(Grouped[M]):
     """Base of strategies in which a device may change its group when its data shift.
 
-    A shift is a change of the device's data during the run. As soon as it is idle, a device whose
-    data have changed compares its label counts with a reference, its counts when it found its
-    group, at no cost (FlexCFL, section 3.4). If the distance is too large, the device does its
-    preparation again, the task by which its group is found, and its present counts become the
-    reference. A change of its data during the preparation is tested after the preparation.
+    A shift is a change of the device's data during the run. A device whose data have changed
+    compares its label counts with a reference, its label counts when it found its group. It does so
+    as soon as it is idle, and without time or bytes (FlexCFL, section 3.4). If the distance is too
+    large, the device repeats its preparation, the task by which its group is found, and its present
+    label counts become the reference. A change of its data during the preparation is tested after
+    the preparation.
     """
 
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:

@@ -39,7 +39,7 @@ _GLOBAL_MODEL = -1
 
 
 class LCFLClient(SynchronousClient[LCFLParams]):
-    """Client that trains a local model, compares all devices' models, and trains its cluster's.
+    """Client that trains a local model, tests other devices' models, and trains a cluster's model.
 
     Device i sends its local model w_i, and then the losses of other devices' models on its data, or
     gradients. From these the server forms the clusters.
@@ -50,14 +50,16 @@ class LCFLClient(SynchronousClient[LCFLParams]):
       clustering train the global model, which gives w_i.
     - ``warm-up``: train the received model, or one that the device draws, which gives w_i.
     - ``exchange``: compute the losses of w_i and of the received models of other devices.
-    - ``gradient``: compute the gradient at w_i, or send the gradient that w_i's training has stored.
+    - ``gradient``: compute the gradient at w_i, or send the gradient that w_i's training has
+      stored.
     - ``cold-start``: test the received models of all clusters, and choose the best.
 
     The messages that start a training of w_i have the content ``trains-local``.
 
     Entries of a device's state: ``own``, the local model w_i, until the device has been compared;
-    ``gradient``, the gradient of the last mini-batch of w_i's training; ``unsent-gradient``, this
-    gradient until w_i is sent, as an answer that is cut off leaves the earlier w_i valid.
+    ``gradient``, the gradient of the last mini-batch of w_i's training; ``unsent-gradient``, the
+    gradient of a new w_i until it has arrived at the server: if the answer is cut off, the earlier
+    w_i and its gradient stay valid.
     """
 
     @property
@@ -143,12 +145,13 @@ class LCFLState(GroupedState):
         campaign: State of the open campaign, see ``Campaign``.
         local_models: Device ID -> w_i, the last model that the device has sent. Empty after the
             clustering.
-        starts: Device ID -> model from which the device's local model was trained.
+        starts: Device ID -> model from which the device's local model was trained. Empty after the
+            clustering.
         compared: IDs of the devices whose models are compared. Empty after the clustering.
         reports: Device ID -> losses (``Lazy``) or gradient (``Ref``) that a compared device has
             sent.
-        admitting: Whether devices without a cluster choose one, as the models of all clusters
-            differ.
+        admitting: Whether devices without a cluster may choose one, from the time at which the
+            models of all clusters differ.
     """
 
     global_model: Ref = field(init=False)
@@ -170,15 +173,17 @@ class LCFL(Grouped[LCFLParams]):
     Warm-up, which gives each device i a local model w_i: with rounds of FedAvg, w_i is the last
     model that device i sent. Available devices that were never drawn train once after these rounds
     (d parameters each way). With local training, each device receives the initial model (d
-    parameters; nothing if it draws a model), trains, and sends w_i (d parameters).
+    parameters; no message content if it draws a model itself), trains, and sends w_i (d
+    parameters).
 
     Exchange: each of the M devices with a w_i receives the models of the M - 1 other devices ((M -
     1) d parameters). It computes the objective L_i of all M models on its training data, with
     ``training.l2``, and sends |L_i(w_j) - L_i(w_i)| for each model (M - 1 scalars of 4 bytes; for
-    ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of both figures (Eq.
-    2). Other measures need no exchange. For ``grad-cos`` each device sends the model after one step
-    of length 1 from w_i on all of its data. For ``last-batch-cos`` each device sends the gradient
-    of the last step of its training of w_i (d parameters).
+    ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of the values that
+    they send about each other's models (Eq. 2). Other measures need no exchange. For ``grad-cos``
+    each device sends the model after one step of length 1 from w_i on all of its data. For
+    ``last-batch-cos`` each device sends the gradient of the last step of its training of w_i (d
+    parameters).
 
     Then the compared devices are clustered once, and each cluster runs FedAvg separately. The run
     ends if fewer than ``groups`` devices could be compared. Once the models of all clusters differ,
@@ -264,7 +269,7 @@ class LCFL(Grouped[LCFLParams]):
                 compared = state.compared
                 models = [state.local_models[peer] for peer in compared if peer != device]
                 return {"exchange": models, "place": Header(compared.index(device))}
-        return {}  # for its gradient a device needs its own model alone
+        return {}  # a device computes its gradient from models that it has stored
 
     async def on_timer(self, name: str) -> None:
         if name == "gather":
@@ -314,9 +319,10 @@ class LCFL(Grouped[LCFLParams]):
             await super().on_return(device)
 
     async def _end_campaign(self, job: str) -> None:
-        """Begin the second campaign after the warm-up, if the measure needs it; else cluster.
+        """Go on after a campaign: begin the second campaign, or cluster the devices.
 
-        The run is stopped if too few devices have answered.
+        A second campaign follows the warm-up if the key ``measure`` needs losses or gradients. The
+        run is stopped if too few devices have answered.
 
         Args:
             job: job of the campaign that is over.
@@ -344,7 +350,7 @@ class LCFL(Grouped[LCFLParams]):
         is recorded among the run's events.
 
         Args:
-            devices: IDs of the devices that have sent a model.
+            devices: IDs of the devices that have answered in the last campaign.
         """
         state = self.state
         server = self.server
@@ -387,10 +393,10 @@ class LCFL(Grouped[LCFLParams]):
         return self.server.models.mix(parts)
 
     async def _compare(self, devices: list[int]) -> tuple[list[int], Matrix]:
-        """Compute the distances of devices; the server is charged the time of the clustering.
+        """Compute the distances of devices, and charge the server the time of the clustering.
 
         Args:
-            devices: IDs of the devices that have sent a model.
+            devices: IDs of the devices that have answered in the last campaign.
 
         Returns:
             IDs of the devices whose losses, models or updates are finite, and the distances of all
@@ -461,7 +467,10 @@ class LCFL(Grouped[LCFLParams]):
                 return by_rows(await self._changes(state.starts, devices), cosine_distances)
 
     def _compared_models(self, devices: Sequence[int]) -> list[Ref]:
-        """Return the models and reported values that ``distances`` reads."""
+        """Return the models and reported values that ``distances`` would read.
+
+        In runs without learning they are noted, so that ``fedsim check`` counts their memory.
+        """
         state = self.state
         sources: list[Mapping[int, Ref]] = []
         match self.params.measure:

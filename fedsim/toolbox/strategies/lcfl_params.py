@@ -34,24 +34,26 @@ class AverageLinkage(Hierarchical):
 class LCFLParams(PlainDeadline, ClusteredParams):
     """Keys of ``[strategy]`` for LCFL, in addition to the keys of groups and rounds.
 
-    The defaults are those of its published code on Rotated MNIST.
+    The defaults are taken from LCFL's published code for Rotated MNIST.
 
     Attributes:
         groups: k, the number of clusters.
         participation: the share of a group's members that a round asks, at least one member; it
             replaces ``clients_per_round``.
-        aggregation: ``mean`` (published) or ``weighted`` by samples; before the clustering too.
+        aggregation: rule that combines the updates of a round, before the clustering too: ``mean``
+            (published) or ``weighted`` by samples.
         measure: the distance of two devices. By losses: ``lcfl`` (Eq. 2) or ``loss-gap`` (Eq. 6).
-            By models: ``diff-norm``, their Euclidean distance. 1 minus the cosine of the gradients
-            at the devices' models w_i (``grad-cos``), of the gradients of the last mini-batch
-            (``last-batch-cos``, the published code), or of the last updates (``update-cos``).
+            By models: ``diff-norm``, their Euclidean distance. By directions: 1 minus the cosine of
+            the gradients at the devices' models w_i (``grad-cos``), of the gradients of the last
+            mini-batch (``last-batch-cos``, the published code), or of the last updates
+            (``update-cos``).
         clusterer: ``k-medoids``, ``hierarchical`` or ``dbscan``.
-        moment: after ``rounds`` of FedAvg (published), or a ``local`` training of each device by
-            itself (Algorithm 1).
-        clusters_start: clusters begin at the ``global`` model (published), or at the mean of their
-            ``members``' models.
-        as: with ``published-code`` the first medoids of ``k-medoids`` are the k devices nearest to
-            all others.
+        moment: when devices are clustered: after ``rounds`` of FedAvg (published), or after a
+            ``local`` training of each device alone (Algorithm 1).
+        clusters_start: first model of a cluster: the ``global`` model (published), or the mean of
+            its ``members``' models.
+        follows: rule for the first medoids of ``k-medoids``. ``published-code``: the k devices with
+            the smallest sums of distances to all devices. ``paper``: by ``clusterer.start``.
     """
 
     instead: ClassVar[Former] = {

@@ -37,31 +37,33 @@ from fedsim.world.steps import Computation, Work
 JOB = "subspace"
 """Job in which a client sends the singular vectors of its data."""
 
-_FLOPS_A_PARAMETER = 6  # of a training on a sample: 2 forward, 4 backward
+_FLOPS_PER_PARAMETER = 6  # of a training on one sample: 2 forward, 4 backward
 
 _LINKS: Mapping[Linkage, Callable[[NDArray[np.float64]], np.float64]] = {
     "single": np.min,
     "complete": np.max,
     "average": np.mean,
 }
-"""Rule for the distance of a newcomer from a cluster -> its function."""
+"""Linkage -> function that computes a newcomer's distance from a cluster by its members' angles."""
 
 
 class PACFLParams(GroupedParams):
     """Keys of ``[strategy]`` for PACFL, in addition to the keys of groups and rounds.
 
     Attributes:
-        vectors: p, the singular vectors of a class, or of a client's data.
-        angle: proximity of two clients: the ``smallest`` angle, or the ``sum`` of the angles of
-            vectors of the same position.
-        beta: distance (degrees) below which two clusters are merged. A newcomer that is farther
-            from all clusters begins a new one. None: clusters are merged until ``groups`` remain.
+        vectors: p, the count of singular vectors for each class of a client's data, or for all of
+            its data (``follows``).
+        angle: proximity of two clients: the ``smallest`` angle between their data, or the ``sum``
+            of the angles between vectors of the same position.
+        beta: largest distance (degrees) at which two clusters are merged. A newcomer that is
+            farther from all clusters begins a new cluster. None: clusters are merged until
+            ``groups`` remain.
         linkage: distance of two clusters: the ``single`` (least), ``complete`` (largest) or
             ``average`` distance of two members.
         groups: the number of clusters, if ``beta`` is not given.
-        as: ``published-code``: p vectors of each class of a client's data, and the smallest angle
-            of any two vectors; ``paper``: p vectors of all of its data, and the smallest principal
-            angle.
+        follows: the vectors, and the smallest angle of two clients. ``published-code``: p vectors
+            of each class of a client's data, and the smallest angle of any two vectors; ``paper``:
+            p vectors of all of its data, and the smallest principal angle.
     """
 
     why_not: ClassVar[Reasons] = Reasons(
@@ -107,7 +109,7 @@ class PACFLClient(SynchronousClient[PACFLParams]):
             return super().work(device, instruction)
         flops = sum(svd_flops(device.features, size) for size in self._sizes(device))
         # an SVD takes the time of a training with as many FLOPs
-        samples = flops / (_FLOPS_A_PARAMETER * self.setting.parameters)
+        samples = flops / (_FLOPS_PER_PARAMETER * self.setting.parameters)
         return (Work(samples=samples, what="svd"),)
 
     def reply(
@@ -168,20 +170,20 @@ class PACFL(Grouped[PACFLParams]):
     """Clustered federated learning by principal angles between client data subspaces.
 
     Source: Vahidian et al., "Efficient distribution similarity identification in clustered
-    federated learning via principal angles between client data subspaces" (AAAI 2023), Algorithm 1
-    (number not checked).
+    federated learning via principal angles between client data subspaces" (AAAI 2023), Algorithm 1.
 
     Before the first round each available client decomposes its data once, and sends p left singular
-    vectors of each class (``follows = "published-code"``) or of all its data (``paper``): 4 bytes for
-    each entry. The decomposition takes the time of a training with as many FLOPs. The server
+    vectors of each class (``follows = "published-code"``) or of all its data (``paper``): 4 bytes
+    for each entry. The decomposition takes the time of a training with as many FLOPs. The server
     computes the angles between all pairs of clients, and clusters the clients hierarchically:
     clusters are merged while their distance is at most the threshold ``beta``. All clusters begin
     with the same initial model.
 
     In a round K clients receive their cluster's model (d parameters), train, and send their update
     (d); a cluster's model becomes the updates' mean, weighted by samples. A client that was not
-    there sends its vectors when it is first selected, and joins the nearest cluster in the same
-    round, or begins one if none is nearer than ``beta`` (the existing clusters remain).
+    available then sends its vectors when it is first selected. In the same round it joins the
+    nearest cluster, or begins a new one if no cluster is within ``beta`` (the existing clusters
+    remain).
 
     Checked against the published code (github.com/MMorafah/PACFL): vectors by class and the
     smallest angle of two vectors, 3 vectors, 10 local epochs, average linkage, means weighted by
@@ -308,8 +310,7 @@ class PACFL(Grouped[PACFLParams]):
     async def _nearest(self, device: int) -> int:
         """Return the index of the cluster whose clients' data are nearest to a new client's data.
 
-        If no cluster is as near as ``beta`` (degrees), a new cluster is added with the initial
-        model.
+        If no cluster is within ``beta`` (degrees), a new cluster is added with the initial model.
 
         Args:
             device: ID of the device, whose singular vectors are stored.

@@ -31,7 +31,9 @@ class OwnModelClient(SynchronousClient[S]):
         own: Ref,
         otherwise: Ref,
     ) -> Contents:
-        """Build the client's answer: its update, and its personal model in the header for tests.
+        """Build the client's answer: its update, and its personal model in the header ``own``.
+
+        The header costs no bytes; the evaluation reads the model there.
 
         Args:
             device: the device that answers.

@@ -11,7 +11,7 @@ Clusters = list[list[int]]
 
 _SAME = 1e-10  # relative singular value below which two mixtures of clusters count as equal
 _NONE = 1e-8  # weight of a cluster below which the weight counts as 0
-_PULL = 1e-6
+_PULL = 1e-6  # weight of the penalty on the norm of u in ``optimal_weights``
 
 
 def class_imbalance(counts: Ints, samples: int | None = None) -> Floats:
@@ -77,8 +77,8 @@ def optimal_weights(shares: Floats) -> Floats:
     1/M||^2 over p >= 0 with sum 1. Of several minimisers the result is the minimiser of least norm.
 
     With C = B - 1/M, the minimiser of ||C u||^2 + (sum u - 1)^2 over u >= 0 is a multiple of p. A
-    slight pull towards 0 finds the clusters of the shortest minimiser. Least squares then find the
-    minimiser among these clusters.
+    slight penalty on the norm of u first selects the clusters that have weight in the minimiser of
+    least norm. Least squares then compute the weights of these clusters.
 
     Args:
         shares: B, the share of each class in each cluster's samples, float64 [M classes, N

@@ -38,12 +38,12 @@ from fedsim.toolbox.strategies.reweighting import (
 )
 from fedsim.world.steps import Computation
 
-# Both contents go into records as ``control``, as a content's name is its purpose in the ledger.
+# Both contents are named ``control``, as records count their bytes under a content's name.
 TOTAL_SAMPLES = "control"
 """Content of a message to a client: D, the samples of all devices."""
 FACTS = "control"
-"""Content of a client's answer, a list: its samples D_k; then its imbalance I_k with the key
-``weights = "rfedavg"``; then its loss F_k with ``RFedAvgParams.uses_loss``.
+"""Content of a client's answer, a list: the client's sample count D_k; then its class imbalance I_k
+if the key ``weights`` is ``rfedavg``; then its loss F_k if ``RFedAvgParams.uses_loss``.
 """
 
 
@@ -57,13 +57,14 @@ class RFedAvgParams(SynchronousParams):
         weights: p_n, the weights of the clusters: ``rfedavg``, by inverse imbalance; ``optimal``,
             nearest to equal class shares; ``uniform-by-data``, by samples.
         clustering: ``ccs``, greedy clusters by cosine (Algorithm 1); ``kmeans``, K-means on the
-            gradients as they are (a benchmark).
+            gradients without normalisation (a benchmark).
         kmeans_clusters: N of K-means: a number, the number of ``classes``, or the number of
             clusters that ``ccs`` makes; fewer if gradients coincide.
-        imbalance: I_k compares class counts with D / M, D being all samples of all devices
-            (``global``, Eq. 17), or with D_k / M (``local``); M is the number of classes.
-        theta: the largest angle (radians) between alike gradients at first (Eq. 7; not given in the
-            paper).
+        imbalance: count of samples with which the class imbalance I_k compares each of client k's M
+            class counts: D / M, with D the samples of all devices (``global``, Eq. 17), or D_k / M,
+            with the client's samples D_k (``local``).
+        theta: the largest angle (radians) between alike gradients at the beginning of the training
+            (Eq. 7; not given in the paper).
         least_loss: l_*, the loss at which all gradients with an acute angle are alike (Eq. 7; not
             given in the paper).
     """
@@ -103,8 +104,8 @@ class RFedAvgParams(SynchronousParams):
 class RFedAvgClient(SynchronousClient[RFedAvgParams]):
     """Client that makes gradient steps on all of its data, and sends its update.
 
-    With its update it reports its count of samples; where the weights of the aggregation or the
-    clustering of devices need them, also its class imbalance, loss and class counts.
+    With its update it reports its count of samples. If the keys ``weights`` or ``clustering`` need
+    them, it also reports its class imbalance, its class counts, or its loss.
 
     Entries of a device's state: ``total``, D, the last received count of all devices' samples.
     """
@@ -170,7 +171,7 @@ class RFedAvgState(FedAvgState):
 
 
 class RFedAvg(FedAvg[RFedAvgParams]):
-    """Reweighted federated averaging over clusters of like gradients.
+    """Reweighted federated averaging over clusters of clients with similar gradients.
 
     Source: Wang, Zhang and Tao, "Adaptive clustering-based model aggregation for federated learning
     with imbalanced data": Algorithm 1 (CCS), Eqs. 4 to 7 and 17, and the two steps after it;
@@ -190,8 +191,9 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     counts (M scalars, ``class-counts``). Updates that are not finite are left out. Without learning
     the clusters are drawn at random.
 
-    The record ``reweighting`` of the run's events has the classes' balance under weights by samples
-    and under p_n; ``clustering`` comes in rounds 0, 1, 2, 4, ...
+    The record ``reweighting`` of the run's events has the balance of the classes if clusters are
+    weighted by samples, and if they are weighted by p_n. The record ``clustering`` is written in
+    rounds 0, 1, 2, 4, 8, ...
     """
 
     Params: ClassVar[type[RoundParams]] = RFedAvgParams
@@ -271,10 +273,10 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             self._begin()
             return
         if message.outcome == "done" and message.job == "train":
-            self._store_facts(message)
+            self._store_report(message)
         await super().on_task_end(message)
 
-    def _store_facts(self, message: TaskEnd) -> None:
+    def _store_report(self, message: TaskEnd) -> None:
         """Store a client's reported sample count, and its class imbalance or class counts.
 
         Args:

@@ -36,11 +36,11 @@ class CutParams(AggregatingParams):
     ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
 
     Attributes:
-        sizes: sizes of the devices' models: a table by the kinds of devices
+        sizes: sizes of the devices' models: a table with a size for each kind of device
             (``population.device``), or a list from which each device's size is drawn, uniformly and
             once.
-        redraw: a device's size is drawn anew in each round, uniformly from the sizes up to its own
-            (of a list: from all).
+        redraw: whether a device's size is drawn anew in each round, uniformly: with a table from
+            the sizes up to the size of its kind, with a list from all sizes.
     """
 
     by: ClassVar[CutBy]
@@ -87,7 +87,7 @@ class CutParams(AggregatingParams):
         """Return which parameters of the global model a device of each size trains and sends.
 
         Args:
-            setting: facts of the run, with the model's tensors.
+            setting: information about the run, with the tensors of the global model.
 
         Returns:
             Size -> ranges (begin, end) of a flat model.
@@ -104,11 +104,10 @@ def places_within(
     """Return the ranges of a flat global model that hold a smaller model.
 
     The smaller model is the leading part of each tensor. In runs without learning only the count of
-    values matters, and they are one range: a wide model would have a range for each row of its
-    matrices.
+    parameters matters. The result is then one range, in place of a range for each row of a matrix.
 
     Args:
-        setting: facts of the run, with the tensors of the global model.
+        setting: information about the run, with the tensors of the global model.
         part: the tensors of the smaller model, which may be shorter along the first two axes.
         mask: whether to include each tensor; None: all tensors.
     """
@@ -185,9 +184,7 @@ class CutClient(SynchronousClient[CutParams]):
 
 @dataclass
 class CutState(FedAvgState):
-    """State of strategies whose devices train smaller models, on the server.
-
-    Saved with a run.
+    """State on the server of a strategy whose devices train smaller models.
 
     Attributes:
         zero: Model in which all parameters are 0.
@@ -199,10 +196,11 @@ class CutState(FedAvgState):
 class CutModels(FedAvg[CutParams]):
     """Base of FedAvg-like strategies whose devices train smaller models, parts of the global one.
 
-    A device receives a part of the parameters, and all other parameters are 0. In layers with ReLU
-    between, and in adapters, these zeros have no gradient and add nothing, so that the device
-    trains the smaller model. Time, memory and bytes are counted for the smaller model. Subclasses
-    implement ``joined``, which combines updates of different sizes.
+    A device receives a part of the parameters; in its model all other parameters are 0. In
+    adapters, and in layers that are joined by ReLU, the gradient at these zeros is 0, and they add
+    nothing to an output, so that the device trains the smaller model. Time, memory and bytes are
+    counted for the smaller model. Subclasses implement ``joined``, which combines updates of
+    different sizes.
     """
 
     Client: ClassVar[type[SynchronousClient[Any]]] = CutClient
@@ -258,7 +256,7 @@ class CutModels(FedAvg[CutParams]):
         return self.advance(model, self.joined(model, entries, weights), slot)
 
     async def weighed(self, entries: Sequence[Entry]) -> list[float]:
-        """Return the weight of each update when updates are combined; by default the aggregation's.
+        """Return the weight of each update in the next model, by default by ``aggregation``.
 
         Args:
             entries: the updates of the round.

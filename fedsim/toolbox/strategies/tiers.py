@@ -24,7 +24,8 @@ class TieredState(State):
         first_tasks: Open first tasks of devices, task ID -> time (s) at which the device was asked.
         figures: Size (samples) or latency (s) of each device; None before the end of its first
             task.
-        cuts: Borders of the tiers, for ``tiers_of``; None until all reachable devices are measured.
+        cuts: Borders of the tiers, in the form that the subclass's ``tiers_of`` reads; None until
+            all reachable devices are measured.
         tier: Tier index of each device; None before the end of its first task.
         members: Device IDs of each tier.
         dropped: IDs of the devices with too little memory for the training.
@@ -50,7 +51,8 @@ class Tiered(Strategy[P]):
     devices to their tiers (``_sort_in``), and starts the training. Devices that are measured later
     are assigned to the existing tiers.
 
-    ``tiers_of``, also of the subclass, returns the index of the tier of each given device.
+    The subclass also implements ``tiers_of``, which returns the tier index of each of some measured
+    devices.
     """
 
     state: TieredState
@@ -94,9 +96,9 @@ class Tiered(Strategy[P]):
     def _end_first_task(self, message: TaskEnd) -> None:
         """Store the data size or latency that a device's first task has measured.
 
-        The device is put into a tier if there are tiers already. A device with too little memory
-        for the task is dropped. A lost task is repeated when the device returns. If this was the
-        last open first task, the tiers are made.
+        The device is assigned to a tier if the tiers have been made. A device with too little
+        memory for the task is dropped. A lost task is repeated when the device returns. If no first
+        task is open any more, the tiers are made.
 
         Args:
             message: the ended task.
