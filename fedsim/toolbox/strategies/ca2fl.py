@@ -14,12 +14,13 @@ from fedsim.strategies.updates import AsynchronousUpdate
 
 
 class CA2FLParams(AsynchronousParams):
-    """Keys of ``[strategy]`` for CA2FL: those of asynchronous strategies, buffer, server optimiser.
+    """Keys of ``[strategy]`` for CA2FL: the buffer of updates, and the server optimiser.
 
     ``AsynchronousParams`` describes the keys of all asynchronous strategies.
 
     Attributes:
-        buffer: M, how many updates make a version.
+        buffer: M, the count of received updates after which the server publishes a new version of
+            the model.
         server: server optimiser for the calibrated step (``parts/server``). The paper's eta is
             ``lr`` of ``sgd``. None: eta is 1.
     """
@@ -89,10 +90,10 @@ class CA2FL(Asynchronous[CA2FLParams]):
             await self.publish(self._step(buffer), buffer)
 
     def _step(self, buffer: list[AsynchronousUpdate]) -> Ref:
-        """Return the next model, made from the buffered updates and the cached changes.
+        """Compute the next model from the buffered updates and the cached changes h_i of devices.
 
-        The cache has the latest change of the model by each device. The changes by the buffered
-        updates replace their devices' cached changes.
+        Afterwards the cache has the change by the newest buffered update of each device in the
+        buffer.
         """
         state = self.state
         models = self.server.models
@@ -105,7 +106,8 @@ class CA2FL(Asynchronous[CA2FLParams]):
         for update in buffer:
             cached = state.cache.get(update.device, zero)
             difference = [(zero, 1.0), (update.update, 1.0), (update.base, -1.0)]
-            # without ``update`` the remaining coefficients sum to 0: the cached change is the result
+            # ``mix`` leaves out an update that is not finite. The remaining coefficients sum to 0,
+            # and the result is ``otherwise``.
             change = models.mix(difference, otherwise=newest.get(update.device, cached))
             parts.append((change, update.weight))
             parts.append((cached, -update.weight))

@@ -26,7 +26,7 @@ from fedsim.world.steps import Computation
 _MOST_EPOCHS = 1000  # maximum count of epochs of an adaptive client in a round
 _REJOIN_S = 60.0
 
-# Both contents go into records as ``control``, as a content's name is its purpose in the ledger.
+# Both contents are named ``control``, as records count their bytes under a content's name.
 TIME_LIMIT = "control"
 """Content of a message to a client: T, the time limit of training and upload (s)."""
 HAS_FINISHED = "control"
@@ -75,11 +75,11 @@ def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints
 
 
 def cut_groups(cluster: Ints, size: int, generator: np.random.Generator) -> list[Ints]:
-    """Divide each cluster of clients at random into groups, one of which a round asks (Eq. 23).
+    """Divide each cluster of clients at random into groups of ``size`` clients (CATA-Fed, Eq. 23).
 
-    A group has exactly ``size`` clients. Clients that do not fill a group are not selected in this
-    round. A cluster with fewer than ``size`` clients is one group; otherwise it would never be
-    selected.
+    A round then asks one of these groups. Clients of a cluster that are left over, too few for a
+    further group, are not selected in this round. A cluster with fewer than ``size`` clients is one
+    group; otherwise it would never be selected.
 
     Args:
         cluster: the cluster index of each client, int64 [n]; -1 for a client that is not connected.
@@ -87,7 +87,8 @@ def cut_groups(cluster: Ints, size: int, generator: np.random.Generator) -> list
         generator: source of the random order.
 
     Returns:
-        One array for each cluster that is not empty: client IDs, int64 [groups, clients a group].
+        One array of client IDs for each cluster that is not empty, int64 [groups, clients per
+        group].
     """
     shuffled = generator.permutation(len(cluster))
     blocks = list[Ints]()
@@ -103,12 +104,10 @@ def cut_groups(cluster: Ints, size: int, generator: np.random.Generator) -> list
 def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Generator) -> Ints:
     """Return the group of clients that has waited longest for its selection (CATA-Fed).
 
-    Source: Eqs. 24 and 25.
-
-    The wait of a group is the sum of the waits of its clients.
+    The wait of a group is the sum of the waits of its clients (Eqs. 24 and 25).
 
     Args:
-        blocks: groups of client IDs, one array for each cluster, int64 [groups, clients a group].
+        blocks: groups of client IDs, one array for each cluster, int64 [groups, clients per group].
         waiting: A, the count of rounds since each client was last selected, int64 [n].
         generator: source of the draw among groups with equal sums.
 
@@ -127,9 +126,9 @@ def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Genera
 def in_turn(
     cluster: Ints, clusters: int, size: int, number: int, generator: np.random.Generator
 ) -> Ints:
-    """Draw random clients of one cluster; the clusters take turns from round to round.
+    """Draw random clients of one cluster; another cluster is used in each round (CATA-Fed).
 
-    In round r this is cluster r mod P, or the next cluster that has clients.
+    In round r it is cluster r mod P, or the next cluster that has connected clients.
 
     Args:
         cluster: the cluster index of each client, int64 [n]; -1 for a client that is not connected.
@@ -171,27 +170,29 @@ class CataFedParams(CombiningParams):
     are added.
 
     Attributes:
-        deadline: T, for training and upload, from the end of a client's download on; by default the
-            mean time of five epochs.
-        adaptive: a client trains as many epochs as fit into T (ALU). If false, it trains exactly
-            ``local_epochs``, or is a slow straggler.
+        deadline: T, the time limit of training and upload, which counts from the end of a client's
+            download; by default the mean over all devices of the time of five epochs.
+        adaptive: whether a client trains as many epochs as fit into T (ALU). If false, it trains
+            exactly ``local_epochs``; a client that cannot do so within T is a slow straggler.
         local_epochs: K_local, the epochs of a training if ``adaptive`` is false.
-        mitigation: slow stragglers split their data (straggler mitigation, SMS).
+        mitigation: whether slow stragglers halve their data, and then train on one part at a time
+            (straggler mitigation, SMS).
         upload_time: eps_i, the upload time of a client, is ``reserved`` out of T (Eq. 8) or
             ``ignored`` (0, as in the paper's experiments). A client expects the time of its last
             upload of a model; before its first upload, the time that its link alone would need.
-        cut_epoch: when T ends within an epoch, finished ones are ``kept`` (Eq. 13) or ``lost``
-            (Algorithm 2, by the letter).
-        size_reports: after a split the size of the ``largest`` part is reported, or the sizes of
-            ``all`` 2^u parts (Algorithm 2, by the letter).
-        smallest_part: pi, the least size of a part (samples), before rounding.
+        cut_epoch: if T ends within an epoch, the epochs that were finished before are ``kept`` (Eq.
+            13) or ``lost`` (Algorithm 2, by the letter).
+        size_reports: a straggler that has split its data reports the size of the ``largest`` part,
+            or the sizes of ``all`` parts (Algorithm 2, by the letter).
+        smallest_part: pi, the least size (samples) of a part into which data are split.
         straggler_upload: a slow straggler sends the unchanged ``model`` with its flag, as in the
             paper, or the ``flag`` alone.
         clusters: P, the number of clusters.
-        selection: ``proportional-fair``; ``round-robin`` over the clusters; ``random`` out of all
-            connected clients.
-        rejoin: a disconnected client may connect again after 60 s, as a new one. If false, it stays
-            disconnected.
+        selection: clients of a round: ``proportional-fair``, the group of clients of one cluster
+            that has waited longest; ``round-robin``, random clients of each cluster in turn;
+            ``random``, out of all connected clients.
+        rejoin: whether a disconnected client may connect again after 60 s, as a new client. If
+            false, it stays disconnected.
     """
 
     instead: ClassVar[Former] = {**CombiningParams.instead, **former_keys.CATA_FED}
@@ -265,16 +266,16 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     """Client that trains on one part of its data at a time, and halves its data if it is too slow.
 
     A client is too slow (a straggler) if it finished no epoch within its limit. It answers with its
-    update, or else that it was too slow.
+    update, or reports that it was too slow.
 
     Entries of a device's state: ``selected``, the count n of its selections; ``splits``, the count
     u of splits, so that there are 2^u parts; ``upload_s``, the measured upload time eps_i (s);
     ``trained_at``, the time at which its last training ended (s).
 
-    eps_i is the duration of the device's last upload, as the nominal rate neglects shared links,
-    encoding and TCP. A straggler forgets eps_i, otherwise one slow upload could leave no time for
-    training ever again. If the straggler sends the unchanged model, the duration of this upload is
-    the new eps_i.
+    eps_i is the measured duration of the device's last upload of a model, as the nominal rate
+    neglects shared links, encoding and TCP. A straggler deletes eps_i; otherwise one slow upload
+    could leave no time for any later training. If the straggler sends the unchanged model, it
+    measures eps_i anew.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -319,8 +320,8 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         params = self.params
         if instruction.job == "connect":
             return {"size-report": self._sizes(device)[0]}
-        # these changes of the state are right even if the answer is cut off: the device itself knows
-        # when it has trained, and whether it was too slow
+        # The state is changed even if the answer is cut off, as the device knows without the server
+        # when it has trained, and whether it was too slow.
         device.state["trained_at"] = device.clock_s
         if result.update is not None:
             return {"update": result.update, HAS_FINISHED: 1, "samples": Header(result.samples)}
@@ -387,15 +388,17 @@ class CataFed(FedAvg[CataFedParams]):
     model and the time limit T (d parameters, a scalar), train as many epochs after their download
     as leave time for the upload within T (ALU), and answer.
 
-    - *Valid*, after at least one finished epoch: sends its update and I = 1 (d, a scalar).
-    - *Slow straggler*, after none: sends the unchanged model and I = 0 (d or nothing, a scalar). It
-      halves its data, stratified by label, down to pi samples, reports the size of its largest
-      part (a scalar), and trains on one part at a time, in turn (SMS).
+    - *Valid*, after at least one finished epoch: sends its update and the flag I = 1 (d parameters,
+      a scalar).
+    - *Slow straggler*, after none: sends the unchanged model, or nothing, and I = 0 (d parameters
+      or none, a scalar). It halves its data, stratified by label, down to pi samples, reports the
+      size of its largest part (a scalar), and trains on one part at a time, in turn (SMS).
     - *Disconnected*, without an answer: is removed.
 
-    The new model is the mean of the valid updates, weighted by the size of the data of each
-    training (psi_i, Eqs. 15, 16). Clusters are cut by the interquartile range of sizes after each
-    report; the group of K clients that has waited longest is asked first (CFS with PF).
+    The new model is the mean of the valid updates, weighted by the count of samples of each
+    training (psi_i, Eqs. 15, 16). After a report clients are clustered anew, by intervals of equal
+    width of the reported sizes without outliers. The group of K clients that has waited longest is
+    asked (``proportional-fair``).
     """
 
     Params: ClassVar[type[RoundParams]] = CataFedParams
@@ -519,8 +522,8 @@ class CataFed(FedAvg[CataFedParams]):
     def _store_report(self, message: TaskEnd) -> None:
         """Store the data size that a client reports on connection, or after splitting its data.
 
-        A split is recorded among the run's events. A client that connects waits from the next round
-        on.
+        A split is recorded among the run's events. The wait of a client that connects, by which
+        clients are selected, counts from the next round on.
         """
         state = self.state
         device = message.device

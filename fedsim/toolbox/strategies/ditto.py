@@ -19,7 +19,8 @@ class DittoParams(AggregatingParams):
     ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
 
     Attributes:
-        lam: lambda, weight of the pull of personal models to the global one; 0: local training.
+        lam: lambda, weight of the pull of personal models to the global model; with 0 each personal
+            model is trained alone.
     """
 
     why_not: ClassVar[Reasons] = Reasons(
@@ -53,9 +54,9 @@ class Ditto(Personal[DittoParams]):
     Source: Li et al., "Ditto: fair and robust federated learning through personalization" (ICML
     2021), Algorithm 1. The global model w is FedAvg's. In addition each client k of a round trains
     its personal model v_k by steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)), with its
-    loss F_k and the received w. All v_k begin at the initial model. (Clients drawn in proportion to
-    their samples are ``selection = { kind = "power-of-choice", candidates = 1, losses = "reported"
-    }``.)
+    loss F_k and the received w. All v_k begin at the initial model. With ``selection = { kind =
+    "power-of-choice", candidates = 1, losses = "reported" }`` clients are drawn in proportion to
+    their samples.
 
     As in FedAvg, the global model is sent down and its update up (d parameters each). A client
     whose answer does not arrive goes back to its previous personal model.

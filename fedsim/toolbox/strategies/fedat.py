@@ -22,20 +22,20 @@ from fedsim.toolbox.strategies.tiers import Tiered, TieredState
 
 
 class FedATParams(StrategyParams):
-    """Keys of ``[strategy]`` for FedAT: tiers, clients of a tier's round, training, aggregation.
+    """Keys of ``[strategy]`` for FedAT: the tiers, their rounds, training and aggregation.
 
-    A tier is a set of devices of similar speed, which has rounds of its own.
+    A tier is a set of devices of similar speed. Each tier has separate rounds.
 
     Attributes:
         tiers: M, the number of tiers, which have equal numbers of devices.
-        clients_per_round: number of clients that a tier selects in its round, at most all available
-            clients.
+        clients_per_round: number of clients that a tier selects for its round; fewer if fewer are
+            available.
         local_epochs: E, passes of a client over its data.
-        mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda; its default
-            could not be checked.
+        mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda. The default
+            was not checked against the paper.
         aggregation: how a tier's updates become its model (``parts/aggregation``).
-        retry: a tier without an available client, or without an update, looks again after this time
-            (s).
+        retry: time (s) after which a tier tries again to open a round, if no client was available
+            or no update has arrived.
     """
 
     why_not: ClassVar[Reasons] = Reasons(
@@ -87,7 +87,7 @@ class FedATClient(Client[FedATParams]):
 class FedATState(TieredState, AsynchronousState):
     """State of FedAT on the server: the global model, and each tier's model and updates.
 
-    Each open task also has the entry ``tier``.
+    An open task has the additional entry ``tier``, the index of its tier.
 
     Attributes:
         tiers: Model of each tier.
@@ -112,16 +112,17 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
     system with asynchronous tiers" (SC 2021), Algorithm 2 with its cross-tier weights; without its
     compression, which a codec in ``[messages]`` can replace.
 
-    A tier is a set of devices of similar speed. First every available device does the whole task of
-    a round once (down and up d parameters), and the server measures its latency. The tiers are
-    equal numbers of devices, from the fastest to the slowest. Each tier has its own rounds: random
-    clients receive the global model (d), train, and send their update (d). The mean of the updates
-    becomes the tier's model. The global model becomes the mean of all tiers' models with the
-    weights T_(M+1-m) / T. T_m is the number of updates of tier m, and T the sum of all T_m. Before
-    its first update a tier has the initial model.
+    A tier is a set of devices of similar speed. First every available device trains once as in a
+    round (down and up d parameters), and the server measures its latency. The devices are then
+    divided into tiers of equal size, from the fastest to the slowest. Each tier has its own rounds:
+    random clients receive the global model (d), train, and send their update (d). The mean of the
+    updates becomes the tier's model. The global model becomes the mean of all tiers' models with
+    the weights T_(M+1-m) / T. T_m is the number of updates of tier m, and T the sum of all T_m.
+    Before its first update a tier has the initial model.
 
-    Each update of a tier makes a version of the global model. Devices that are away at first, and
-    newcomers, do the measured task when they are available, and join the tier of their latency.
+    Each update of a tier makes a version of the global model. A device that is away at first, or a
+    newcomer, does the measured training when it is available, and joins the tier into whose range
+    its latency falls.
     """
 
     Params = FedATParams

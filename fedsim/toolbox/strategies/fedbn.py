@@ -16,8 +16,9 @@ class FedBNParams(AggregatingParams):
     ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
 
     Attributes:
-        keeps: ``layers`` whose class is called a norm, such as ``BatchNorm2d``, or their running
-            ``statistics`` alone (SiloBN).
+        keeps: tensors that stay on the devices: all tensors of normalisation ``layers``, whose
+            class has "norm" in its name, such as ``BatchNorm2d``; or only their running
+            ``statistics`` (SiloBN).
     """
 
     traits: ClassVar[Traits] = Traits(kept_by="strategy")
@@ -55,10 +56,10 @@ class FedBN(FedAvg[FedBNParams]):
     (ICLR 2021), Algorithm 1. After local training the server averages all layers but the
     normalisation layers, which each client keeps.
 
-    Sends all tensors except those of normalisation layers, down and up (``model`` and ``update``).
-    Devices that have never answered are tested with the initial normalisation layers. If there are
-    no running statistics (``track_running_stats=False``), normalisation uses only the statistics of
-    the batch, in tests too.
+    All tensors except the kept ones are sent, down and up (``model`` and ``update``). Devices that
+    have never answered are tested with the initial normalisation layers. If there are no running
+    statistics (``track_running_stats=False``), normalisation uses only the statistics of the batch,
+    in tests too.
     """
 
     Params = FedBNParams

@@ -59,7 +59,8 @@ class FedCompassParams(AsynchronousParams):
 
     @property
     def updates_of_round(self) -> float:
-        # a client joins a group only with steps within the bounds; about half of those that could do
+        # A client can join a group only if its count of steps is within the bounds. The estimate is
+        # that half of the clients that can join do so.
         joining = (self.concurrency - 1) * (1 - self.min_steps / self.max_steps)
         return 1 + joining / 2
 
@@ -142,10 +143,11 @@ class FedCompass(Asynchronous[FedCompassParams]):
     There are no rounds. The server estimates each client's time per local step, and gives each
     client a number of steps between Q_min and Q_max with which it answers together with a group of
     other clients. A client joins the open group that allows it the most steps. If there is none, it
-    opens a group, with as many steps as let the fastest client of another group join after that
-    group's latest time and Q_max steps. The answers of a group are aggregated when all its clients
-    have answered, or at the group's latest time. A late answer waits for the next aggregation of
-    any group. A client's first answer, which shows its speed, is aggregated at once.
+    opens a new group. It then takes as many steps as it can until the fastest client of another
+    group could answer too, with Q_max steps after that group's latest time. The answers of a group
+    are aggregated when all its clients have answered, or at the group's latest time. A late answer
+    waits for the next aggregation of any group. A client's first answer, which shows its speed, is
+    aggregated at once.
 
     The model w becomes w + (1/N) sum_i alpha (1 + tau_i)^-a (w_i - w_i^received) over the answers,
     with N = ``concurrency``, the trained model w_i of client i, the model w_i^received that it had
@@ -213,7 +215,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         state.open[task] = OpenTask(state.version, state.model)
 
     def _assign(self, device: int) -> int:
-        """Put a client into a group of clients that answer together, which is opened if needed.
+        """Add a client to the best group of clients that answer together, or to a new group.
 
         Args:
             device: ID of the client, whose speed is known.
@@ -233,13 +235,15 @@ class FedCompass(Asynchronous[FedCompassParams]):
         return steps
 
     def _best_group(self, device: int) -> tuple[int, int] | None:
-        """Find the group of clients with which a client can answer after the most local steps.
+        """Find the open arrival group that leaves a client the most local steps.
+
+        The steps must end at the time at which the group's clients are expected to answer.
 
         Args:
             device: ID of the client.
 
         Returns:
-            The index of the open group and the count of steps; None if no group allows a count from
+            The index of the group and the count of steps; None if no group allows a count from
             ``min_steps`` to ``max_steps``.
         """
         best: tuple[int, int] | None = None
@@ -264,11 +268,12 @@ class FedCompass(Asynchronous[FedCompassParams]):
         return math.floor((time - self.server.now) / self.state.step_s[device])
 
     def _steps_of_new_group(self, device: int) -> int:
-        """Return the number of local SGD steps of a client that opens a group of its own.
+        """Return the count of local SGD steps of a client that opens a new arrival group.
 
-        With this number the client answers when the fastest client of another open group can answer
-        too, which first finishes that group and then takes ``max_steps``. The number is from
-        ``min_steps`` to ``max_steps``; it is ``max_steps`` without such a group.
+        The count is such that the fastest client of another open group can join the new group, with
+        ``max_steps`` steps after its present group's latest time. Of several open groups the one
+        that allows the most steps counts, up to ``max_steps``. The count is at least ``min_steps``;
+        it is ``max_steps`` if no open group allows a count up to ``max_steps``.
 
         Args:
             device: ID of the client.

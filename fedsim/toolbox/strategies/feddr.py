@@ -21,9 +21,9 @@ class FedDRParams(SynchronousParams):
 
     Attributes:
         eta: eta of the local problem, min f_i(x) + ||x - y_i||^2 / (2 eta).
-        alpha: relaxation; 1: the step of Douglas and Rachford.
-        start: SGD on the local problem begins at its ``center``, y_i, or (published code) at the
-            device's ``own`` last x_i.
+        alpha: relaxation, the factor of the step of y_i; 1 is the step of Douglas and Rachford.
+        start: model at which SGD on the local problem begins: its ``center``, y_i, or the device's
+            ``own`` last x_i, as in the published code.
     """
 
     traits: ClassVar[Traits] = Traits(accumulated_contents=("update",))
@@ -68,7 +68,7 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         """Replace the update of a training by the update that FedDR sends.
 
         This update is w + (2 x_i - y_i - z), with the received model w, the new points x_i and y_i,
-        and their last sent combination z.
+        and z, the value of 2 x_i - y_i that the server has.
         """
         assert result.update is not None
         received = instruction["model"]
@@ -89,9 +89,9 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         return {**(super().reply(device, instruction, result) or {}), "own": points}
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Store the new points, and add to ``z`` the change that the server has received.
+        """Store the new points x_i and y_i, and add the sent change to ``z``, as it has arrived.
 
-        Neither the server nor the client adds a change that is not finite.
+        A change that is not finite is not added, as the server leaves it out too.
         """
         x, y = reply["own"].value
         before = {name: self._point(device, name) for name in "xyz"}

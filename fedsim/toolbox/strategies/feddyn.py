@@ -23,8 +23,8 @@ class FedDynParams(AggregatingParams):
     ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
 
     Attributes:
-        alpha: weight of the regulariser.
-        aggregation: rule that combines the updates of a round.
+        alpha: weight of the linear and of the proximal term in a client's objective.
+        aggregation: rule that combines the updates of a round; by default their plain mean.
     """
 
     traits: ClassVar[Traits] = Traits(accumulated_contents=("update",))
@@ -63,13 +63,12 @@ class FedDynClient(SynchronousClient[FedDynParams]):
 
 @dataclass
 class FedDynState(FedAvgState):
-    """State of FedDyn on the server: the model, and the summed changes by devices' updates.
+    """State of FedDyn on the server: the model, and the sums of the devices' moves.
 
-    A change is an update minus the model that the device had received.
+    A move is an update minus the model that the device had received.
 
     Attributes:
-        moved: s, the mean of s_k over all devices. s_k is the sum of a device's moves, see
-            ``FedDyn``.
+        moved: s, the mean over all devices of s_k, the sum of a device's moves.
         moves: Device ID -> s_k of each device that has answered; filled only by a robust
             aggregation.
     """
@@ -89,10 +88,10 @@ class FedDyn(FedAvg[FedDynParams]):
     mean of their theta_k, plus s. With a robust aggregation s <- (1 - K / N) s + K / N times the
     aggregation of the s_k of the round's K clients.
 
-    Messages are as in FedAvg, the model down and the update up (d parameters each), as server and
-    client add up the same moves (``moved``). The local problem is solved by ``local_epochs`` of
-    SGD; in the paper the solution is the exact minimum. Lost answers and updates that are not
-    finite change neither the server's nor the client's ``moved``.
+    Messages are as in FedAvg, the model down and the update up (d parameters each). No s_k is sent,
+    as server and client each add up the moves (``moved``). The local problem is solved by
+    ``local_epochs`` of SGD; in the paper the solution is the exact minimum. Lost answers and
+    updates that are not finite change neither the server's nor the client's ``moved``.
     """
 
     Params = FedDynParams

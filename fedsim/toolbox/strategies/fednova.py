@@ -18,12 +18,12 @@ class FedNovaParams(FedProxParams):
     """Keys of ``[strategy]`` for FedNova, in addition to the keys of FedProx.
 
     Attributes:
-        mu: weight of the proximal term; by default 0, plain local SGD.
-        partial_work: a client that cannot finish all epochs sends its model as it is, which counts
-            by the steps that the client took.
-        effective: how tau_eff, the common length of all clients' moves, is computed if mu is above
-            0: as the mean ``reach`` of the clients (the paper), or as the mean of their ``steps``
-            (the authors' code).
+        mu: weight of the proximal term; by default 0, plain local SGD without it.
+        partial_work: whether a client that cannot finish all epochs sends its model as it is; its
+            update is normalised by the steps that it took.
+        effective: how tau_eff, to which the lengths of all clients' updates are scaled, is computed
+            if mu is above 0: as the weighted mean of their ``reach`` (the paper), or of their
+            counts of ``steps`` (the authors' code).
     """
 
     why_not: ClassVar[Reasons] = Reasons(

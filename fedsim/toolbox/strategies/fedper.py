@@ -17,8 +17,8 @@ class FedPerParams(AggregatingParams):
     ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
 
     Attributes:
-        head: kept tensors: the number of last layers with parameters that are kept, or names of
-            tensors, in which * matches anything.
+        head: the tensors that stay on the device: the number of last layers with parameters, or
+            names of tensors, in which * matches anything.
     """
 
     traits: ClassVar[Traits] = Traits(kept_by="strategy")
@@ -43,9 +43,9 @@ class FedPer(FedAvg[FedPerParams]):
     which each client keeps its own. Each client trains the received base layers together with its
     own head, and sends the base layers back, which are averaged.
 
-    Sends the base layers, down and up (4 bytes a parameter, ``model`` and ``update``). All heads
-    begin as the head of the initial model. In the paper each client draws its own first head. A
-    device is tested with its own head.
+    Only the base layers are sent, down and up (4 bytes for each parameter, ``model`` and
+    ``update``). All heads begin as the head of the initial model. In the paper each client draws
+    its own first head. A device is tested with its own head.
     """
 
     Params = FedPerParams

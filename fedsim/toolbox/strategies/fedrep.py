@@ -65,9 +65,9 @@ class FedRep(FedAvg[FedRepParams]):
     that head some steps on the representation, and sends the representation back; the server takes
     the mean.
 
-    Sends the representation down and up, as FedPer does. All heads begin as the head of the initial
-    model, and a device is tested with its own head. An epoch of either kind takes as long as
-    FedAvg's.
+    Only the representation is sent, down and up, as in FedPer. All heads begin as the head of the
+    initial model, and a device is tested with its own head. An epoch of either kind takes as long
+    as FedAvg's.
     """
 
     Params = FedRepParams

@@ -75,9 +75,9 @@ def merged(
 ) -> NDArray[np.floating]:
     """Merge the low-rank adapters of all updates into the model's weights (FLoRA).
 
-    Fresh adapters replace them. A layer's adapter is a pair of matrices A and B. Its weights move
-    by the weighted mean of scale B A over the updates. Updates that are not finite are left out. A
-    fresh A is drawn like a dense layer's weights; a fresh B is 0.
+    A layer's adapter is a pair of matrices A and B. The layer's weights move by the weighted mean
+    over the updates of ``scale`` B A. Then a fresh adapter replaces the layer's adapter: A is drawn
+    like a dense layer's weights, and B is 0. Updates that are not finite are left out.
 
     Args:
         models: the present model and the updates, flat, float32 [d] each.
@@ -147,8 +147,8 @@ class FLoRA(CutModels):
     low-rank adaptations" (NeurIPS 2024, arXiv 2409.05976), Algorithm 1. An adapter is a pair of
     low-rank matrices A and B of a layer. The server stacks the adapters that it receives, scaled by
     the clients' shares of samples, and sends the stack. Each device adds the mean of the products B
-    A to its weights, without the cross terms of a product of means, and begins with fresh adapters,
-    drawn by a seed that all devices share.
+    A to its weights, which is not the product of the means of B and A, and begins with fresh
+    adapters, drawn by a seed that all devices share.
 
     A client sends its adapters, of its rank (``update``). The server sends the stacks since the
     device last answered (``model``), or the whole model if that is smaller. Before a device's first

@@ -59,12 +59,12 @@ class HeteroFL(CutModels):
     """Federated learning of models of different widths.
 
     Source: Diao, Ding and Tarokh, "HeteroFL" (ICLR 2021, arXiv 2010.01264), Algorithm 1. A device
-    of width r has the first share r of the channels of each hidden layer. Each number of the global
-    model becomes the mean over the clients that have it (Eqs. 1 to 3); a number that no client has
-    stays. The mean is weighted by samples, unless ``aggregation`` is ``mean``. The paper's scaler,
-    static batch norm and masked loss are left out. ``redraw`` with a list is the paper's dynamic
-    setting; with a table it is FjORD's ordered dropout (Horváth et al. 2021) with one width a
-    round.
+    of width r has the first channels of each hidden layer, a share r of them. Each parameter of the
+    global model becomes the mean over the clients that have it (Eqs. 1 to 3); a parameter that no
+    client has stays. The mean is weighted by samples, unless ``aggregation`` is ``mean``. The
+    paper's scaler, static batch norm and masked loss are left out. ``redraw = true`` with a list as
+    ``sizes`` is the paper's dynamic setting; with a table it is FjORD's ordered dropout (Horváth et
+    al. 2021) with one width a round.
 
     Each client receives and sends the parameters of its width (``model`` and ``update``, 4 bytes
     each).

@@ -29,9 +29,9 @@ class HierFAVGParams(SelectingParams, CombiningParams):
         kappa1: SGD steps of a client in an edge round; None: ``local_epochs`` passes over its data.
         kappa2: edge rounds in a round.
         aggregation: the rule by which the updates of an edge server's clients become its model.
-        deadline: of a whole round; at that time edge servers send their models as they are.
-        selection: the selection of a round's clients (``parts/selection``); not one by contents of
-            updates, which the server does not receive.
+        deadline: time limit of a whole round, at which edge servers send their models as they are.
+        selection: the selection of a round's clients (``parts/selection``). Kinds that use what
+            clients send with their updates are refused, as only edge servers receive it.
     """
 
     traits: ClassVar[Traits] = Traits(at_edges=True)
@@ -94,13 +94,14 @@ class EdgeRound(State):
 
     Attributes:
         remaining: count of edge rounds that remain, including the open one.
-        clients: IDs of the edge server's clients that still take part.
+        clients: IDs of the edge server's clients that take part in the round, without clients that
+            were late, lost or unavailable in it.
         model: the edge server's model.
-        start: the global model with which its round began.
-        open: IDs of its clients' open tasks.
+        start: the global model that the edge server received for the round.
+        open: IDs of the open tasks of the edge server's clients.
         updates: updates of the open edge round.
         last: updates of the edge round that was averaged last.
-        tasks: IDs of the tasks of all updates that it has received in the round.
+        tasks: IDs of the tasks of all updates that the edge server has received in the round.
         is_lost: whether the edge server was lost in the round.
     """
 
@@ -117,7 +118,7 @@ class EdgeRound(State):
 
 @dataclass
 class HierFAVGState(FedAvgState):
-    """State of HierFAVG on the server: the global model, and each edge server's part of the round.
+    """State of HierFAVG on the server: the global model, and the state of each edge server.
 
     ``EdgeRound`` is the state of an edge server.
 
@@ -150,10 +151,11 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     (``edge-update``, d). The global model becomes the mean of the edge servers' models, weighted by
     the samples of the last edge round. With kappa2 = 1 that is FedAvg.
 
-    A late or lost client is out until the next round; a client that is away when an edge round
-    begins counts by its last update. A lost edge server loses its clients' updates of the round
-    (record ``updates-lost``), and its clients are not asked until it is back. The record ``round``
-    counts clients by their last task. A device's group is its edge server.
+    A client that is late or lost, or away when an edge round begins, takes no further part in the
+    round. A lost edge server loses its clients' updates of the round (record ``updates-lost``), and
+    its clients are not asked until it is back. The record ``round`` counts each client by its last
+    task of the round; a client that went away after an update thus counts as valid. A device's
+    group is its edge server.
     """
 
     Params = HierFAVGParams
@@ -185,7 +187,9 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             state.edges[edge].clients.append(device)
 
     def _ask(self, device: int) -> None:
-        """Send the global model to the edge server of a device, once for all of its devices.
+        """Send the global model to the edge server of a device.
+
+        It is sent once for each edge server, on the call for the first of its selected devices.
 
         Args:
             device: ID of the device.
@@ -228,10 +232,10 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             self.state.edges[edge].is_lost = True
 
     async def _begin_edge_round(self, edge: int) -> None:
-        """Begin an edge server's next turn of training: send its model to its idle clients.
+        """Begin an edge round: send an edge server's model to its idle clients.
 
-        After the deadline of the round no client gets a task. If no client gets one, the turn ends
-        at once.
+        After the deadline of the round no client gets a task. An edge round without a task ends at
+        once.
 
         Args:
             edge: ID of the edge server.
@@ -254,7 +258,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             state.open[task] = device
             edge_round.open.append(task)
             if is_later:
-                state.valid -= 1  # the client's last task is the new one
+                state.valid -= 1  # only the client's last task of the round counts
         if not edge_round.open:
             await self._end_edge_round(edge)
 
@@ -284,10 +288,10 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             await self._end_edge_round(edge)
 
     async def _end_edge_round(self, edge: int) -> None:
-        """Average the updates of an edge server's clients, and go on with the edge server.
+        """End an edge round: average its updates into the edge server's model.
 
-        It begins its next edge round, or sends its model to the server after the last one. An edge
-        server without any update leaves the round.
+        The edge server then begins its next edge round, or sends its model to the server after the
+        last one. An edge server that has averaged no update in the whole round leaves it.
 
         Args:
             edge: ID of the edge server.

@@ -99,7 +99,7 @@ class Local(Synchronous[LocalParams]):
         """Store the personal models that devices have trained in the round.
 
         Each training is recorded among the run's events as an aggregation of one update with weight
-        1. A diverged model is replaced by the device's model before.
+        1. If a training has diverged, the device's previous model is kept.
         """
         received = self.state.received
         for entry in received:

@@ -91,9 +91,9 @@ class MIFA(FedAvg[MIFAParams]):
         state.model = mix(parts, otherwise=state.model, rescale=False)
 
     def _remember(self, update: Entry, lr: float) -> Memory:
-        """Return what the server stores of a device after an update: the change and learning rate.
+        """Return the change of the model by an update, and its learning rate, for the memory.
 
-        If the update is not finite, the stored change is that of the device's previous update.
+        If the update is not finite, the device's previous change is kept, or 0 if it has none.
 
         Args:
             update: the received update.
@@ -105,6 +105,7 @@ class MIFA(FedAvg[MIFAParams]):
         earlier = zero if before is None else before.change
         assert update.start is not None
         parts = [(zero, 1.0), (update.update, 1.0), (update.start, -1.0)]
-        # without ``update`` the remaining coefficients sum to 0, so that ``earlier`` is the result
+        # ``mix`` leaves out an update that is not finite. The remaining coefficients sum to 0, and
+        # the result is ``earlier``.
         change = models.mix(parts, otherwise=earlier)
         return Memory(change, lr)

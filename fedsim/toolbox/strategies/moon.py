@@ -18,7 +18,8 @@ class MOONParams(AggregatingParams):
     ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
 
     Attributes:
-        mu: weight of the contrastive term; 0 is FedAvg, without passes of other models.
+        mu: weight of the contrastive term; with 0 the training is FedAvg's, without forward passes
+            of other models.
         temperature: tau, by which similarities are divided.
     """
 
@@ -30,9 +31,9 @@ class MOONParams(AggregatingParams):
 class MOONClient(OwnModelClient[MOONParams]):
     """Client that trains with MOON's contrastive loss, and sends the result.
 
-    The loss holds the model's representation of each sample near the received model's
-    representation, and away from the representation by the client's own last model, which the
-    client stores.
+    The loss pulls the trained model's representation of each sample towards the received model's
+    representation of it, and pushes it away from the representation by the client's last model,
+    which the client stores.
     """
 
     def __init__(self, params: MOONParams, setting: RunInfo) -> None:
@@ -70,10 +71,10 @@ class MOON(FedAvg[MOONParams]):
     (``torch.nn.Linear``); the paper has a projection head there. The received and the last model
     run without dropout. The reported training loss is without the term.
 
-    Messages are as in FedAvg, the model down and the update up (d parameters each). A step takes
-    two more forward passes, 5/3 of FedAvg's time, and on devices with a limited memory room for the
-    weights of two more models. A client whose answer does not arrive keeps its last model; before
-    its first answer that is the run's first model.
+    Messages are as in FedAvg, the model down and the update up (d parameters each). A step has two
+    additional forward passes, and takes 5/3 of FedAvg's time. On devices with a limited memory, the
+    weights of two additional models need memory too. A client whose answer does not arrive keeps
+    its last model; before its first answer that is the run's first model.
     """
 
     Params = MOONParams

@@ -24,8 +24,8 @@ class PFedMeParams(AggregatingParams):
     Attributes:
         lam: lambda, weight of the pull of the personal model to the local one.
         local_rounds: R, local rounds of a client in a round, each on another batch.
-        steps: K, SGD steps on that batch to the personal model, at the learning rate of
-            ``[training]``.
+        steps: K, SGD steps on the batch of a local round, which train the personal model at the
+            learning rate of ``[training]``.
         eta: learning rate of the local model.
     """
 
@@ -61,10 +61,10 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
     """
 
     def local(self, received: Ref, rounds: int) -> PreviousResult:
-        """Return the local model after r local rounds, as a linear combination of models.
+        """Return the local model w_r after r local rounds, as a combination of models.
 
-        The local model w_r is (1 - eta lambda) w_(r-1) + eta lambda theta_(r-1), with w_0 =
-        ``received`` and the personal model theta_r that training r makes.
+        w_r is (1 - eta lambda) w_(r-1) + eta lambda theta_(r-1). Here w_0 is ``received``, and
+        theta_i is the personal model that results from the training with index i, from 0.
 
         Args:
             received: the model that the client has received.

@@ -23,7 +23,8 @@ class QFedAvgParams(SynchronousParams):
     ``SynchronousParams`` describes the keys of all strategies in rounds.
 
     Attributes:
-        q: fairness: the objective is the sum of the devices' F_k^(q+1) / (q+1); 0: FedAvg's.
+        q: exponent of fairness: the objective is the sum over devices of F_k^(q+1) / (q+1), with
+            the device's loss F_k. With 0 it is the sum of the losses.
         lipschitz: L, an estimate of the Lipschitz constant of the gradient; None: 1 / learning
             rate, as in the paper.
     """
@@ -84,7 +85,7 @@ def fair_weights(
     if largest == 0.0:
         return np.zeros(len(losses))
     relative = (losses / largest) ** q
-    # q F^(q-1) ||L (w - w_k)||^2, relative to largest^q; a loss of 0 has no part if q < 1
+    # q F^(q-1), relative to largest^q; 0 for a loss of 0, of which it would be infinite if q < 1
     slopes = np.zeros(len(losses))
     positive = losses > 0
     slopes[positive] = q * relative[positive] / losses[positive]

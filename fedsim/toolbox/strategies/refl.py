@@ -26,9 +26,12 @@ class REFLParams(AggregatingParams):
     ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
 
     Attributes:
-        beta: weight of a stale update's deviation, against its staleness.
-        stale_weights: ``boosted``: as in the paper; ``equal``: the weight of a fresh update.
-        boost_scale: divisor of exp(-Lambda / Lambda_max): 1 in the paper, 10 in the published code.
+        beta: share, 0 to 1, that the deviation from the fresh updates has in a stale update's
+            weight; the staleness has the share 1 - beta.
+        stale_weights: weights of stale updates: ``boosted``, by deviation and staleness, as in the
+            paper; ``equal``, as fresh updates.
+        boost_scale: divisor of exp(-Lambda / Lambda_max) in a stale update's weight, with the
+            update's deviation Lambda: 1 in the paper, 10 in the published code.
         aggregation: by default the plain mean, as in the paper; its weights are multiplied by the
             weights of stale updates.
         selection: by default the least available clients first.
@@ -185,10 +188,10 @@ class REFL(FedAvg[REFLParams]):
         state.model = await self.next_model(model, entries, staleness=[0] * len(fresh) + staleness)
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """Return the weight of each update: the aggregation's weight, scaled for stale updates.
+        """Return the weight of each update, scaled to sum to 1.
 
-        The aggregation's weight is multiplied by the update's entry ``counts``, 1 if it has none.
-        All weights are then scaled to sum to 1.
+        It is the weight by ``aggregation``; for a stale update it is multiplied by the entry
+        ``counts``, the update's weight relative to a fresh update.
         """
         usual = super().weights(entries)
         weights = [

@@ -31,15 +31,16 @@ class TiFLParams(AggregatingParams):
     ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
 
     Attributes:
-        tiers: P, equal-width bins of data size or of latency.
-        tiers_from: ``size``, which each device reports once (as for CATA-Fed), or ``latency`` of a
-            whole task (the original).
-        mode: a round's tier is drawn ``uniform``ly; ``static``: with ``probabilities``; or by
+        tiers: P, the number of tiers, which are bins of equal width of data size or of latency.
+        tiers_from: measurement that determines a device's tier: ``size``, the sample count that it
+            reports once (as for CATA-Fed), or ``latency``, the time of a whole training (as in the
+            paper).
+        mode: draw of a round's tier: ``uniform``; ``static``, with ``probabilities``; or
             ``credits``: the less accurate the model is on a tier's clients, the likelier the tier
             is, and no tier is drawn more often than it has credits.
-        probabilities: weight of each tier, from the tier with the least data (or latency) on, up to
-            a common factor. The paper's, of five tiers: fast 1, 0, 0, 0, 0; random .7, .1, .1, .05,
-            .05; slow 0, 0, 0, 0, 1.
+        probabilities: weight of each tier in the draw, in ascending order of data size (or
+            latency); their sum need not be 1. The paper's weights for five tiers: fast 1, 0, 0, 0,
+            0; random .7, .1, .1, .05, .05; slow 0, 0, 0, 0, 1.
         credits: number of rounds for each tier; by default the planned rounds divided by the tiers.
         interval: I, the number of rounds between two tests; by default the number of tiers.
     """
@@ -184,7 +185,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     its size (a scalar), or does a training whose latency is measured (down and up d parameters).
     Tiers are bins of equal width of these figures, and do not change; later devices are put into
     them. A round draws a tier with an available member, then K of its members uniformly (all if
-    there are fewer), and goes on as FedAvg's.
+    there are fewer), and goes on as a round of FedAvg.
 
     With credits, a number of rounds for each tier, the model goes to five clients of each tier
     every I rounds (d parameters), which report its accuracy (a scalar). The tiers' probabilities
@@ -341,13 +342,13 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     def _has_not_risen(
         self, previous: Sequence[float | None], accuracies: Sequence[float | None]
     ) -> bool:
-        """Return whether a test's accuracy on the tier drawn last is at most its accuracy before.
+        """Return whether the accuracy on the tier drawn last has not risen since the previous test.
 
-        It is False if one of both is unknown.
+        It is False if no tier was drawn yet, or if one of the two accuracies is unknown.
 
         Args:
-            previous: accuracy of each tier in the test before, 0 to 1; None if unknown.
-            accuracies: accuracy of each tier in the new test.
+            previous: accuracy of each tier in the previous test, 0 to 1; None if unknown.
+            accuracies: accuracy of each tier in the new test, 0 to 1; None if unknown.
         """
         current = self.state.current
         if current is None:
