@@ -105,11 +105,11 @@ class FedDR(FedAvg[FedDRParams]):
     """Federated Douglas-Rachford.
 
     Source: Tran Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting
-    algorithms for nonconvex federated composite optimization" (NeurIPS 2021), Algorithm 1, with g =
-    0. Client i with the loss f_i moves y_i <- y_i + alpha (w - x_i), finds x_i = prox_(eta
-    f_i)(y_i), the minimum of f_i(x) + ||x - y_i||^2 / (2 eta), and sends the change of 2 x_i - y_i.
-    The model w is the unweighted mean of 2 x_i - y_i over all devices; devices that were never
-    asked count with the first model. Here x_i is found by ``local_epochs`` of SGD.
+    algorithms for nonconvex federated composite optimization" (NeurIPS 2021), Algorithm 1, without
+    a regulariser (g = 0). Client i with the loss f_i moves y_i <- y_i + alpha (w - x_i), finds x_i
+    = prox_(eta f_i)(y_i), the minimum of f_i(x) + ||x - y_i||^2 / (2 eta), and sends the change of
+    2 x_i - y_i. The model w is the unweighted mean of 2 x_i - y_i over all devices; devices that
+    were never asked count with the first model. Here x_i is found by ``local_epochs`` of SGD.
 
     Messages are as in FedAvg, the model down and the update up (d parameters each). A client whose
     answer does not arrive keeps its x_i and y_i.

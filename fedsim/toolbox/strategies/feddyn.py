@@ -82,11 +82,11 @@ class FedDyn(FedAvg[FedDynParams]):
 
     Source: Acar et al., "Federated learning based on dynamic regularization" (ICLR 2021), Algorithm
     1. A move of client k is its update theta_k minus the received model theta. Let s_k be the sum
-    of client k's moves so far, and s the mean of all s_k (the paper's h is -alpha s, its grad L_k
-    is -alpha s_k). Client k minimises L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2. Then s
-    <- s + (1/N) sum_k (theta_k - theta) over the clients that answered, and the next model is the
-    mean of their theta_k, plus s. With a robust aggregation s <- (1 - K / N) s + K / N times the
-    aggregation of the s_k of the round's K clients.
+    of client k's moves so far, and s the mean of the s_k of all N devices (the paper's h is -alpha
+    s, its grad L_k is -alpha s_k). Client k minimises L_k(w) + alpha <s_k, w> + alpha / 2 ||w -
+    theta||^2. Then s <- s + (1/N) sum_k (theta_k - theta) over the clients that answered, and the
+    next model is the mean of their theta_k, plus s. With a robust aggregation s <- (1 - K / N) s +
+    K / N times the aggregation of the s_k of the round's K clients.
 
     Messages are as in FedAvg, the model down and the update up (d parameters each). No s_k is sent,
     as server and client each add up the moves (``moved``). The local problem is solved by

@@ -250,10 +250,11 @@ class FlexCFL(Migrating[FlexCFLParams]):
     shift" (2021), Algorithms 2 and 3, section 3.4, and "FedGroup: efficient clustered federated
     learning via decomposed data-driven measure" (2020).
 
-    Group cold start (Algorithm 3): alpha m devices receive the initial model w0 (d parameters),
-    pre-train, and send their update dw (d), by which they are clustered. A group's model is the
-    mean of its members' trained models. Its direction is the mean of their updates, and never
-    changes again. If fewer than m devices answer, the cold start is repeated, up to 100 times.
+    Group cold start (Algorithm 3): alpha devices for each of the m groups (``moment.devices``)
+    receive the initial model w0 (d parameters), pre-train, and send their update dw (d), by which
+    they are clustered. A group's model is the mean of its members' trained models. Its direction is
+    the mean of their updates, and never changes again. If fewer than m devices answer, the cold
+    start is repeated, up to 100 times.
 
     Client cold start: a device without a group that is selected or arrives receives w0 and the m
     directions (d + m d), pre-trains, joins the group whose direction has the largest cosine with

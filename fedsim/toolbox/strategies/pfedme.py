@@ -122,8 +122,9 @@ class PFedMe(Personal[PFedMeParams]):
     (NeurIPS 2020), Algorithm 1. A client that has received the model w makes R local rounds r, with
     the local model w_0 = w. In each it finds its personal model theta = argmin f(theta; batch) +
     lambda / 2 ||theta - w_r||^2 by K steps, and then w_(r+1) = w_r - eta lambda (w_r - theta). The
-    client sends w_R. The next global model is (1 - beta) w + beta times the mean of all w_R. Only
-    the clients of a round compute; in the paper all clients compute, and some are sampled.
+    client sends w_R. With the server's learning rate beta the next global model is (1 - beta) w +
+    beta times the mean of all w_R. Only the clients of a round compute; in the paper all clients
+    compute, and some are sampled.
 
     Messages are as in FedAvg, the model down and w_R up (d parameters each). Batches are drawn as
     for SGD. A client's last theta is its personal model.
