@@ -37,7 +37,16 @@ from fedsim.plugin import (
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 from fedsim.strategies import STRATEGIES
-from fedsim.testing import FIGURES, StrategyContract, assert_sound, eventful_world, quiet_world, run
+from fedsim.testing import (
+    FIGURES,
+    StrategyContract,
+    assert_same_run,
+    assert_sound,
+    eventful_world,
+    go_on,
+    quiet_world,
+    run,
+)
 from fedsim.world.device_kinds import find_kind
 from tests import own_trainers
 from tests.benchmarks.hashes import OF_WORLDS, WORLDS
@@ -406,6 +415,29 @@ def test_work_is_samples_flops_and_seconds(
     assert asyncio.run(job.execute()).rows[0]["time"] == pytest.approx(1.5 + seconds, abs=1e-6)
     with pytest.raises(SimulationError, match=r"work in FLOPs needs population\.device"):
         run(sections(work={"flops": 1.0}))
+
+
+class StoredParams(OwnParams):
+    why_not: ClassVar[Reasons] = Reasons()
+
+
+class Stored(Own):
+    Params = StoredParams
+
+
+def test_a_run_is_stopped_while_a_thread_runs_its_function_and_goes_on(tmp_path: Path) -> None:
+    """In the first second both devices download, and their functions have begun on threads."""
+    scenario = sections(kind=f"{__name__}:Stored")
+    run(scenario, tmp_path / "whole")
+    job = Job(fedsim.Scenario(**scenario), tmp_path / "cut", Threads(2))
+    env = job.simulation.env
+    env.declare_alarm(
+        "interruption", lambda _, when: env.at(("interruption", 0), when, job.interrupt)
+    )
+    env.at(("interruption", 0), 0.5, job.interrupt)
+    assert asyncio.run(job.execute()).summary["status"] == "interrupted"
+    go_on(scenario, tmp_path / "cut")
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_its_jitter_does_not_depend_on_the_bytes_nor_on_workers(tmp_path: Path) -> None:

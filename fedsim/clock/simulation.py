@@ -41,7 +41,7 @@ from fedsim.common.units import CLOCK_END_S, EXACT_S, TICK_S
 T = TypeVar("T")
 _WAITS = (
     "a handler waits for something that is no value of this run; use server.timer to wait, "
-    "server.value for results"
+    "server.models.value for results"
 )
 _TICKS_PER_SECOND = 1 / TICK_S
 _BREATH_S = 0.01  # most real time (s) between two turns of the event loop

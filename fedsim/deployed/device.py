@@ -300,6 +300,11 @@ class DeviceHalf:
                 self._now = began + step.seconds
                 if self._pace == 0.0:
                     time.sleep(step.seconds)
+            case _:
+                raise SimulationError(
+                    f"a deployed node cannot carry out the step {type(step).__name__!r}, which is of "
+                    "a kind of its own; allowed are Train, Evaluate, Work and Pause"
+                )
         task.steps = (*task.steps, step)
         return True
 

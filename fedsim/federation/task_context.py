@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from fedsim.federation.client import Instruction
 from fedsim.federation.wire import CodedContents
@@ -32,6 +32,9 @@ class TaskContext:
         ahead: results of trainings that may stop early, computed in advance because the simulated
             duration follows from them.
     """
+
+    not_saved: ClassVar[tuple[str, ...]] = ("real",)
+    """Field that a checkpoint omits; a resumed run calls the function again."""
 
     instruction: Instruction
     stage: TaskStage = "asked"

@@ -46,6 +46,8 @@ def test_losses_at_the_ends_of_their_range() -> None:
     norms = np.array([1.0, 2.0])
     assert fair_weights(np.zeros(2), norms, 1.0, 10.0).tolist() == [0.0, 0.0]
     assert fair_weights(np.array([0.0, 1.0]), norms, 0.5, 10.0)[0] == 0.0
+    with_a_loss_of_0 = fair_weights(np.array([0.0, 1.0]), np.array([3.0, 4.0]), 1.0, 10.0)
+    assert with_a_loss_of_0.tolist() == [0.0, 10.0 / (30.0**2 + 40.0**2 + 10.0)]
     huge = fair_weights(np.array([1e300, 1e299]), norms, 100.0, 10.0)
     assert np.isfinite(huge).all()
     assert huge[0] > huge[1]

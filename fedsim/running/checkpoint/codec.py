@@ -9,8 +9,8 @@ written, and after a resume only when they are needed.
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any
+from dataclasses import MISSING, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from fedsim.common.training import Places
 from fedsim.learning import scratch
 from fedsim.learning.derived import Derived
 from fedsim.learning.refs import Applied, Ref
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Arrays = dict[str, AnyTensor]
 _ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -201,6 +204,8 @@ class Decoder:
             raise CheckpointError(
                 f"a {name} has the fields {sorted(content)}; expected are {sorted(expected)}"
             )
+        if is_dataclass(shell):
+            self._fill_defaults(shell, name)
         for field, value in content.items():
             if f"{name}.{field}" in self._left_out or field.startswith("__"):
                 raise CheckpointError(f"a {name} has the field {field!r}, which is never written")
@@ -208,6 +213,12 @@ class Decoder:
                 self._fill_weights(shell, value)
             else:
                 object.__setattr__(shell, field, self._value(value))
+
+    def _fill_defaults(self, shell: "DataclassInstance", name: str) -> None:
+        """Set the fields that are never written to their defaults, if they have one."""
+        for field in fields(shell):
+            if f"{name}.{field.name}" in self._left_out and field.default is not MISSING:
+                object.__setattr__(shell, field.name, field.default)
 
     def _fill_weights(self, ref: Ref, value: Mapping[str, object]) -> None:
         """Set the weights of a model: an array, or those that a recipe puts together of others."""

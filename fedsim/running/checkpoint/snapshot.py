@@ -91,11 +91,10 @@ def _saved_classes() -> dict[str, type]:
 def _unsaved_fields() -> tuple[str, ...]:
     """Return the fields of flows, tasks and messages that are rebuilt on resume instead of saved.
 
-    They hold callbacks, processes, slots and alarms, and are named ``Class.field``.
+    They hold callbacks, processes, slots, alarms and futures, and are named ``Class.field``.
     """
-    return tuple(
-        f"{cls.__name__}.{field}" for cls in (Flow, Task, Message) for field in cls.not_saved
-    )
+    classes = (Flow, Task, TaskContext, Message)
+    return tuple(f"{cls.__name__}.{field}" for cls in classes for field in cls.not_saved)
 
 
 class Origins:
@@ -389,7 +388,7 @@ class SavedRun(TypedDict):
         processes: states of the world's processes.
         strategy: the strategy's ``state``.
         last: the last evaluation; None before the first.
-        ever, unseen, progress: attributes of the evaluator with these names, or of its parts.
+        served, unseen, progress: attributes of the evaluator with these names, or of its parts.
     """
 
     origins: dict[str, str]

@@ -85,8 +85,9 @@ def fair_weights(
     if largest == 0.0:
         return np.zeros(len(losses))
     relative = (losses / largest) ** q
-    # q F^(q-1), relative to largest^q; 0 for a loss of 0, of which it would be infinite if q < 1
-    slopes = np.zeros(len(losses))
+    # q F^(q-1), relative to largest^q. For a loss of 0 it is 1 / largest if q = 1, and 0 if q > 1;
+    # 0 is taken for q < 1 too, as it would be infinite.
+    slopes = np.full(len(losses), 1.0 / largest if q == 1.0 else 0.0)
     positive = losses > 0
     slopes[positive] = q * relative[positive] / losses[positive]
     steps = slopes * (lipschitz * norms) ** 2 + lipschitz * relative
