@@ -1,6 +1,6 @@
-"""The interfaces of a server half and a client half, their messages, and tests of models.
+"""Interfaces between a strategy's code and a run: server half, client half, and their messages.
 
-Imports ``learning``, ``world``, ``clock`` and ``common``.
+The package also tests models. It imports ``learning``, ``world``, ``clock`` and ``common``.
 """
 
 from fedsim.federation.client import (

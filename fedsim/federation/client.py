@@ -52,13 +52,16 @@ class RunInfo:
         lr_in: function of a round's index (from 0) that returns the learning rate of the round.
         planned_rounds: count of rounds after which the run stops; None if no such stop is planned.
         momentum: momentum of local SGD.
-        tensors: function without arguments that returns the tensors (``Tensor``: name, shape and
-            place) of the model as a flat array, in order; an empty sequence if only the model's
-            size is known.
-        keeps: whether the scenario determines which tensors stay on the devices.
-        cut: function of a kind of cut (``width``, ``rank`` or ``adapters``) and a size that returns
-            the tensors of a smaller model.
-        adapter_scale: alpha divided by the rank of the model's adapters.
+        tensors: function without arguments that returns the model's tensors (``Tensor``: name, size
+            and shape), in their order in the flat array of all parameters; an empty sequence if
+            only the model's size is known.
+        keeps: whether the scenario sets ``model.keep`` or ``model.send``, so that some tensors may
+            stay on the devices.
+        cut: function that returns the tensors of a smaller model, in order. Its arguments are the
+            way in which the model is cut (``width``, ``rank`` or ``adapters``) and the size, as in
+            ``ModelCut``.
+        adapter_scale: scale of the model's adapters (LoRA), alpha divided by their rank; 1 without
+            adapters.
         kinds: names of the kinds of devices, in the order of the scenario; empty if devices have
             no kind.
         kind_of: function of a device that returns the name of its kind, which the device reports
@@ -134,7 +137,8 @@ class LocalResult(NamedTuple):
         steps: count of SGD steps in the update.
         update: the model after the last training; None if no training finished an epoch.
         start: the model from which the update was trained; None if there is no update.
-        tested: the best of the tested models; None if the task has no ``Evaluate`` step.
+        tested: the model of least loss among the models that the last ``Evaluate`` step has tested;
+            None if the task has no such step.
         earlier: models after the earlier trainings that finished an epoch, in order.
         trained: the model after the last training, before ``Client.computed`` or an attack changed
             the update.
@@ -159,7 +163,7 @@ class Client(Generic[P]):
 
     Attributes:
         params: the keys of ``[strategy]``.
-        setting: what is known of the run before it begins, a ``RunInfo``.
+        setting: facts about the run, such as the count of devices, a ``RunInfo``.
     """
 
     former_hooks: ClassVar[Mapping[str, str]] = {"sent": "on_sent"}

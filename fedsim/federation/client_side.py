@@ -1,7 +1,7 @@
-"""The device's side of a task: calls of the client half.
+"""The device's side of a task: calls of the strategy's code on the device (the client half).
 
-The client half determines the steps when the device begins to compute, and the answer when the
-device has computed.
+The client half returns its computations when the device begins to work, and its answer when they
+are done.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -36,7 +36,7 @@ class _Results:
     """Results of a device's task so far: names of models that are computed when needed.
 
     Attributes:
-        tested: the best of the tested models; None before a test.
+        tested: the model of least loss in the last test; None before a test.
         start: the model from which the last training started; None before a training.
         updates: the models after each training of the task so far, in order.
         steps: count of SGD steps of the last training.
@@ -49,16 +49,16 @@ class _Results:
 
 
 class ClientSide:
-    """Caller of the strategy's code on devices, which turns its results into steps of tasks.
+    """Calls the strategy's code on devices, and converts its results to steps of tasks.
 
     ``Dispatch`` calls it for each task.
 
     Args:
         simulation: the clock.
         learner: trains and tests models.
-        envelopes: builds the messages of answers.
+        envelopes: makes the steps that send answers.
         devices: the devices as the strategy's code sees them.
-        trainer: ``[training]`` of the scenario.
+        trainer: the keys of ``[training]``.
         local: learning rate, batch size and steps of each device's trainings.
         fewer_layers: limits trainings to the layers for which a device has memory; None: trainings
             without enough memory fail.
@@ -92,7 +92,10 @@ class ClientSide:
         self._step_changes = self._build_step_changes()
 
     def _build_step_changes(self) -> list[ChangeOfStep]:
-        """Return the functions that change each computation of ``Client.work``, in order."""
+        """Return the functions that change each step of ``Client.work`` before the device does it.
+
+        They are applied in order. Only the functions that the scenario needs are included.
+        """
         changes: list[ChangeOfStep] = []
         if self._local.settings is not None:
             changes.append(self._local.adapt_step)
@@ -164,10 +167,10 @@ class ClientSide:
         return self.envelopes.answer(task.device, contents, result, context)
 
     def _add_time_to_encode(self, _: Task, step: Computation) -> Computation:
-        """Return a step with the time to encode its result.
+        """Extend the reserve of a training's time limit by the time to encode its result.
 
-        A training that reserves time for its upload also reserves the time to encode (s). Any other
-        step is returned unchanged.
+        Only a limit that reserves time for the upload (``Limit.reserve_upload``) is extended. Any
+        other step is returned unchanged.
         """
         if not isinstance(step, Train) or not step.limit.reserve_upload:
             return step
@@ -223,8 +226,8 @@ class ClientSide:
             task: the task.
             training: the training as the strategy's code on the device asked for it.
             epochs: count of finished epochs, at least one.
-            computed: the result, if the whole training was computed ahead; None: the result is
-                named now, and computed when it is needed.
+            computed: the result, if ``_train_ahead`` has computed it and the training was not cut
+                off; None: the result gets a name now, and is computed when it is needed.
             results: the results so far, which are changed.
         """
         earlier = results.updates

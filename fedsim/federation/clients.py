@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 _BYTES_TO_LOOK_AT = 200  # memory for phase and ID of one device
 _INTEGERS = (int, np.integer)
-_LEAST_ASKED = 16  # checking one device for availability takes about as long as checking 16
+_LEAST_ASKED = 16  # devices checked at once for availability; one takes about as long as 16
 
 
 class Clients:
     """API of a strategy's server code for the devices: which exist, and which can be asked.
 
-    A strategy reads it as ``Server.clients``. Each of these states includes all states before it:
+    A strategy reads it as ``Server.clients``. A device in one of these states is also in all states
+    that are listed before it:
 
     - A device *exists* if its ID is in the population (``exists``).
     - It has *joined* if the time of its arrival is over, even if it has left since (``joined``).
@@ -165,7 +166,7 @@ class Clients:
         return self._dispatch.tasks.next_on(device, self._dispatch.simulation.now) < math.inf
 
     def expects_newcomers(self) -> bool:
-        """Return whether a device that has not joined yet will join, and can then be reached."""
+        """Return whether any device will still join the population and be reachable afterwards."""
         is_coming = self._dispatch.population.arrival > self._dispatch.simulation.now
         newcomers = np.flatnonzero(is_coming).tolist()
         return any(self._can_return(device) for device in newcomers)
@@ -180,7 +181,11 @@ class Clients:
         return dispatch.tasks.is_idle(device) and device not in dispatch.lost_tasks.devices()
 
     def _are_idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether each of different devices is idle; bool [len(devices)]."""
+        """Return whether each of several devices is idle; bool [len(devices)].
+
+        Args:
+            devices: IDs of devices, no ID twice.
+        """
         dispatch = self._dispatch
         idle = dispatch.tasks.idle(devices)
         if not dispatch.lost_tasks.unnoticed:
@@ -272,7 +277,9 @@ class Clients:
         )
 
     def _find_fault(self, devices: Sequence[int], free: Collection[int]) -> tuple[int, str]:
-        """Return the first wrong device of a choice, and what is wrong with it; empty if it does not exist.
+        """Return the first wrong device of a choice, and its fault as text that follows the device.
+
+        The text is empty for an ID that belongs to no device.
 
         Args:
             devices: the choice, which has a wrong device.

@@ -73,7 +73,8 @@ class Arithmetic(Protocol):
         Args:
             parts: pairs of a model and its coefficient.
             otherwise: the result if no model is finite.
-            rescale: whether the coefficients of the finite models are scaled to the sum of all.
+            rescale: whether the coefficients of the finite models are multiplied by a common
+                factor, so that their sum is the sum of all coefficients.
         """
 
     def apply(
@@ -94,8 +95,9 @@ class Arithmetic(Protocol):
             models: the models that the function receives, in this order.
             stream: whole name of the stream of the function's random numbers ``rng``; None if it
                 draws none.
-            otherwise: the result if a model is not finite.
-            leave_out: whether models that are not finite are left out.
+            otherwise: the result if a model is not finite; None: the result is not finite.
+            leave_out: whether the function receives only the finite models; ``otherwise`` is then
+                the result if there are none.
             size: length of the result; None for a model.
             constants: the function's keyword arguments, JSON-able.
         """
@@ -121,11 +123,13 @@ class Coded(NamedTuple):
 
 
 class CodedParts(NamedTuple):
-    """Arrays from which a codec writes the bytes of a real message, in a deployment.
+    """Arrays of a model for a real message, in a deployment: before encoding, and as decoded.
+
+    ``Codec.pack`` writes the message from them.
 
     Attributes:
-        exact: the array before encoding [d], such as a change.
-        sent: the decoded array [d], which the payload determines.
+        exact: the array before encoding [d]: the model, or its change if the codec encodes changes.
+        sent: the array [d] that the receiver decodes from the message.
         start: model to which the receiver adds ``sent``; None if ``sent`` is the whole model.
     """
 
@@ -219,16 +223,18 @@ class Codec(Spec):
     def lengthens(self) -> bool:
         """Whether the decoded array may have a larger Euclidean norm than the original.
 
-        Differences by rounding do not count.
+        An aggregation that clips updates on the devices refuses such a codec. Differences by
+        rounding do not count.
         """
         return False
 
     @property
     def for_added_up(self) -> "Codec":
-        """Codec for contents that sender and receiver both add up over rounds.
+        """Codec for contents that device and server each add up over rounds.
 
-        Without error feedback, errors of encoding would accumulate as well. The names of such
-        contents are in ``Traits.accumulated_contents``. By default this codec itself is returned.
+        ``Traits.accumulated_contents`` names them. The device's next content contains what encoding
+        left out of this one. The codec is therefore used as with error feedback, but no residual is
+        stored. By default it is this codec itself.
         """
         return self
 
@@ -302,12 +308,12 @@ class Codec(Spec):
         base: Ref | None,
         residual: Ref | None,
     ) -> CodedParts:
-        """Return the arrays that ``pack`` writes for a model, in a deployment.
+        """Return the arrays from which ``pack`` writes the payload of a model, in a deployment.
 
-        By default the payload holds the decoded model of ``code`` as a whole.
+        By default ``sent`` is the whole decoded model that ``code`` returns.
 
         Args:
-            arithmetic: arithmetic of models, for the side that encodes.
+            arithmetic: arithmetic with models on the side that encodes.
             parameters: count of parameters of the model.
             value: the model to encode.
             base: the model that sender and receiver both have; None if there is none.

@@ -91,8 +91,8 @@ class Partial:
 
     Attributes:
         model: the model whose tensors are sent.
-        rest: the model that gives the tensors that are not sent; ``model`` itself if the receiver
-            has them already.
+        rest: the model from which the receiver takes the other tensors; ``model`` itself if the
+            receiver has its other tensors already.
         places: ranges of the tensors that are sent: pairs of begin and end in the flat model,
             ascending.
     """
@@ -117,7 +117,7 @@ class WireSizes(Protocol):
 
 _payload = lru_cache(maxsize=256, typed=True)(
     Payload
-)  # most messages have the payloads of earlier messages
+)  # cached, as most messages have the payloads of earlier messages
 
 
 def payloads(contents: Contents, sizes: WireSizes) -> tuple[Payload, ...]:

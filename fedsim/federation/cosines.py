@@ -11,18 +11,18 @@ from fedsim.common.arrays import Flags, Floats, Ints
 def kinds_of_pairs(
     devices: Sequence[int], groups: Ints, truth: Ints | None
 ) -> dict[str, NDArray[np.bool_]]:
-    """Return the pairs of updates of each kind.
+    """Divide the pairs of a round's updates into kinds, by the groups of their devices.
 
-    If the true groups of devices are unknown, the kinds are ``within`` (one group of the strategy)
-    and ``across`` (two groups of the strategy). If the true groups are known, pairs ``within`` a
-    group of the strategy are ``unlike`` (two true groups), ``settled`` (one true group, and the
-    strategy's group has no device of another true group) or ``alike`` (one true group, and the
-    strategy's group has devices of several true groups). A pair with a device without a true group
-    is then of no kind.
+    A pair is ``across`` if its devices are in two groups of the strategy. If the true groups are
+    unknown, all other pairs are ``within``. If they are known, a pair in one group of the strategy
+    is ``unlike`` if its devices have two true groups. Otherwise it is ``settled`` if the strategy's
+    group has no device of another true group, and ``alike`` if it has one. A pair with a device
+    without a true group is then of no kind.
 
     Args:
         devices: the device of each update.
-        groups: group of each device in the strategy, int64 [all devices]; -1 for no group.
+        groups: group of each device in the strategy, int64 [all devices]; -1 for no group, which
+            counts as one more group.
         truth: true group of each device, int64 [all devices]; -1 for no true group; None if the
             true groups are unknown.
 

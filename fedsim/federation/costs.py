@@ -1,4 +1,4 @@
-"""``[server]``: times in which the server computes.
+"""``[server]``: simulated times of the server's computations.
 
 The time of an operation is a function of the sizes of its inputs, fitted to measurements.
 """
@@ -31,10 +31,12 @@ class ServerSpec(Spec):
 class _Cost(NamedTuple):
     """Time of an operation on n rows of d values, and m groups.
 
+    It is ``fixed_s`` plus ``unit_ns`` for each unit of ``growth``.
+
     Attributes:
-        fixed_s: time that every call takes (s).
+        fixed_s: time of every call, whatever the sizes (s).
         unit_ns: time of a unit of ``growth`` (ns).
-        growth: function of n, d and m.
+        growth: function of n, d and m that returns the amount of work, such as n x d.
     """
 
     fixed_s: float

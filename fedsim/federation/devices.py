@@ -1,4 +1,4 @@
-"""Devices as their own client halves see them: facts of their data, and their state.
+"""Devices as a strategy's code on them sees them: labels and sizes of their data, and their state.
 
 The server sees neither data nor state.
 """
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 def linear_combination(
     learner: "Learner", parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None
 ) -> Ref:
-    """Return the linear combination sum of coefficient x model, which leaves out no model.
+    """Return the sum of models, each times its coefficient; no model is left out.
 
     Args:
         learner: names and computes models.
         parts: pairs of a model and its coefficient.
-        otherwise: the result if a model is not finite; by default one that is not finite.
+        otherwise: the result if a model is not finite; None: the result is not finite.
     """
     models = [model for model, _ in parts]
     coefficients = [coefficient for _, coefficient in parts]
@@ -171,7 +171,7 @@ class Device:
 
         Args:
             parts: pairs of a model and its coefficient.
-            otherwise: the result if a model is not finite; by default one that is not finite.
+            otherwise: the result if a model is not finite; None: the result is not finite.
         """
         return linear_combination(self._devices.learner, parts, otherwise)
 
@@ -219,8 +219,8 @@ class Device:
     def of_data(self, function: DataFunction, count: int, **constants: object) -> Lazy:
         """Return a content of a message: values that a function computes from the training samples.
 
-        The server reads it by ``ServerModels.numbers``. The computation itself takes no simulated
-        time; the client half adds a step ``Work`` for its time.
+        The server reads it by ``ServerModels.numbers``. The computation takes no simulated time,
+        unless ``Client.work`` returns a step ``Work`` for it.
 
         Args:
             function: a function of the samples [n, ...], their labels [n] and ``constants``, which
@@ -327,7 +327,7 @@ class Devices:
         """The model whose weights are all 0."""
         return self.learner.zero()
 
-    # snapshots between two instants
+    # checkpoints
 
     def snapshot(self) -> DevicesState:
         """Return the state of all devices for ``restore``.

@@ -1,7 +1,7 @@
-"""Tasks between the two halves of a strategy, through the world.
+"""Requests of a strategy's server half to devices, as tasks in the simulated world.
 
-A request of the server half starts a task in the world. ``client_side`` calls the client half while
-the task runs. The end of the task is posted to the server half.
+A request starts a task. ``client_side`` calls the client half while the task runs. When the task
+has ended, the server half is notified.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,18 @@ if TYPE_CHECKING:
 
 
 class DispatchState(TypedDict):
-    """State of ``Dispatch`` in a checkpoint: of each part that its attributes name."""
+    """State of ``Dispatch`` in a checkpoint.
+
+    Attributes:
+        busy_until: time at which the server's computations so far end (s).
+        timers: state of the strategy's timers.
+        updates: state of the received updates whose aggregation is not recorded.
+        unnoticed: task -> its end, for each lost task that the server has not noticed yet.
+        postponed: kind and device of each notice that waits until the device is switched on.
+        edge_channel: state of the messages to and from edge servers.
+        peer_messages: ID -> contents of each message from device to device that has not ended.
+        devices: state of the devices.
+    """
 
     busy_until: float
     timers: TimersState
@@ -51,8 +62,8 @@ class DispatchState(TypedDict):
 class Dispatch:
     """Begins and ends tasks for a strategy's code on the server, and notifies it of their ends.
 
-    Its other attributes are the further ways in which the strategy's code and the world reach each
-    other.
+    Its attributes also connect the code with timers, with notices about devices, and with messages
+    to edge servers and from device to device.
 
     Args:
         simulation: the clock.
@@ -119,7 +130,7 @@ class Dispatch:
         strategy: Handlers,
         halves: ClientHalves,
     ) -> None:
-        """Store objects whose construction needs this one, and build the parts that need them.
+        """Store objects that could only be built after this one, and build the parts that use them.
 
         Args:
             tasks: the tasks on the devices.
@@ -188,7 +199,8 @@ class Dispatch:
     def end(self, task: int, cause: Cause) -> None:
         """End a task, as ``Server.end`` does.
 
-        A task that is lost already remains recorded as lost; the strategy is notified at once.
+        If the task was lost and the server has not noticed it yet, the task remains recorded as
+        lost, and the strategy is notified at once.
         """
         if task in self.lost_tasks.unnoticed:
             self.lost_tasks.notice(task)
@@ -225,18 +237,18 @@ class Dispatch:
             self.simulation.post(partial(self.strategy.on_task_end, end))
 
     def on_edge_lost(self, edge: int) -> None:
-        """Discard what is known of a lost edge server, and notify the strategy of the loss."""
+        """Discard the state of a lost edge server, and notify the strategy of the loss."""
         self.edge_channel.on_lost(edge)
 
     def on_switched_on(self, device: int) -> None:
-        """Deliver what waited until a device was switched on."""
+        """Notify the strategy of lost tasks, and deliver notices, of a device that is on again."""
         self.lost_tasks.on_switched_on(device)
         self.notices.on_switched_on(device)
 
     # checkpoints
 
     def snapshot(self) -> DispatchState:
-        """Return the state for ``restore``, without the alarms, which the clock saves."""
+        """Return the state for ``restore``; the clock saves the times of timers and notices."""
         return {
             "busy_until": self.computations.busy_until,
             "timers": self.timers.snapshot(),
@@ -249,7 +261,7 @@ class Dispatch:
         }
 
     def restore(self, state: DispatchState) -> None:
-        """Restore the state from ``snapshot``; the clock then sets the alarms again."""
+        """Restore the state from ``snapshot``; the clock then sets timers and notices again."""
         self.computations.busy_until = state["busy_until"]
         self.timers.restore(state["timers"])
         self.updates.restore(state["updates"])

@@ -31,7 +31,7 @@ class EdgeMessage(NamedTuple):
 
 
 class EdgeChannelState(TypedDict):
-    """State of ``EdgeChannel`` in a checkpoint; its attributes of the same names describe the entries."""
+    """State of ``EdgeChannel`` in a checkpoint: its attributes of these names."""
 
     residuals: dict[int, dict[str, Ref]]
     with_base: list[int]
@@ -89,10 +89,10 @@ class EdgeChannel:
         self.in_transit[message.id] = EdgeMessage(edge, direction, coded)
 
     def _on_end(self, message: "Message", outcome: Outcome) -> None:
-        """Store what an arrived message leaves at the edge server, and notify the strategy.
+        """Process the end of a message, and notify the strategy.
 
-        From the edge server these are the new residuals, to the edge server the model's frozen
-        tensors. If the message was lost, the residuals remain as they were.
+        If a message from the edge server has arrived, its new residuals are stored. If a model has
+        arrived at the edge server, the edge server has the model's frozen tensors from then on.
         """
         edge, direction, coded = self.in_transit.pop(message.id)
         arrived: Contents = {}

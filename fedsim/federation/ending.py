@@ -1,4 +1,4 @@
-"""The end of a run by its rounds: goals that are reached, and rounds without progress."""
+"""Rules that may end a run after a round: reached goals, count of rounds, and lack of progress."""
 
 import math
 from collections.abc import Mapping, Sequence

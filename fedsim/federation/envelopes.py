@@ -1,7 +1,7 @@
-"""Both directions of a task's messages: the server's request, and the device's answer.
+"""A task's messages in both directions: the server's request, and the device's answer.
 
-A request becomes a download and the time to decode it; an answer becomes the time to encode it and
-an upload. The contents pass through the codecs of ``[messages]``.
+As steps of the task, a request is a download and the time to decode it; an answer is the time to
+encode it and an upload. The contents pass through the codecs of ``[messages]``.
 """
 
 from collections.abc import Collection
@@ -19,11 +19,11 @@ from fedsim.world.steps import Download, Payload, TaskStep, Upload
 
 
 class Request(NamedTuple):
-    """Server's message that asks a device for a job, as steps of a task that deliver it.
+    """Server's request to a device: the first steps of the device's task, and the task's context.
 
     Attributes:
-        steps: the steps of the device's task that deliver the message.
-        context: what is known of the task until the answer.
+        steps: the steps that deliver the request; empty if it costs no bytes.
+        context: the state of the task from now on.
     """
 
     steps: tuple[TaskStep, ...]
@@ -38,7 +38,7 @@ class Envelopes:
         down: codec of the messages to devices.
         up: codec of the messages from devices.
         devices: holds the residuals of codecs, and which devices have the frozen tensors.
-        added_up: names of contents that device and server each add up.
+        added_up: names of contents that device and server each add up over rounds.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Envelopes:
         self._added_up = added_up
 
     def wire(self, direction: Direction) -> Wire:
-        """Return ``down`` or ``up``."""
+        """Return the encoder of a direction: the attribute ``down`` or ``up``."""
         return self.down if direction == "down" else self.up
 
     def parts(
@@ -81,7 +81,7 @@ class Envelopes:
         return parts
 
     def _lacks_base(self, contents: Contents, *, has_base: bool) -> bool:
-        """Whether the model's frozen tensors are sent with contents, as the receiver lacks them."""
+        """Whether a message also brings the model's frozen tensors, as the receiver lacks them."""
         return self._learner.base_bytes > 0 and not has_base and has_model(contents)
 
     # from the server to a device
@@ -157,12 +157,14 @@ class Envelopes:
 
 
 def _copy_loss(contents: Contents, arriving: Contents, result: LocalResult) -> None:
-    """Give an update as the server decodes it the training loss of the update that was encoded.
+    """Set the training loss of a decoded update to the loss of the update before encoding.
+
+    The decoded update is a new model, of which no training has measured a loss.
 
     Args:
         contents: the contents as the device gave them.
-        arriving: the decoded contents.
-        result: what the device computed, with the update before encoding.
+        arriving: the decoded contents, whose update is changed.
+        result: the result of the device's computations, with the update before encoding.
     """
     update = result.update
     if result.trained is None or update is None:

@@ -158,7 +158,7 @@ class Evaluator:
         if self._spec.score == "historical":
             self._note_served(models)
         if self._is_due(number):
-            # before the test, as a computed update cannot be cut to its first epoch
+            # before the test computes the updates, as computed ones have no first epoch any more
             trained = self._trained_models(updates)
             tested = await self._test_models(models, self._accuracy_over(strategy.score))
             if tested is None:
@@ -188,7 +188,10 @@ class Evaluator:
         return self._spec.is_due(number, is_last=self._ending.is_last(number))
 
     def _trained_models(self, updates: Sequence[Measured]) -> list[tuple[Ref, float]]:
-        """Return the models whose training losses are measured, each with its update's weight."""
+        """Return the models whose training losses are measured, each with the weight of its update.
+
+        By ``evaluation.train_loss`` they are the updates, or the models after their first epochs.
+        """
         trained = [(entry.update, entry.weight) for entry in updates]
         if self._spec.train_loss == "first":
             trained = [(self._learner.first_epoch(update), weight) for update, weight in trained]
@@ -224,7 +227,7 @@ class Evaluator:
     async def _measure_updates(
         self, trained: Sequence[tuple[Ref, float]], updates: Sequence[Measured]
     ) -> Figures:
-        """Return the training loss, the discrepancies and the reports of trainers of a round.
+        """Return a round's training loss, discrepancies, and means of metrics that trainers report.
 
         Args:
             trained: the models whose training losses are measured, and their weights.
@@ -242,7 +245,9 @@ class Evaluator:
     async def _note_skipped(
         self, trained: Sequence[tuple[Ref, float]], updates: Sequence[Measured]
     ) -> None:
-        """Note the models that a test with learning computes for the measures of updates.
+        """Count the memory of models that measures of updates would need in a run with learning.
+
+        ``fedsim check`` reads the count from a trial without learning.
 
         Args:
             trained: the models whose training losses are measured, and their weights.
@@ -298,7 +303,9 @@ class Evaluator:
         return sum(finite) / len(finite) if finite else None
 
     def _accuracy_over(self, strategy_default: AccuracyOver) -> AccuracyOver:
-        """Return the definition of accuracy, which the scenario may give in place of the strategy.
+        """Return the definition of accuracy by ``evaluation.score``, by default the strategy's.
+
+        ``historical`` is ``pooled`` over other devices, which ``_test_models`` assigns.
 
         Args:
             strategy_default: definition by the strategy (``Strategy.score``).
@@ -326,7 +333,7 @@ class Evaluator:
     ) -> dict[str, list[float]]:
         """Return the spread of the cosines between the updates of a round, by kind of pair.
 
-        The kinds are those of ``kinds_of_pairs``. The groups of the strategy are taken after the
+        ``kinds_of_pairs`` divides the pairs into kinds, by the groups of the strategy after the
         round. If the strategy has no groups, all devices are in one group.
 
         Args:

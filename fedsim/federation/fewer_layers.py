@@ -42,10 +42,12 @@ class FewerLayers:
     def limit(self, device: int, training: Training) -> Training:
         """Return a training of the last layers for which its device has memory.
 
+        Earlier layers stay fixed. The training is returned unchanged if the memory suffices for all
+        layers, or not even for the last one.
+
         Args:
             device: ID of the device.
-            training: the training; returned unchanged if all layers fit into the memory, or no
-                layer. Otherwise the earlier layers stay fixed.
+            training: the training.
         """
         samples = self._population.samples.item(device)
         if training.part is not None:

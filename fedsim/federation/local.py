@@ -1,4 +1,4 @@
-"""Local trainings that differ by device: the client half and the training of each device."""
+"""Local trainings that differ by device (``[population.local]``), and each device's client half."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,14 +15,15 @@ from fedsim.world.task import Task
 
 AnyClient = Client[Any]
 
-_ALIVE = 4_096  # client halves that are kept; another one is built again when it is needed
+_ALIVE = 4_096  # most client halves in memory; any other is built again when it is needed
 
 
 class LocalTrainings:
     """Learning rate, batch size and count of steps that each device uses in its trainings.
 
     Args:
-        settings: the local trainings of the devices; None if all devices train alike.
+        settings: epochs, steps, batch size and learning rate of each device; None if all devices
+            train alike.
         trainer: ``[training]`` of the scenario.
     """
 
@@ -33,7 +34,10 @@ class LocalTrainings:
         )
 
     def lr_in(self, device: int) -> Callable[[int], float] | None:
-        """Return the device's learning rate by round; None if ``[training]`` determines it."""
+        """Return the function of a round that gives a device's learning rate.
+
+        None if ``[training]`` determines the rate.
+        """
         if self.settings is None or not self.settings.lr[device]:
             return None
         return self._rate_in(float(self.settings.lr[device]))
@@ -55,10 +59,10 @@ class LocalTrainings:
         return replace(training, lr=lr_in(round_number))
 
     def epochs(self, device: int) -> int:
-        """Return the count of local epochs with which the device's code is built.
+        """Return the count of local epochs in the keys of a device's client half.
 
-        It is 1 for a device with a count of SGD steps, which replaces this epoch in ``adapt_step``.
-        It is 0 if the count is that of ``[strategy]``.
+        0 stands for the count in ``[strategy]``. The result is 1 for a device with a count of SGD
+        steps, as ``adapt_step`` replaces a training of one epoch by these steps.
         """
         if self.settings is None:
             return 0
@@ -67,10 +71,10 @@ class LocalTrainings:
         return self.settings.epochs.item(device)
 
     def adapt_step(self, task: Task, step: Computation) -> Computation:
-        """Return a training as a device does it, with the device's own learning rate and batch size.
+        """Return a training with the learning rate, batch size and SGD steps of its device.
 
-        If the device has a count of SGD steps, a training of one epoch becomes a training of that
-        many steps. Other trainings of the strategy keep their epochs.
+        A count of SGD steps replaces one epoch in mini-batches. Trainings of several epochs, and of
+        one batch of all samples, keep their epochs.
 
         Args:
             task: the task of the device.

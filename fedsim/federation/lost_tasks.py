@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 class LostTasks:
-    """Holds back the ends of lost tasks for ``server.patience``.
+    """Lost tasks of which the strategy is notified later, when the server notices the loss.
+
+    The server notices it after ``server.patience``, or earlier if the device is back.
 
     Args:
         simulation: the clock.
@@ -35,8 +37,6 @@ class LostTasks:
 
     def add(self, end: TaskEnd) -> None:
         """Set the time at which the server notices a lost task.
-
-        The server notices it when its patience ends, or earlier if the device is back earlier.
 
         Args:
             end: the end of the task.

@@ -37,8 +37,8 @@ class MaliciousSpec(Spec):
 
     Attributes:
         attack: the attack: a kind, or a table with a ``kind``.
-        share: share of all devices, with newcomers, that attack: the first ones of a random order.
-            So a larger share in the same world only adds devices.
+        share: share of all devices that attack, including devices that join later. They are the
+            first devices of a random order, so that a larger share keeps them and adds others.
         devices: IDs of the devices that attack, in place of a ``share``.
     """
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class NoticeKind(Enum):
-    """Kind of a notice; its value names the notice's alarm in checkpoints."""
+    """Kind of a notice: a device has returned, is new, or has changed data.
+
+    The value names the notice in checkpoints.
+    """
 
     RETURN = "return"
     NEWCOMER = "newcomer"
@@ -114,7 +117,7 @@ class Notices:
     # checkpoints
 
     def snapshot(self) -> list[tuple[str, int]]:
-        """Return the postponed notices for ``restore``; the clock saves the alarms."""
+        """Return the postponed notices for ``restore``; the clock saves the other notices."""
         return [(kind.value, device) for kind, device in self.postponed]
 
     def restore(self, state: list[tuple[str, int]]) -> None:

@@ -101,7 +101,7 @@ class Peer(Device):
         return self.encode(value)
 
     def timer(self, seconds: float) -> None:
-        """Have ``on_timer`` of the device's code called later; replaces the device's earlier timer.
+        """Set the device's timer, which calls ``on_timer`` of its code; replaces an earlier timer.
 
         Args:
             seconds: the time from now (s).

@@ -15,12 +15,12 @@ class Measured(NamedTuple):
     Attributes:
         update: the received model (``message["update"]``), by which the task is found.
         weight: weight of the update in the mean of the training losses, such as its count of
-            samples. In the record that ``finish_round`` writes, the share of this weight in the sum
-            is the weight in the aggregation.
+            samples. If ``finish_round`` records the aggregation, it records this weight divided by
+            the sum of the weights.
         start: the model from which the update was trained; None if unknown.
         center: the model into which the update was aggregated; None if unknown. The distance of
-            ``update`` from ``center`` is the discrepancy (FlexCFL, Eq. 3; the published figures are
-            measured after the aggregation, the equation has the model before).
+            ``update`` from ``center`` is the discrepancy of FlexCFL, as in its published figures;
+            its Eq. 3 has the model before the aggregation instead.
         device: ID of the device; None for an update of several devices.
     """
 

@@ -35,7 +35,7 @@ class Server:
 
     Attributes:
         devices: count of devices.
-        setting: what is known of the run before it begins, a ``RunInfo``.
+        setting: facts about the run, such as the count of devices, a ``RunInfo``.
         clients: which devices can be asked, ``Clients``.
         models: arithmetic with models, and their values, ``ServerModels``.
         edges: the edge servers of the network, ``ServerEdges``.
@@ -295,7 +295,7 @@ class Server:
 
         Call this method once for each round. Devices that can be reached send their messages about
         the shift (``Strategy.on_shift``) in this instant, before a timer that is set at ``now``.
-        It has no effect once the run ends, as that round would not take place.
+        The call has no effect if the run ends in this instant (``stop``).
 
         Args:
             number: index of the round, from 0.
@@ -352,7 +352,7 @@ class Server:
         return self._end_round(number, row, models, counts)
 
     def _record_aggregate(self, number: int, updates: Sequence[Measured]) -> None:
-        """Record which received updates were aggregated, as far as the strategy has not recorded it.
+        """Record the aggregation of updates for which the strategy has recorded no ``aggregate``.
 
         Args:
             number: the round, from 0.

@@ -65,8 +65,8 @@ class ServerModels:
             parts: pairs of a model and its coefficient.
             otherwise: the result if no model remains, or if the remaining coefficients sum to 0; by
                 default a model that is not finite.
-            rescale: whether the remaining coefficients are scaled to the sum of all; False for sums
-                of differences.
+            rescale: whether the remaining coefficients are multiplied by a common factor, so that
+                their sum is the sum of all coefficients; False for sums of differences.
 
         Raises:
             SimulationError: a part has no model.
@@ -174,10 +174,10 @@ class ServerModels:
         return await self._learner.values(models)
 
     async def note_skipped(self, models: Sequence[Ref], *, stay: bool = True) -> None:
-        """Note models that the strategy would read here (``values``) in a run with learning.
+        """Count the memory of models that the strategy would read here (``values``) with learning.
 
-        A strategy that decides otherwise with ``learning = "off"`` calls this method there, so that
-        ``fedsim check``, whose trial has no weights, counts the memory that these models need.
+        Called with ``learning = "off"`` by a strategy that then decides without weights. The trial
+        of ``fedsim check`` has no weights, and forecasts the memory of a run with learning.
 
         Args:
             models: a list of models.
@@ -207,7 +207,7 @@ class ServerModels:
                 f'the strategy looks at {sent[0].what} that devices sent, but learning = "off" '
                 'has none; set learning = "on"'
             )
-        values = await learner.values(refs)  # as one cohort
+        values = await learner.values(refs)  # all computed together
         match sent[0].what:
             case "loss":
                 losses = [await learner.train_loss([(ref, 1.0)]) for ref in refs]

@@ -23,7 +23,7 @@ class TaskContext:
 
     Attributes:
         instruction: the request as the strategy's code on the device receives it.
-        stage: progress of the strategy's code.
+        stage: progress of the strategy's code: ``asked``, ``computing`` or ``answered``.
         has_computed: whether ``Client.work`` has returned any computation.
         answer: decoded contents of the answer, and the residuals that the device stores if the
             answer arrives; None before the answer, or if the device sends none.

@@ -9,14 +9,21 @@ from fedsim.federation.compute_queue import ComputeQueue
 
 
 class TimersState(TypedDict):
-    """State of ``Timers`` in a checkpoint: name by number of the timer, and the count of timers."""
+    """State of ``Timers`` in a checkpoint.
+
+    Attributes:
+        names: number of a timer that is set -> its name.
+        count: count of timers that were set so far, the number of the last one.
+    """
 
     names: dict[int, str]
     count: int
 
 
 class Timers:
-    """Timers by name.
+    """Timers of a strategy, each with a name.
+
+    A timer whose time comes while the server computes rings when the server has finished.
 
     Args:
         simulation: the clock.
@@ -79,12 +86,12 @@ class Timers:
     # checkpoints
 
     def snapshot(self) -> TimersState:
-        """Return the state for ``restore``, without the alarms, which the clock saves."""
+        """Return the state for ``restore``; the clock saves the times at which timers ring."""
         names = {alarm.name[1]: name for name, alarm in self._alarms.items()}
         return {"names": names, "count": self._count}
 
     def restore(self, state: TimersState) -> None:
-        """Restore the state from ``snapshot``; the clock then sets the alarms again."""
+        """Restore the state from ``snapshot``; the clock then sets the timers again."""
         self._alarms = {}
         self._restored_names = state["names"]
         self._count = state["count"]

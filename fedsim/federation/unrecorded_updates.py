@@ -1,4 +1,7 @@
-"""The updates that the server has received and that no record of an aggregation has named."""
+"""Received updates whose aggregation is not recorded: no record ``aggregate`` names their tasks.
+
+When a round is finished, the server records the aggregation of its unrecorded updates.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypedDict
@@ -10,7 +13,7 @@ from fedsim.learning.refs import Ref
 
 
 class UnrecordedUpdatesState(TypedDict):
-    """State of ``UnrecordedUpdates`` in a checkpoint; its attributes have the same names."""
+    """State of ``UnrecordedUpdates`` in a checkpoint: its attributes of these names."""
 
     unrecorded: dict[int, tuple[int, list[int]]]
     finished: dict[int, tuple[int, int]]
@@ -83,7 +86,7 @@ class UnrecordedUpdates:
         )
 
     def remove(self, tasks: Iterable[int]) -> None:
-        """Remove the answers of tasks, which a record has named as aggregated or lost at an edge."""
+        """Remove the answers of tasks that a record names as aggregated, or as lost at an edge."""
         for task in tasks:
             self.unrecorded.pop(task, None)
 

@@ -51,7 +51,7 @@ class UnseenTests:
         return dict.fromkeys(COLUMNS) if self._devices else {}
 
     async def measure(self, models: ModelAssignment, over: AccuracyOver) -> UnseenTest | None:
-        """Test the strategy's models on those devices that never train, each on its own test samples.
+        """Test the strategy's models on the test samples of each device that never trains.
 
         With several models, a measure is the mean over the models, weighted by the counts of the
         devices that they serve. It is the expected value for a device that gets the model of a
@@ -87,7 +87,7 @@ class UnseenTests:
 class _MeanOverModels:
     """Mean of a measure over several models, weighted by the count of devices that each serves.
 
-    It is None if there are no values, or if a value is None.
+    ``value`` is None if no value was added, or if an added value is None.
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ class CodedContents(NamedTuple):
 
 
 class _CodedContent(NamedTuple):
-    """A content as the receiver decodes it, and its residual; None if the sender stores none."""
+    """Content as the receiver decodes it, and the residual that the sender stores, or None."""
 
     received: object
     residual: Ref | None = None
@@ -90,8 +90,8 @@ class Wire:
             bases: update -> the model from which it was trained.
             residuals: name of a content -> the sender's residual (``Coded.residual``). The mapping
                 is not changed.
-            added_up: names of contents that device and server each add up. They are encoded by
-                ``Codec.for_added_up``, and their residuals are not stored.
+            added_up: names of contents that device and server each add up over rounds. The codec is
+                ``Codec.for_added_up``, and no residuals are stored.
         """
         if self._is_lossless and Partial not in map(type, contents.values()):
             return CodedContents(contents, {})
