@@ -1,7 +1,8 @@
-"""The core's strategies and their bases; imports ``federation`` and all that it imports.
+"""The strategies of fedsim's core and their base classes, and the registry of all strategies.
 
-This module is the registry of strategies. For each ``kind`` it has the import path and a title,
-``report name: summary``. A strategy is imported when its kind is first used.
+For each ``kind`` the registry has the import path of the class, and a title of the form ``name in
+reports: summary``. A strategy is imported when its kind is first used. The package imports
+``federation`` and all that ``federation`` imports.
 """
 
 from typing import TYPE_CHECKING, Any

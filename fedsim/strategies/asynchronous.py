@@ -54,7 +54,7 @@ class AsynchronousParams(StrategyParams):
 
     @property
     def updates_of_round(self) -> float:
-        """Count of updates from which a new version of the model is made, as forecasts expect it."""
+        """Expected count of updates in a version of the model, to predict the cost of a run."""
         return 1.0
 
     def check(self, devices: int) -> None:
@@ -145,9 +145,9 @@ class Asynchronous(Strategy[A]):
 
     @staticmethod
     def entry(message: TaskEnd, base: Ref) -> AsynchronousUpdate:
-        """Build the entry about an ended task's update that ``publish`` takes.
+        """Return the update of an ended task in the form that ``publish`` takes.
 
-        The caller sets ``weight`` and ``staleness`` of the update.
+        The caller then sets its ``weight`` and ``staleness``.
 
         Args:
             message: the end of the task; its answer has ``update`` and ``samples``.

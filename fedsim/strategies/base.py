@@ -1,4 +1,7 @@
-"""The base of every strategy: explicit state, and handlers that begin and end in one instant."""
+"""Base class of every strategy's code on the server: its hooks, and its state.
+
+A hook begins and ends in one instant of simulated time. Only ``state`` is saved with a run.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -223,15 +226,15 @@ class Strategy(Generic[P]):
     def why_not_more(self, planned: int) -> str | None:
         """Return the reason why a finished run cannot be continued with more rounds, as text.
 
-        If there is a reason, ``run --more`` is refused. A run that goes on must do what a run does
-        that had as many rounds from the start. The default None holds for a strategy that has done
-        nothing so far that depends on ``RunInfo.planned_rounds``.
+        If there is a reason, ``run --more`` is refused. A continued run must have the same results
+        as a run that planned all these rounds from its start. A strategy that has used the planned
+        count (``RunInfo.planned_rounds``) therefore returns a reason. By default there is none.
 
         Args:
-            planned: ``RunInfo.planned_rounds`` so far.
+            planned: the count of rounds that was planned until now.
 
         Returns:
-            The reason; None if the run can go on.
+            The reason; None if the run can be continued.
         """
         return None
 

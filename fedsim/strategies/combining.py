@@ -125,8 +125,8 @@ class Combining(Strategy[S]):
     def _privacy_spent(self) -> dict[str, float]:
         """Return the privacy spent in all rounds so far, as fields of the closing round's record.
 
-        The draw of the closing round is added to ``state.draws``. Without an account of privacy
-        there are no fields.
+        The way in which the round's clients were drawn is first counted in ``state.draws``. Without
+        a privacy account of the aggregation there are no fields.
         """
         aggregation = self._aggregation
         if aggregation is None or not aggregation.accounts:
@@ -138,7 +138,11 @@ class Combining(Strategy[S]):
 
     @property
     def _needed_aggregation(self) -> Aggregation:
-        """Aggregation of the scenario; ``SimulationError`` if ``Params`` have no such key."""
+        """The aggregation that the scenario names.
+
+        Raises:
+            SimulationError: the strategy's ``Params`` have no key ``aggregation``.
+        """
         if self._aggregation is not None:
             return self._aggregation
         params = type(self).Params.__name__

@@ -73,9 +73,9 @@ class FedBuff(Asynchronous[FedBuffParams]):
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
         """Append an update to the buffer, and publish a version when the buffer is full.
 
-        It follows the keys ``buffer``, ``staleness_discount``, ``most_staleness`` and ``server``. A
-        subclass with a method of its own must follow them too, or take them away by annotating them as
-        None in its ``Params``.
+        It uses the keys ``buffer``, ``staleness_discount``, ``most_staleness`` and ``server``. A
+        subclass that overrides this method must use them too, or remove them from its ``Params``
+        by annotating them as None.
 
         Args:
             message: the ended task, with ``update`` and ``samples``.

@@ -1,4 +1,8 @@
-"""Former names of ``StrategyParams.traits`` and ``why_not``, by which users' classes declare them."""
+"""Former names of a strategy's traits and of its reasons to refuse settings.
+
+Each was an attribute of ``StrategyParams`` itself, and is now in its attribute ``traits`` or
+``why_not``. Users' classes may still read and declare the former attributes.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,11 +18,11 @@ _Holder = Literal["traits", "why_not"]
 
 
 class _FormerName:
-    """Former name of a trait or reason: reading it warns, and returns the present value.
+    """Former attribute of ``StrategyParams``: reading it warns, and returns the present value.
 
     Attributes:
-        holder: the attribute of ``StrategyParams`` that has the value.
-        name: its name there; empty for the former name.
+        holder: the present attribute that has the value: ``traits`` or ``why_not``.
+        name: name of the value in ``holder``; by default the former name.
     """
 
     def __init__(self, holder: _Holder, name: str = "") -> None:
@@ -36,11 +40,14 @@ class _FormerName:
         if params is None:
             return self
         self.warn()
-        return getattr(_present(self.holder, params), self.name)
+        return getattr(_without_former(self.holder, params), self.name)
 
 
 class FormerNames(Spec):
-    """Former names of traits and reasons, which still work, with a warning."""
+    """Base of ``StrategyParams`` with the former names of traits and reasons, which still work.
+
+    Each use warns.
+    """
 
     at_edges: ClassVar[object] = _FormerName("traits")
     serverless: ClassVar[object] = _FormerName("traits")
@@ -63,14 +70,17 @@ class FormerNames(Spec):
     not_by_device: ClassVar[object] = _FormerName("why_not", "by_device")
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Return ``why_not.against(protection)``; the former name of two reasons."""
+        """Former method of two reasons: return ``why_not.against(protection)``, with a warning."""
         warn_renamed("StrategyParams.unprotected", "why_not.private_aggregation")
-        reasons = _present("why_not", self)
+        reasons = _without_former("why_not", self)
         return reasons.against(protection) if isinstance(reasons, Reasons) else None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: object) -> None:
-        """Let a class declare traits and reasons by their former names, with a warning."""
+        """Convert traits and reasons that a subclass declares by former names, with a warning.
+
+        The subclass gets properties ``traits`` and ``why_not`` that have these values.
+        """
         super().__pydantic_init_subclass__(**options)
         declared: dict[_Holder, dict[str, object]] = {"traits": {}, "why_not": {}}
         for name, value in vars(cls).items():
@@ -86,32 +96,43 @@ class FormerNames(Spec):
                 declared["why_not"][f"{protection}_aggregation"] = reason
         for holder, values in declared.items():
             if values:
-                setattr(cls, holder, _Adopted(partial(_with_former, cls, holder, values)))
+                setattr(cls, holder, _Converted(partial(_add_former, cls, holder, values)))
 
 
-class _Adopted(property):
-    """Property ``traits`` or ``why_not`` of a class that declares some of them by former names."""
+class _Converted(property):
+    """Property ``traits`` or ``why_not`` with values that a class has declared by former names."""
 
 
-def _with_former(
+def _add_former(
     cls: type[FormerNames], holder: _Holder, values: Mapping[str, object], params: FormerNames
 ) -> object:
-    """Return the inherited traits or reasons, with those that a class declares by former names."""
+    """Return an object's traits or reasons with the values that its class declares by former names.
+
+    Args:
+        cls: the class.
+        holder: ``traits`` or ``why_not``; other values in it are inherited.
+        values: present name -> value, which may be a property.
+        params: the object.
+    """
     return replace(
         getattr(super(cls, params), holder),
-        **{name: _bound(value, params) for name, value in values.items()},
+        **{name: _evaluate(value, params) for name, value in values.items()},
     )
 
 
-def _present(holder: _Holder, params: FormerNames) -> object:
-    """Return the traits or reasons that an object has by their present names alone."""
+def _without_former(holder: _Holder, params: FormerNames) -> object:
+    """Return an object's traits or reasons without the values that classes declare by former names.
+
+    A property with a former name may read the inherited value by this name. With the declared
+    values this would call the property again.
+    """
     for parent in type(params).__mro__:
         value = vars(parent).get(holder)
-        if value is not None and not isinstance(value, _Adopted):
-            return _bound(value, params)
+        if value is not None and not isinstance(value, _Converted):
+            return _evaluate(value, params)
     raise AttributeError(holder)
 
 
-def _bound(value: object, params: FormerNames) -> object:
-    """Return the value that a class attribute has for an object."""
+def _evaluate(value: object, params: FormerNames) -> object:
+    """Return a class attribute, or its value for an object if it is a property."""
     return value.fget(params) if isinstance(value, property) and value.fget else value

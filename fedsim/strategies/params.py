@@ -1,4 +1,4 @@
-"""The keys of ``[strategy]`` that all strategies share, and hooks by which other parts ask of them."""
+"""Base of the keys of ``[strategy]``, with properties that other parts of a run read."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Self, TypeVar
@@ -28,11 +28,12 @@ KeyPart = TypeVar("KeyPart", bound=Spec)
 class StrategyParams(FormerNames):
     """Base of the keys of ``[strategy]``; each strategy has a subclass as ``Params``.
 
-    Its methods check the keys before a run, and tell further parts of a run what the strategy
-    does. A few keys have one meaning in all strategies: ``local_epochs`` is read by
-    ``Client.training`` and by selections, ``selection`` (``SelectionSpec``) by ``client_half``,
-    ``aggregation`` (``AggregationSpec``), ``server`` (``ServerOptimizerSpec``) and
-    ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by forecasts.
+    Its methods check the keys before a run, and describe the strategy to other parts of the run,
+    such as forecasts and the checks of other sections. A few keys have one meaning in all
+    strategies: ``local_epochs`` is read by ``Client.training`` and by selections, ``selection``
+    (``SelectionSpec``) by ``client_half``, ``aggregation`` (``AggregationSpec``), ``server``
+    (``ServerOptimizerSpec``) and ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by
+    forecasts.
     """
 
     kind: str
@@ -65,20 +66,25 @@ class StrategyParams(FormerNames):
 
     @property
     def averages_updates(self) -> bool:
-        """Whether each new model is the plain mean of a round's updates, by ``traits``.
+        """Whether each new model is the plain mean of a round's updates.
 
-        It is not inherited: False if a base declared the traits. ``training.state = "sent"`` needs
-        such a strategy.
+        It is ``traits.averages_updates`` if the class itself declares ``traits``, and else False,
+        as a subclass may aggregate differently. ``training.state = "sent"`` needs such a strategy.
         """
         return "traits" in vars(type(self)) and self.traits.averages_updates
 
     @property
     def unforeseen(self) -> str:
-        """Why a trial without weights does not show all models of a run; empty if it does."""
+        """Text on the models of a run that a trial without weights lacks; empty if it has all.
+
+        ``fedsim check`` predicts the memory of a run from such a trial, and prints the text.
+        """
         return ""
 
     def final_models(self, devices: int) -> int | None:
-        """Return the greatest count of the models at a run's end; None if a trial shows it.
+        """Return the greatest possible count of models at a run's end, to predict memory.
+
+        By default the result is None: a trial without weights shows the count.
 
         Args:
             devices: count of devices.
@@ -201,7 +207,7 @@ class StrategyParams(FormerNames):
 
     @property
     def bounds_training(self) -> bool:
-        """Whether a deadline counts from the end of each client's download, for its training."""
+        """Whether the deadline limits only each client's training, from the end of its download."""
         return False
 
     @property

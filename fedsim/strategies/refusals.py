@@ -1,4 +1,4 @@
-"""Reasons why a strategy refuses settings of a scenario, and the check of its table by them."""
+"""Reasons why a strategy refuses settings of a scenario, and a check of ``[strategy]`` by them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,20 +13,19 @@ class Reasons:
 
     Attributes:
         private_aggregation: reason against an aggregation that bounds how far one update can move a
-            model, such as a use of answers outside the aggregation.
-        robust_aggregation: reason against an aggregation for malicious devices.
+            model, for example that the strategy also uses answers outside the aggregation.
+        robust_aggregation: reason against an aggregation that protects from malicious devices.
         privacy_account: reason against an aggregation that keeps a privacy account
-            (``Aggregation.accounts``), which would be too small.
-        sum_alone: reason against ``secure_aggregation``, by which the server learns only the sum of
+            (``Aggregation.accounts``), as the account would miss what the strategy reveals.
+        sum_alone: reason against ``secure_aggregation``, which shows the server only the sum of
             updates.
-        training_limit: reason against a deadline that bounds one training, such as several
-            trainings of a client in a round.
+        training_limit: reason against a deadline that bounds one training (``deadline.since =
+            "download"``), for example that a client trains several times in a round.
         other_steps: reason against trainers whose steps are not along a gradient.
-        no_accuracy: the key whose value needs accuracies, as text "key is value"; it is refused
-            with an objective that has no accuracy.
-        resuming: reason against checkpoints, as a run cannot be resumed.
-        by_device: key of ``[population.local]`` -> reason against it, as all devices must train
-            alike.
+        no_accuracy: a key and its value that need accuracies, as text "key is value"; refused with
+            an objective that has no accuracy.
+        resuming: reason against checkpoints: why a run cannot be resumed.
+        by_device: key of ``[population.local]`` -> reason why it must be equal for all devices.
     """
 
     private_aggregation: str | None = None
@@ -48,7 +47,9 @@ class Reasons:
         return self.private_aggregation if protection == "private" else self.robust_aggregation
 
     def with_selection(self, selection: Selection | None) -> "Reasons":
-        """Return the reasons of the strategy, and its selection's where the strategy has none.
+        """Return the strategy's reasons, completed by reasons of its selection.
+
+        If both have a reason of the same name, the strategy's is returned.
 
         Args:
             selection: the selection of clients; None if the strategy selects by itself.
@@ -78,7 +79,7 @@ class Reasons:
         bounds_training: bool,
         is_secured: bool,
     ) -> Iterator[str]:
-        """Find keys of ``[strategy]`` that cannot be combined, in the order of their reports.
+        """Yield a message for each combination of keys of ``[strategy]`` that is refused.
 
         Args:
             aggregation: rule that combines updates; None if there is none.
@@ -87,7 +88,7 @@ class Reasons:
             is_secured: whether the updates are hidden by secure aggregation.
 
         Yields:
-            A message for the user for each conflict.
+            The messages for the user, in the order in which they are shown.
         """
         all_reasons = self.with_selection(selection)
         single_updates = self.sum_alone

@@ -20,13 +20,13 @@ from fedsim.world.population import DeadlineBase
 
 
 def _deadline_tag(value: object) -> str:
-    """Return the tag of the type as which pydantic reads the key ``deadline``.
+    """Return the tag by which pydantic reads a value of the key ``deadline`` as a rule or a time.
 
     Args:
         value: the key's value in the scenario.
 
     Returns:
-        ``~rule`` if the value is the name or table of a ``Deadline``, else ``~time``.
+        ``~rule`` if the value is a ``Deadline``, its name or its table, else ``~time``.
     """
     is_rule = isinstance(value, Deadline | dict)
     if isinstance(value, str):
@@ -232,8 +232,9 @@ class AggregatingParams(SynchronousParams, CombiningParams):
     The parts are selection, aggregation, server optimiser, deadline and secure aggregation.
 
     Attributes:
-        secure_aggregation: cost of hiding all but the sum of the updates (``parts/secure``).
-            Allowed if single updates are not needed. None: not hidden.
+        secure_aggregation: costs of secure aggregation (``parts/secure``), which shows the server
+            only the sum of the updates; refused if single updates are needed. None: the server
+            receives each update.
     """
 
     secure_aggregation: SecureAggregation | None = None

@@ -24,14 +24,14 @@ class SynchronousState(State):
         received: Updates of the round in order of arrival, as ``Synchronous.entry`` returns them.
         slow: Count of the round's tasks that ended late, or did not fit into the device's memory.
         disconnected: Count of the round's tasks that were lost.
-        candidates: Candidates and wanted count of devices, for each call of a selection that asks
-            first.
+        candidates: For each call of a selection that asks candidates first: the candidates, and
+            the count of devices that are to be chosen from them at most.
         questions: Open questions to candidates: task -> device.
         answers: Device -> contents of a candidate's answer.
-        drawn: (count of clients, count of devices that they were drawn from) for the privacy
-            account. Set only if the aggregation ``accounts`` and all clients were drawn uniformly;
-            else None.
-        draws: ``drawn`` -> count of rounds with this value; (1, 1) stands for None.
+        drawn: Draw of the open round for the privacy account: (count of drawn clients, count of
+            devices from which they were drawn). None if the aggregation keeps no account, or if
+            some client was not drawn uniformly.
+        draws: ``drawn`` -> count of rounds so far with this draw; (1, 1) stands for None.
         secure: State of secure aggregation.
         selection: State of the selection.
         deadline: State of the deadline.

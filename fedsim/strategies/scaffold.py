@@ -61,9 +61,9 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """Return the training's step; with option I after a full-batch step for the gradient.
+        """Return the training; with option I, a step on all samples at once before it.
 
-        The full-batch step has lr = 1, so the change of the model is the negative gradient.
+        This step has lr = 1, so that the change of the model is the negative full-batch gradient.
         """
         gradient = Train(Training(instruction["model"], batch_size=ALL_SAMPLES, lr=1.0))
         steps = super().work(device, instruction)
@@ -127,10 +127,10 @@ class Scaffold(FedAvg[ScaffoldParams]):
 
     A round: K clients receive the model and the server's control variate c (2 d parameters). Each
     trains with the term c - c_i added to every gradient, and sends its update and the change of c_i
-    (2 d parameters). The model becomes the mean of the updates, c moves by the sum of the changes
-    over the number N of all devices. c and all c_i begin at 0, also a
-    newcomer's. A client whose answer is cut off keeps its c_i. With option II ``training.momentum``
-    makes K lr too short a measure of a step.
+    (2 d parameters). The model becomes the mean of the updates. c changes by the sum of the
+    changes, divided by the number N of all devices. c and all c_i begin at 0, also for devices that
+    join later. A client whose answer is cut off keeps its c_i. Option II divides the model's change
+    by the K steps times lr; with ``training.momentum`` the steps are longer than that.
     """
 
     Params = ScaffoldParams

@@ -138,7 +138,8 @@ class Synchronous(Combining[S]):
     def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:
         """Return clients chosen by the key ``selection``.
 
-        The round's state keeps the draw for the account of privacy, and the candidates to question.
+        The round's state stores the draw for the privacy account, and the candidates that are to be
+        asked a question first.
 
         Args:
             count: wanted count of clients.
@@ -222,9 +223,9 @@ class Synchronous(Combining[S]):
 
     @property
     def _secure(self) -> SecurePhases | None:
-        """Secure aggregation of the round, if there is any, made anew from ``state`` at each use.
+        """Secure aggregation of the round; None if the scenario has none.
 
-        A resumed run has another object ``state``.
+        The object is built from ``state`` at each use, as a resumed run has another ``state``.
         """
         if self._secured_by is None:
             return None
@@ -232,7 +233,7 @@ class Synchronous(Combining[S]):
 
     @property
     def _candidates(self) -> Candidates:
-        """Candidates of the round, made anew from ``state`` at each use, as ``_secure`` is."""
+        """Dialogue with the round's candidates, built anew from ``state`` as ``_secure`` is."""
         assert self._selection is not None
         return Candidates(self._selection, self.server, self.state)
 
@@ -244,7 +245,10 @@ class Synchronous(Combining[S]):
         return self.state.limit
 
     def _shared_models(self) -> ModelAssignment:
-        """Return the models that the server can send, by name, with the devices of each."""
+        """Return the models that the selection receives, by name, with the devices of each.
+
+        By default all models; models that only devices have are left out.
+        """
         return self.models()
 
     def _passed_over(self, device: int) -> None:
@@ -258,7 +262,7 @@ class Synchronous(Combining[S]):
         return int(message["samples"])
 
     def _verdict(self, message: TaskEnd) -> Verdict:
-        """Return the column in which the open round counts an ended task."""
+        """Return the count of the open round to which an ended task belongs, such as ``slow``."""
         return VERDICTS[message.outcome]
 
     def _counts(self) -> dict[str, int]:

@@ -15,16 +15,19 @@ class Traits:
             are refused.
         needs_labels: whether the strategy uses ``Device.label_counts``; refused for data without
             labels.
-        plain_down: whether the strategy sends no model down that a codec could encode.
-        sends_models: whether the strategy sends models, so that codecs have something to encode.
+        plain_down: whether the strategy sends no whole models to devices; codecs other than
+            ``plain`` for ``messages.down`` are refused.
+        sends_models: whether the strategy sends models in any direction; if not, ``[messages]`` is
+            refused.
         only_own_models: whether each device has a model of its own, and no model serves several
             devices. Such a strategy has no model for devices that never train.
         averages_updates: whether each new model is the plain mean of a round's updates; see
             ``StrategyParams.averages_updates``.
-        accumulated_contents: names of contents that device and server each sum, so that codecs
-            store no residuals.
-        kept_by: the side that decides which tensors stay on the devices. The scenario decides by
-            ``model.keep`` or ``model.send``.
+        accumulated_contents: names of contents that device and server each add up over rounds, so
+            that codecs store no residuals (``Codec.for_added_up``).
+        kept_by: the decider of which tensors stay on the devices: the ``scenario`` (``model.keep``
+            or ``model.send``) or the ``strategy`` (``StrategyParams.stays``). ``nobody``: no tensor
+            stays there.
         late_goes_on: whether the deadline closes the round without ending the open tasks. The
             record of the round then has no deadline.
     """

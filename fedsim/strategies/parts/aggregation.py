@@ -151,7 +151,8 @@ class Aggregation(Spec):
     def accounts(self) -> bool:
         """Whether the aggregation keeps a privacy account, which ``spent`` returns.
 
-        Such an aggregation is refused if the strategy reveals more than the account counts.
+        Such an aggregation is refused if the strategy or its selection reveals facts about clients'
+        data that the account does not count.
         """
         return False
 
@@ -186,7 +187,9 @@ class Aggregation(Spec):
 
     @returns("a list of a finite number for each update", _find_wrong_weight)
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """Return the weight of each update, by sample counts and the like, not by its values.
+        """Return the weight of each update, such as its share of all samples.
+
+        The weights do not depend on the updates' values; ``weigh`` may change them by the values.
 
         Args:
             entries: the updates, as ``Synchronous.entry`` returns them; at least one.
@@ -249,7 +252,7 @@ class Aggregation(Spec):
     async def total(
         self, server: Server, models: Sequence[Ref], share: float
     ) -> list[tuple[Ref, float]]:
-        """Return ``share`` times the sum of models that clients sent in addition to updates.
+        """Return ``share`` times the sum of models, such as the states of clients in SCAFFOLD.
 
         A robust aggregation returns a robust estimate of this sum.
 
@@ -311,7 +314,7 @@ class Mean(Aggregation):
 
 
 class First(Aggregation):
-    """The update of the client that the server asked first, as FlexCFL's code of IFCA and FeSEM has it."""
+    """The update of the client that the server asked first (IFCA and FeSEM in FlexCFL's code)."""
 
     uses_weights: ClassVar[bool] = False
     kind: Literal["first"] = "first"

@@ -176,12 +176,12 @@ class SecureAggregation(Spec):
 
 
 def _sized(phase: Phase, size: float) -> Contents:
-    """Return a message of ``size`` bytes, which the account of bytes lists under the phase's name."""
+    """Return a message of ``size`` bytes, which records of bytes list under the phase's name."""
     return {phase: Opaque(None, size) if size else Header(None)}
 
 
 class _Float32(NamedTuple):
-    """Sizes of masked models in messages: they are sent as float32, without a codec."""
+    """Sizes of masked models in messages (bytes): they are sent as float32, without a codec."""
 
     model_bytes: float
 
@@ -315,9 +315,11 @@ class SecurePhases:
             self._server.timer("phase", self._server.now)
 
     def on_timer(self) -> bool:
-        """Process timer ``phase``: end open tasks, else begin the next phase or unmask the sum.
+        """Process the timer ``phase``: a phase's tasks have all ended, or its time is over.
 
-        After the sum is unmasked, timer ``close`` closes the round.
+        Open tasks are ended as late, after which the timer rings again. Without open tasks the next
+        phase or the training begins. After the last phase the sum is unmasked, and timer ``close``
+        then closes the round.
 
         Returns:
             Whether the phases before the training are over, so that the cohort can be asked.

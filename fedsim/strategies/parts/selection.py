@@ -261,9 +261,10 @@ class Selection(Spec):
 
     @returns("a list of devices that 'select' has chosen", _find_wrong_candidate)
     def asked_first(self, state: PartState, chosen: list[int]) -> list[int]:
-        """Return which of the chosen devices are candidates, which are asked a question first.
+        """Return the chosen devices that are asked a question before they may join the cohort.
 
-        By default all are if the selection ``asks``. The others join the cohort without a question.
+        Called only if the selection ``asks``; by default all are asked. The other devices join the
+        cohort without a question.
 
         Args:
             state: state of the selection.
