@@ -8,7 +8,7 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # index of a device
 
 
 def rule(devices: int) -> str:
-    """Return a text on which names of devices a file may have, for errors.
+    """Return the part of an error's message that says which names of devices a file may have.
 
     Args:
         devices: count of devices.
@@ -20,7 +20,7 @@ def rule(devices: int) -> str:
 
 
 def device_name(cell: object) -> str:
-    """Return the name of a device in a cell of a table or a key of JSON, ``"3"`` for ``3.0``."""
+    """Return a device's name in a cell of a table or a key of JSON as text; 3.0 becomes ``"3"``."""
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))
     return str(cell)
@@ -29,8 +29,9 @@ def device_name(cell: object) -> str:
 def number_devices(names: Iterable[str], devices: int) -> dict[str, int] | str:
     """Return the index of each device that a file names.
 
-    Names 0, 1 and so on are indices, and devices may be missing. Otherwise, and if none is named 0,
-    the file has to name exactly all devices, by any names; these are numbered in natural order.
+    If each name is a number from 0 to ``devices`` - 1, it is the index, and devices may be missing.
+    Otherwise the file must name exactly ``devices`` devices, none of them ``0``. They are numbered
+    in natural order, in which "c2" comes before "c10".
 
     Args:
         names: names of devices, each at least once.

@@ -52,10 +52,12 @@ class FedsimError(Exception):
 
 
 def _name_in_python(option: re.Match[str]) -> str:
-    """Return the Python name of an option or command, for messages outside the command line.
+    """Return the name in Python of an option or command of the command line.
+
+    It replaces the option or command in messages outside of the command line.
 
     Args:
-        option: a match in a message's text, such as of ``--executor`` or ``fedsim run``.
+        option: match in a message's text, such as of ``--executor`` or ``'fedsim run'``.
     """
     name = option[1] or option[2]
     return _IN_PYTHON.get(name, name)
@@ -95,7 +97,7 @@ class CheckpointError(FedsimError):
 def is_full(error: Exception) -> bool:
     """Return whether an error means that the disk is full.
 
-    Libraries raise errors of many types for it.
+    Libraries raise errors of many types for a full disk.
     """
     return getattr(error, "errno", None) in _FULL or os.strerror(errno.ENOSPC) in str(error)
 
@@ -120,7 +122,7 @@ def show_error(error: Exception, folder: Path | None = None) -> str:
 
 def _full_disk(error: Exception, folder: Path | None) -> str:
     name = getattr(error, "filename", None)
-    full = folder if name is None else Path(os.fsdecode(name)).parent  # may be that of TMPDIR
+    full = folder if name is None else Path(os.fsdecode(name)).parent  # may be $TMPDIR
     output = folder or full
     disk = "the disk"
     advice = "try again"

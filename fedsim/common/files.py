@@ -1,8 +1,8 @@
 """Functions that read untrusted files, and write files so that they survive a power cut.
 
-They refuse pipes, devices and endless nesting. An operating system writes contents and names to the
-disk in any order. A content survives a power cut once its file is synced, and a name once its
-folder is synced.
+Reading refuses pipes, device files, and contents that are nested too deeply. An operating system
+writes contents and names to the disk in any order. A content survives a power cut once its file is
+synced, and a name once its folder is synced.
 """
 
 import errno
@@ -34,13 +34,14 @@ _BETWEEN_KEYS = re.compile(r"[=,{\[\]]")
 
 
 def find_file(file: str, root: Path | None) -> Path:
-    """Find a file that a scenario names by a relative path.
+    """Return the path of a file that a scenario names, or of its copy within ``copied_files``.
 
-    The folders where fedsim looks are tried in turn.
+    A relative path is of a file in ``root``; without a root, in the working directory or else in
+    ``$FEDSIM_DATA``. The file may be missing.
 
     Args:
         file: the path in the scenario.
-        root: the scenario's ``data.root``, one of these folders; None if it has none.
+        root: the scenario's ``data.root``; None if it has none.
     """
     reference = reference_to(file, root)
     copy = copy_of(reference)
@@ -176,7 +177,7 @@ def _refuse_long_keys(text: str) -> None:
 
 
 def refuse_long_key(key: str, place: str = "") -> None:
-    """Raise an error if a dotted key has so many parts that parsing it would overflow the stack.
+    """Raise an error if a dotted key has so many parts that parsing it would take too long.
 
     Args:
         key: the key.

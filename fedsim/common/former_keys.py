@@ -1,4 +1,4 @@
-"""Former keys of scenarios: keys that an earlier version had, and what stands for them now.
+"""Former keys of scenarios: keys that an earlier version had, and their replacements.
 
 One dict for each table of a scenario has its former keys. A spec refuses those of its own table
 (``Spec.instead``) with a message that names the replacement. ``understand`` converts the scenario of
@@ -14,7 +14,11 @@ Table = dict[str, Any]
 
 
 class Removed(NamedTuple):
-    """A former key without replacement; ``left`` is its only value now, mostly its former default."""
+    """Former key without replacement, as only one of its values is possible now.
+
+    Attributes:
+        left: that value, mostly the former default; None if it is as if the key were not given.
+    """
 
     left: object
 
@@ -152,19 +156,23 @@ _PLAIN_DEADLINE = ("flexcfl", "fedgroup", "lcfl")
 class Understood(NamedTuple):
     """A scenario in the present keys.
 
-    ``lost`` names former keys and values without an equal, such as ``training.init = 'torch'``.
+    Attributes:
+        tables: the scenario.
+        is_former: whether it had keys of an earlier version.
+        lost: former keys with values that the present keys cannot express, as text such as
+            ``training.init = 'torch'``.
     """
 
     tables: Table
-    is_former: bool  # whether the scenario has keys of an earlier version
+    is_former: bool
     lost: list[str]
 
 
 def understand(tables: Table) -> Understood:
     """Convert the scenario of a run folder to the present keys.
 
-    A scenario without former keys is returned unchanged. If a former value has no equal, the
-    nearest present value stands for it, and it is named in ``lost``.
+    A scenario without former keys is returned unchanged. A former value that the present keys
+    cannot express is replaced by the nearest one, and named in ``lost``.
 
     Args:
         tables: the scenario as it was written, with the defaults of that version.
@@ -174,7 +182,7 @@ def understand(tables: Table) -> Understood:
     try:
         if not _convert(present, lost):
             return Understood(tables, is_former=False, lost=[])
-    except (AttributeError, KeyError, TypeError):  # damaged: its readers say what is wrong
+    except (AttributeError, KeyError, TypeError):  # a damaged file, reported by its reader
         return Understood(tables, is_former=False, lost=[])
     return Understood(present, is_former=True, lost=lost)
 
@@ -191,9 +199,9 @@ def _convert(tables: Table, lost: list[str]) -> bool:
     of_kind = OF_STRATEGIES.get(kind, {})
     of_rounds = ROUNDS if ":" not in kind or strategy.table.keys() >= _ROUNDS_KEYS else {}
     has_former = [
-        training.has(TRAINING) and "kind" not in training.table,  # it had no kinds
+        training.has(TRAINING) and "kind" not in training.table,  # a former [training] had no kind
         partition.has(OF_PARTITIONS.get(str(partition.table.get("kind")), {})),
-        strategy.has(of_rounds) and ":" not in kind,  # others may have keys of these names
+        strategy.has(of_rounds) and ":" not in kind,  # users' strategies may have them
         strategy.has(of_kind),
         rule.table.get("kind") == "quantile" and rule.has(QUANTILE),
         not DATA.keys().isdisjoint(data),
@@ -207,7 +215,7 @@ def _convert(tables: Table, lost: list[str]) -> bool:
     if kind in _CONVERSIONS:
         _CONVERSIONS[kind](strategy, tables)
     if kind == "fedprox" and "deadline" not in strategy.table:
-        strategy.table.pop("partial_work", None)  # it had no effect
+        strategy.table.pop("partial_work", None)  # it had no effect without a deadline
     for section, former in (
         (training, TRAINING),
         (partition, OF_PARTITIONS.get(str(partition.table.get("kind")), {})),
@@ -228,7 +236,7 @@ class _FormerTable:
     Args:
         table: the table.
         name: its dotted name.
-        lost: list to which former keys and values without an equal are appended.
+        lost: list to which former keys and values are appended that present keys cannot express.
     """
 
     def __init__(self, table: Table, name: str, lost: list[str]) -> None:
@@ -250,12 +258,15 @@ class _FormerTable:
             self.table.pop(key, None)
 
     def lose(self, key: str, value: object) -> None:
-        """Note a former key whose value has no equal."""
+        """Append a former key and its value, which present keys cannot express, to ``lost``."""
         shown = str(value).lower() if isinstance(value, bool) else repr(value)
         self._lost.append(f"{self._name}.{key} = {shown}")
 
     def remove(self, former: Former) -> None:
-        """Remove the former keys that are left; a value other than the one left now is lost."""
+        """Remove the former keys that are not converted yet.
+
+        A value is appended to ``lost``, unless it is the only value that is possible now.
+        """
         for key, now in former.items():
             if key not in self.table:
                 continue
@@ -272,7 +283,11 @@ def _convert_data(data: Table) -> None:
 
 
 def _convert_population(population: Table, lost: list[str]) -> None:
-    """Write values by device as distributions; schedules named no devices, and drew them."""
+    """Replace numbers for all devices by distributions, in place.
+
+    A schedule of arrivals or departures without ``devices`` is appended to ``lost``: it drew its
+    devices, which present keys cannot express.
+    """
     stragglers = population.get("stragglers", {})
     for table, key in ((population, "jitter"), (stragglers, "factor")):
         if isinstance(table.get(key), int | float):
@@ -306,7 +321,10 @@ def _convert_deadline(strategy: _FormerTable, kind: str) -> None:
 
 
 def _convert_shift(strategy: _FormerTable) -> Table:
-    """Return the key ``shift`` of ``moment`` for the former keys of migration, if it is needed."""
+    """Remove the former keys of migration, and return the key ``shift`` of ``moment`` for them.
+
+    The result is empty if ``shift`` has its default for this strategy.
+    """
     shift = strategy.take("shift_metric", "aligned_l1")
     if not strategy.take("dynamic", default=False):
         strategy.drop("shift_threshold")

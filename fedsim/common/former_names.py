@@ -40,7 +40,7 @@ def warn_renamed(former: str, present: str) -> None:
 
 
 def warn_keywords(keywords: Iterable[str]) -> None:
-    """Warn the caller of ``Training`` of former keywords.
+    """Warn the caller of ``Training`` that its keywords have other names now.
 
     Args:
         keywords: the former keywords of the call.

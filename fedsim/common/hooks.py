@@ -33,7 +33,7 @@ class Override(NamedTuple):
 
     @property
     def first(self) -> object:
-        """The attribute as the most basic fedsim class defines it."""
+        """The attribute as the class ``root`` defines it."""
         return vars(self.root)[self.name]
 
     @property
@@ -129,7 +129,7 @@ def overrides(user_class: type, like: type | None = None) -> Iterator[Override]:
 
 
 def _attributes_of(user_class: type) -> dict[str, object]:
-    """Return the attributes that a class itself defines, without those of its bases.
+    """Return the attributes that a class itself defines, without inherited attributes.
 
     Returns:
         Name -> value; the marker ``_KEY`` in place of the value for a key of a scenario's table.

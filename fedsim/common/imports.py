@@ -4,8 +4,8 @@ Importing a module runs it, and a scenario file may come from a stranger. Scenar
 therefore read in ``code_from_file``, which follows only import paths that the user has allowed.
 ``allow_code=True`` allows all paths of one file. The environment variable ``$FEDSIM_ALLOW_CODE``
 (package names, comma-separated) and ``allow_code = ["mypackage"]`` in
-``~/.config/fedsim/config.toml`` allow installed packages in all files. No scenario, study,
-checkpoint or run folder can.
+``~/.config/fedsim/config.toml`` allow installed packages in all files. A scenario, study,
+checkpoint or run folder cannot allow code itself.
 
 ``sys.path`` never changes. A file is loaded from its own path under a unique module name, and a
 package that is not installed from the working directory. Only allowed code can import the modules
@@ -98,12 +98,14 @@ def refuse_unless_allowed(path: str, key: str) -> None:
 
 
 def is_refusal_of_code(message: str) -> bool:
-    """Return whether a message is of the error that code named by import path may not be imported."""
+    """Return whether an error's message says that users' code may not be imported."""
     return _REFUSAL in message
 
 
 def refuse_code(place: str, key: str) -> None:
-    """Raise an error if a scenario names a path with code, and code is not allowed.
+    """Raise an error if a scenario names code by a path, and users' code may not be run.
+
+    Used for paths that are no import paths, such as the folder of a Flower app.
 
     Args:
         place: the path.
@@ -260,10 +262,10 @@ def _config() -> Path:
 
 
 class _PermittedFinder(MetaPathFinder):
-    """Finder for Python's import of users' code that may be run and is not installed.
+    """Finder by which Python imports users' code that is allowed and not installed.
 
-    It finds the modules that were allowed, and other modules in their folders. Installed modules
-    take precedence.
+    It finds the allowed modules, and the modules in their folders that they import. Installed
+    modules take precedence.
     """
 
     def __init__(self) -> None:
@@ -318,9 +320,9 @@ def adopt_module_locations(locations: dict[str, str]) -> None:
 
 
 def _importer() -> str:
-    """Return the top-level name of the module whose import statement is being executed.
+    """Return the top-level name of the module whose import statement Python executes now.
 
-    It is read from the call stack; empty if there is no such module.
+    It is read from the call stack of the finder; empty if there is no such module.
     """
     frame: FrameType | None = sys._getframe(2)  # the caller of ``find_spec``, in importlib
     while frame is not None:

@@ -46,8 +46,8 @@ class KindField:
 
     Attributes:
         registry: the kinds.
-        bare: the key of the usual kind whose bare value is accepted for the whole table
-            (``deadline = "90 s"``).
+        bare: the key of the usual kind that a value in place of a table sets, if it is no name of a
+            kind (``deadline = "90 s"`` sets ``time``); None for no such key.
         by_device: whether a list is accepted as kind ``list``, and a table with the key ``file`` as
             kind ``file``.
         by_kind: whether a table without ``kind`` and ``file`` is accepted as kind ``by-kind``, with
@@ -92,9 +92,9 @@ class KindField:
             return spec.model_validate({**table, "kind": kind})
 
     def _require_keys(self, spec: type[Spec], kind: str, table: Mapping[str, object]) -> None:
-        """Raise an error that lists all kinds if a table has no kind and fits the usual kind badly.
+        """Raise an error if a table without ``kind`` lacks a key that the usual kind requires.
 
-        It fits badly if it lacks a key that the usual kind requires: another kind was probably meant.
+        Another kind was probably meant, so the error lists all kinds.
 
         Args:
             spec: class of the usual kind.
@@ -131,9 +131,10 @@ class KindField:
         return {self.bare: value}
 
     def _stands_for_kind(self, text: str) -> bool:
-        """Whether a text in place of a table is a kind, and not a value of the key ``bare``.
+        """Whether a text in place of a table names a kind, and is no value of the key ``bare``.
 
-        An import path that is not allowed counts as a kind, so that its message is about kinds.
+        An import path counts as a kind even if users cannot add kinds, so that the error is about
+        kinds.
         """
         if self.bare is None:
             return True

@@ -129,7 +129,7 @@ def peak_memory() -> int:
 
 
 def resident_memory() -> int:
-    """Return the memory (bytes) that this process uses; its peak if the system does not tell.
+    """Return the memory (bytes) that this process uses, or its peak if only that can be read.
 
     Memory that the process has freed is given back to the system first, where this is possible.
     """
@@ -144,8 +144,8 @@ def resident_memory() -> int:
 def return_memory() -> None:
     """Give memory that the process has freed back to the system, where this is possible.
 
-    Glibc keeps what lies between blocks in use: small arrays that stay after each of many large
-    ones are freed would cost as much memory as the large ones.
+    Otherwise glibc keeps freed memory that lies between blocks in use. If a small array stays after
+    each of many large ones, the large ones cost memory even after they are freed.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc

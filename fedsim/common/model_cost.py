@@ -33,9 +33,9 @@ def operation(fixed: float, a_sample: float, moved: float) -> Operations:
     The result is a row of an ``Operations`` array, with equal values for CPU and GPU.
 
     Args:
-        fixed: FLOPs of a batch.
-        a_sample: FLOPs of a sample, in addition.
-        moved: bytes read and written, per batch.
+        fixed: FLOPs of a batch that do not depend on its count of samples.
+        a_sample: additional FLOPs for each sample of the batch.
+        moved: bytes read and written for a batch.
     """
     return np.array([[fixed, a_sample, moved, 0.0, 0.0, 0.0, fixed, a_sample, 0.0, 0.0]])
 

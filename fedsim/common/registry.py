@@ -118,11 +118,13 @@ class Registry:
         return kind_class
 
     def guard(self, kind_class: type, class_key: str) -> None:
-        """Check a class's form, and let its methods check what they return; see ``returns.guard``.
+        """Check that a class's methods have a usable form, and make them check their results.
+
+        ``returns.guard`` says more.
 
         Args:
             kind_class: the class of a kind.
-            class_key: key that errors about the class's form name.
+            class_key: the key of a scenario in errors about the form of methods.
 
         Raises:
             ScenarioError: a method has a wrong form, or an attribute a wrong value.

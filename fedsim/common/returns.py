@@ -77,8 +77,9 @@ class Returns:
     """Rule for the values that a user's method (hook) may return, beyond the annotated type.
 
     Attributes:
-        allowed: the allowed values in words; empty for the words of the type.
-        find_mistake: check of a value of the right type.
+        allowed: the allowed values in words, for messages; empty for words made from the type.
+        find_mistake: function of a value of the right type and the hook's arguments that returns
+            the mistake in words, or "".
         allowed_draws: the random numbers that the hook may draw, in words. A draw from a global
             generator is then an error. Empty if draws are not checked.
         guarded: whether the returned object has hooks, which are checked too.
@@ -105,8 +106,9 @@ def returns(
     """Decorator that gives a hook of a base class a rule for the values that users' methods return.
 
     Args:
-        allowed: the allowed values in words; empty for the words of the type.
-        find_mistake: check of a value of the right type.
+        allowed: the allowed values in words, for messages; empty for words made from the type.
+        find_mistake: function of a value of the right type and the hook's arguments that returns
+            the mistake in words, or "".
         allowed_draws: the random numbers that the hook may draw, in words; see ``Returns``.
         guarded: whether the returned object has hooks, which are checked too.
     """

@@ -1,7 +1,6 @@
-"""Distributions of sample counts over devices. The sizes of messages are in
-``federation/contents.py``.
+"""Distributions of training sample counts over devices, for partitions and ``learning = "off"``.
 
-Partitions that deal samples by size use these distributions, and so do runs without learning.
+The sizes of messages are in ``federation/contents.py``.
 """
 
 from collections.abc import Sequence

@@ -184,7 +184,7 @@ class Spec(BaseModel):
     def _check_modes(self) -> Self:
         """Raise an error if a key is set that has no effect with the other keys of the table.
 
-        ``OnlyWith`` in the key's annotation says with which it has an effect.
+        The annotation ``OnlyWith`` of a key names the other keys and values that it needs.
         """
         fields = type(self).model_fields
         for name, only_with in _modes_of(type(self)):
@@ -206,7 +206,7 @@ class Spec(BaseModel):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The schema for TOML editors: pydantic's schema, whose table is changed in place.
+        """Return the table's JSON schema for TOML editors, made from pydantic's schema.
 
         It has descriptions from docstrings and defaults with units, and it allows no null.
         """
@@ -242,7 +242,12 @@ class Spec(BaseModel):
 
 
 def _refusal_of_former(key: str, instead: str | Removed) -> PydanticCustomError:
-    """Return the error for a key that was removed, which names what stands for it."""
+    """Return the error for a key that the table does not take, which says what to do instead.
+
+    Args:
+        key: the key, such as one of an earlier version.
+        instead: the key to use in its place, or ``Removed`` if there is none.
+    """
     if not isinstance(instead, Removed):
         return PydanticCustomError(
             "unknown_key",

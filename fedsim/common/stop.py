@@ -18,10 +18,11 @@ class StopSpec(Spec):
         rounds: count of aggregations after which the run ends.
         simulated_time: simulated time at which the run ends.
         accuracy: test accuracy (0 to 1) of an evaluation at which the run ends.
-        metrics: at the first evaluation at which one of these metrics (or ``loss``) reaches its
-            value or a better one.
+        metrics: metric (or ``loss``) -> goal; the run ends at the first evaluation at which one of
+            them reaches its goal or a better value.
         patience: count of rounds without progress after which the run ends, at the next test; None:
-            it goes on. There is progress at a test that is better than all tests before.
+            the run does not end for this reason. A test that is better than all tests before is
+            progress.
         monitor: the measure that is compared by ``patience`` and ``evaluation.keep_best``:
             ``accuracy``, ``loss`` or a metric. None: the accuracy, or the loss if the objective has
             no accuracy.

@@ -164,12 +164,12 @@ Penalised = Literal["kernels", "dense"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part of a device's samples, stratified by class, for trainings on less data (CATA-Fed).
+    """Part of a device's samples with about the mix of classes of all of them (CATA-Fed).
 
     Attributes:
         splits: count of halvings of the samples, which give 2^splits parts.
         number: index of the part, from 1.
-        out_of: count of the device's samples.
+        out_of: count of all samples of the device.
     """
 
     splits: int
@@ -300,8 +300,8 @@ class Training:
             all. The tensors of earlier layers are in ``held``.
 
     Raises:
-        SimulationError: former keywords ``epochs``, ``steps`` and ``only_batch`` do not go
-            together.
+        SimulationError: the former keywords ``epochs``, ``steps`` and ``only_batch`` contradict
+            each other.
 
     Example:
         >>> from fedsim.plugin import Batching, LocalSteps, Training
@@ -477,14 +477,15 @@ class Limit:
         budget: computing time (s) since the device's first computation for the round, which
             includes tests and earlier trainings.
         reserve_upload: bytes whose expected time on the device's own uplink is kept in reserve.
-        adaptive: whether another epoch begins only if an epoch of the mean length of the finished
-            ones fits.
-        at_least: least count of finished epochs. If fewer are finished, none counts, and the task
-            ends as late unless it may ``go_on``.
-        go_on: whether a task with too few finished epochs goes on, with the untrained model.
+        adaptive: whether another epoch begins only if the time left is at least the mean time of
+            the finished epochs.
+        at_least: least count of finished epochs. A training with fewer has failed: the task ends as
+            late, or goes on with the untrained model (``go_on``).
+        go_on: whether a task goes on after a training that has failed.
         reserve_s: time (s) that is kept in reserve for the steps after the training, in addition
             to ``reserve_upload``.
-        cut_undoes: whether an unfinished epoch undoes the finished ones.
+        cut_undoes: whether a training has also failed if its last epoch was begun and not finished,
+            so that its finished epochs are lost.
     """
 
     stop_at: float | None = None

@@ -20,10 +20,10 @@ from fedsim.common.errors import ScenarioError, nearest
 
 TICK_S = 2.0**-30  # s; step of the clock's grid, on which sums of times are exact
 EXACT_S = 2.0**23  # s (97 days); up to this time sums of times on the grid are exact in a float64
-# 317 years; there float64s are 2 us apart; much later, adding a second would no longer change the
-# time
+# end of the simulated time, 317 years; there float64s are 2 us apart, and much later a second would
+# be too short to change the time
 CLOCK_END_S = 1e10
-# repeated waits must advance the clock up to its end, where float64s are 2 us apart
+# shortest wait (s), which must advance the clock even near its end
 _LEAST_WAIT_S = 1e-3
 
 _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf"
