@@ -1,5 +1,6 @@
-"""The names for authors of strategies, parts, data, meters and processes of the world: ``from
-fedsim.plugin import ...``.
+"""Public names for authors of strategies, their parts, data, meters and processes of the world.
+
+They are imported by ``from fedsim.plugin import ...``.
 
 A strategy consists of a server half (``Strategy``, or one of its subclasses) and a client half
 (``Client``), which communicate by messages only. The docstring of each class documents its hooks,
@@ -127,7 +128,7 @@ from fedsim.world.steps import Evaluate, Pause, Train, Work
 if TYPE_CHECKING:
     from fedsim.learning.solvers.context import LocalData, TrainingContext
 
-# they load torch
+# names whose modules load torch, and are imported when they are first used
 _HEAVY = {"LocalData": "learning.solvers.context", "TrainingContext": "learning.solvers.context"}
 
 __all__ = [  # noqa: RUF022 - by task

@@ -9,8 +9,8 @@ With pytest, one class is enough::
         strategy = {"kind": "mypackage.mine:Mine", "clients_per_round": 5}
         sections = {"messages": {"up": "mypackage.mine:MyCodec"}}  # further sections of the scenario, if needed
 
-The worlds have 24 devices and scikit-learn's digits. Without pytest, call each method with an
-empty folder.
+Its methods run small worlds of 24 devices with the data set of digits from scikit-learn. Without
+pytest, call each method, with the path of an empty folder if it takes one.
 """
 
 from fedsim.lab.contract import *  # noqa: F403
