@@ -137,7 +137,7 @@ def _missing_method(error: NotImplementedError) -> str:
     """Return the message for a user whose class lacks a method that it must define.
 
     Args:
-        error: the error that the fedsim class's method of this name has raised.
+        error: the error that the base class raises in its own method of this name.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     frame = frames[-1]

@@ -24,7 +24,7 @@ class Removed(NamedTuple):
 
 
 Former = Mapping[str, str | Removed]
-"""Former keys of a table: key -> present key, or key and value, that stands for it."""
+"""Former key of a table -> its replacement, a present key or a key and value, or ``Removed``."""
 
 TRAINING: Former = {"init": Removed("glorot")}
 DATA: Mapping[str, str] = {"normalise": "normalize"}  # the former name is read too, with a note
@@ -117,7 +117,7 @@ OF_STRATEGIES: Mapping[str, Former] = {
     "cata-fed": CATA_FED,
     "fedbuff": FEDBUFF,
 }
-"""Kind of a strategy -> former keys of its table, beside those of ``ROUNDS``."""
+"""Kind of a strategy -> former keys of its table, in addition to the keys in ``ROUNDS``."""
 
 _FLUID: Table = {
     "kind": "fluid",
@@ -136,7 +136,7 @@ _ADDED: Mapping[str, Table] = {
     "training": {"kind": "sgd", "last_batch": "keep"},
     "network": {"protocol": _FLUID},
 }
-"""Table -> keys that were added since, with the value that stands for what was done before."""
+"""Table -> keys that were added since, with values that behave as the earlier version did."""
 
 _ADDED_TO_STRATEGIES: Mapping[str, Table] = {
     "fedasync": {"staleness": "polynomial", "alpha_decay_at": []},
@@ -144,13 +144,13 @@ _ADDED_TO_STRATEGIES: Mapping[str, Table] = {
     "ifca-mig": {"averaging": "models"},
     "cata-fed": {"cut_epoch": "kept", "size_reports": "largest"},
 }
-"""Kind of a strategy -> keys that were added since, as ``_ADDED`` has them for other tables."""
+"""Kind of a strategy -> keys that were added to its table since, with values as in ``_ADDED``."""
 
 _ROUNDS_KEYS = {"reference_epochs", "deadline_base"}
-"""Keys that each strategy in rounds was written with, also a user's own."""
+"""Keys that the earlier version wrote for each strategy in rounds, also for users' strategies."""
 
 _PLAIN_DEADLINE = ("flexcfl", "fedgroup", "lcfl")
-"""Strategies whose deadline now counts in seconds from the begin of a round alone."""
+"""Strategies whose deadline is now always a time (s) from the begin of a round."""
 
 
 class Understood(NamedTuple):
@@ -481,5 +481,5 @@ _CONVERSIONS: Mapping[str, Callable[[_FormerTable, Table], None]] = {
 }
 """Kind of a strategy -> function that replaces its former keys, given the whole scenario too.
 
-Keys that it leaves are removed by the table of former keys.
+``_FormerTable.remove`` then removes the former keys that the function has left.
 """

@@ -1,4 +1,4 @@
-"""Checks of the form of hooks (functions, coroutines, properties) in users' classes."""
+"""Checks that fedsim can use the hooks (functions, coroutines, properties) of users' classes."""
 
 import inspect
 from collections.abc import Iterator

@@ -180,7 +180,7 @@ def _limits(system: Path, name: str) -> Iterator[str]:
 
 
 def _group_path(system: Path) -> str:
-    """Return the path of this process's control group below the mount; empty if it has none."""
+    """Return this process's control group as a path in ``/sys/fs/cgroup``; empty without one."""
     for line in (_text(system / "proc/self/cgroup") or "").splitlines():
         hierarchy, _, path = line.partition("::")
         if hierarchy == "0" and ".." not in path.split("/"):  # '..': outside the namespace

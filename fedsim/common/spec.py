@@ -48,7 +48,7 @@ def _one_value(value: object) -> object:
 
 
 ForAll = BeforeValidator(_one_value)
-"""Annotation of a key with one value, whose values by device are in ``[population.local]``."""
+"""Annotation of a key with one value for all devices; ``[population.local]`` has other values."""
 
 Epochs = Annotated[int, Field(ge=1, le=100_000), ForAll]
 """Passes over a device's data; bounded because the end of each is recorded."""
@@ -126,8 +126,8 @@ class Spec(BaseModel):
     )
 
     instead: ClassVar[Former] = {}
-    """Key that was removed since a base class or an earlier version -> its replacement, or the value
-    that is left (``common.former_keys`` has those of earlier versions).
+    """Key of a base class or an earlier version that the table lacks -> its replacement, or
+    ``Removed`` (``common.former_keys`` has the keys of earlier versions).
     """
 
     renamed: ClassVar[Mapping[str, str]] = {}

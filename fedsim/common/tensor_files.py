@@ -191,7 +191,7 @@ class TensorFile(NamedTuple):
     The file can be read as long as one of the tensors is in use, even if it is deleted meanwhile.
 
     Attributes:
-        tensors: name: tensor.
+        tensors: name -> tensor.
         sha256: SHA-256 of the file, as hexadecimal digits; None if it was not asked for.
     """
 

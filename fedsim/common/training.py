@@ -285,7 +285,7 @@ class Training:
             for the size in ``[training]``.
         part: the part of its data that the device trains on; None for all.
         proximal: the proximal term, with its mu and anchor.
-        linear: added to every gradient (a ``Ref``); None for nothing.
+        linear: an array [d] that is added to every gradient (a ``Ref``); None for nothing.
         contrast: a contrastive term in the loss; None for none.
         lr: the learning rate; None for the rate in ``[training]``, decayed by the round.
         held: ranges of the flat model that keep their values of ``start``, as whole tensors. They

@@ -18,16 +18,15 @@ from fedsim.world.steps import Computation, Train
 P = TypeVar("P", bound=Spec)
 
 BEST = "best"
-"""Value of ``Training.start``: the best model of the preceding ``Evaluate`` step of the task."""
+"""Value of ``Training.start``: the model of least loss in the task's last ``Evaluate`` step."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousResult:
-    """Linear combination of models from a device's earlier trainings, for use in a later one.
+    """Linear combination of results of a task's earlier trainings, for its later trainings.
 
-    A client names it as the start of a ``Training``, or as the model that a training is drawn to
-    (proximal term). It is computed when the earlier trainings of the device's present task are
-    done.
+    A client names it as the start of a ``Training``, or as the anchor of its proximal term. It is
+    computed when the earlier trainings are done.
 
     Attributes:
         parts: pairs of a model and its coefficient. An int i in place of a model stands for the

@@ -25,7 +25,7 @@ from fedsim.learning.refs import Ref
 from fedsim.world.steps import Payload
 
 Contents = Mapping[str, Any]
-"""Contents of a message by name. Names are the purposes of the ledger."""
+"""Contents of a message by name; records of transferred bytes list them by these names."""
 
 # purpose of a model's frozen tensors, sent with the first model that a device receives
 BASE = "base"

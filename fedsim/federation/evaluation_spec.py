@@ -19,8 +19,8 @@ class EvaluationSpec(Spec):
     score: Literal["pooled", "device-mean", "historical"] | None = None
     """definition of accuracy. ``pooled``: right answers over all devices' test samples;
     ``device-mean``: mean of the devices' accuracies; ``historical``: pooled, with each model tested
-    on all devices that it has ever served (FlexCFL's words, not its code). None: the strategy's
-    definition.
+    on all devices that it has ever served (as FlexCFL's text says, unlike its code). None: the
+    strategy's definition.
     """
     train_loss: Literal["last", "first"] = "last"
     """local epoch whose loss is a client's training loss: the ``last``, or the ``first`` (published

@@ -142,7 +142,7 @@ class Evaluator:
     ) -> Figures:
         """Measure accuracy, losses, discrepancies and agreement of groups after a round.
 
-        The attributes ``last``, ``served`` and ``unseen_accuracy`` are brought up to date.
+        The attributes ``last``, ``served`` and ``unseen_accuracy`` are updated.
 
         Args:
             number: the round, from 0.

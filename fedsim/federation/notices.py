@@ -82,7 +82,7 @@ class Notices:
         Args:
             kind: kind of the notice.
             device: ID of the device.
-            when: the absolute time (s), on the clock's grid.
+            when: the absolute time (s), a multiple of the clock's tick.
         """
         self._simulation.wake((kind.value, device), when, partial(self.tell, kind, device))
 

@@ -277,7 +277,7 @@ class Server:
         """Record a message between two parts of the server, which takes no time and no link.
 
         Args:
-            contents: the sent contents by name; the ledger counts their bytes.
+            contents: the sent contents by name; their bytes are recorded.
             sender: name of the sending part.
             receiver: name of the receiving part.
         """

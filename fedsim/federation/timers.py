@@ -54,7 +54,7 @@ class Timers:
                 this instant.
 
         Returns:
-            The time of the timer (s), on the clock's grid.
+            The time of the timer (s), rounded to the clock's ticks.
         """
         self.cancel(name)
         self._count += 1

@@ -41,7 +41,8 @@ class StrategyParams(FormerNames):
     traits: ClassVar[Traits] = Traits()
     """Facts about the strategy that do not depend on the keys' values.
 
-    A subclass that declares some keeps those of its base by ``dataclasses.replace``.
+    A subclass that changes only some of them derives its traits from the base's by
+    ``dataclasses.replace``.
     """
 
     @property

@@ -120,12 +120,12 @@ class Aggregation(Spec):
     protection: ClassVar[Protection | None] = None
     """The protection that the aggregation offers; None if it offers none.
 
-    A protection is refused with strategies that also use updates outside the aggregation
-    (``Reasons.against``).
+    An aggregation with a protection is refused with strategies that also use updates outside the
+    aggregation (``Reasons.against``).
     """
 
     uses_weights: ClassVar[bool] = True
-    """Whether a strategy may scale ``weights`` by its own factors; False if updates are left out."""
+    """Whether a strategy may multiply ``weights`` by further factors, such as for stale updates."""
 
     kind: str
 

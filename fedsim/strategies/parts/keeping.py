@@ -82,7 +82,7 @@ class ServerKeeping:
         return Partial(model, model, self._split.sent)
 
     def restore(self, before: Ref, model: Ref) -> Ref:
-        """Return ``model`` with the tensors that stay on devices replaced by those of ``before``."""
+        """Return ``model`` with the tensors that stay on devices taken from ``before``."""
         return self._apply(spliced, [before, model], places=self._split.sent)
 
     def device_models(self, model: Ref, kept: Mapping[int, Ref]) -> dict[int, Ref]:
@@ -104,8 +104,8 @@ class ServerKeeping:
 class KeepingClient(PartClient):
     """Client's part of strategies in which some tensors of the model stay on the device.
 
-    The client trains the kept tensors together with the received ones, and sends only the latter
-    back. The kept tensors are the entry ``kept`` of the device's state.
+    The client trains the kept tensors together with the received ones, and does not send the kept
+    ones. They are the entry ``kept`` of the device's state.
     """
 
     jobs = ()
