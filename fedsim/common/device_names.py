@@ -20,7 +20,7 @@ def rule(devices: int) -> str:
 
 
 def device_name(cell: object) -> str:
-    """Return a device's name in a cell of a table or a key of JSON as text; 3.0 becomes ``"3"``."""
+    """Return the name of a device in a cell of a table or a key of JSON: ``"3"`` for ``3.0``."""
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))
     return str(cell)

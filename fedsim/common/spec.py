@@ -160,7 +160,11 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, data: object) -> object:
-        """Refuse an unknown key, with the allowed and the nearest names; -0.0 becomes 0.0."""
+        """Raise an error for an unknown key, which lists the allowed keys and names the nearest.
+
+        Returns:
+            The table in the present names of keys; -0.0 becomes 0.0.
+        """
         if not isinstance(data, dict):
             return data
         data = cls.with_present_names(data)

@@ -241,7 +241,7 @@ class Dispatch:
         self.edge_channel.on_lost(edge)
 
     def on_switched_on(self, device: int) -> None:
-        """Notify the strategy of lost tasks, and deliver notices, of a device that is on again."""
+        """Notify the strategy of lost tasks and waiting notices of a device that is on again."""
         self.lost_tasks.on_switched_on(device)
         self.notices.on_switched_on(device)
 

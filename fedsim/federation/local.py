@@ -115,7 +115,7 @@ class ClientHalves:
         self._half = lru_cache(maxsize=_ALIVE)(self._build)
 
     def of(self, device: int) -> AnyClient:
-        """Return the ``Client`` object that acts for a device."""
+        """Return the ``Client`` object whose methods are called for a device."""
         local = self._local
         if local.settings is None:
             return self._default

@@ -108,7 +108,7 @@ class Notices:
             await self._strategy.on_shift(device, received(contents))
 
     def on_switched_on(self, device: int) -> None:
-        """Set alarms for the notices that waited until a device was switched on."""
+        """Schedule the notices that waited until a device was switched on."""
         kinds = [kind for kind, number in self.postponed if number == device]
         self.postponed = [(kind, number) for kind, number in self.postponed if number != device]
         for kind in kinds:

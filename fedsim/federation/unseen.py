@@ -44,7 +44,7 @@ class UnseenTests:
         self._devices = list(devices)
 
     def not_measured(self) -> dict[str, float | None]:
-        """Return the columns of tests on such devices for a round without a test: all None.
+        """Return the columns of tests on devices that never train as None, if no test is due.
 
         Empty if all devices may train.
         """

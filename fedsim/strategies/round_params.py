@@ -233,8 +233,8 @@ class AggregatingParams(SynchronousParams, CombiningParams):
 
     Attributes:
         secure_aggregation: costs of secure aggregation (``parts/secure``), which shows the server
-            only the sum of the updates; refused if single updates are needed. None: the server
-            receives each update.
+            only the sum of the updates; refused if single updates are needed. None: the server sees
+            each update.
     """
 
     secure_aggregation: SecureAggregation | None = None

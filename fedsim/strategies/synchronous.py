@@ -415,7 +415,7 @@ class Synchronous(Combining[S]):
                 self._candidates.end()
 
     def _end_secure_phase(self) -> None:
-        """Go on with secure aggregation; after its phases before the training, ask the cohort."""
+        """Continue secure aggregation at timer ``phase``; ask the cohort when it may train."""
         assert self._secure is not None
         may_train = self._secure.on_timer()
         if may_train and self.state.cohort:

@@ -1,4 +1,4 @@
-"""Traits of a strategy that other sections of a scenario depend on, whatever its keys are."""
+"""Traits: facts about a strategy for checks of other sections, whatever the values of its keys."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -157,7 +157,9 @@ class Aggregation(Spec):
         return False
 
     def for_rounds_of(self, updates: int) -> "Aggregation":
-        """Return the aggregation for rounds of a given size; by default this object itself.
+        """Return the aggregation for rounds of a given size, on which a divisor may depend.
+
+        By default it is this object itself.
 
         Args:
             updates: count of updates in a round if no client disconnects.
@@ -308,7 +310,7 @@ class Weighted(Aggregation):
 
 
 class Mean(Aggregation):
-    """The plain mean."""
+    """The plain mean of the updates."""
 
     kind: Literal["mean"] = "mean"
 
