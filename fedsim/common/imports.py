@@ -43,9 +43,10 @@ _allowed = ContextVar("_allowed", default=True)
 
 @contextmanager
 def code_from_file(allow_code: bool) -> Iterator[None]:
-    """Context manager in which a scenario file is validated, and code that it names is not imported.
+    """Context manager in which a scenario file is validated, whose code may be a stranger's.
 
-    Code is imported only if ``allow_code`` or the user's configuration allows it.
+    Code that the file names is imported only if ``allow_code`` or the user's configuration allows
+    it.
 
     Args:
         allow_code: whether all import paths of the file may be imported.

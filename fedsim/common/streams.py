@@ -164,7 +164,7 @@ class Streams:
     def generator(self, purpose: str, *ids: int) -> np.random.Generator:
         """Return a numpy generator at the start of a stream, for an array of draws.
 
-        A generator is never kept between two uses: equal arguments give equal draws.
+        Each call returns a new generator: equal arguments give equal draws.
 
         Args:
             purpose: name of the stream.

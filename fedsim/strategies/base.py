@@ -115,9 +115,7 @@ class Strategy(Generic[P]):
     def remembered(self, part: str) -> PartState:
         """Return the state of a part of the strategy, such as its selection.
 
-        The part's state is an entry of the strategy's ``state``, under the part's name.
-
-        The state is created at its first use.
+        It is an entry of the strategy's ``state`` under the part's name, created at its first use.
 
         Args:
             part: the part's key in ``params``, such as ``selection``, or any other name.

@@ -39,7 +39,7 @@ class Reasons:
     by_device: Mapping[str, str] = field(default_factory=dict)
 
     def against(self, protection: Protection) -> str | None:
-        """Return the reason against an aggregation with a protection.
+        """Return the reason against an aggregation that protects privacy or from malicious devices.
 
         Args:
             protection: the aim of the aggregation: ``private`` or ``robust``.

@@ -84,7 +84,7 @@ class RoundParams(StrategyParams):
         """Return the deadline as a rule with times in seconds; None if there is no deadline.
 
         Args:
-            mean_epoch_s: time of a mean epoch (s), the unit of some deadlines.
+            mean_epoch_s: mean time of an epoch over the devices (s), the unit of some deadlines.
         """
         if self.deadline is None:
             return None
@@ -143,7 +143,7 @@ class RoundParams(StrategyParams):
     def combined_at_once(self, devices: int) -> int:
         """Return how many updates are combined into one model, if no client disconnects.
 
-        If rounds differ, it is the smallest count.
+        The aggregation's keys are checked with this count. If rounds differ, it is the smallest.
 
         Args:
             devices: count of devices in the population.

@@ -54,7 +54,7 @@ def _minus_control(device: Device) -> list[tuple[Ref, float]]:
 
 
 class ScaffoldClient(SynchronousClient[ScaffoldParams]):
-    """Client that corrects each gradient by control variates, and then updates its own one.
+    """Client that corrects each gradient by control variates, and then updates its control variate.
 
     It trains along the gradient + c - c_i, with the server's control variate c and its own c_i. The
     entry ``control`` of the device's state is c_i; it is absent while c_i is 0.

@@ -164,7 +164,7 @@ class Synchronous(Combining[S]):
         return devices
 
     async def before_asking(self) -> None:
-        """Act when the round's devices are selected and have their data, before any is asked to train.
+        """Hook after the round's devices are selected and their data shifted, before they train.
 
         By default nothing is done.
         """

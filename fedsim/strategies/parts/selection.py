@@ -254,8 +254,7 @@ class Selection(Spec):
             among: the devices to choose from; None for all.
 
         Returns:
-            At most ``count`` online, idle devices; any count of candidates if the selection
-            ``asks``.
+            At most ``count`` idle devices; any count of candidates if the selection ``asks``.
         """
         raise NotImplementedError
 
