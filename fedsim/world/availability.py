@@ -151,7 +151,7 @@ class AvailabilityModel(Spec):
         """Build the availability of all devices.
 
         Args:
-            streams: random streams; draws are from ``world/...``.
+            streams: random streams of the run; a model draws from those named ``world/...``.
             devices: number of devices.
             root: folder of data files; None for the working directory.
         """

@@ -1,10 +1,11 @@
 """Batteries of devices: they drain by steps, charge while plugged in, and run flat.
 
-A level is a straight line between breakpoints: a charger is plugged in or out, the battery is full,
-flat or charged enough to restart, a radio falls asleep, a step begins or ends. So a battery is
-known in closed form from its last breakpoint on, without polling. Breakpoints lie on the clock's
-grid. A device draws its idle power all the time, also while it is disconnected, unless its battery
-is flat: then the device is off until the battery is charged to the level at which it restarts.
+The energy in a battery changes linearly between two breakpoints. A breakpoint is a time, in whole
+ticks of the clock, at which the power changes: a charger is plugged in or out, the battery is full,
+flat or charged enough to restart, a radio falls asleep, or a task's step begins or ends. So the
+level at any time follows from the last breakpoint. A device draws its idle power all the time, also
+while it is disconnected. If its battery is flat, the device is off until the battery is charged to
+the level at which it restarts.
 """
 
 import math
@@ -33,11 +34,12 @@ class BatteriesState(TypedDict):
     """State of ``Batteries`` in a checkpoint.
 
     Attributes:
-        points: level and total energies of each device's battery at its last update, float64
-            [devices, 7].
+        points: state of each device's battery at its last update; columns are the attributes of
+            ``_Point``, float64 [devices, 7].
         loads: device with a running task -> power and energy that the running step draws.
-        turns: device -> times (s) at which its battery ran flat or restarted, in turn.
-        paths: device -> times (s) and levels (J) in turn, since its last record ``battery``.
+        turns: device -> times (s) at which its battery alternately ran flat and restarted.
+        paths: device -> time (s) and level (J) of each breakpoint since the device's last record
+            ``battery``, as one flat list.
     """
 
     points: Floats
@@ -54,11 +56,11 @@ class Load:
         watts: power in addition to idle power (W).
         moves: whether the device sends or receives.
         byte: energy of each byte of the message (J).
-        moved: bytes of the message whose energy has been subtracted from the level.
+        moved: bytes of the message for which ``byte`` has been subtracted from the level.
         is_at_risk: whether the battery may be flat before the end of the message.
         rate: rate of the message (bytes/s) if the battery ``is_at_risk``; otherwise 0.
-        was_flat: whether the battery was flat when the task began. Such a device draws no energy, may
-            be charging, and its task is cut off at once.
+        was_flat: whether the battery was flat when the task began. Such a task is cut off at once and
+            draws no energy, while the battery may charge.
     """
 
     watts: float = 0.0
@@ -78,9 +80,10 @@ class FlatPrediction(NamedTuple):
     """Prediction of when a device runs flat.
 
     Attributes:
-        when: time at which it is flat, or up to which it has energy (s).
-        is_flat: whether it is flat at this time.
-        is_at_risk: whether the prediction is valid only while the rate of its message stays as it is.
+        when: time at which the battery is flat (s); if not ``is_flat``, a time until which it lasts.
+        is_flat: whether the battery is flat at ``when``.
+        is_at_risk: whether the battery may be flat before the end of the device's message, so that
+            the prediction holds only for the message's present rate.
     """
 
     when: float
@@ -119,7 +122,8 @@ class _Course:
         net: net power into the battery (W).
         charge, idle, task: power of the charger, idle power, and power of tasks (W).
         capacity: highest possible level (J).
-        target: exact level at the breakpoint (J); None if the level follows from ``net``.
+        target: level at the breakpoint (J) if the battery is then full, flat or charged enough to
+            restart; None if the level follows from ``net``.
     """
 
     end: float
@@ -147,17 +151,19 @@ class _Course:
 
 
 class Batteries:
-    """Energy in the devices' batteries, by simulated time; exists if the scenario has batteries.
+    """Energy in the batteries of all devices, if the scenario has batteries.
 
-    A battery of infinite capacity is ignored. The batteries emit a record ``battery`` when a task
-    begins or ends, when a device runs flat within the tail of a task, and at the end of the run for
-    each device that had a task. Its fields are the ``level`` (J), the energy since the device
-    joined that was ``charged``, drawn as ``idle`` power and ``drawn`` for tasks (J), whether the
-    battery is ``flat``, and ``path``, the breakpoints [time, level] since the device's last record.
+    A battery of infinite capacity is ignored. A record ``battery`` is emitted when a task begins or
+    ends, when a device runs flat while its radio is still awake after a task, and at the end of the
+    run for each device that had a task. Its fields are the ``level`` (J), the energy since the
+    device joined that was ``charged``, drawn as ``idle`` power and ``drawn`` for tasks (J), whether
+    the battery is ``flat``, and ``path``, the breakpoints [time, level] since the device's last
+    record. A breakpoint is a time at which the power changes.
 
     Args:
         simulation: the clock.
-        columns: coefficients of the energy meter and of the batteries: name -> float64 [devices].
+        columns: values of the energy meter and of the batteries, such as ``idle_w`` (W) and
+            ``capacity_j`` (J): name -> float64 [devices].
         restart: share of the capacity at which a flat device restarts.
         charging: phases in which devices are plugged in.
         arrival: time at which each device joins (s), float64 [devices].
@@ -188,7 +194,7 @@ class Batteries:
         simulation.env.declare_alarm("flat", self._set_flat)
 
     def has(self, device: int) -> bool:
-        """Whether the device has a battery that can be flat."""
+        """Whether the device has a battery of finite capacity, which can run flat."""
         return self._coefficient(device, "capacity_j") < math.inf
 
     def up(self, devices: Ints, time: float) -> Flags:
@@ -229,14 +235,14 @@ class Batteries:
         return max(time, point.at)
 
     def phase_at(self, device: int, time: float) -> Span:
-        """Return since when and until when a battery was flat, or not flat, around a past time.
+        """Return the interval around a past time in which a battery was flat, or was not flat.
 
         Args:
             device: index of the device.
-            time: the time (s).
+            time: the past time (s).
 
         Returns:
-            The interval; its ``on`` is true if the battery was not flat.
+            Begin and end of the interval; ``on`` is true if the battery was not flat.
         """
         if device not in self._loads:
             self._follow_breakpoints(device, self._point(device), self._simulation.now, keep=True)
@@ -288,8 +294,8 @@ class Batteries:
     def flat_at(self, device: int, until: float) -> float:
         """Return the time (s) at which a device runs flat during its step, up to ``until`` (s).
 
-        The result is infinity if the device does not run flat by ``until``, and also if it was flat
-        when its task began, because such a task is lost.
+        The result is infinity if the device does not run flat by ``until``. It is also infinity if
+        the device was flat when its task began: such a task is lost for another reason.
         """
         if self._loads[device].was_flat:
             return math.inf
@@ -303,10 +309,12 @@ class Batteries:
     def predict(self, device: int, remaining: float, rate: float) -> FlatPrediction:
         """Predict when a device that sends, receives or waits runs flat, up to an hour ahead.
 
+        The prediction is stored in the device's ``Load``, so that energy is subtracted accordingly.
+
         Args:
             device: index of the device.
-            remaining: remaining bytes of its message; 0 while it waits.
-            rate: present rate of the message (bytes/s).
+            remaining: remaining payload of its message (bytes); 0 while it waits.
+            rate: present rate of the message (bytes of payload/s).
         """
         point = self._point(device)
         load = self._loads[device]
@@ -324,7 +332,7 @@ class Batteries:
         return FlatPrediction(when, point.flat and not reserve, load.is_at_risk)
 
     def end(self, device: int, moved: float, *, is_flat: bool) -> None:
-        """Subtract the energy of the running step, which ends now, and remove its load.
+        """End a device's running step now: subtract its energy, and draw idle power from now on.
 
         Args:
             device: index of the device.
@@ -366,7 +374,7 @@ class Batteries:
         self._emit_battery(device)
 
     def close(self) -> None:
-        """Emit a record ``battery`` of each device that ever had a task."""
+        """Emit the last record ``battery`` of each device that had a task, at the end of the run."""
         for device in sorted(self._paths):
             self._emit_battery(device)
 
@@ -428,19 +436,22 @@ class Batteries:
         to_flat: bool = False,
         keep: bool = False,
     ) -> _Course:
-        """Advance the state of a battery from breakpoint to breakpoint.
+        """Compute the state of a battery at its breakpoints, up to the last one before a time.
+
+        A breakpoint is a time at which the power into or out of the battery changes.
 
         Args:
             device: index of the device.
             point: state of the battery, which is changed to the state at the last breakpoint.
-            until: time (s) after which no breakpoint is followed.
+            until: time up to which breakpoints are computed (s).
             watts: power of the device's task (W).
-            reserve: energy that is subtracted from the level and the capacity (J).
-            to_flat: whether to stop when the battery is flat.
+            reserve: energy that is set aside for the rest of a message (J); it is subtracted from the
+                level and from the capacity.
+            to_flat: whether to stop at the first breakpoint at which the battery is flat.
             keep: whether to store the state at each breakpoint.
 
         Returns:
-            The course that begins at the last breakpoint.
+            The linear course of the energy after the last breakpoint.
         """
         point.level -= reserve
         while True:
@@ -460,7 +471,7 @@ class Batteries:
 
         Args:
             device: index of the device.
-            moved: bytes transferred so far in the running step.
+            moved: payload transferred so far in the running step (bytes).
         """
         point = self._point(device)
         load = self._loads.get(device, Load())
@@ -519,8 +530,8 @@ class Batteries:
 class Powered(Availability):
     """Availability in which a device is also unreachable while its battery is flat.
 
-    An on phase ends when the model of availability says so, even if the battery will be flat
-    earlier; the end of a phase that is already over does take the battery into account.
+    ``span`` cannot know when a battery will run flat, so the end of an on phase is the one without
+    batteries. ``phase_at`` returns exact phases, of the past.
 
     Args:
         within: availability without batteries.
@@ -539,7 +550,7 @@ class Powered(Availability):
         return Span(False, time, up)
 
     def phase_at(self, device: int, time: float) -> Span:
-        """Return whether a device could be reached at a past time, since when and until when.
+        """Return the on or off phase around a past time, with the times of a flat battery as off.
 
         Args:
             device: index of the device.

@@ -1,4 +1,4 @@
-"""Watch over the batteries of devices with a task, which cuts off tasks if a battery is flat."""
+"""Watch over the batteries of devices with a task: a task ends when the battery is flat."""
 
 import math
 from functools import partial
@@ -33,7 +33,7 @@ class BatteryWatch:
         batteries: the batteries of all devices; None if no device has one.
 
     Attributes:
-        batteries: the same.
+        batteries: the argument ``batteries``.
     """
 
     def __init__(self, runner: StepServices, batteries: "Batteries | None") -> None:
@@ -70,7 +70,7 @@ class BatteryWatch:
 
         Args:
             task: the task.
-            sent: bytes that the step has transferred.
+            sent: payload that the step has transferred (bytes).
             is_flat: whether an empty battery ended the step.
         """
         battery = self._find_batteries(task)
@@ -88,14 +88,14 @@ class BatteryWatch:
     # alarms for flat batteries
 
     def runs_flat(self, task: Task, until: float) -> bool:
-        """Compute whether the battery of a task's device runs flat during the running step.
+        """Return whether the battery of a task's device runs flat in the running step by a time.
 
-        The time at which it runs flat is stored in ``task.flat_at`` (infinity for never). For a
-        device without a battery the result follows from the present value of ``task.flat_at``.
+        The time at which it runs flat is stored in ``task.flat_at``, infinity if it does not. A
+        device without a battery never runs flat.
 
         Args:
             task: the task.
-            until: last time for which the battery is computed (s).
+            until: the time (s).
         """
         battery = self._find_batteries(task)
         if battery is not None:
@@ -105,9 +105,9 @@ class BatteryWatch:
     def predict(self, task: Task) -> None:
         """Predict when the battery of a task's device will be flat, and set an alarm for that time.
 
-        Called while the device sends, receives or waits. At the alarm the task ends, or a new
-        prediction is made. If the prediction depends on the rate of the device's message, it is
-        also repeated when rates change.
+        The end of such a step is not known in advance: the device sends, receives or waits. At the
+        alarm the task ends if the battery is flat, otherwise the prediction is repeated. It is also
+        repeated when rates of messages change, if it depends on the rate of the device's message.
 
         Args:
             task: the task.
@@ -148,9 +148,9 @@ class BatteryWatch:
             self._predict_again(task)
 
     def _predict_at_risk(self) -> None:
-        """Predict anew when batteries run flat that may be flat before the end of a message.
+        """Repeat the predictions for devices whose battery may be flat before their message ends.
 
-        Called after rates of messages have changed.
+        The network calls this method after rates of messages have changed.
         """
         for task in list(self._at_risk.values()):
             if task.waits and task.flow is not None and task.flow.ended is None:
@@ -176,5 +176,5 @@ class BatteryWatch:
             self.batteries.restore(batteries)
 
     def restore_tasks(self, state: BatteryWatchState) -> None:
-        """Restore the set of tasks whose battery is at risk, after the tasks."""
+        """Restore the tasks whose battery may run flat; called after the tasks are restored."""
         self._at_risk = {number: self._runner.running[number] for number in state["at_risk"]}

@@ -30,7 +30,10 @@ from fedsim.world.task_runner import TaskRunner
 
 
 class WorldBuilder:
-    """Builder of the devices, network and task runner of a run; call its methods in their order.
+    """Builder of the devices, network and task runner of a run.
+
+    The constructor builds the network. The methods are to be called in the order of their
+    definition; ``add_batteries`` is optional.
 
     Args:
         simulation: the clock.
@@ -82,7 +85,7 @@ class WorldBuilder:
 
         Args:
             samples: count of training samples of each device; int64 [devices].
-            flops: FLOPs of a training step on a sample.
+            flops: FLOPs of training on one sample.
             rooflines: training times of kinds of devices; None if devices have no kinds.
         """
         capacity = self.capacity
@@ -94,13 +97,13 @@ class WorldBuilder:
                 self._streams, self._spec.devices, self._root, capacity, self._spec.kinds
             )
         if self._spec.short_of_memory == "refuse" and rooflines is not None:
-            self._refuse_short(rooflines)
+            self._exclude_by_memory(rooflines)
         paths = self._spec.paths(self._streams, self._root)
         self.availability = bounded(paths, self.population.arrival, self.population.departure)
         self.all_stay = self.availability is paths
 
-    def _refuse_short(self, rooflines: Rooflines) -> None:
-        """Make devices with too little memory for the training never arrive.
+    def _exclude_by_memory(self, rooflines: Rooflines) -> None:
+        """Set the arrival of devices with too little memory for their training to infinity.
 
         Args:
             rooflines: training times and memory of the devices.
@@ -114,7 +117,7 @@ class WorldBuilder:
             population.arrival = np.where(is_short, np.inf, population.arrival)
 
     def add_batteries(self, batteries: Batteries) -> Powered:
-        """Make devices unreachable while their batteries are flat; return the changed availability."""
+        """Make devices unreachable while their batteries are flat; return the new availability."""
         self._batteries = batteries
         powered = Powered(self.availability, batteries)
         self.availability = powered
@@ -129,7 +132,7 @@ class WorldBuilder:
         """Build ``messages`` and ``tasks``, after the devices.
 
         Args:
-            on_edge_lost: function that is called with the index of a lost edge server.
+            on_edge_lost: function that is called with the index of an edge server when it fails.
             next_steps: function that returns the next steps of a task that has carried out all of its
                 steps; an empty tuple ends the task.
             on_task_end: function that is called once with each task that has ended.

@@ -24,7 +24,7 @@ DAY_S = 86_400.0
 
 
 def _instant(value: object) -> object:
-    """Return the text of a date or time; raise ``ValueError`` if it is no date or time."""
+    """Convert a date or time of a scenario to text; refuse any other value and malformed text."""
     text = value.isoformat() if isinstance(value, datetime | date | time) else value
     try:
         if not isinstance(text, str):
@@ -40,7 +40,7 @@ def _instant(value: object) -> object:
 
 
 def _parse(text: str) -> datetime:
-    """Parse a date or time. The default offset is UTC, and the default date 1 January 2024."""
+    """Parse a date, a time or both; a missing offset is UTC, a missing date 1 January 2024."""
     try:
         instant = datetime.combine(date(2024, 1, 1), time.fromisoformat(text))
     except ValueError:
@@ -62,7 +62,7 @@ class CalendarSpec(Spec):
     zone: NameDistribution = Constant[str](value="UTC")
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> "Calendar":
-        """Build the devices' calendar; draws from ``world/zone``.
+        """Build the devices' calendar, with time zones drawn from the random stream ``world/zone``.
 
         Args:
             streams: random streams of the run.

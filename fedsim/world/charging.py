@@ -1,4 +1,4 @@
-"""Charging models, which give the phases in which a device is plugged in."""
+"""Models of when devices are plugged into their chargers."""
 
 import math
 from pathlib import Path
@@ -20,16 +20,16 @@ from fedsim.world.phases import Phases, Span
 
 
 class Charging(Protocol):
-    """Interface of objects that know when each device is plugged into its charger.
+    """Interface of objects that compute when each device is plugged into its charger.
 
-    The answer depends on the seed and the device alone, not on the run.
+    The times depend on the seed and the device alone, not on earlier calls.
     """
 
     def span(self, device: int, time: float) -> Span:
-        """Return whether a device is plugged in at a time (s), and since when and until when.
+        """Return the phase around a time in which a device is plugged in, or is unplugged.
 
-        The result's ``on`` is true if the device is plugged in. Two phases in which it is not may
-        follow each other.
+        The result's ``on`` is true if the device is plugged in. An unplugged phase may be followed
+        by another one, so its end need not be a change.
 
         Args:
             device: index of the device.
@@ -38,15 +38,15 @@ class Charging(Protocol):
 
 
 class ChargingModel(Spec):
-    """Base of the kinds of charging in a scenario, which build the devices' charging times."""
+    """Base of the models of when devices are plugged in (``energy.battery.charging``)."""
 
     kind: str
 
     def build(self, streams: Streams, devices: int, starts: float, root: Path | None) -> Charging:
-        """Build the charging phases of all devices; draws are from ``world/charging``.
+        """Build the object that computes when each device is plugged in.
 
         Args:
-            streams: random streams of the run.
+            streams: random streams of the run; draws are from the stream ``world/charging``.
             devices: number of devices.
             starts: time of day at the start of the run (s).
             root: folder of data files; None for the working directory.
@@ -67,12 +67,13 @@ class Never(ChargingModel):
 
 
 class RenewalCharging(ChargingModel):
-    """Charging model: devices are plugged in and unplugged in turn, for random exponential times.
+    """Charging model in which each device is alternately plugged in and unplugged.
 
+    The lengths of the phases are exponential random variables.
     Devices are independent of each other.
 
     Attributes:
-        mean_on, mean_off: mean length of the times in which a device is plugged in, and unplugged.
+        mean_on, mean_off: mean length of the phases in which a device is plugged in, and unplugged.
     """
 
     kind: Literal["renewal"] = "renewal"
@@ -84,12 +85,12 @@ class RenewalCharging(ChargingModel):
 
 
 class Daily(ChargingModel):
-    """Charging model: a device is plugged in once a day, at a time and for a duration of its own.
+    """Charging model in which each device is plugged in once a day, always at one time of day.
 
     Attributes:
-        begins: time of day at which the device is plugged in; from '24 h', a time of the next
-            morning.
-        lasts: time for which the device is plugged in, at most 24 h.
+        begins: time of day at which a device is plugged in; 24 h is added to times after midnight,
+            so that they can be drawn together with times of the evening.
+        lasts: time for which a device is plugged in, at most 24 h.
         chance: probability that a device is plugged in on a day.
     """
 
@@ -119,7 +120,7 @@ class _Days:
 
     Args:
         streams: random streams of the run.
-        begins: first begin of charging of each device (s from the start of the run, below a day),
+        begins: simulated time at which each device is first plugged in (s), less than a day,
             float64 [devices].
         lasts: duration of each device's charging (s), float64 [devices].
         chance: probability that a device is plugged in on a day.

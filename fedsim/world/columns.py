@@ -1,4 +1,4 @@
-"""Columns of a population in little memory; a column of equal entries stores one (stride 0)."""
+"""Arrays over all devices in little memory: an array of equal entries stores only one of them."""
 
 from collections.abc import Callable, Iterator
 
@@ -20,12 +20,12 @@ _ROOM = 4_096  # first count of rows in the caches of a large population
 
 
 def alike(value: object, devices: int) -> AnyArray:
-    """Return a read-only array [devices] that stores one value for all devices only once."""
+    """Return a read-only array [devices] of one value, which is stored only once (stride 0)."""
     return np.broadcast_to(np.asarray(value), (devices,))
 
 
 def _is_shared(column: AnyArray) -> bool:
-    """Return whether an array over devices stores one value for all of them (``alike``)."""
+    """Return whether an array over devices is made by ``alike``: one stored value for all."""
     return column.strides == (0,) and len(column) > 0
 
 
@@ -70,9 +70,9 @@ def pieces(devices: int) -> Iterator[slice]:
 
 
 def mean(entries: Callable[[slice], Floats], devices: int) -> float:
-    """Compute the mean of a value over all devices slice by slice, so that memory is bounded.
+    """Compute the mean of a value over all devices, one slice at a time to save memory.
 
-    The result equals ``np.mean`` in all bits, because both add recursively by halves.
+    The result equals ``np.mean`` to the bit, because both add recursively by halves.
 
     Args:
         entries: function that returns the values of the devices in a slice, float64 [slice].
@@ -92,8 +92,8 @@ def mean(entries: Callable[[slice], Floats], devices: int) -> float:
 class DeviceRows:
     """Map from devices to rows of arrays that cache values of devices.
 
-    The row is the device's index. In a population larger than ``MANY`` devices the arrays have rows
-    only for devices that were used: a device gets the next free row at its first look-up.
+    The row is the device's index. In a population of more than ``MANY`` devices only the devices
+    that were looked up have a row: a device gets the next free row at its first look-up.
 
     Args:
         devices: count of devices.

@@ -1,6 +1,6 @@
-"""Kinds of devices, such as a phone model: their figures, and devices' speeds, links and powers.
+"""Kinds of devices, such as a phone model, and the speeds, links and powers that follow for devices.
 
-The file ``device_kinds.toml`` is the catalogue, which has every figure with its source and date.
+The file ``device_kinds.toml`` is the catalogue of kinds. Each of its figures has a source and a date.
 """
 
 import math
@@ -93,13 +93,14 @@ class DeviceKind(Spec):
 
 
 def _complete(value: object) -> object:
-    """Complete a user's kind of device by the values of the kind that its key ``like`` names.
+    """Fill the missing values of a user's kind of device from the kind that its key ``like`` names.
 
     Args:
-        value: the user's table.
+        value: the user's table of the scenario.
 
     Returns:
-        The table with all values (FLOP/s, memory, powers ...); a table without ``like`` unchanged.
+        The table with all values (FLOP/s, memory, powers ...) and without ``like``; a table that has
+        no ``like`` is unchanged.
     """
     if not isinstance(value, Mapping) or "like" not in value:
         return value
@@ -110,10 +111,9 @@ def _complete(value: object) -> object:
 
 
 class _LikeSchema:
-    """Annotation for tables of devices' kinds, which changes their JSON schema.
+    """Annotation of ``DeviceKind`` that adds the key ``like`` to its JSON schema.
 
-    The key ``like`` is added, which names a kind to take missing values from, so that all other
-    keys are optional.
+    ``like`` names the kind from which missing values are taken, so all other keys become optional.
     """
 
     def __get_pydantic_json_schema__(
@@ -148,7 +148,7 @@ def catalogue(file: Path = _TABLE) -> dict[str, str]:
     """Return the kinds of devices (or links) in a catalogue file: name -> description.
 
     Args:
-        file: the catalogue of kinds of devices, or ``LINKS``, that of links.
+        file: the catalogue: of kinds of devices by default, ``LINKS`` for kinds of links.
     """
     return {name: entry["title"] for name, entry in _table(file).items()}
 
@@ -163,8 +163,8 @@ def figures(name: object, key: str, file: Path = _TABLE) -> dict[str, Figure]:
 
     Args:
         name: name of the kind.
-        key: the key of a scenario that holds the name, for errors.
-        file: the catalogue of kinds of devices, or ``LINKS``, that of links.
+        key: the key of the scenario that has the name, for errors.
+        file: the catalogue: of kinds of devices by default, ``LINKS`` for kinds of links.
 
     Raises:
         ScenarioError: the file has no kind of this name.
@@ -178,9 +178,9 @@ def figures(name: object, key: str, file: Path = _TABLE) -> dict[str, Figure]:
 
 
 def estimates(names: Sequence[str], *, links: bool, energy: bool) -> str:
-    """Return a warning that names the properties of kinds whose published values are missing.
+    """Return a warning that names the estimated properties of some kinds of devices.
 
-    Such properties have estimated values.
+    A property is estimated if no value is published.
 
     Args:
         names: names of kinds of devices; the user's own kinds are ignored.
@@ -216,7 +216,7 @@ def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
     Args:
         name: name of a user's kind, or of a kind of the catalogue.
         own: the user's kinds.
-        key: the key of a scenario that holds the name, for errors.
+        key: the key of the scenario that has the name, for errors.
 
     Raises:
         ScenarioError: no kind has this name.
@@ -246,13 +246,13 @@ KIND_POWERS = {
 
 @dataclass(frozen=True)
 class Capacity:
-    """Speeds, links and kinds of all devices, as the scenario gives them or as they were drawn.
+    """Speeds, links and kinds of all devices, from the scenario or drawn from its distributions.
 
     Attributes:
         speed: speeds of training (samples/s), infinity if the kinds of devices give the speed;
             float64 [devices].
-        links: rates of the links to and from each device (bytes/s), and perhaps latencies (s);
-            float64 [devices] each. None if the table of the network gives the links.
+        links: rates of the links to and from each device (bytes/s), and latencies (s) if they are
+            known; float64 [devices] each. None if the section ``[network]`` gives the links.
         kinds: kinds of devices that occur; empty if devices have no kinds.
         which: index of each device's kind in ``kinds``; int64 [devices]. None if devices have no
             kinds.
@@ -280,7 +280,7 @@ class Capacity:
     def powers(self) -> dict[str, Floats]:
         """Return powers and energies per byte of each device, by its kind: name -> float64 [devices].
 
-        The names are those of ``COEFFICIENTS`` of the energy meter.
+        The names are keys of ``KIND_POWERS``, such as ``idle_w``; empty if devices have no kinds.
         """
         if self.which is None:
             return {}
@@ -292,15 +292,15 @@ class Capacity:
 
 
 class CapacityModel(Spec):
-    """Base of the models of ``population.capacity``, which draw speed and link of devices together."""
+    """Base of the models of ``population.capacity``, which draw each device's speed and link jointly."""
 
     kind: str
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
-        """Draw speeds and links of all devices, from ``world/capacity``.
+        """Draw speeds and links of all devices.
 
         Args:
-            streams: random streams of the run.
+            streams: random streams of the run; draws are from the stream ``world/capacity``.
             devices: number of devices.
             root: folder of data files; None for the working directory.
 

@@ -87,7 +87,7 @@ class DeviceTable:
             self.cells[name] = [_clean(cell) for cell in table.column(name).to_pylist()]
 
     def _read(self, columns: Sequence[str]) -> tuple[list[str], "pyarrow.Table"]:
-        """Return the names of all columns of the file, and the table of the given columns."""
+        """Return the names of all columns of the file, and the table of the columns in ``columns``."""
         import pyarrow as pa
 
         try:
@@ -100,7 +100,7 @@ class DeviceTable:
             raise DataError(f"{self._label} cannot be read: {str(error).splitlines()[0]}") from None
 
     def _refuse_columns(self, needed: Sequence[str]) -> None:
-        """Raise ``DataError`` if a needed column is missing, or if a column is there twice."""
+        """Raise ``DataError`` if a needed column is missing, or if two columns have one name."""
         names = self._names
         for column in needed:
             if column not in names:
@@ -122,10 +122,10 @@ class DeviceTable:
                 )
 
     def note(self, meaning: str) -> None:
-        """Show the user a note on how the table is read.
+        """Show the user a note on how the table is read, such as which column orders the rows.
 
         Args:
-            meaning: end of the note's sentence, after the file and the names of its columns.
+            meaning: text of the note, which follows the path of the file and its columns' names.
         """
         columns = ", ".join(map(repr, self._names))
         note(f"{self._key} from {str(self._path)!r} (columns {columns}): {meaning}")
@@ -199,7 +199,8 @@ class DeviceTable:
             devices: count of devices.
 
         Raises:
-            DataError: the names in the column break the rule of ``device_names``.
+            DataError: the names are neither indices of devices nor names of exactly ``devices``
+                devices.
         """
         column = self.id_column
         names = []
@@ -220,7 +221,7 @@ class DeviceTable:
         unit: str | None = None,
         empty: object = _REFUSED,
     ) -> list[Any]:
-        """Parse the cells of a column, in order of the devices, [devices].
+        """Parse the cells of a column with one row per device, in order of the devices, [devices].
 
         Args:
             column: name of the column.
@@ -273,22 +274,28 @@ class DeviceTable:
         return [row_of[device] for device in range(devices)]
 
     def _order_column(self, column: str) -> str | None:
-        """Find a column that may give the order of the devices: a name in ``IDS``, such as ``id``.
+        """Return the name of the column that identifies devices, such as ``id``; None without one.
+
+        Such a column has a name in ``IDS``.
 
         Args:
-            column: name of a column that is not considered.
-
-        Returns:
-            The name; None if there is no such column.
+            column: name of the column with the values, which cannot identify devices as well.
         """
         names = [name for name in self.cells if name != column and name in IDS]
         return min(names, key=IDS.index, default=None)
 
     def _rows_by_id(self, name: str) -> list[int] | None:
-        """Find the row index of each device by a column of IDs; None if the rows are in order.
+        """Find the row index of each device by a column of IDs.
+
+        Args:
+            name: name of the column.
+
+        Returns:
+            Row indices, [devices], if the IDs are the indices of the devices; None if they are other
+            names in ascending order, so that the rows are in order of the devices.
 
         Raises:
-            DataError: the IDs are not the indices of the devices, and do not ascend.
+            DataError: an ID is missing or repeated, or the IDs are neither indices nor ascending.
         """
         row_of: dict[str, int] = {}
         for row, cell in enumerate(self.cells[name]):
@@ -351,7 +358,7 @@ def _clean(cell: object) -> object:
 
 
 def _with_unit(cell: object, unit: str) -> object:
-    """Return a bare number as text with its unit, and any other cell unchanged."""
+    """Append the unit to a cell that is a bare number; return any other cell unchanged."""
     text = repr(cell) if isinstance(cell, int | float) else cell
     if isinstance(text, str) and _BARE.fullmatch(text):
         return f"{text} {unit}"

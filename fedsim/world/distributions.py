@@ -240,9 +240,9 @@ class FileColumn(Spec):
 class FromFile(FileColumn, Distribution, Generic[Q]):
     """Values of the devices in a column of a CSV or Parquet file, with one row per device.
 
-    Rows are in order of the devices, or of the indices in the column ``device``. Without that
-    column, a column such as ``id``, ``client`` or an index that pandas has written gives the order:
-    indices of the devices in any order, or other names in ascending order.
+    The column ``device`` has the index of each row's device. Without it, a column such as ``id``,
+    ``client`` or an index that pandas has written identifies devices: by their indices in any
+    order, or by other names in ascending order. Without any such column, row i is of device i.
     """
 
     def by_device(
@@ -259,17 +259,17 @@ Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 def by_device(
     quantity: Any, *forms: type[Distribution], base: str = "", key: str = ""
 ) -> KindField:
-    """Make the field of a key that allows distributions, from which each device gets a value.
+    """Make the annotation of a scenario key that gives each device a value by a distribution.
 
     Beside tables with a ``kind``, the key then allows short forms: a bare value for all devices, a
     list with one value per device, and a table with the key ``file``.
 
     Args:
         quantity: type of the values, such as ``Seconds``.
-        forms: the generic classes of distributions; ``Listed`` and ``FromFile`` are added.
+        forms: generic classes of the allowed distributions; ``Listed`` and ``FromFile`` are added.
         base: import path of the class that a user's distribution inherits; empty if users cannot
             add a distribution.
-        key: the key of a scenario that holds the distribution, for messages.
+        key: the scenario key, for messages.
     """
     all_forms: tuple[type[Spec], ...] = (*forms, Listed, FromFile)
     specs = [form.__class_getitem__(quantity) for form in all_forms]

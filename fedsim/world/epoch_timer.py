@@ -1,7 +1,8 @@
-"""Timing of the computations of tasks: ends of epochs, limits, changes of pace, shared hosts.
+"""Timing of the computations of tasks: ends of epochs, time limits, changes of a device's speed.
 
-A computation has one alarm at a time. The alarm rings at the end of the computation if the device
-does not disconnect before. If the end is far away, the alarm rings earlier, for a check.
+A computation has one alarm at a time. The alarm rings at the end of the computation, unless the
+device disconnects before. If the end is too far ahead to be computed, the alarm rings earlier, and
+the end is then looked for again.
 """
 
 import math
@@ -22,8 +23,9 @@ class TimerState(TypedDict):
 
     Attributes:
         paces: device -> present factor of its speed, if it is not 1.
-        fixed_ends: task ID -> ends of its epochs up to the last change of the device's pace (s).
-        budget_used: device -> time of a limit's budget that its last task has used (s).
+        fixed_ends: task ID -> ends of its epochs (s), up to the epoch that was running when the
+            speed of its device last changed; later ends are computed at the new speed.
+        budget_used: device -> time that its last task has used of its time budget (s).
         hosts: state of shared hosts; None if each device has its own cores.
     """
 
@@ -125,14 +127,14 @@ class EpochTimer:
         return on_grid(start + ahead_s)
 
     def _look_again(self, task: Task, when: float) -> None:
-        """Let ``look_ahead`` be called at ``when`` (s), unless the battery is flat before."""
+        """Set the alarm for another ``look_ahead`` at ``when`` (s), or for a battery flat before."""
         if self._runner.battery_watch.runs_flat(task, when):
             self._runner.end_step_at(task, math.inf)
         else:
             self._set_look(task.id, when)
 
     def _plan(self, task: Task) -> Plan:
-        """Return count and times of the epochs of a task's step, at the device's present speed."""
+        """Return the plan of a task's running step, with epoch times at the device's present speed."""
         step = task.step
         assert isinstance(step, EpochStep)
         plan = step.plan(task, self._runner)
@@ -140,9 +142,9 @@ class EpochTimer:
         return plan if pace == 1.0 else plan._replace(epoch_s=plan.epoch_s / pace)
 
     def _epoch_ends(self, task: Task, plan: Plan, horizon: float) -> list[float]:
-        """Return the ends of the epochs of a task up to a time, which a last end may exceed (s).
+        """Return the ends of a task's epochs (s) that begin up to the time ``horizon`` (s).
 
-        A last end that exceeds the limit by rounding is set to the limit.
+        A last end that exceeds the task's time limit only by rounding is set to the limit.
         """
         fixed = self._fixed_ends.get(task.id, [])
         begin = fixed[-1] if fixed else task.step_start
@@ -158,13 +160,13 @@ class EpochTimer:
     def limit_of(self, task: Task, limit: Limit) -> float:
         """Return the simulated time (s) at which a time limit ends a task's computation.
 
-        It is infinity if there is no limit. Time that the limit reserves for the upload is
-        subtracted.
+        The result is infinity if there is no limit. If the limit also covers the upload, the time of
+        the upload is subtracted.
 
         Args:
             task: the task.
-            limit: a deadline, or a budget (s) that counts from the device's first computation for the
-                round, or both.
+            limit: a deadline, or a time budget (s) from the begin of the device's first computation
+                for the round, or both.
         """
         until = math.inf if limit.stop_at is None else limit.stop_at
         if limit.budget is not None and task.budget_from is not None:
@@ -203,8 +205,8 @@ class EpochTimer:
     def _begin_epoch(self, task: Task) -> None:
         """Begin a task's next epoch on a shared host.
 
-        The step ends if all epochs are done, or if an adaptive device expects no other epoch to fit into
-        the time limit.
+        The step ends instead if all epochs are done, or if the plan is adaptive and another epoch of
+        the mean length so far would exceed the time limit.
         """
         assert self.hosts is not None
         assert task.epoch_ends is not None
@@ -280,7 +282,7 @@ class EpochTimer:
     # snapshots between two instants
 
     def _set_look(self, number: int, when: float) -> None:
-        """Set the alarm at ``when`` (s) for a later check of a task's running computation."""
+        """Set the alarm for another ``look_ahead`` of the task with ID ``number`` at ``when`` (s)."""
         task = self._runner.running[number]
         task.alarm = self._simulation.env.at(
             ("look-ahead", number), when, partial(self.look_ahead, task)
@@ -308,7 +310,7 @@ class EpochTimer:
 
 
 def _all_fit(ends: list[float], plan: Plan) -> bool:
-    """Whether a computation is over at the end of its last epoch in ``ends``, not cut off before.
+    """Return whether a computation ends with the last epoch in ``ends``, not at its time limit.
 
     Args:
         ends: ends of the epochs that the device begins (s).

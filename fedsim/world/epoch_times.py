@@ -91,12 +91,12 @@ class EpochTimes:
             epochs: count of epochs.
             limit: simulated time (s) from which on no epoch begins.
             horizon: simulated time (s) up to which ends of epochs are needed.
-            task: count of the device's earlier tasks, if one random factor (jitter) applies to all
-                epochs of a task; None if each epoch has its own, drawn by its begin.
+            task: count of the device's earlier tasks, which determines one random factor (jitter)
+                for all epochs; None if each epoch has a factor, which its begin determines.
 
         Returns:
-            End of each epoch (s, in whole ticks of the clock). An end beyond the limit or horizon
-            is only a lower bound.
+            End of each epoch (s, in whole ticks of the clock). A last end beyond the limit or the
+            horizon is only a lower bound.
 
         Raises:
             SimulationError: the epochs contain too many slow phases.
@@ -140,9 +140,9 @@ class EpochTimes:
 
         Args:
             device: index of the device.
-            start: simulated time (s) at which the epoch begins. Each time has its own factor if
+            start: simulated time (s) at which the epoch begins, which determines the factor if
                 ``task`` is None.
-            task: count of the device's earlier tasks, if all epochs of a task have the same factor.
+            task: count of the device's earlier tasks, which then determines the factor; or None.
         """
         sigma = self._sigma.item(device)
         if sigma == 0.0:

@@ -1,8 +1,8 @@
 """Hosts: machines on which several devices run, with cores and workers that the devices share.
 
-The workers of a host take tasks in turn. Each of k computations on a host runs at throughput(k) / k
-of the speed of a single computation (processor sharing), so a computation ends when the host has
-served each computation a known amount.
+A task runs on one of its host's workers; other tasks wait for a free worker. If k computations run
+on a host, each has throughput(k) / k of the speed of a single one (processor sharing). All of them
+advance equally, so one counter per host (``_Cores.served``) gives the end of each.
 """
 
 import math
@@ -90,7 +90,7 @@ class HostSpec(Spec):
         """Return the speed of each of ``busy`` computations on a host, relative to a single one.
 
         Returns:
-            Factor, at most 1.
+            The relative speed, at most 1.
         """
         if self.throughput is None:
             return min(1.0, (self.cores or 1) / busy)
@@ -104,8 +104,8 @@ class _HostComputation:
 
     Attributes:
         task: task of the computation.
-        begun, end: begin and end of the computation, in seconds that the host would have given to a
-            computation at full speed (``_Cores.served``).
+        begun, end: values of the host's counter ``_Cores.served`` at which the computation begins and
+            ends (s).
     """
 
     task: Task
@@ -118,10 +118,11 @@ class _Cores:
     """Cores of a host, and the computations that share them.
 
     Attributes:
-        at: simulated time for which ``served`` is known (s).
-        served: time at full speed that the host has given to each running computation (s).
+        at: simulated time of the last update of ``served`` (s).
+        served: counter that grows by the time (s) that each running computation has advanced, in
+            seconds at full speed. It is 0 again when no computation runs.
         jobs: task ID -> running computation of the task.
-        alarm: alarm for the end of the next computation to end.
+        alarm: alarm for the end of the computation that ends next; None if none runs.
     """
 
     at: float = 0.0
@@ -134,10 +135,10 @@ class HostsState(TypedDict):
     """State of ``Hosts`` in a checkpoint.
 
     Attributes:
-        cores: host -> ``at`` and ``served`` of its cores (s).
+        cores: host -> ``_Cores.at`` and ``_Cores.served`` (s).
         jobs: task ID -> begin and end of its running computation, as values of ``served`` (s).
-        used: task ID -> core time of its ending step (core seconds).
-        pools: host -> IDs of the tasks that hold a worker, then of tasks that wait.
+        used: task ID -> core time of the ended computations of its running step (core seconds).
+        pools: host -> IDs of the tasks that have a worker, then of the tasks that wait for one.
     """
 
     cores: dict[int, tuple[float, float]]
@@ -192,7 +193,7 @@ class Hosts:
         return task.request("worker", self._pools[host])
 
     def compute(self, task: Task, seconds: float) -> None:
-        """Begin a computation of a task, which takes ``seconds`` (s) at full speed."""
+        """Begin a computation of a task on its host, which takes ``seconds`` (s) at full speed."""
         cores = self._update_cores(self._host(task), changes=True)
         cores.jobs[task.id] = _HostComputation(task, cores.served, cores.served + seconds)
 
@@ -222,7 +223,7 @@ class Hosts:
         return job is not None
 
     def stretch(self, task: Task, factor: float) -> None:
-        """Multiply the remaining time of a task's running computation, as its device gets slower.
+        """Multiply the remaining time of a task's running computation when its device gets slower.
 
         Args:
             task: the task.
@@ -234,7 +235,7 @@ class Hosts:
             job.end = served + (job.end - served) * factor
 
     def used_s(self, task: Task) -> float:
-        """Return the core time (s) of the step of a task that ends now, and forget it."""
+        """Return the core time (s) that a task's ending step has used, and forget it."""
         return self._used.pop(task.id, 0.0)
 
     def _host(self, task: Task) -> int:

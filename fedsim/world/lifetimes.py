@@ -43,7 +43,7 @@ class Turnover(Spec):
         """Draw the times of arrival, or of departure, of all devices.
 
         Args:
-            key: the key of the scenario, in errors.
+            key: the key of the scenario that has the model, for errors.
             streams: random streams.
             arrival: arrival of each device (s), float64 [devices]. A model of departures receives
                 the drawn arrivals, a model of arrivals receives zeros.
@@ -88,7 +88,7 @@ DeparturesSpec = Annotated[Turnover, KindField(DEPARTURES, by_device=True)]
 class Bounded:
     """Availability in which a device is unreachable before its arrival and after its departure.
 
-    Two phases in which a device is off may follow each other.
+    An off phase may be followed by another one, so its end need not be a change.
 
     Args:
         within: availability without arrivals and departures.
@@ -151,8 +151,8 @@ class LifetimesState(TypedDict):
 
     Attributes:
         arrived, left: count of arrivals, and of departures, that were announced.
-        waiting: time (s) at which each device that has arrived, but was never available, first will
-            be, and its index; a heap.
+        waiting: heap of (time (s), device) for devices that have arrived and were never available;
+            the time is that at which the device first becomes available.
     """
 
     arrived: int

@@ -34,9 +34,9 @@ DEFAULT = "default"
 
 
 class ByKind(Distribution, Generic[Q]):
-    """Distribution that gives each kind of device a value; in ``[population.local]``.
+    """Distribution of ``[population.local]`` in which a device's value depends on its kind.
 
-    In a scenario a table from kinds to values is short for it.
+    In a scenario a table from kinds of devices to values is short for it.
 
     Attributes:
         values: name of a kind -> value; ``default`` is the value of all other kinds.
@@ -48,13 +48,13 @@ class ByKind(Distribution, Generic[Q]):
     def of_kinds(
         self, key: str, devices: int, capacity: Capacity, kinds: Mapping[str, OwnKind]
     ) -> AnyArray:
-        """Return the value of each device, 0 if its kind has none; [devices].
+        """Return the value of each device, 0 if its kind has no value; [devices].
 
         Args:
-            key: the key of the scenario, for errors.
+            key: the key of the scenario that has the values, for errors.
             devices: count of devices.
-            capacity: the kinds of the devices.
-            kinds: kinds of the scenario.
+            capacity: the kind of each device.
+            kinds: the user's kinds of devices (``population.kinds``), by name.
 
         Raises:
             ScenarioError: the devices have no kinds, or none of them is of a named kind.
@@ -85,14 +85,14 @@ _OwnRate = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
 def _by_device(quantity: object, *forms: type[Distribution]) -> KindField:
-    """Make the field of the forms in which a key of ``population.local`` gives devices values.
+    """Make the annotation of a key of ``population.local``, by the forms that its value may have.
 
-    The forms are one value for all, values drawn by shares, a list, a column of a file, and values
-    by kind of device.
+    The forms are one value for all devices, values drawn by shares, a list, a column of a file, and
+    values by kind of device.
 
     Args:
         quantity: type of the values.
-        forms: classes of distributions that are accepted too.
+        forms: further classes of distributions that the key allows.
     """
     all_forms: tuple[type[Spec], ...] = (Constant, *forms, Choice, Listed, FromFile, ByKind)
     specs = [form.__class_getitem__(cast(type[object], quantity)) for form in all_forms]
@@ -101,7 +101,7 @@ def _by_device(quantity: object, *forms: type[Distribution]) -> KindField:
 
 
 class OwnTraining(NamedTuple):
-    """Keys of local trainings that differ by device; arrays [devices], with 0 for the usual value.
+    """Settings of local training that differ by device; arrays [devices], 0 for the usual setting.
 
     Attributes:
         epochs: passes over the data, in place of ``strategy.local_epochs``; int64.
@@ -134,7 +134,7 @@ class OwnTraining(NamedTuple):
 
         Args:
             device: index of the device.
-            usual: batches of devices without an own batch size (section ``[training]``).
+            usual: batches of devices for which no batch size is set here (section ``[training]``).
         """
         size = self.batch_size.item(device)
         if not size:
@@ -146,9 +146,9 @@ class OwnTraining(NamedTuple):
 
         Args:
             devices: slice of the devices.
-            epochs: ``strategy.local_epochs``, for devices without their own epochs or steps.
+            epochs: ``strategy.local_epochs``, for devices for which neither epochs nor steps are set.
             samples: count of samples of each device in the slice.
-            usual: batches of devices without a batch size of their own (section ``[training]``).
+            usual: batches of devices for which no batch size is set here (section ``[training]``).
         """
         own_epochs = self.epochs[devices]
         passes = np.where(own_epochs == 0, epochs, own_epochs).astype(np.float64)
@@ -170,7 +170,7 @@ class LocalSpec(Spec):
         epochs: passes over the data, in place of ``strategy.local_epochs``.
         steps: SGD steps, in place of epochs.
         batch_size: samples in a batch, in place of ``training.batch_size``.
-        lr: learning rate, in place of ``training.lr``; it decays as that one does.
+        lr: learning rate, in place of ``training.lr``; it decays over the rounds in the same way.
     """
 
     epochs: Annotated[Distribution, _by_device(Epochs)] | None = None
@@ -200,11 +200,11 @@ class LocalSpec(Spec):
         """Return the local training of each device.
 
         Args:
-            streams: random streams; draws are from ``world/local/KEY``.
+            streams: random streams; draws for a key are from the stream ``world/local/KEY``.
             devices: count of devices.
             root: folder of data files; None for the working directory.
-            capacity: the kinds of the devices.
-            kinds: kinds of the scenario.
+            capacity: the kind of each device.
+            kinds: the user's kinds of devices (``population.kinds``), by name.
 
         Raises:
             ScenarioError: a key does not fit the devices, or a device has both epochs and steps.
