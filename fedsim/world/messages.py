@@ -1,8 +1,8 @@
 """Messages outside of tasks: of edge servers, between devices, and of processes.
 
-A message is a flow with a record. The record's kind is ``edge-transfer`` between the server and an
-edge server, and ``message`` otherwise. A message is ``lost`` if its sender or receiver is
-unavailable before its end. The bytes that it has sent until then are charged.
+A record is emitted at the end of each message: of the kind ``edge-transfer`` between the server and
+an edge server, otherwise of the kind ``message``. A message ends as ``lost`` if its sender or
+receiver becomes unavailable before its last byte has arrived. The bytes sent until then are counted.
 """
 
 import math
@@ -81,8 +81,8 @@ class Messages:
             messages of that edge server end.
 
     Attributes:
-        reachable_until: function that returns the time (s) at which an endpoint becomes unavailable;
-            ``TaskRunner`` sets it.
+        reachable_until: function of an endpoint's ID that returns the time (s) at which the endpoint
+            becomes unavailable; ``TaskRunner`` sets it.
         under_way: message ID -> message, for all messages that have not ended.
         lost: indices of the edge servers that are lost now.
     """
@@ -184,7 +184,7 @@ class Messages:
         return self.send(*route, payloads, number, on_end)
 
     def lose_edge(self, edge: int) -> None:
-        """Mark an edge server as lost, and end its incomplete messages as ``lost``."""
+        """Mark an edge server as failed, and end its incomplete messages as ``lost``."""
         self.lost.add(edge)
         self._on_edge_lost(edge)
         self.lose(self.network.devices + edge)

@@ -1,6 +1,6 @@
-"""Alternating random on and off phases, a pure function of the seed and the device.
+"""Random phases in which a device is alternately on and off; they depend on seed and device alone.
 
-For each device, the phase of the last look-up is cached.
+The phase that was last looked up is cached for each device.
 """
 
 import math
@@ -103,15 +103,15 @@ class Phases:
         return Span(on, start, end)
 
     def check_walk(self, device: int, start: float, end: float) -> None:
-        """Raise an error if an interval has too many phases of a device to draw them all.
+        """Refuse a look-up for which too many phases of a device would have to be drawn.
 
         Args:
             device: index of the device.
-            start: begin of the interval (s).
+            start: begin of the interval whose phases would be drawn (s).
             end: end of the interval (s).
 
         Raises:
-            SimulationError: the expected count of phases between the two exceeds the limit.
+            SimulationError: the expected count of phases in the interval exceeds 10 million.
         """
         off, on = self._means
         expected = 2 * (end - start) / sum(self._means)
@@ -163,7 +163,7 @@ class Phases:
     # vectorised look-ups
 
     def _walk_to(self, devices: Ints, rows: Ints, times: Floats) -> None:
-        """Find for each device the on or off phase in which its time lies, and store it.
+        """Find for each device the on or off phase in which its time lies, and cache it.
 
         Args:
             devices: indices of devices, int64 [n].
@@ -183,7 +183,7 @@ class Phases:
             behind = behind[self._end[rows[behind]] <= times[behind]]
 
     def _begin_paths(self, devices: Ints, rows: Ints) -> None:
-        """Set the stored phase of each device to the one at time 0.
+        """Set the cached phase of each device to the one at time 0.
 
         Args:
             devices: indices of devices, int64 [n].
@@ -197,9 +197,10 @@ class Phases:
         self._end[rows] = self._lengths(devices, first_counts, on[:, None])[:, 0]
 
     def _walk(self, devices: Ints, rows: Ints, times: Floats) -> None:
-        """Draw further phases of all devices, as many as bring most of them to their times.
+        """Draw some further phases of each device, and cache the one nearest to its time.
 
-        The stored phases move on.
+        The count of drawn phases suffices for most devices. The caller repeats the call for devices
+        whose cached phase still ends before their time.
 
         Args:
             devices: indices of devices, int64 [n].
@@ -225,7 +226,7 @@ class Phases:
         self._end[rows] = ends[line, passed]
 
     def _lengths(self, devices: Ints, counts: Ints, on: Flags) -> Floats:
-        """Draw lengths of several phases of each device (s), equal to ``_length`` in all bits.
+        """Draw lengths of several phases of each device (s), equal to ``_length`` to the bit.
 
         Args:
             devices: indices of devices, int64 [n].

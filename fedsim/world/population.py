@@ -1,4 +1,4 @@
-"""Population of devices as columns: a device is an index, and has a process only during a task."""
+"""Population of devices as arrays over devices; there is no object for a single device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,8 +38,8 @@ class Population:
         cost: cost of a sample of the trained model, relative to the reference model.
         arrival, departure: time at which the device joins, and leaves for good (s), float64;
             ``inf`` for a device that never leaves.
-        slowness: factor of a straggler's speed, already contained in ``speed``; 1 for the devices
-            that are no stragglers.
+        slowness: factor of a straggler's usual speed, at most 1 and already contained in ``speed``;
+            1 for devices that are no stragglers.
         rooflines: training times of kinds of devices, instead of ``speed`` and ``cost``.
         flops: FLOP/s that each device reaches, float64; None if unknown.
         share_of: function that returns the relative cost of a sample of a smaller model
@@ -188,7 +188,10 @@ class Population:
         return samples * self.cost / (self.speed[devices] / slowness)
 
     def _taken(self, devices: slice) -> Ints:
-        """Return how many samples an epoch of each device in a slice trains on, int64."""
+        """Return how many samples an epoch of each device in a slice trains on, int64 [slice].
+
+        These are all samples, less an incomplete last batch if such batches are dropped.
+        """
         samples = self.samples[devices]
         if self.own is None or self.batching.last != "drop":
             return self.batching.taken(samples)
@@ -207,7 +210,7 @@ class Population:
 
         Args:
             devices: slice of the devices.
-            epochs: ``strategy.local_epochs``, for devices without their own epochs or steps.
+            epochs: ``strategy.local_epochs``, for devices for which neither epochs nor steps are set.
         """
         samples = self.samples[devices]
         if self.own is None:

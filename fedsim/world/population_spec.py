@@ -62,8 +62,8 @@ class Stragglers(Spec):
     def slowness(self, streams: Streams, devices: int, root: Path | None) -> Floats:
         """Draw the factor by which each device's speed is multiplied, at most 1; float64 [devices].
 
-        The factor is 1 for devices that are no stragglers. Draws are from ``world/stragglers`` and
-        ``world/stragglers/factor``.
+        The factor is 1 for devices that are no stragglers. Draws are from the random streams
+        ``world/stragglers`` (the devices) and ``world/stragglers/factor``.
         """
         generator = streams.generator("world/stragglers/factor")
         factor = self.factor.by_device("population.stragglers.factor", generator, devices, root)
@@ -97,35 +97,35 @@ class PopulationSpec(Spec):
 
     Attributes:
         devices: count of devices.
-        tested_only: count of devices, the last ones, that are tested and never train: no strategy
-            meets them. None: all may train.
-        speed: training speed in samples/s, for the scenario's own model, or for the reference model
-            if that is given.
+        tested_only: count of devices that are tested and never train, so that strategies do not see
+            them; they have the highest indices. None: all devices may train.
+        speed: training speed in samples/s: of the trained model, or of the reference model if
+            ``reference_flops`` is set.
         capacity: speeds and links of real phones or hospitals, instead of ``speed`` and links;
-            short: ``population = "fedscale"``.
-        device: kinds of the devices by name (see ``fedsim list``), instead of ``speed``: one,
-            shares, a list, or from a file.
-        kinds: kinds of your own by name: all figures of a kind of device, or the kind that they are
-            ``like`` and other figures.
-        short_of_memory: devices with too little memory for the training. ``fail``: their tasks end
-            for lack of memory; ``refuse``: they are never admitted; ``fewer-layers``: they train
-            the last layers that fit.
-        samples: training samples without learning: ``{low, high}``, ``"long-tail"``, a list or a
-            file's column; None: as dealt.
-        reference_flops: FLOPs a sample (forward and backward) of the model that ``speed`` is for;
-            None: ``speed`` is for the trained model.
+            ``population = "fedscale"`` is a short form.
+        device: kind of each device by name (see ``fedsim list``), instead of ``speed``: one for all,
+            a choice with shares, a list, or a column of a file.
+        kinds: kinds of your own by name: all figures of a kind of device, or the key ``like`` with
+            the name of another kind, and the figures that differ.
+        short_of_memory: rule for devices with too little memory for the training. ``fail``: their
+            tasks end for lack of memory; ``refuse``: they never join; ``fewer-layers``: they train
+            as many last layers as fit.
+        samples: count of each device's training samples in a run without learning: ``{low, high}``,
+            ``"long-tail"``, a list or a file's column. None: the counts of the partitioned data.
+        reference_flops: FLOPs of training on one sample (forward and backward) for the model to
+            which ``speed`` refers; None: ``speed`` refers to the trained model.
         jitter: coefficient of variation of an epoch's time.
         slow_phases: phases in which a device is slow.
         stragglers: devices that are slow all the time.
-        host: machines that the devices share; None: each computes alone.
+        host: machines whose cores the devices share; None: each device has its own.
         calendar: date and time of simulated time 0, and the devices' time zones; None: midnight UTC
             for all devices.
-        availability: when devices can be reached while they are there.
-        fitted_at_once: clients at a time in the log that this was fitted to (``fedsim calibrate``);
-            ``fedsim check`` warns of other numbers.
+        availability: when devices can be reached between their arrival and departure.
+        fitted_at_once: count of clients at a time in the log to which ``fedsim calibrate`` fitted
+            this section; ``fedsim check`` warns if a strategy has another count.
         local: epochs, steps, batch size and learning rate by device or by kind of device; None: all
             devices train alike.
-        arrivals: devices that join later; None if all are there from the start.
+        arrivals: devices that join later; None if all are present from the start.
         departures: devices that leave for good; None if all stay.
     """
 
@@ -253,7 +253,7 @@ class PopulationSpec(Spec):
         """Draw the devices' training sample counts in a world without data, int64 [devices].
 
         Args:
-            streams: random streams; draws are from ``world/samples``.
+            streams: random streams; draws are from the stream ``world/samples``.
             root: folder of data files; None for the working directory.
         """
         generator = streams.generator("world/samples")
@@ -268,7 +268,7 @@ class PopulationSpec(Spec):
         """Draw the coefficient of variation of each device's epoch time, float64 [devices].
 
         Args:
-            streams: random streams; draws are from ``world/jitter/size``.
+            streams: random streams; draws are from the stream ``world/jitter/size``.
             root: folder of data files; None for the working directory.
         """
         silent = isinstance(self.jitter, Constant) and self.jitter.value == 0
@@ -308,17 +308,19 @@ class PopulationSpec(Spec):
         rooflines: Rooflines | None = None,
         flops: Floats | None = None,
     ) -> Population:
-        """Build the object with the properties of all devices, from columns that are already drawn.
+        """Build the object with the properties of all devices, from speeds that are already drawn.
+
+        Stragglers, arrivals and departures are drawn here.
 
         Args:
             streams: random streams.
-            speed: training speed of each device before it is slowed (samples/s), [devices]; ignored
+            speed: training speed of each device if it is no straggler (samples/s), [devices]; ignored
                 if there are ``rooflines``.
             samples: count of training samples of each device, int64 [devices].
             flops_per_sample: FLOPs of training on one sample.
             root: folder of data files; None for the working directory.
             rooflines: speeds of kinds of devices by computation and memory.
-            flops: FLOP/s of each device before it is slowed, [devices]; None: ``speed`` times
+            flops: FLOP/s of each device if it is no straggler, [devices]; None: ``speed`` times
                 ``reference_flops``.
 
         Raises:

@@ -100,8 +100,8 @@ class Rooflines:
         cost_of: function of ``Training.cut`` and ``Training.layers`` that returns the cost of a
             smaller model, or of the model with fewer trained layers; None if all devices train the
             whole model.
-        usual: the usual training of a device of each kind, whose memory ``check`` and ``short``
-            compare with the device's; None: a training of the whole model.
+        usual: the usual training of each kind's devices, for which ``check`` and ``short`` compare
+            needed and available memory; None: a training of the whole model.
         layers: count of layers of the model, if a device with too little memory trains only as
             many last layers as fit into its memory; 0 if such a training fails.
     """
@@ -137,13 +137,12 @@ class Rooflines:
         return Rooflines(self.kinds, self.which, self._cost_of(cut, layers), self._batching)
 
     def _resolve(self, training: Training) -> "tuple[Rooflines, Training]":
-        """Return the training times and memory of the model that a training really trains.
+        """Find the ``Rooflines`` of the model, or of the last layers, that a training trains.
 
-        That is a smaller model, or one with fewer trained layers, if ``Training.cut`` or ``layers``
-        says so.
+        ``Training.cut`` selects a smaller model, ``Training.layers`` fewer trained layers.
 
         Returns:
-            The object for that model, and the training without cut and layers.
+            The object for these, and the training without ``cut`` and ``layers``.
         """
         if training.cut is None and training.layers is None:
             return self, training
@@ -411,7 +410,7 @@ class Rooflines:
         return full_s + self._batch_s(kind, last, learns)
 
     def _pass_s(self, kind: int, samples: int, size: int, learns: bool) -> float:
-        """Compute the time of the batches of samples, the last of which may be incomplete (s).
+        """Compute the time of a pass over samples, batch by batch (s); the last may be incomplete.
 
         Args:
             kind: index of the device's kind.

@@ -1,4 +1,4 @@
-"""Queues for messages of tasks, if a process limits how many messages are sent at a time."""
+"""Queues for messages of tasks, if a process of the world limits how many are sent at a time."""
 
 from collections.abc import Mapping
 from typing import TypedDict
@@ -14,14 +14,16 @@ class SlotsState(TypedDict):
     """State of ``MessageSlots`` in a checkpoint.
 
     Attributes:
-        lines: direction -> IDs of the tasks that hold a slot, then of those that wait for one.
+        lines: direction -> IDs of the tasks that have a slot, then of the tasks that wait for one.
     """
 
     lines: dict[Direction, list[int]]
 
 
 class MessageSlots:
-    """Limits on how many messages pass between devices and the server at a time.
+    """Limits on how many messages of tasks pass between devices and the server at a time.
+
+    A process of the world sets them by ``World.queue``.
 
     Attributes:
         queues: direction (``up`` or ``down``) -> SimPy resource whose capacity is the limit; each
@@ -59,6 +61,8 @@ class MessageSlots:
     def must_wait(self, task: Task, step: TaskStep) -> bool:
         """Request a slot for the message of a task's step, if messages in its direction are limited.
 
+        A step that sends no message, or exchanges it with an edge server, needs no slot.
+
         Returns:
             True if the step has to wait for a slot; False if it has one or needs none.
         """
@@ -77,5 +81,5 @@ class MessageSlots:
         return {"lines": lines}
 
     def restore(self, state: SlotsState) -> None:
-        """Restore the state; tasks take their slots when a process calls ``add`` again."""
+        """Restore the state; tasks request their slots again when the process calls ``add`` again."""
         self._lines = state["lines"]

@@ -1,8 +1,8 @@
 """Task of a device, as a tuple of steps and the progress so far, and the base of all steps.
 
-A step is an interval of a task that can end early, with a cause. A kind of step is a dataclass
-that is derived from ``TaskStep``: its methods begin and end the step, its class attributes name
-its costs, and its fields are saved in checkpoints.
+A step is an interval of a task, such as a download, which can end early for a cause. A kind of step
+is a dataclass derived from ``TaskStep``. Its methods begin and end the step, its class attributes
+say which power the device draws and whether it sends, and its fields are saved in checkpoints.
 """
 
 import math
@@ -77,7 +77,10 @@ class DeviceTimes(Protocol):
         """Time of a step ``Work``, which computes without a model (s)."""
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
-        """Time until a training, or a test (None), runs out of memory (s); None if it fits."""
+        """Time until a training, or a test (``training`` None), runs out of memory (s).
+
+        The result is None if the memory suffices.
+        """
 
 
 class ComputationTimer(Protocol):
@@ -88,7 +91,7 @@ class ComputationTimer(Protocol):
         """Machines whose cores the devices share; None if each device has its own."""
 
     def begin(self, task: "Task", training: Training | None) -> None:
-        """Begin the computation of a task's step: a training, or an evaluation if it is None."""
+        """Begin the computation of a task's step: a training, or an evaluation (``training`` None)."""
 
     def look_ahead(self, task: "Task") -> None:
         """Compute the end of a task's running computation, and set the alarm for it.
@@ -111,7 +114,7 @@ class ChargeWatch(Protocol):
         """Predict when the battery of a task's device will be flat; set an alarm for that time."""
 
     def runs_flat(self, task: "Task", until: float) -> bool:
-        """Whether the battery runs flat by ``until`` (s)."""
+        """Whether the battery of the task's device runs flat in the running step by ``until`` (s)."""
 
 
 class StepServices(Protocol):
@@ -127,7 +130,7 @@ class StepServices(Protocol):
 
     @property
     def population(self) -> DeviceTimes:
-        """Times of undisturbed work on each device."""
+        """Times of work on each device, without random variation and slow phases."""
 
     @property
     def computing(self) -> ComputationTimer:
@@ -151,7 +154,7 @@ class StepServices(Protocol):
         """Return the running task of a device; None if the device has no task."""
 
     def cut(self, task: "Task") -> None:
-        """Interrupt and end a task now, as its device leaves, has a flat battery or disconnects."""
+        """End a task now because its device leaves for good, has a flat battery or disconnects."""
 
 
 class TaskStep:
@@ -252,12 +255,12 @@ class Task:
         context: data that the federation attaches to the task.
         position, begun, step_start: index of the present step in ``steps``, whether that step has
             begun, and the time of its begin (s).
-        epochs, trained: count of local epochs that count in the last training so far, and in each
-            training that has ended.
+        epochs, trained: count of valid local epochs of the last training, and of each training that
+            has ended.
         samples, version: count of training samples on which the device computes, and the version of
             its data.
         epoch_ends: ends of the epochs of the running training or evaluation (simulated s).
-        budget_from: time from which the budget of a limit counts (s).
+        budget_from: begin of the time budget of a limit (s); None before the first computation.
         disconnects_at, flat_at: time at which the device disconnects, and time at which its battery
             is flat (s); infinity if unknown.
         fails: whether the running computation ends for lack of memory.
@@ -325,19 +328,19 @@ class Task:
         }
 
     def take_up(self) -> None:
-        """Set the attributes that a checkpoint omits, such as alarms, as they are at the start."""
+        """Reset the attributes that a checkpoint omits, such as alarms, after a restore."""
         self.process = self.done = None
         self.slot = self.worker = None
         self.alarm = self.vanish = self.battery = None
         self.__post_init__()
 
     def carried_out(self) -> None:
-        """End the running step now as complete; if the task ``fails``, for lack of memory."""
+        """End the running step now: as complete, or for lack of memory if the task ``fails``."""
         assert self.done is not None
         self.done.fire("memory" if self.fails else None)
 
     def carried_out_next(self) -> None:
-        """End the running step as ``carried_out`` does, when the present event is over."""
+        """End the running step as ``carried_out`` does, but only after the present event."""
         assert self.done is not None
         self.done.succeed("memory" if self.fails else None)
 
@@ -387,9 +390,9 @@ class Task:
 def in_line(
     name: Literal["slot", "worker"], resource: simpy.Resource, tasks: Mapping[int, Task]
 ) -> list[int]:
-    """Return the IDs of the tasks that hold or request part of a resource.
+    """Return the IDs of the tasks that have a slot or worker of a resource, or wait for one.
 
-    Tasks that hold a slot or worker come first, then waiting tasks in the order of their requests.
+    Tasks that have one come first, then waiting tasks in the order of their requests.
 
     Args:
         name: kind of the tasks' request, ``slot`` or ``worker``.

@@ -254,13 +254,10 @@ class TaskRunner:
         return device not in self._working and self.reachable_until(device) > self.simulation.now
 
     def idle(self, devices: Ints) -> Flags:
-        """Return for each of several different devices whether it is available now and has no task.
+        """Return for each of several devices whether it is available now and has no task; bool [n].
 
         Args:
-            devices: indices of the devices.
-
-        Returns:
-            Whether each is, bool [len(devices)].
+            devices: indices of different devices, int64 [n].
         """
         free: Flags = ~self._busy[devices]
         free[free] = self.reachable(devices[free])
@@ -294,7 +291,8 @@ class TaskRunner:
     def next_on(self, device: int, time: float) -> float:
         """Return the first time (s), not before ``time``, at which the device is available.
 
-        The result is infinity if there is no such time, and ``time`` if it is after the run's end.
+        The result is infinity if there is no such time. For a ``time`` after the end of the run it is
+        ``time``.
         """
         return self._availability.next_on(device, time) if time <= self.simulation.end else time
 
@@ -385,7 +383,7 @@ class TaskRunner:
             self._interrupt(task, cause)
 
     def cut(self, task: Task) -> None:
-        """Interrupt and end a task now, as its device leaves, has a flat battery or disconnects.
+        """End a task now because its device leaves for good, has a flat battery or disconnects.
 
         Args:
             task: the task.

@@ -49,8 +49,9 @@ def preset_figures(name: str) -> dict[str, Figure]:
         name: name of the preset.
 
     Returns:
-        Name -> figure in W, J/B or s. Names are energy coefficients, such as
-        ``compute_w``, for a phone, and keys of ``DeviceKind`` for a kind of device.
+        Name -> figure in W, J/B or s. The names are energy coefficients, such as ``compute_w``, if
+        the preset is a phone; they are keys of ``DeviceKind``, such as ``compute``, if it is a kind
+        of device.
     """
     if name in catalogue(_PHONES):
         return figures(name, "energy.preset", _PHONES)
@@ -62,7 +63,7 @@ def preset_figures(name: str) -> dict[str, Figure]:
 def _coefficients(name: str) -> dict[str, float]:
     """Return the energy coefficients of a preset: name, such as ``compute_w`` -> W, J/B or s.
 
-    Coefficients of 0 are missing for phones.
+    A missing coefficient is 0.
     """
     if name in catalogue(_PHONES):
         return {key: float(figure.value) for key, figure in preset_figures(name).items()}
@@ -108,10 +109,11 @@ class ZoneSpec(Spec):
     Attributes:
         name: name of the zone in reports.
         share: share of the devices that are in the zone; shares are divided by their sum.
-        intensity: one value, or one for each of the 24 hours of the zone's day.
-        file: instead of ``intensity``, a CSV file with a column ``intensity`` and 24 rows, such as
-            ``475 g/kWh``. Rows go by a column ``hour``, 0 to 23, if the file has one.
-        ahead: time by which the zone's time of the day is ahead of ``energy.starts``.
+        intensity: carbon intensity, such as ``475 g/kWh``: one value, or one for each of the 24 hours
+            of the zone's day.
+        file: instead of ``intensity``, a CSV file with a column ``intensity`` and 24 rows: in order
+            of the hours, or with the hour, 0 to 23, in a column ``hour``.
+        ahead: difference between the zone's time of day and ``energy.starts``, below 24 h.
     """
 
     name: str = Field(default="", max_length=200)
@@ -140,7 +142,7 @@ class ZoneSpec(Spec):
         """Return the zone as a run's ``energy.json`` stores it.
 
         Args:
-            place: index of the zone in the list of zones, for its name and for errors.
+            place: index of the zone in the list of zones, for errors and for a zone without a name.
             root: folder of data files; None for the working directory.
             starts: time of day (``energy.starts``) at the start of the run (s).
 
@@ -240,8 +242,8 @@ class PlaceSpec(Spec):
 
     Attributes:
         idle: power from the start of the run to its end.
-        byte: energy of each byte on the wire that passes, both ways.
-        update: energy of each update that is aggregated at the place.
+        byte: energy of each byte on the wire that passes the server, in either direction.
+        update: energy of each update that the server aggregates.
     """
 
     idle: Watts = 0.0
@@ -271,10 +273,10 @@ class BatterySpec(Spec):
 
     Attributes:
         capacity: energy when full; ``inf J`` for a battery that is never flat.
-        initial: charge of the battery when the device joins, 0 to 1.
-        charge: power of a charger, for the battery and the device.
+        initial: level of the battery when the device joins, as a share of ``capacity``.
+        charge: power of the charger, which charges the battery and runs the device.
         charging: times at which the device is plugged in.
-        restart: charge at which a device whose battery was flat restarts, 0 to 1.
+        restart: level at which a device whose battery was flat restarts, as a share of ``capacity``.
     """
 
     capacity: EnergyDistribution
@@ -284,10 +286,10 @@ class BatterySpec(Spec):
     restart: float = Field(default=0.1, ge=0.001, le=1.0)
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> dict[str, Floats]:
-        """Draw capacity, first charge and charging power of each device, from ``world/battery``.
+        """Draw capacity, first level and charging power of each device's battery.
 
         Args:
-            streams: random streams of the run.
+            streams: random streams of the run; draws are from the streams ``world/battery/...``.
             devices: number of devices.
             root: folder of data files; None for the working directory.
 
@@ -312,9 +314,9 @@ class BatterySpec(Spec):
 
 
 def _check_presets(value: object) -> object:
-    """Return the names of presets as a list; a single name may be given as text.
+    """Convert the name of a preset, or a list of names, to a list of names.
 
-    A value that is neither is returned unchanged, since the type of the key refuses it.
+    Any other value is returned unchanged, and is then refused by the type of the key.
 
     Raises:
         PydanticCustomError: a name is unknown.
@@ -334,25 +336,25 @@ def _check_presets(value: object) -> object:
 class EnergySpec(Spec):
     """``[energy]``: powers of devices and of the server's side, carbon, and batteries.
 
-    All powers are added to ``idle``. A missing key has the value of the preset, else of the
-    device's kind, else 0.
+    A device draws all other powers in addition to ``idle``. The default of a key is the value of the
+    preset, else of the device's kind, else 0.
 
     Attributes:
-        preset: a kind of device whose powers the devices have, or several, of which each device
-            is one.
-        shares: share of each preset; by default equal.
-        idle: power of a device that is on. Counted while it works on a task; a battery drains
-            by it all the time.
-        compute: power during training and tests, at full utilisation; slow phases take the same
-            power for longer.
-        utilisation: the part of ``compute`` that is drawn.
+        preset: name of a phone or of a kind of device, whose powers all devices have; or several
+            names, of which each device draws one.
+        shares: share of the devices with each preset; by default equal.
+        idle: power of a device that is on. The energy meter counts it during tasks only; a battery
+            is drained by it all the time.
+        compute: power during training and tests, at full utilisation. It does not change in slow
+            phases, which only take longer.
+        utilisation: share of ``compute`` that is drawn.
         receive, send: power during a transfer, its latency included.
         receive_byte, send_byte: energy of each byte on the wire, headers included (``[network]
             protocol``).
         tail: power of a radio that stays awake for ``tail_lasts`` after a transfer, or until the
             next one, even beyond the run's end.
-        tail_lasts: the duration of the tail.
-        server, edge: powers of the server's side.
+        tail_lasts: time for which a radio stays awake after a transfer.
+        server, edge: energy of the server, and of each edge server or cell.
         starts: the time of the day at which the run begins, for charging and carbon.
         carbon: carbon intensity of the grid; None: grams are not counted.
         battery: the devices' batteries; None: all devices are plugged in.
@@ -393,8 +395,8 @@ class EnergySpec(Spec):
     def build(self, context: MeterContext) -> EnergyMeter:
         """Build the meter that counts the energy of a run, and draw the devices' coefficients.
 
-        The meter counts bytes of payload. Its joules per byte include the headers. Draws are from
-        the random streams ``world/energy/...`` and ``world/battery/...``.
+        The meter multiplies bytes of payload by joules per byte, which therefore include headers.
+        Draws are from the random streams ``world/energy/...`` and ``world/battery/...``.
 
         Args:
             context: the world in which the meter counts.

@@ -1,7 +1,7 @@
-"""Books of a run: energy (``energy.py``), money (``spec.py``), and the user's own meters.
+"""Meters, which count quantities of a run: energy, costs, and quantities of the user's meters.
 
 ``energy.py`` has ``EnergyMeter``, the joules and grams of CO2 of ``[energy]``. ``spec.py`` has
-``Bill``, the prices of ``[costs]``. The third book, of bytes, is no meter: it is the class
+``Bill``, the costs by the prices of ``[costs]``. Bytes are not counted by a meter but by the class
 ``Ledger`` in ``fedsim/records/ledger.py``.
 """
 

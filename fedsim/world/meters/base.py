@@ -1,4 +1,4 @@
-"""Base class of meters, which count a quantity from the records, and all meters of a run."""
+"""Base class of meters, which count a quantity from a run's records, and ``Meters``, a run's meters."""
 
 import inspect
 import json
@@ -70,15 +70,16 @@ class Meter:
 
     A scenario names a class of your own by its import path in ``[[meters]]``. The parameters of
     its ``__init__`` after ``context`` are keys of that table. A method ``on_KIND(time, fields)``,
-    such as ``on_task_end``, receives the records of that kind. All attributes except ``fixed`` are
-    saved with the run: numbers, text, lists, dicts, arrays of numpy.
+    such as ``on_task_end``, receives the records of that kind. A checkpoint saves all attributes
+    except those named in ``fixed``. They may be numbers, text, lists, dicts and arrays of numpy.
 
     Attributes:
         entry: name of the meter's entry in ``summary.json``; by default the name of the class.
         round_columns, device_columns: columns that the meter adds to ``rounds.parquet`` and
             ``devices.parquet``.
-        tables: Parquet file that ``files`` returns -> type of each column, ``int`` or ``float``.
-        fixed: names of the attributes that nothing changes after ``__init__``.
+        tables: name of each Parquet file that ``files`` returns -> (column -> type of its values,
+            ``int`` or ``float``).
+        fixed: names of the attributes that never change after ``__init__``.
 
     Example:
         A meter of the time that devices train, in ``mine.py``:
@@ -165,7 +166,7 @@ class Meter:
         """
 
     def summary(self) -> Mapping[str, object]:
-        """Return what the meter adds to ``summary.json``; by default the sums over the devices.
+        """Return the meter's entry of ``summary.json``; by default the sums over the devices.
 
         Returns:
             JSON-able values by name; stored under ``entry``.
@@ -315,13 +316,13 @@ class Meters:
         return [column.name for column in _columns_of(self._all.values(), table)]
 
     def of_round(self, time: float) -> dict[str, float | None]:
-        """Return by how much the totals of all meters have grown since the round before ended.
+        """Return how much the totals of all meters have grown since the end of the previous round.
 
         Args:
             time: end of the round (s).
 
         Returns:
-            Name of a column -> increase; None for an unknown total.
+            Name of each column -> increase; None for an unknown total.
 
         Raises:
             SimulationError: a meter fails, or a total is not a finite number.

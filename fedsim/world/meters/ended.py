@@ -1,4 +1,4 @@
-"""Steps and messages that have ended, as meters and the books of a run receive them."""
+"""Ended steps and messages, in the form in which meters and the ledger of bytes receive them."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -41,12 +41,12 @@ class Transfer(NamedTuple):
 
     Attributes:
         start, end: begin and end of the message (s).
-        device: the sender or receiver; None between parts of the server's side.
+        device: index of the device of the message's task; None for a message outside of tasks.
         direction: ``up``, ``down`` or ``peer``.
         purpose: names of its contents, joined by ``+``.
-        bytes: size of the message.
-        delivered: bytes transferred.
-        wire_bytes: bytes transferred on links, with headers.
+        bytes: payload of the message.
+        delivered: bytes of payload that have arrived.
+        wire_bytes: bytes of these on the links, with headers.
         outcome: ``done``, or the cause of the message's early end.
         round, task: index of its round and ID of its task; None if it has no round, or no task.
         payloads: name and bytes of each content.

@@ -234,14 +234,14 @@ class EnergyMeter(Meter):
         return coefficient
 
     def _book_unfinished(self, time: float, *, over: bool) -> None:
-        """Add the energy that no record ends: idle energy of servers, and tails of radios.
+        """Add the energy for which there is no record: servers' idle power, and radios' tails.
 
         A tail is the time for which a device's radio stays awake after a transfer.
 
         Args:
             time: time up to which idle energy is added (s).
-            over: whether the run is over, so that all tails are added whole; else only tails that
-                have ended by ``time``.
+            over: whether the run is over, so that all tails are added in full; otherwise only tails
+                that have ended by ``time`` are added.
         """
         self._book_server_side(
             PLACES, "idle_w", time - self._places_since, self._places_since, time
@@ -272,13 +272,13 @@ class EnergyMeter(Meter):
         self._charge(task, joules, is_wasted)
 
     def _charge(self, task: int, joules: float, is_wasted: bool = False) -> None:
-        """Add energy of a device to the task that caused it.
+        """Add energy of a device to the task that caused it, to find wasted energy.
 
         Args:
             task: ID of the task.
             joules: the energy (J).
-            is_wasted: whether the task has ended without a used result; the energy then counts as
-                wasted.
+            is_wasted: whether the task has ended and its result is not used, so that the energy
+                counts as wasted.
         """
         if task in self._tasks:
             begin, drawn = self._tasks[task]
@@ -313,10 +313,10 @@ class EnergyMeter(Meter):
         self._charge(task, joules)
 
     def _book_transfer(self, ended: Step, phase: Literal["receive", "send"]) -> float:
-        """Return the energy that a device draws for a message of its task (J).
+        """Return the energy that a device has drawn for a message of its task (J).
 
-        The energy of the message at the server's side is added to the totals, and the tail, in
-        which the device's radio stays awake, begins.
+        The method also adds the energy of the message at the server's side to the totals, and begins
+        the tail, the time for which the device's radio stays awake.
 
         Args:
             ended: the step ``download`` or ``upload``.
@@ -382,7 +382,7 @@ class EnergyMeter(Meter):
                 self._tails[device] = begin, task, True
 
     def on_round(self, time: float, fields: Mapping[str, object]) -> None:
-        """At the end of a round, forget the energy of ended tasks with updates at edge servers.
+        """Forget the energy of ended tasks whose updates went to edge servers, at the end of a round.
 
         These updates cannot be lost any more, so their energy is not wasted.
 

@@ -1,7 +1,6 @@
-"""Prices of ``[costs]``, the meter that applies them, and the tables of a user's meters.
+"""Prices of ``[costs]``, the meter that applies them, and ``[[meters]]``, the user's meters.
 
-A scenario names a meter of a user by its import path. ``federation/costs.py`` has the computing
-times of the server, ``[server]``.
+A scenario names a user's meter by its import path.
 """
 
 import math
@@ -28,10 +27,11 @@ _ITEMS = ("hours", "gigabytes", "requests", "tasks")
 
 
 class Prices(Spec):
-    """Prices that ``[costs]`` sets for one kind of endpoint, such as the server; in its currency.
+    """Prices of ``[costs]`` for each endpoint of one kind, such as edge servers; in its currency.
 
     Attributes:
-        per_hour: price of an hour: for a device during its tasks, else from the start of the run.
+        per_hour: price of an hour: a device pays for the time of its tasks, a server for the time
+            since the start of the run.
         per_gigabyte: price of 10^9 bytes that the endpoint sends, with headers.
         per_request: price of each message that the endpoint sends, complete or cut short.
     """
@@ -42,7 +42,7 @@ class Prices(Spec):
 
 
 class DevicePrices(Prices):
-    """Prices that ``[costs]`` sets for each device, which has a price for each task in addition.
+    """Prices of ``[costs]`` for each device, which also pays for each of its tasks.
 
     Attributes:
         per_task: price of a task, however it ends.

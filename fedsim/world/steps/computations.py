@@ -38,14 +38,14 @@ class Plan(NamedTuple):
 class EpochStep(TaskStep):
     """Base of the steps of a task in which its device computes for one epoch or several.
 
-    A subclass states the times of its epochs in ``plan``.
+    A subclass overrides ``plan``, which returns the count and times of the epochs.
     """
 
     __slots__ = ()
     power = "compute"
 
     def plan(self, task: Task, services: StepServices) -> Plan:
-        """Return the times of this step on the task's device, if nothing slows the device down.
+        """Return the count and times of this step's epochs, at the device's usual speed.
 
         Args:
             task: the task.
@@ -56,7 +56,8 @@ class EpochStep(TaskStep):
     def is_due(self, task: Task, services: StepServices) -> bool:
         """Return whether the step is complete now, within the rounding of times.
 
-        If it is, the end of its last epoch is set to now at the latest, so that the epoch counts.
+        If it is complete and its last epoch would end after now by rounding, the end of that epoch is
+        set to now, so that the epoch counts.
         """
         hosts = services.computing.hosts
         ends = task.epoch_ends
@@ -76,7 +77,7 @@ class Train(EpochStep):
 
     Attributes:
         training: the training: its start model, epochs and terms of the loss.
-        limit: limit of the training's time.
+        limit: time limits of the training.
     """
 
     training: Training

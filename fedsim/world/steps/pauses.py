@@ -1,4 +1,4 @@
-"""Steps of a fixed time, and the wait for a slot."""
+"""Steps of tasks that last for a fixed time, and the step in which a device waits for a slot."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -1,4 +1,4 @@
-"""Messages between a device and the server, or the device's edge server."""
+"""Steps in which a task sends a message between its device and the server, or an edge server."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -46,17 +46,17 @@ class TransferStep(TaskStep):
         services.battery_watch.predict(task)
 
     def end(self, task: Task, services: StepServices, cause: Cause | None) -> Ending:
-        """End the message, and return how the step ended, and fields of its record.
+        """End the message; return the cause of its early end, and fields of its record.
 
         Args:
             task: the task.
             services: services of the engine for steps.
-            cause: reason to cut the message; None if its last byte has arrived.
+            cause: cause of an early end; None if the last byte has arrived.
 
         Returns:
-            The reason, and the fields of the step's record, such as ``bytes`` and ``delivered``.
-            The reason is None also if the last byte has arrived by the time at which the device
-            disconnects.
+            The cause, and the fields of the step's record, such as ``bytes`` and ``delivered``. The
+            cause becomes None if the device disconnects in the instant in which the last byte
+            arrives.
         """
         network = services.network
         flow = task.flow
