@@ -29,9 +29,9 @@ class AcknowledgedFlows(QueuedFlows):
         self._since = 0.0
 
     def _memory_s(self) -> float:
-        """Return for how long the stored deliveries and delays of flows must be kept (s).
+        """Return for how long past deliveries and queueing delays of flows must be kept (s).
 
-        Acknowledgements are computed from these, as they were a round trip ago.
+        A sender reacts at each time to the values of one round trip before.
         """
         return 2 * float(self.senders.round_trip.max()) + 1.0
 
@@ -63,8 +63,10 @@ class AcknowledgedFlows(QueuedFlows):
             senders.least_wait[turns] = math.inf
 
     def _learn_losses(self, acked: Floats) -> None:
-        """Let each sender learn of its losses if the acknowledgements have reached those.
+        """Let senders learn of losses whose acknowledgements are missing by now.
 
+        A sender learns of a loss when the bytes that were under way at the loss are acknowledged, or
+        when no more bytes are under way.
         The window of such a sender is reduced (not with BBR), and it will send the lost bytes again.
 
         Args:
@@ -86,13 +88,14 @@ class AcknowledgedFlows(QueuedFlows):
     def _acked_waits(self, now: float) -> Floats:
         """Return the queueing time along each flow's route one round trip ago (s), float64 [flows].
 
-        The bytes that are acknowledged now were delayed by it. The present time is stored for later.
+        This is the time for which the bytes that are acknowledged now have waited. The present
+        queueing time is stored for later calls.
         """
         self._waits.add(now, self._delays(), self._memory_s())
         return self._waits.at(now - self.senders.round_trip)
 
     def _estimate(self, segments: Floats, turns: Flags, now: float) -> None:
-        """Update what senders with BBR have estimated of bandwidth and round trip, and their states.
+        """Update the bandwidths, round trips and states that senders with BBR have estimated.
 
         Args:
             segments: segments of each flow that are acknowledged by now, float64 [flows].
@@ -129,9 +132,10 @@ class AcknowledgedFlows(QueuedFlows):
         return replace(by_losses, windows=windows)
 
     def _window_paces(self, growth: Floats, delays: Floats) -> Floats:
-        """Return the rate at which each window is spread over a round trip (segments/s), [flows].
+        """Return the rate that spreads each window over a round trip (segments/s), float64 [flows].
 
-        It is infinity without pacing. BBR paces otherwise.
+        The result is infinity without pacing. Senders with BBR do not use it: their rate follows from
+        the estimated bandwidth.
 
         Args:
             growth: growth of each window in the step (segments), float64 [flows].
@@ -144,14 +148,14 @@ class AcknowledgedFlows(QueuedFlows):
     def _paced(self, growth: Floats, delays: Floats, has_acks: Flags) -> Floats | None:
         """Return the highest rate at which each sender may send (segments/s), float64 [flows].
 
-        It spreads a window over a round trip; it is infinity for senders without pacing. It is None if
-        no sender paces.
+        The rate spreads a window over a round trip, or follows from BBR's estimates. It is infinity for
+        senders without pacing. The result is None if no sender paces.
 
         Args:
             growth: growth of each window in the step (segments), float64 [flows].
             delays: time that bytes wait in the queues of the flow's route (s), float64 [flows].
-            has_acks: whether any byte of the flow is acknowledged; the rate is that of the
-                connection's last flow if not, bool [flows].
+            has_acks: whether any byte of the flow is acknowledged, bool [flows]; until then a flow
+                without BBR has the last rate of its connection's previous flow.
         """
         if not self._rules.pacing and not self._has_bbr:
             return None
@@ -164,14 +168,17 @@ class AcknowledgedFlows(QueuedFlows):
         return np.where(self.bbr.is_used, by_bandwidth, rates)
 
     def _until_acks(self, length_s: float, acked: Floats) -> float:
-        """Return the length of a step (s) that ends early, at an awaited acknowledgement.
+        """Shorten a step so that it ends when a sender with a full window gets an acknowledgement.
 
-        The acknowledgement is the first that a sender with a full window waits for. In a longer
-        step this sender would react to it from the begin of the step on.
+        Without this, the sender would react to the acknowledgement from the begin of the step on. The
+        step is not shortened to less than half.
 
         Args:
-            length_s: length of the step without acknowledgements (s).
+            length_s: length of the step before (s).
             acked: acknowledged bytes at the begin of the step, float64 [flows].
+
+        Returns:
+            The new length (s).
         """
         senders = self.senders
         room = senders.window * self._rules.packet + acked + self._lost - self._sent
@@ -189,7 +196,10 @@ class AcknowledgedFlows(QueuedFlows):
         return float(within.min(initial=length_s))
 
     def _is_stuck(self) -> bool:
-        """Return whether no acknowledgement is due: only a change of a link lets bytes move."""
+        """Return whether no sender awaits an acknowledgement or learns of a loss any more.
+
+        If no byte moves either, only a change of a link can end the standstill.
+        """
         acked = self._history.at(self._since - self.senders.round_trip)
         waits = acked < self._delivered - NO_BYTES
         return not waits.any() and bool(np.isinf(self._mark).all())

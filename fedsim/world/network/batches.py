@@ -1,6 +1,7 @@
-"""Queues that serve first in, first out: their bytes in batches of those that came in one step.
+"""First in, first out queues of links, whose bytes are kept in batches.
 
-A batch is served after all older ones, and its bytes of all flows alike.
+A batch holds the bytes that came into a queue in one time step. A link serves the oldest batch first;
+within a batch, it serves equal parts of all flows' bytes.
 """
 
 import numpy as np
@@ -11,11 +12,10 @@ _MOST_BATCHES = 16
 
 
 def open_batch(batches: Floats) -> Floats:
-    """Return a copy of the bytes in queues with an empty batch at the end, for the next step.
+    """Copy the bytes in queues, and append an empty batch for the bytes that come in the next step.
 
-    A batch holds the bytes that came into a queue in one time step, so that queues can be served
-    first in, first out. Oldest batches are left out if they are empty, and pairs of neighbours are
-    merged if there are too many batches.
+    A batch holds the bytes that came into a queue in one time step. The oldest batches are left out
+    if they are empty, and pairs of neighbours are merged if there are too many batches.
 
     Args:
         batches: bytes of each flow in the queue of each link of its route, oldest batch first,

@@ -1,7 +1,7 @@
 """BBR, the congestion control by estimates of bandwidth and round trip, vectorised over flows.
 
-Source: draft-cardwell-iccrg-bbr-congestion-control-00 and Linux's ``tcp_bbr`` (version 1). The
-recovery of a round trip after a loss is left out: losses change nothing here.
+Source: draft-cardwell-iccrg-bbr-congestion-control-00 and Linux's ``tcp_bbr`` (version 1). Their
+recovery phase after a loss is left out, so losses have no effect on windows and rates here.
 """
 
 import math
@@ -31,7 +31,7 @@ _FULL_ROUNDS = 3  # round trips without that growth until the pipe counts as ful
 
 @dataclass(slots=True)
 class BbrSenders(FlowColumns):
-    """Estimates and states of senders with BBR, a TCP congestion control; one row per flow.
+    """Estimates and states of senders with the TCP congestion control BBR; one row per flow.
 
     Attributes are float64 [flows] if no shape is given.
 
@@ -41,7 +41,7 @@ class BbrSenders(FlowColumns):
         rates: delivery rates of the last round trips (segments/s), float64 [flows, 10].
         round: count of round trips so far.
         round_since: begin of the present round trip (s).
-        least: shortest round trip that was measured lately (s).
+        least: shortest round trip that was measured in about the last 10 s (s).
         least_since: time at which ``least`` was measured (s).
         full_rate: bandwidth after its last growth in ``STARTUP`` (segments/s).
         full_rounds: count of round trips since that growth.
@@ -104,7 +104,7 @@ class BbrSenders(FlowColumns):
         return self.bandwidth * self.least
 
     def pacing_gain(self) -> Floats:
-        """Return the factor of its bandwidth estimate at which each flow sends, float64 [flows]."""
+        """Return each flow's pacing gain: its sending rate divided by its bandwidth estimate, [flows]."""
         gains = np.ones(len(self.state))
         gains[self.state == STARTUP] = _HIGH_GAIN
         gains[self.state == DRAIN] = 1 / _HIGH_GAIN

@@ -22,10 +22,10 @@ from fedsim.world.network.queued import LEAST_STEP_S, NewFlow
 from fedsim.world.network.queues import QueueingRules, StepPlan
 from fedsim.world.network.steady import MOST_STEP_S, SteadyFlows
 
-_STEP_SHARE = 1 / 4  # of a round trip on empty links
-_QUEUE_SHARE = 1 / 4  # of the time in queues
+_STEP_SHARE = 1 / 4  # length of a step as a share of a round trip on empty links
+_QUEUE_SHARE = 1 / 4  # length of a step as a share of the time in queues
 _LEAST_BUSY = 1e-6  # part of a step that a moving flow takes at least
-_PATIENCE_STEPS = 4  # steps between two looks for a jump
+_PATIENCE_STEPS = 4  # steps between two attempts to plan one step until the next end of a flow
 
 Memories = list[tuple[tuple[int, int], SenderMemory]]
 """Connections of flows that have ended, as (sender, receiver), with the state of each sender."""
@@ -37,8 +37,8 @@ class SentBytes:
 
     Attributes:
         sent: the bytes, float64.
-        busy: bytes that the sender wants to send, as a part of those that pacing allows in the step,
-            0 to 1, float64.
+        busy: bytes that the sender wants to send, divided by the bytes that its pacing rate allows in
+            the step, 0 to 1, float64; 0 without pacing.
         is_held: whether the first link of a flow, rather than its window, limits the sender in the
             next step, bool.
         growth: growth of the flows' windows in the step.
@@ -257,7 +257,7 @@ class LinkComponent(SteadyFlows):
         return self._end(over, plan.ends) if np.count_nonzero(over) else []
 
     def give_up_plan(self, now: float) -> None:
-        """Forget the rest of the planned step, before a flow or link changes at ``now`` (s)."""
+        """Discard the rest of the planned step, before a flow or link changes at ``now`` (s)."""
         self._plan = None
         self.next_end = math.inf
         self._since = now
@@ -291,11 +291,11 @@ class LinkComponent(SteadyFlows):
 
         Args:
             plan: the planned step.
-            share: part of it that is carried out, 0 to 1, of each flow, [flows]; None for all of it.
+            share: part of each flow's changes that is carried out, 0 to 1, [flows]; None for all.
 
         Returns:
-            Whether each flow had no lost bytes before of which its sender has not learned, bool
-            [flows].
+            Whether each flow had no unnoticed losses before this step (lost bytes of which its sender
+            has not learned), bool [flows].
         """
         lost_nothing: Flags = self._dropped <= 0
         self._sent += part_of(plan.sent, share)
@@ -310,13 +310,12 @@ class LinkComponent(SteadyFlows):
         return lost_nothing
 
     def _mark_losses(self, lost_nothing: Flags) -> None:
-        """Store for each flow with a new loss after how many delivered bytes its sender learns of it.
+        """Store when the sender of each flow with a new loss will learn of it.
 
-        These are the bytes that are delivered or under way now.
+        It learns of the loss when all bytes that are now delivered or under way are acknowledged.
 
         Args:
-            lost_nothing: whether the flow had no lost bytes before the step of which its sender has
-                not learned, bool [flows].
+            lost_nothing: whether the flow had no unnoticed losses before the step, bool [flows].
         """
         is_new = lost_nothing & (self._dropped > 0) & np.isinf(self._mark)
         if np.count_nonzero(is_new):
@@ -363,7 +362,7 @@ class LinkComponent(SteadyFlows):
         self._find_next_end(plan)
 
     def _length_s(self, delays: Floats, acked: Floats) -> float:
-        """Return the length of the next step (s), short against round trips and queueing times.
+        """Return the length of the next step (s), short compared with round trips and times in queues.
 
         Args:
             delays: time that bytes wait in the queues of each flow's route (s), float64 [flows].
@@ -371,18 +370,18 @@ class LinkComponent(SteadyFlows):
         """
         senders = self.senders
         floor = np.maximum(_STEP_SHARE * senders.round_trip, _QUEUE_SHARE * delays)
-        # acknowledgements change nothing for senders that are held
+        # a sender that its first link holds back does not send more after an acknowledgement
         floor[self._held] = MOST_STEP_S
         length_s = min(max(float(floor.min()), LEAST_STEP_S), MOST_STEP_S)
         length_s = self._until_acks(length_s, acked)
         return on_grid_after(self._since + length_s) - self._since
 
     def _plan_step(self, is_look: bool) -> StepPlan:
-        """Return the plan of a step that is short against round trips and queueing times.
+        """Return the plan of a step that is short compared with round trips and times in queues.
 
         Args:
-            is_look: whether the caller has just found that no longer step, up to the next end of a
-                flow, is possible. It tries again only some steps later.
+            is_look: whether the caller has just tried in vain to plan a long step, until the next end
+                of a flow. The next attempt is then made only some steps later.
         """
         delays = self._delays()
         acked = self._known_acks()
@@ -444,7 +443,7 @@ class LinkComponent(SteadyFlows):
         if self._rules.holds_back:
             room_of_links = self.links.capacity * length_s
             sent = share_first_links(wants, self._route[:, 0], room_of_links)
-        # a held sender whose window outlasts a long step may take one
+        # A long step needs a sender that stays held: its window must suffice for MOST_STEP_S more.
         lasting = senders.window * packet * length_s
         is_held = (sent < wants) & (lasting >= sent * (senders.round_trip + MOST_STEP_S))
         busy = np.zeros(len(self)) if paced is None else wants / paced
@@ -464,7 +463,7 @@ class LinkComponent(SteadyFlows):
         senders = self.senders
         packet = self._rules.packet
         in_flight = self._sent - self._lost - acked_before
-        # in slow start a window grows up to twice the flight, else only if it is full
+        # in slow start a window grows up to twice the bytes in flight, afterwards only if it is full
         is_slow = senders.window < senders.threshold
         full = np.where(is_slow, 0.5, 1.0) * senders.window * packet
         limited = (in_flight >= full - packet) & np.isinf(self._mark)

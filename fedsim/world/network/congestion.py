@@ -1,4 +1,4 @@
-"""Congestion control of TCP senders, vectorised over flows: CUBIC and Reno; BBR has a module.
+"""Congestion control of TCP senders by CUBIC and Reno, vectorised over flows; ``bbr.py`` has BBR.
 
 Windows are in segments, so that the formulas are those of the standards.
 """
@@ -65,11 +65,11 @@ def append_row(values: AnyArray, row: float | AnyArray) -> AnyArray:
 
 
 def part_of(amounts: Floats, share: Floats | None) -> Floats:
-    """Return the part of a step's amounts that is carried out.
+    """Return the changes of flows in the part of a planned step that is carried out, [flows].
 
     Args:
-        amounts: amounts of the whole step, float64 [flows].
-        share: part of it, 0 to 1, float64 [flows]; None for all of it.
+        amounts: changes in the whole step, such as sent bytes, float64 [flows].
+        share: part that is carried out, 0 to 1, float64 [flows]; None for the whole step.
     """
     return amounts if share is None else share * amounts
 
@@ -128,9 +128,9 @@ class Growth:
 
     Attributes:
         windows: growth of windows (segments), float64 [flows].
-        friendly: growth of the windows that Reno would have (segments), float64 [flows]; None if
-            no flow has a loss-free window to compare.
-        starts: whether an epoch of CUBIC begins, bool [flows]; None if ``friendly`` is.
+        friendly: growth of the windows that Reno would have (segments), float64 [flows]; None if no
+            window grows by CUBIC's rule, so that these windows are not needed.
+        starts: whether an epoch of CUBIC begins, bool [flows]; None if ``friendly`` is None.
     """
 
     windows: Floats
@@ -178,7 +178,7 @@ class Senders(FlowColumns):
 
         Args:
             growth: growth of the whole step.
-            share: part of the step that is over, 0 to 1, of each flow, [flows]; None for all of it.
+            share: part of the step that is over for each flow, 0 to 1, [flows]; None for all of it.
             now: the time at which this part is over (s), at which epochs begin.
         """
         if growth.friendly is not None and growth.starts is not None:
@@ -224,7 +224,7 @@ def grow(
 
     Args:
         senders: the flows.
-        control: ``cubic`` or ``reno``; BBR grows otherwise.
+        control: ``cubic`` or ``reno``; ``grow_by_bandwidth`` has the growth of BBR's windows.
         acked: acknowledged segments, [flows].
         limited: whether the window limits the flow's rate; only such windows grow; [flows].
         now: the time of the acknowledgements (s).
@@ -279,7 +279,7 @@ def reduce(senders: Senders, control: Control, rows: Flags) -> None:
 def leave_slow_start(senders: Senders, segments: Floats) -> None:
     """End TCP's slow start for flows whose round trip has risen (HyStart, Ha and Rhee, 2011).
 
-    A round trip is judged only from its eighth acknowledged segment on.
+    The rise is checked only from the eighth acknowledged segment of a round trip on.
 
     Args:
         senders: windows of all flows, which are changed.
@@ -287,7 +287,7 @@ def leave_slow_start(senders: Senders, segments: Floats) -> None:
     """
     rows = segments - senders.round_begin >= _HYSTART_SAMPLES
     rise = np.clip(_HYSTART_SHARE * senders.round_trip, _HYSTART_LEAST_S, _HYSTART_MOST_S)
-    # Linux ends it so once a connection
+    # Linux ends slow start by this rule at most once per connection
     ends = rows & np.isinf(senders.threshold) & (senders.least_wait >= rise)
     ends &= senders.window >= _HYSTART_LEAST_WINDOW
     senders.threshold[ends] = senders.window[ends]

@@ -18,9 +18,10 @@ class SenderMemory:
         window: congestion window (segments).
         threshold: window at which slow start ends (segments).
         peak: window before the last loss, CUBIC's W_max (segments).
-        epoch_window: window at the begin of CUBIC's epoch, the time since its last loss (segments).
+        epoch_window: window at the begin of CUBIC's epoch, the time since the last loss (segments).
         friendly: window that Reno would have (segments).
-        elapsed: time of its flows since CUBIC's epoch began (s); NaN without an epoch.
+        elapsed: time since CUBIC's epoch began, without idle times between flows (s); NaN without an
+            epoch.
         until: end of the last flow (s).
         pace: pacing rate at the end of the last flow (segments/s); infinity without pacing.
         estimates: attribute of ``BbrSenders`` -> value; None for senders without BBR.
@@ -56,10 +57,10 @@ class Connections:
     ) -> dict[str, float]:
         """Return the congestion window and related values of a flow that begins.
 
-        They are the values after the last flow between the two endpoints, or the values of a new
-        connection. After more than a timeout without a byte, the window is the initial one (RFC
-        5681, section 4.1), and the threshold remembers three quarters of the former window (RFC
-        2861).
+        These are the values at the end of the last flow between the two endpoints, or the values of a
+        new connection. After an idle time of more than a timeout, the window is at most the initial
+        one (RFC 5681, section 4.1), and the slow start threshold at least three quarters of the
+        former window (RFC 2861); not with BBR.
 
         Args:
             ends: IDs of sender and receiver.
@@ -99,8 +100,8 @@ class Connections:
     ) -> Mapping[str, float | Floats]:
         """Return the BBR estimates with which a flow begins: attribute of ``BbrSenders`` -> value.
 
-        They are the estimates after the last flow with BBR between the two endpoints, however long
-        ago, or first estimates if there was none.
+        These are the estimates at the end of the last flow with BBR between the two endpoints, however
+        long ago, or first estimates if there was none.
 
         Args:
             ends: endpoint IDs of sender and receiver.

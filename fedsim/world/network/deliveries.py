@@ -1,4 +1,4 @@
-"""Deliveries of flows over time, from which a sender's acknowledgements follow a round trip later."""
+"""History of delivered bytes, from which the acknowledgements of a round trip later follow."""
 
 import math
 
@@ -33,7 +33,7 @@ class Deliveries:
         self._next_column += 1
 
     def _make_room(self) -> None:
-        """Forget the columns of flows that are gone, and make room for as many flows as there are."""
+        """Drop the columns of removed flows, and make room for twice as many flows as remain."""
         flows = len(self._columns)
         curves = np.zeros((len(self._curves), max(2 * flows, _FIRST_COLUMNS)))
         curves[: self._rows, :flows] = self._curves[: self._rows].take(self._columns, axis=1)
@@ -42,7 +42,7 @@ class Deliveries:
         self._next_column = flows
 
     def select(self, flows: Flags) -> None:
-        """Keep the history of some flows, and remove that of all others.
+        """Keep the histories of some flows, and remove all others.
 
         Args:
             flows: whether each flow is kept, bool [flows].
@@ -105,9 +105,10 @@ class Deliveries:
         self._curves[: self._rows] = curves
 
     def at(self, times: Floats) -> Floats:
-        """Return the bytes that each flow had delivered at a given time for each; float64 [flows].
+        """Return the bytes that each flow had delivered at its time in ``times``; float64 [flows].
 
-        A time before the first or after the last stored time gets the value stored there.
+        A time before the first stored time gets the first stored value, a time after the last one the
+        last.
 
         Args:
             times: a time for each flow (s), float64 [flows].
@@ -129,20 +130,23 @@ class Deliveries:
         return acked
 
     def rises(self, flows: Ints, above: Floats, begins: Floats, length_s: float) -> Floats:
-        """Return the last stored time before each of some flows had delivered more than ``above``.
+        """Return when the delivered bytes of each of some flows begin to exceed a given count.
+
+        Only an interval of time is searched for each flow.
 
         Args:
             flows: indices of the flows, int64 [n].
-            above: bytes for each of these flows, float64 [n].
-            begins: begin of the time in which the result is looked for, of each flow (s), float64 [n].
-            length_s: length of this time (s).
+            above: the count of bytes for each of these flows, float64 [n].
+            begins: begin of the interval for each of these flows (s), float64 [n].
+            length_s: length of the intervals (s).
 
         Returns:
-            Times (s), float64 [n]; another time, or infinity, for flows whose time lies outside of
-            the time that is looked at.
+            Stored times (s), float64 [n]: the last one at which the flow had delivered at most
+            ``above`` bytes. If this time is not in the interval, the result is infinity or a time
+            outside of the interval.
         """
         past = self._times[: self._rows]
-        # curves never fall, so that only these rows matter; one more on both sides, against rounding
+        # only rows of the interval matter, as curves never fall; one more on each side for rounding
         first = np.maximum(past.searchsorted(begins) - 1, 0)
         last = np.minimum(past.searchsorted(begins + length_s) + 1, self._rows - 1)
         rows = first + np.arange((last - first).max() + 1)[:, None]

@@ -47,7 +47,7 @@ def _find_wrong_route(links: Sequence[str], network: "Endpoints", *_: object, **
 
 @dataclass(frozen=True, eq=False)
 class Infrastructure:
-    """Links, latencies and endpoints of a network as built: the arguments of ``Network``."""
+    """Links, latencies and endpoints from which a network is built; fields as in ``Network``'s Args."""
 
     links: Mapping[str, float]
     down: Floats
@@ -74,8 +74,8 @@ class Endpoints(ABC):
         access: built rates of the devices' own links, ``down`` and ``up`` (bytes/s), float64
             [devices] each.
         latencies: ``latency_s`` between the server and each device (s), float64 [devices].
-        repeats: period, in device indices, with which the routes to the server repeat; None if
-            all routes differ.
+        repeats: number n such that devices i and i + n always have the same shared links to the
+            server, which saves computing all routes; None if there is no such number.
 
     Raises:
         SimulationError: a rate is not above 0, a latency is negative or not finite, or the arrays
@@ -173,9 +173,9 @@ class Endpoints(ABC):
         )
 
     def layout(self) -> dict[str, Any] | None:
-        """Return shared links and routes that were read from a file, for ``network.json``.
+        """Return the shared links and routes that were read from a file, for ``network.json``.
 
-        None if links and routes follow from the scenario's keys.
+        The result is None if links and routes follow from the scenario's keys.
         """
         return None
 

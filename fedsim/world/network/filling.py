@@ -1,6 +1,6 @@
-"""Sharing rules of links: the interface ``Sharing``, and the max-min fair rule ``Filling``.
+"""Rules by which flows share links: the interface ``Sharing``, and the max-min fair ``Filling``.
 
-``Filling`` works for any links, and computes the rates of all flows at each change, in numpy.
+``Filling`` works for any routes, and computes the rates of all flows anew at each change, in numpy.
 """
 
 import math
@@ -18,10 +18,10 @@ Route = Iterable[tuple[str, float]]
 
 
 class Sharing(Protocol):
-    """Interface of the rule by which flows share a set of links, with the running flows.
+    """Interface of a sharing rule: it has the running flows of some links, and computes their rates.
 
     ``Network`` calls it when flows begin, end or change. Sizes are in bytes on the wire. All
-    attributes are plain data, so that a snapshot can store the object.
+    attributes are plain data, so that a snapshot can store them.
 
     Attributes:
         next_end: exact end of the next flow to end if nothing changes (s); infinity without flows.

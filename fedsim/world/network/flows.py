@@ -5,8 +5,8 @@ end is known exactly. The network wakes at the first clock tick at or after this
 all earlier ends, each at its exact time. One call of ``solve`` handles all changes of an instant.
 
 At first, a device's own link is only a cap on the rate of its flow. The first flow that shares an
-own link with another flow, or takes two own links, makes the network *general*: from then own links
-are shared by ``Filling``, as all other links.
+own link with another flow, or uses two own links, makes the network *general*: from then on devices'
+own links are shared by the rule ``Filling``, as all other links are.
 """
 
 import math
@@ -172,9 +172,10 @@ class Network(RunningFlows):
         return flow
 
     def _occupy_links(self, source: int, destination: int) -> None:
-        """Note that a flow uses the links of its endpoints, and whether two flows may share one.
+        """Register a flow's use of its devices' own links; make the network general if necessary.
 
-        Once they may, the network computes rates by the rule for links shared in any way.
+        It is necessary if two flows may share an own link, or if a flow uses two own links. In a
+        general network own links are shared by max-min fairness, instead of being caps of flows.
         """
         sends = 0 <= source < self.devices
         receives = 0 <= destination < self.devices
@@ -383,10 +384,10 @@ class Network(RunningFlows):
         return 0.0 if rule is None else rule.rate(flow.id)
 
     def _as_of_now(self, flow: Flow) -> Sharing | None:
-        """Return the sharing rule that has a flow's rate, moved to the present time.
+        """Return the sharing rule of a flow, advanced to the present time, for a query.
 
-        The result is a copy, so that a query changes nothing, if any flow has ended since the last
-        ``solve``. It is None if this flow has ended.
+        If a flow of the rule has ended since the last ``solve``, an advanced copy is returned, because
+        a query must not change the rule. The result is None if the queried flow has ended.
         """
         rule = self._rule(flow)
         now = self._simulation.now
@@ -484,7 +485,11 @@ class Network(RunningFlows):
             self._wakeup = self._env.at(name, when, self._notify_ended)
 
     def _watch_standstill(self, when: float) -> None:
-        """Set the alarm at which a standstill of all flows ends the run, or cancel it."""
+        """Set the alarm at which a standstill of all flows ends the run; cancel it if a flow moves.
+
+        Args:
+            when: next end of a flow or window (s); infinity in a standstill.
+        """
         stands = when == math.inf and bool(self._running)
         if stands and self._standstill is None:
             self._set_network_alarm(_STANDSTILL, self._simulation.now + PATIENCE_S)
@@ -503,7 +508,10 @@ class Network(RunningFlows):
         raise standstill_error(routes, rules, now - PATIENCE_S, dead_links)
 
     def _set_alarm(self, now: float) -> None:
-        """Set the network's alarm to the next end or window, or to now if a flow has arrived."""
+        """Set the network's alarm to its next event, or to ``now`` (s) if a flow has just ended.
+
+        Events are the end of a flow, of a slow-start window's round trip, and a change of a trace.
+        """
         when = now
         if not self._arrived:
             when = on_grid_after(min(map(_NEXT_END, self._rules)))

@@ -1,4 +1,4 @@
-"""Links with queues, and the order in which a step passes them."""
+"""Links with queues, and the order in which they are served in a time step."""
 
 import math
 
@@ -13,7 +13,7 @@ UNLIMITED = 1e15  # bytes/s; stands for an infinite rate
 class QueuedLinks:
     """Rates and queue lengths of the shared links of a ``LinkComponent``, by link number from 1.
 
-    Number 0 is a link of unlimited rate; it fills up shorter routes to equal length.
+    Number 0 is a link of unlimited rate, with which shorter routes are padded.
 
     Args:
         rules: lengths of queues, and whether a route's first link makes senders wait when its
@@ -23,8 +23,9 @@ class QueuedLinks:
         names: name -> number.
         capacity: rates (bytes/s), float64 [links].
         length: lengths of queues (bytes), float64 [links].
-        levels: the links in groups, by their furthest place on any route; set by ``group``.
-        grouped: count of the first flows that are in ``levels``; 0 if those must be made anew.
+        levels: the links in groups, by their furthest position on any route; set by ``group``.
+        grouped: count of flows, the first ones, whose links are in ``levels``; 0 if ``levels`` must
+            be computed anew.
         never_full: numbers of links that make senders wait instead of dropping packets, int64 [n].
     """
 
@@ -55,10 +56,10 @@ class QueuedLinks:
         return number
 
     def length_at(self, name: str, rate: float) -> float:
-        """Return the length of a link's queue if the link had a given rate (bytes).
+        """Return the length of the queue that a link would have with a given rate (bytes).
 
-        A queue may be as long as what the link sends in a given time. At rate 0, an outage, the
-        queue keeps its present length.
+        The rules may give the length as a time, in which the link sends a full queue. At rate 0, an
+        outage, the queue keeps its present length.
 
         Args:
             name: name of a known link.
@@ -113,9 +114,9 @@ class QueuedLinks:
     def group(self, route: Ints, lasts: Ints) -> None:
         """Sort the links into ``levels``, groups that are served one after the other in a step.
 
-        Links are grouped by their furthest place on any route, so that bytes mostly pass a whole route
-        within a step. Flows that are in ``levels`` already are not grouped again, unless a new flow
-        moves one of their links to another level.
+        Links are grouped by their furthest position on any route, so that in most cases bytes can
+        pass a whole route within a step. Flows whose links are in ``levels`` already are not grouped
+        again, unless a new flow moves one of their links to another level.
 
         Args:
             route: numbers of each flow's links, padded with 0, int64 [flows, hops].

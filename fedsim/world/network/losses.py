@@ -12,10 +12,11 @@ from fedsim.world.network.congestion import append_row
 class LossDraws:
     """Random draws for one time step that decide which packets of flows are lost.
 
-    A draw is exponential (bytes): a flow loses its next packet when its bytes, each times the
-    probability of a loss, add up to the draw. It is a function of the flow's seed and of the count
-    of its earlier draws, so a step that is computed twice draws the same. ``RandomLosses.use``
-    stores the counts of a step that is carried out.
+    Each passing byte adds its loss probability to the flow's expected loss. A flow loses a packet
+    when its expected loss since the last lost packet reaches a drawn value, which is exponential
+    (bytes). The draw is a function of the flow's seed and of the count of its earlier draws, so a
+    step that is computed twice draws equal values. ``RandomLosses.use`` stores the counts of a step
+    that is carried out.
 
     Args:
         keys: seed of each flow.
@@ -31,9 +32,9 @@ class LossDraws:
         self._packet = packet
 
     def draw_on_link(self, row: int) -> float:
-        """Draw the expected loss (bytes) that a flow can take until it loses a packet on its links.
+        """Draw the expected loss (bytes) at which a flow loses its next packet on its links.
 
-        The expected loss of a flow is its bytes times the probability of a loss.
+        The expected loss of a flow is the sum of its bytes times their probability of a loss.
 
         Args:
             row: index of the flow.
@@ -41,9 +42,9 @@ class LossDraws:
         return self._draw("loss", self.on_links, row)
 
     def draw_in_queue(self, row: int) -> float:
-        """Draw the expected loss (bytes) that a flow can take until it loses a packet in a queue.
+        """Draw the expected loss (bytes) at which a flow loses its next packet in a full queue.
 
-        The expected loss of a flow is its bytes times the probability of a loss.
+        The expected loss of a flow is the sum of its bytes times their probability of a loss.
 
         Args:
             row: index of the flow.
@@ -59,9 +60,9 @@ class LossDraws:
 class RandomLosses:
     """Packet losses of flows: their probabilities, and how far each flow is from its next loss.
 
-    Packets are lost independently. So the expected loss (probability times bytes) between two lost
-    packets is exponential, with the size of a packet as its mean. It is drawn in advance for each
-    flow; the flow loses a packet when it has used it up.
+    Packets are lost independently of each other. So the expected loss (probability times bytes)
+    between two lost packets is an exponential random variable, whose mean is the size of a packet. It
+    is drawn in advance for each flow. The flow loses a packet when its expected loss reaches it.
 
     Args:
         packet: size of a packet (bytes).
@@ -175,12 +176,12 @@ class RandomLosses:
     def lose(
         self, probability: Floats, passing: Floats, until_loss: Floats, draws: LossDraws
     ) -> tuple[Floats, Floats]:
-        """Compute which part of the bytes that pass a link in a step is lost.
+        """Compute how many of the bytes that pass devices' own links in a step are lost.
 
         Args:
             probability: probability that a packet of each flow is lost, 0 to 1, [flows].
             passing: bytes of each flow that pass the link, [flows].
-            until_loss: expected loss left until the next lost packet (bytes), [flows].
+            until_loss: expected loss remaining until the next lost packet (bytes), [flows].
             draws: draws of the step.
 
         Returns:

@@ -1,7 +1,7 @@
 """Movement of bytes through links and their queues in one step.
 
-A step has stages: senders put bytes on their routes, each level of links serves its queues and
-drops what they do not hold, and receivers take what arrives.
+A step has stages: senders put bytes on their routes; the groups of links serve their queues one
+after the other, and drop the bytes that do not fit; receivers get the bytes that arrive.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class MovedBytes:
     Attributes:
         dropped: bytes that were lost in the step.
         delivered: bytes that have passed the last link in it.
-        credit: change of the credit by which ``choose_drops`` chooses (bytes).
-        until_loss: expected loss left until the next lost packet on links (bytes).
+        credit: change of the credit, by which ``choose_drops`` chooses whose packet is dropped (bytes).
+        until_loss: expected loss remaining until the next lost packet on links (bytes).
         batches: bytes in queues by the step in which they came, oldest first, float64
             [flows, hops, batches].
         waiting: bytes in queues, float64 [flows, hops].
@@ -84,7 +84,8 @@ class Movement:
 
         Args:
             sent: bytes that each sender sends, float64 [flows].
-            busy: part of the step in which the sender sends at its pace, 0 to 1, float64 [flows].
+            busy: part of the step in which the sender sends at its pacing rate, 0 to 1, float64
+                [flows].
         """
         self._busy = busy
         amounts = self.bytes
@@ -209,9 +210,10 @@ class Movement:
         rest[:, -1] = np.maximum(rest[:, -1] - falls, 0.0)
 
     def busy(self) -> Floats:
-        """Return the part of the step in which sender and links of each route send, 0 to 1, [flows].
+        """Return how busy each flow's route is in the step, float64 [flows].
 
-        It is that of the busiest of them.
+        The result is the part of the step, 0 to 1, in which the busiest of the sender and the links
+        sends.
         """
         busy = self._busy.copy()
         divisor = np.where(self._room > 0, self._room, 1.0)

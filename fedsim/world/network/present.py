@@ -11,16 +11,16 @@ from fedsim.world.network.traces import LinkTraces
 class PresentRates(Endpoints):
     """Base of ``Network`` that computes present rates, latencies and losses of links.
 
-    They differ from the scenario's values by traces (values over time from a file) and by limits
-    that processes of the world set.
+    The present values differ from the scenario's values if links follow traces (values over time
+    from a file), or if processes of the world limit their rates.
 
     Args:
         simulation: the clock.
         built: the links, latencies and endpoints.
 
     Attributes:
-        limits: link name -> limit by processes (bytes/s), for links that have one. It replaces the
-            built rate; of a limit and a trace the lower rate counts.
+        limits: link name -> rate (bytes/s) that a process of the world has set, for links with such a
+            limit. It replaces the built rate; a link with a trace has the lower of the two rates.
         traces: traces that the rates of links follow; None if all rates are constant.
     """
 
@@ -102,9 +102,9 @@ class PresentRates(Endpoints):
         return [(name, self.present_rate(name, rate)) for name, rate in links]
 
     def _links_of(self, flow: Flow, *, own: bool = True) -> list[tuple[str, float]]:
-        """Return name and present rate (bytes/s) of a flow's links.
+        """Return name and present rate (bytes/s) of the links on a flow's route.
 
-        ``own`` says whether the devices' own links are included.
+        The devices' own links are included if ``own`` is true.
         """
         links = self.links_between(flow.source, flow.destination)
         if own:

@@ -45,20 +45,20 @@ class Protocol(Spec):
     Attributes:
         segment: payload of a full packet.
         header: header bytes of a packet.
-        slow_start: whether transfers begin with a small window that doubles every round trip, also
-            after idle times (RFC 5681).
-        initial_window: segments of the first round trip (RFC 6928: 10).
-        round_trip: time of a round trip beside twice the device's latency.
-        weight_spread: spread of flows' random weights: lognormal with median 1, and this as the
-            factor of one standard deviation.
-        turns: whether downloads take turns in the sender's queue, of which each connection has
-            about 1 ms (Linux's TCP small queues): with a round trip of R s the logarithm of a
-            download's random weight is divided by 1 + R / 1 ms.
-        weight_by_round_trip: power of the round trip, of 1 ms at least, by which a flow's weight
-            falls: 1 for TCP Reno's shares. This is SimGrid's rule, for comparison only: it predicts
-            no real world better.
-        late_weight: factor of the weight of uploads that begin while others to the same end are
-            under way; see docs/time.md.
+        slow_start: whether each transfer, also after an idle time, begins with a small window that
+            doubles every round trip (RFC 5681).
+        initial_window: count of segments in the first round trip (RFC 6928: 10).
+        round_trip: time of a round trip in addition to twice the device's latency.
+        weight_spread: spread of flows' random weights, which are lognormal with median 1: factor by
+            which one standard deviation changes a weight.
+        turns: whether weights of downloads are nearly equal on long round trips, because downloads
+            take turns in the sender's queue (Linux's TCP small queues, about 1 ms per connection).
+            With a round trip of R s the logarithm of a random weight is divided by 1 + R / 1 ms.
+        weight_by_round_trip: exponent p of SimGrid's rule, by which a flow's weight is proportional
+            to R^-p for a round trip of R s, 1 ms or more; 1 for TCP Reno's shares. It is for
+            comparison only: it did not predict any real run better.
+        late_weight: factor of the weight of uploads that begin while other uploads to the same
+            receiver are running; see docs/time.md.
     """
 
     kind: str
@@ -124,7 +124,7 @@ class Protocol(Spec):
         return by_chance * by_distance
 
     def rules(self) -> list[str]:
-        """Describe each formula of the protocol that was fitted to measurements: range and error."""
+        """Describe each fitted formula of the protocol: its range of validity and its error, as text."""
         return []
 
     def outside_of_rules(self, at_once: int) -> list[str]:
@@ -197,22 +197,24 @@ _FLUID = OnlyWith("model", values=("fluid",))
 
 
 class Tcp(Protocol):
-    """TCP over Ethernet: 66 bytes of headers (14 Ethernet, 20 IP, 32 TCP with timestamps) for
-    1,448 of payload, slow start.
+    """TCP over Ethernet, with slow start and headers of 66 bytes for 1,448 bytes of payload.
+
+    The headers are 14 bytes of Ethernet, 20 of IP, and 32 of TCP with timestamps.
 
     Attributes:
-        model: ``fluid``: links are shared at once and alike; ``window``: each sender has a
-            congestion window, each link a queue that drops what it does not hold (docs/time.md).
+        model: ``fluid``: the rate of a link is divided among its flows at any instant, by weights;
+            ``window``: each sender has a congestion window, and each link a queue that drops the
+            packets that do not fit (docs/time.md).
         control: congestion control: ``cubic`` (RFC 9438), ``reno`` (RFC 5681) or ``bbr`` (version
             1; draft-cardwell-iccrg-bbr-congestion-control-00).
         queue: length of each link's queue; by default 100 ms at the link's rate, a round trip of
             the internet (Villamizar and Song, 1994).
         queues: lengths of single links' queues by name, such as ``server up`` or ``device 3 down``.
         hystart: whether slow start ends when the round trip rises (HyStart).
-        pacing: whether senders spread a window over its round trip: at two windows a round trip in
-            slow start, 1.2 later (Linux with the queue ``fq``, or where BBR is the default
-            control). Until its first acknowledgement a message has the rate that the connection had
-            last.
+        pacing: whether senders spread a window over its round trip, at a rate of two windows a round
+            trip in slow start and 1.2 windows later (Linux with the queue ``fq``, or where BBR is
+            the default control). Until its first acknowledgement, a message has the last rate of
+            its connection's previous message.
         holds_back: whether a sender waits while the queue of its own first link is full (Linux's
             TCP small queues), instead of losing packets there.
     """
@@ -281,9 +283,9 @@ class Tcp(Protocol):
 
 
 class Bbr(Protocol):
-    """TCP with the congestion control BBR (Cardwell et al., 2017).
+    """TCP with the congestion control BBR (Cardwell et al., 2017), as a protocol without slow start.
 
-    A connection keeps its rate over idle times.
+    A connection keeps its rate over idle times, so a flow has its full rate from the first byte on.
 
     Attributes:
         header: header bytes of a packet.

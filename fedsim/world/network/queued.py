@@ -1,6 +1,6 @@
-"""Flows on links with queues: their routes, bytes and senders, and how they come and go.
+"""Flows on links with queues: arrays of their routes, bytes and senders, to which flows are added.
 
-``LinkComponent`` says what time does to them.
+The subclass ``LinkComponent`` computes how the bytes move in time.
 """
 
 import math
@@ -69,12 +69,13 @@ class QueuedFlows:
         self._delivered = np.empty(0)
         self._dropped = np.empty(0)  # bytes dropped, of which the sender does not know
         self._lost = np.empty(0)  # bytes dropped, of which the sender knows
-        # a flow's share of what full queues lost, less what it was expected to lose (bytes)
+        # credit, by which ``choose_drops`` chooses: expected losses in full queues less draws (bytes)
         self._credit = np.empty(0)
         # whether the first link holds the sender back, so that late acknowledgements do not matter
         self._held = np.empty(0, dtype=bool)
-        self._mark = np.empty(0)  # delivered bytes at which it learns; infinity for no drop
-        self._lasts = np.empty(0, dtype=np.int64)  # place of the last link of each route
+        # acknowledged bytes at which a sender learns of its drops; infinity without drops
+        self._mark = np.empty(0)
+        self._lasts = np.empty(0, dtype=np.int64)  # position of the last link of each route
         self._route = np.zeros((0, 1), dtype=np.int64)
         self._waiting = np.zeros((0, 1))  # bytes in the queue of each link of a route
         # bytes in queues by the time at which they came, oldest first, [flows, hops, batches]
@@ -110,9 +111,9 @@ class QueuedFlows:
             yield name, backlog.item(number), self.links.length.item(number)
 
     def balance(self) -> Floats:
-        """Return sent minus known bytes of each flow, float64 [flows]; 0 but for rounding.
+        """Return the sent bytes of each flow whose place is unknown, for tests; float64 [flows].
 
-        Known bytes are delivered, in queues, on links, or lost. Tests check that none is missing.
+        Sent bytes are delivered, in queues, on links, or lost, so the result is 0 within rounding.
         """
         balance: Floats = (
             self._sent - self._delivered - self._under_way() - self._lost - self._dropped
@@ -162,20 +163,20 @@ class QueuedFlows:
         self._forget()
 
     def _append_estimates(self, estimates: Mapping[str, float | Floats]) -> None:
-        """Append the row of the last flow to ``bbr``, if any flow uses BBR."""
+        """Append the estimates of a new flow to ``bbr``; do nothing if no flow uses BBR."""
         if estimates["state"] == OTHER and not self._has_bbr:
             return
         self._need_estimates(len(self) - 1)
         self.bbr.append(estimates)
 
     def _need_estimates(self, flows: int) -> None:
-        """Give ``bbr`` rows for ``flows`` flows, none of which uses BBR, if it has none."""
+        """Fill an empty ``bbr`` with rows for ``flows`` flows that do not use BBR."""
         if not self._has_bbr:
             self.bbr = BbrSenders.others(flows)
             self._has_bbr = True
 
     def _widen(self, hops: int) -> None:
-        """Pad all routes, and the arrays by hop, to ``hops`` links per flow."""
+        """Pad all routes, and the arrays [flows, hops], to ``hops`` links per flow."""
         more = hops - self._route.shape[1]
         if more > 0:
             pad = ((0, 0), (0, more))
@@ -184,10 +185,10 @@ class QueuedFlows:
             self._batches = np.pad(self._batches, (*pad, (0, 0)))
             self._arriving = np.pad(self._arriving, pad)
 
-    def _age(self, batches: int) -> None:
-        """Pad the bytes in queues with empty batches, older than all others, to ``batches`` batches.
+    def _pad_batches(self, batches: int) -> None:
+        """Prepend empty batches to the bytes in queues, so that there are ``batches`` batches.
 
-        A batch holds the bytes that came into queues in one step.
+        A batch holds the bytes that came into queues in one step; the oldest is the first.
         """
         more = batches - self._batches.shape[2]
         if more > 0:
@@ -201,7 +202,7 @@ class QueuedFlows:
         batches = max(self._batches.shape[2], others._batches.shape[2])
         for flows in (self, others):
             flows._widen(hops)
-            flows._age(batches)
+            flows._pad_batches(batches)
         for name in _COLUMNS:
             columns: list[AnyArray] = [getattr(self, name), getattr(others, name)]
             setattr(self, name, np.concatenate(columns))
@@ -241,9 +242,9 @@ class QueuedFlows:
         self._forget()
 
     def _split(self) -> list[Self]:
-        """Return objects with these flows, so that flows in different ones share no link.
+        """Divide the flows among several objects, so that flows of different objects share no link.
 
-        The first is this object, which keeps only its part of the flows.
+        The first of the returned objects is this one, with the remaining flows.
         """
         labels = label_components(self._route, len(self.links.capacity))
         components: list[Self] = []
@@ -282,7 +283,7 @@ class QueuedFlows:
         )
 
     def _forget(self) -> None:
-        """Drop cached values that hold only as long as the flows stay the same."""
+        """Drop cached values, which are no longer valid after a change of the flows."""
         self._acked = None
         self._known_delays = None
 

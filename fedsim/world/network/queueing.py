@@ -1,8 +1,8 @@
 """Sharing rule ``Queueing``: congestion windows of senders, and a drop-tail queue before each link.
 
-Flows that share no link, neither directly nor through others, know nothing of each other. So they
-are kept in components, each of which has steps of time of its own, and a change of a flow or a link
-interrupts the planned step of its component alone.
+Flows that share no link, neither directly nor through other flows, do not affect each other. So
+flows are divided into components, whose time steps are independent. A change of a flow or a link
+interrupts only the planned step of its component.
 """
 
 import math
@@ -70,8 +70,8 @@ class Queueing:
                 bytes pass them.
             round_trip: round trip on empty links (s).
             ends: IDs of sender and receiver.
-            loss_key: seed of its losses, in queues and by ``set_loss``.
-            control: its congestion control; None for the rules' control.
+            loss_key: seed of the flow's random losses in queues and on devices' own links.
+            control: congestion control of the flow; None for ``rules.control``.
         """
         route = list(route)
         round_trip = max(round_trip, LEAST_STEP_S)
@@ -168,9 +168,9 @@ class Queueing:
         return next(component for component in self.components if component.has_flow(flow_id))
 
     def _component_with(self, names: Iterable[str], now: float) -> LinkComponent:
-        """Return the set of flows to which a new flow over some links belongs.
+        """Return the component (flows that share links) to which a new flow over some links belongs.
 
-        All sets with one of these links are merged into it; it is empty if there are none.
+        All components with one of these links are merged. Without any, a new component is returned.
 
         Args:
             names: names of the links.
@@ -257,9 +257,9 @@ class Queueing:
         return queues
 
     def balance(self) -> Floats:
-        """Return sent minus known bytes of each flow, float64 [flows]; 0 but for rounding.
+        """Return the sent bytes of each flow whose place is unknown, for tests; float64 [flows].
 
-        Known bytes are delivered, in queues, on links, or lost. Tests check that none is missing.
+        Sent bytes are delivered, in queues, on links, or lost, so the result is 0 within rounding.
         """
         balances = [component.balance() for component in self.components]
         return np.concatenate([np.empty(0), *balances])

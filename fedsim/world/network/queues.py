@@ -1,4 +1,4 @@
-"""Rules of links with queues, the plan of a step, and the choice of dropped packets."""
+"""Constants of links with queues, the plan of a time step, and the choice of dropped packets."""
 
 import math
 from collections.abc import Callable
@@ -22,12 +22,13 @@ class QueueingRules:
         control: congestion control.
         packet: a full packet on the wire (bytes).
         initial_window: window of a new connection (segments).
-        queue_s: length of queues (s); None if ``queue_bytes`` has it.
-        queue_bytes: length of queues (bytes); None if ``queue_s`` has it.
-        queues: link name -> (s, bytes), one of both None, for links with another length.
+        queue_s: length of queues as the time in which a link sends a full queue (s); or None.
+        queue_bytes: length of queues (bytes), if ``queue_s`` is None; otherwise None.
+        queues: link name -> (``queue_s``, ``queue_bytes``), for links with another length.
         hystart: whether slow start ends when the round trip rises.
         pacing: whether senders spread a window over its round trip.
-        holds_back: whether the first queue of a route holds senders back instead of dropping.
+        holds_back: whether a full queue at the first link of a route makes senders wait, instead of
+            dropping packets.
     """
 
     control: Control
@@ -75,7 +76,7 @@ class Level:
     is_last: Flags
 
     def followed_by(self, others: "Level") -> "Level":
-        """Return the group with further flows, those of ``others``, whose indices are higher."""
+        """Return a group with these flows, followed by ``others``: flows with higher indices."""
         if not len(others.flows):
             return self
         return Level(
@@ -109,8 +110,9 @@ class StepPlan:
         parts: part of the step in which the bytes of each flow move, above 0, at most 1; None if
             no flow ends.
         is_held: whether the first link of a flow makes its sender wait, bool [flows].
-        acked: bytes that are acknowledged at its end; None if they are not known before.
-        is_look: whether it was tried before to plan one step until the next end of a flow.
+        acked: bytes that are acknowledged at the end of the step; None if the step is so long that
+            they depend on deliveries within the step.
+        is_look: whether a long step, until the next end of a flow, was tried in vain before.
         draws_on_links, draws_in_queues: counts of random draws of losses so far, this step included,
             int64 [flows].
     """

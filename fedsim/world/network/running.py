@@ -1,4 +1,4 @@
-"""Running flows of a network: their rules of sharing, windows and queues, and the traces they follow."""
+"""Running flows of a network: their sharing rules, windows and queues, and the traces of their links."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -65,8 +65,9 @@ class RunningFlows(PresentRates):
     def _cap(self, flow: Flow) -> float:
         """Return the highest rate that a flow may have now (bytes/s), apart from shared links.
 
-        It follows from the flow's window in slow start and from the devices' own links, except own
-        links that are shared by several flows.
+        The cap is the least of the rate that the flow's window in slow start allows and the rates of
+        the devices' own links. In a general network, in which own links are shared, they count as
+        shared links.
         """
         cap = math.inf if self._general else self._own_rate(flow)
         if self._slow_start:
@@ -77,7 +78,7 @@ class RunningFlows(PresentRates):
         if self._cap(flow) < math.inf:
             return False
         if self._queues is not None and self.round_trip_s(flow.source, flow.destination) > 0:
-            return False  # its window limits it
+            return False  # the flow's window limits its rate
         return all(capacity == math.inf for _, capacity in self._links_of(flow))
 
     def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:
@@ -111,7 +112,7 @@ class RunningFlows(PresentRates):
         queues.set_loss(flow.id, self.present_loss(source), self.present_loss(destination), now)
 
     def _use_traces(self, traces: LinkTraces, flow: Flow, now: float) -> None:
-        """Let the traces of a flow's links take effect as long as the flow runs.
+        """Apply the traces of a new flow's links from now on, as long as the flow runs.
 
         Traces of links without a flow are not followed, to save time.
 
@@ -127,8 +128,8 @@ class RunningFlows(PresentRates):
     def _traced_names(self, flow: Flow) -> list[str]:
         """Return the names under which ``LinkTraces`` has the values that affect a flow.
 
-        These are the names of its links, and with queues such as ``device 7 latency`` and
-        ``device 7 loss`` of sender and receiver.
+        These are the names of the flow's links. If links have queues, names such as ``device 7
+        latency`` and ``device 7 loss`` of sender and receiver are added.
         """
         names = [name for name, _ in self._links_of(flow)]
         if self._queues is not None:
@@ -173,7 +174,7 @@ class RunningFlows(PresentRates):
     def _widen(self, now: float) -> None:
         """Double the slow-start windows whose round trip is over.
 
-        A window that did not limit its flow, or would not any more, is closed instead.
+        A window is closed instead if it did not limit its flow, or would not do so when doubled.
 
         Args:
             now: the time (s).

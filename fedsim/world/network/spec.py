@@ -1,4 +1,4 @@
-"""Scenario section ``[network]``: the base of network models, and the star."""
+"""Scenario section ``[network]``: the base of network models, and the model of a star."""
 
 import math
 from collections.abc import Sequence
@@ -122,8 +122,8 @@ def _find_wrong_column(
 class NetworkModel(Spec):
     """Base of every network model, a ``kind`` of the scenario's section ``[network]``.
 
-    A user's model builds a ``Network``. It passes ``Transport(self.protocol, streams)`` to it, or
-    ignores the protocol.
+    A user's model builds a ``Network``, to which it may pass ``Transport(self.protocol, streams)``;
+    without, the key ``protocol`` has no effect.
 
     Attributes:
         device: the devices' own links.
@@ -250,7 +250,8 @@ class NetworkModel(Spec):
 
         Args:
             simulation: the clock, passed on to ``Network``.
-            streams: random streams; draws are from ``world/...``, equal for all strategies.
+            streams: random streams; draws are from those named ``world/...``, which are equal for all
+                strategies.
             devices: number of devices.
             rates: rates down and up (bytes/s) in place of the rates of ``device``, and latencies
                 (s) if ``device`` has no latency; None for the values of ``device``.
@@ -270,10 +271,10 @@ class NetworkModel(Spec):
         """Draw rates down and up (bytes/s) and latency (s) of the devices; float64 [devices] each.
 
         Args:
-            streams: random streams; draws are from ``world/...``.
+            streams: random streams; draws are from those named ``world/...``.
             devices: number of devices.
-            rates: rates down and up (bytes/s) and latencies (s) in place of the values of
-                ``device``; None for the values of ``device``.
+            rates: rates down and up (bytes/s) in place of the rates of ``device``, and latencies
+                (s) if ``device`` has no latency; None for the values of ``device``.
             root: folder of data files; None for the working directory.
         """
 
@@ -312,7 +313,7 @@ def server_links(server: SharedLink) -> list[SharedLinks]:
 class StarSpec(NetworkModel):
     """Star network: all transfers share the server's link in each direction.
 
-    Each device has a link of its own behind it. Links without a rate take no time.
+    A transfer also passes its device's own link. Links without a rate take no time.
 
     Attributes:
         server: rates of the server's link.

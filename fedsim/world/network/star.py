@@ -1,10 +1,11 @@
 """Star network: one server link in each direction, and one own link for each device.
 
-A change takes time O(log n) for n flows, by virtual time. Here rates, caps and bytes are divided by
-the weight of the flow. A flow that runs at its cap is *capped*. A flow below its cap is *free* and
-runs at the water level w. The ends of capped flows are kept in real time t, the ends of free flows
-on a virtual clock V with dV = w dt. Flows with equal caps form a *tier*, and become capped or free
-together.
+A change of flows takes time O(log n) for n flows, by virtual time. Rates, caps and bytes are here per
+unit of a flow's weight. A flow that runs at its highest rate (cap) is *capped*. All other flows are
+*free*, and run at one rate, the water level w, at which they fill the rest of the link. The ends of
+capped flows are stored in real time t. The ends of free flows are stored on a virtual clock V, which
+counts the bytes of a free flow: dV = w dt. Flows with equal caps form a *tier*; they become capped or
+free together.
 """
 
 import math
@@ -115,8 +116,8 @@ class StarDirection:
         self._since = 0.0
         self._tiers: dict[Units, Tier] = {}
         self._flows: dict[int, StarFlow] = {}
-        # Each is a heap for capped and a heap for free tiers, by `Tier.is_free`. An entry is dead if
-        # its tier differs.
+        # Each list has a heap for capped and a heap for free tiers (index `Tier.is_free`). An entry is
+        # dead if its tier has changed since.
         self._ends: list[list[tuple[float, Units]]] = [[], []]
         self._caps: list[list[Units]] = [[], []]  # negative for capped tiers: largest first
 
@@ -260,10 +261,10 @@ class StarDirection:
         self._find_level()
 
     def _find_level(self) -> None:
-        """Compute the rate per weight of all flows below their caps (water level), and the next end.
+        """Compute the water level, the rate per weight of all flows below their caps, and the next end.
 
-        Flows whose cap is lower than the level get their cap. The loop ends because the level only
-        rises.
+        A flow whose cap is below the level runs at its cap. Each flow that becomes capped raises the
+        level for the others, so the loop ends.
         """
         tiers = self._tiers
         if self._pushes > 2 * len(tiers) + _SLACK:
@@ -332,7 +333,7 @@ class StarDirection:
         self._schedule(tier)
 
     def _set_back(self) -> None:
-        """Set the clocks, which count sent bytes per weight, back to 0 to keep them precise."""
+        """Reset the clocks, which count sent bytes per weight, to 0, so that they stay precise."""
         self._changes = 0
         self._ends = [[], []]
         for tier in self._tiers.values():

@@ -1,4 +1,4 @@
-"""Steady flows: one long step to the next end of a flow, while no queue changes what flows deliver."""
+"""Steady flows, whose delivery rates are constant, so that one long step leads to the next end."""
 
 from dataclasses import dataclass
 
@@ -20,10 +20,10 @@ class Bottlenecks:
 
     Attributes:
         places: position of the link on the route, int64.
-        rates: its rate (bytes/s), float64.
-        waiting: bytes of the flow in its queue, float64.
+        rates: rate of the link (bytes/s), float64.
+        waiting: bytes of the flow in the link's queue, float64.
         elsewhere: bytes of the flow in other queues, float64.
-        lengths: length of its queue (bytes), float64.
+        lengths: length of the link's queue (bytes), float64.
     """
 
     places: Ints
@@ -67,8 +67,8 @@ class SteadyFlows(AcknowledgedFlows):
         """Find the link with the lowest rate on each flow's route.
 
         Returns:
-            The links; None if one has the rate 0, or if a link cannot serve all its flows at the rates
-            of their narrowest links.
+            The slowest links; None if one has the rate 0, or if any link is too slow to serve all of
+            its flows at the rates of their slowest links.
         """
         capacity = self.links.capacity
         flows = np.arange(len(self))
@@ -86,12 +86,12 @@ class SteadyFlows(AcknowledgedFlows):
         return Bottlenecks(places, rates, waiting, elsewhere, lengths)
 
     def _are_steady(self, bottlenecks: Bottlenecks, unsent: Floats, is_held: Flags) -> bool:
-        """Return whether all flows keep the rates of their narrowest links.
+        """Return whether each flow is delivered at the rate of its slowest link until its end.
 
         Args:
-            bottlenecks: the narrowest links.
+            bottlenecks: the slowest link of each flow.
             unsent: bytes that each sender has still to send, [flows].
-            is_held: whether the narrowest link holds the sender back, [flows].
+            is_held: whether the slowest link makes the sender wait if its queue is full, [flows].
         """
         senders = self.senders
         packet = self._rules.packet
@@ -115,12 +115,12 @@ class SteadyFlows(AcknowledgedFlows):
         ends: Floats,
         length_s: float,
     ) -> StepPlan:
-        """Plan a step in which each flow is delivered at the rate of its narrowest link.
+        """Plan a step in which each flow is delivered at the rate of its slowest link.
 
         Args:
-            bottlenecks: the narrowest links.
+            bottlenecks: the slowest link of each flow.
             unsent: bytes that each sender has still to send, [flows].
-            is_held: whether the narrowest link holds the sender back, [flows].
+            is_held: whether the slowest link makes the sender wait if its queue is full, [flows].
             ends: end of each flow (s), [flows].
             length_s: length of the step (s).
         """

@@ -60,8 +60,8 @@ class TracedRate(Distribution):
         """Read the traces, and assign them to links.
 
         Args:
-            key: the key of the scenario that holds the traces, for errors.
-            streams: random streams of the run; draws are from ``world/link-trace``.
+            key: the key of the scenario that has the traces, for errors.
+            streams: random streams of the run; draws are from the stream ``world/link-trace``.
             links: count of the links.
             root: folder of data files; None for the working directory.
             shared: name of a group of shared links; empty for the devices' own links.
@@ -71,7 +71,7 @@ class TracedRate(Distribution):
 
         Raises:
             DataError: a file is missing or malformed.
-            ScenarioError: there are not as many traces as links, if each has one.
+            ScenarioError: each link is to have another trace, and their counts differ.
         """
         raise NotImplementedError
 

@@ -1,7 +1,7 @@
-"""Rates of links that follow recorded traces.
+"""Rates, latencies and losses of links that follow traces: recorded values over time.
 
-A rate is a function of time alone: it depends on the trace, and on the place in the trace at which
-the link is at simulated time 0. So a snapshot needs no state of traces.
+A link may be at any position of its trace at simulated time 0. From then on, its value depends on the
+time alone, so a snapshot needs no state of traces.
 """
 
 import math
@@ -38,9 +38,9 @@ class StepTrace:
         loops: whether the trace begins anew at its end; else its last value lasts.
 
     Attributes:
-        since: begins of the pieces (s), on the clock's grid, the first 0. Equal neighbours are one
-            piece.
-        values: value of each piece.
+        since: begins of the pieces (s), in whole ticks of the clock, the first 0. A piece is a time
+            with one value.
+        values: value of each piece; neighbours differ.
         length: time after which the trace begins anew or keeps its last value (s).
     """
 
@@ -136,9 +136,9 @@ class Assignment:
     Attributes:
         traces: the traces.
         streams: random streams of the run.
-        is_drawn: whether each link draws a trace; else link i has trace i, modulo their count.
-        random_start: whether each link is at a random place of its trace at simulated time 0,
-            instead of at its begin.
+        is_drawn: whether each link draws a trace; else link i has trace i modulo the count of traces.
+        random_start: whether each link is at a random position of its trace at simulated time 0,
+            instead of at the begin of the trace.
         purpose: name of the random stream.
     """
 
@@ -149,10 +149,10 @@ class Assignment:
     purpose: str = _PURPOSE
 
     def of(self, link: int) -> PlacedTrace:
-        """Return the trace that a link follows.
+        """Return the trace that a link follows, and the link's position in it.
 
         Args:
-            link: number of the link; for devices' own links the index of the device.
+            link: index of the link: for a device's own link, the index of the device.
         """
         number = link % len(self.traces)
         if self.is_drawn:
@@ -167,7 +167,7 @@ class Assignment:
         """Return the index of each link's trace, int64 [links].
 
         Args:
-            links: numbers of the links, int64 [links].
+            links: indices of the links, int64 [links].
         """
         count = len(self.traces)
         if not self.is_drawn:
@@ -204,7 +204,7 @@ class LinkTraces:
     Args:
         of_devices: traces of the devices' own links by quantity: ``down``, ``up``, ``latency`` and
             ``loss``. Latency and loss of a device are named like links, such as ``device 3 latency``.
-        shared: name of a shared link -> its traces, and the number of the link in them.
+        shared: name of a shared link -> an assignment of traces, and the index of the link in it.
     """
 
     def __init__(
@@ -236,10 +236,11 @@ class LinkTraces:
         return self.of_devices[direction].of(device)
 
     def value(self, name: str, now: float) -> float | None:
-        """Return the value of a trace: rate (bytes/s), latency (s) or share; None without a trace.
+        """Return the present value of a trace; None without a trace.
 
         Args:
-            name: name of the link, or ``device 7 latency`` or ``device 7 loss``.
+            name: name of a link for its rate (bytes/s), or a name such as ``device 7 latency`` (s) or
+                ``device 7 loss`` (share of packets).
             now: the time (s).
         """
         placed = self.of(name)
@@ -248,7 +249,7 @@ class LinkTraces:
     # flows, for whose links changes are events
 
     def begin(self, flow: int, links: Iterable[str], now: float) -> list[str]:
-        """Note that a flow uses links from now on, so that changes of their rates are reported.
+        """Register a flow's links, so that changes of their traces are reported while it runs.
 
         Args:
             flow: ID of the flow.
@@ -273,7 +274,7 @@ class LinkTraces:
         return first_used
 
     def end(self, flow: int) -> None:
-        """Note that a flow has ended and uses its links no longer."""
+        """Remove a flow that has ended from its links; a link without flows is not followed."""
         for link in self._links_of.pop(flow, ()):
             used = self._used[link]
             del used.flows[flow]
@@ -311,7 +312,7 @@ class LinkTraces:
     def _schedule(self, link: str, used: _TracedLink, now: float) -> None:
         trace, ahead = used.placed
         used.next = trace.next_change(now + ahead) - ahead
-        if used.next <= now:  # by rounding, long after the begin
+        if used.next <= now:  # long after the begin of the run, rounding may give a past time
             used.next = math.nextafter(now, math.inf)
         if used.next < math.inf:
             heappush(self._changes, (used.next, link))

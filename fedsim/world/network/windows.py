@@ -1,4 +1,4 @@
-"""Slow start, in which a window caps the rate of a flow and doubles every round trip."""
+"""Slow start of TCP in the fluid model: a window, doubled every round trip, caps a flow's rate."""
 
 import math
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ class Windows:
             self.widen(flow, self._size / round_trip, now + round_trip)
 
     def widen(self, flow: int, rate: float, end: float) -> None:
-        """Set a flow's window to ``rate`` (bytes/s) until its round trip ends at ``end`` (s)."""
+        """Open or widen a flow's window: it allows ``rate`` (bytes/s) until ``end`` (s)."""
         self._rates[flow] = rate
         heappush(self._round_trips, (end, flow))
 
