@@ -22,11 +22,11 @@ _Callback = Callable[[Any], None]
 
 
 class _Waiters(list[_Callback]):
-    """Callbacks of an activity (message or computation), a list that cancels it if nobody waits.
+    """List of an event's callbacks that cancels activities for which no process waits any more.
 
-    The list may also belong to a SimPy condition that waits for activities. SimPy removes the
-    callback of a process that is interrupted. The list then calls its functions ``give_up``, which
-    cancel the activities for which no other process waits.
+    An activity is a message or a computation. The event is an activity, or a SimPy condition that
+    waits for activities. SimPy removes the callback of a process that is interrupted. The list then
+    calls its functions ``give_up``, which cancel the activities for which no other process waits.
     """
 
     def __init__(self, event: simpy.Event, give_up: Sequence[Callable[[], None]]) -> None:
@@ -170,7 +170,7 @@ class ComputeActivity(Activity):
         number: ID of the computation.
         device: index of the device.
         began: begin of the computation (s).
-        ends: its end at the present pace (s).
+        ends: its end at the present speed (s).
         until: time from which the device is unavailable (s).
         pace: factor of the device's speed.
     """
@@ -198,7 +198,7 @@ class ComputeActivity(Activity):
         self._alarm: Alarm | None = None
 
     def arm(self) -> None:
-        """Schedule the end of the computation anew, after its start or a change of its pace.
+        """Schedule the end of the computation, after its start or a change of its speed.
 
         The end is ``done`` at the time ``ends``, or ``lost`` if the device becomes unavailable
         earlier.

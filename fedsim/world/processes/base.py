@@ -31,8 +31,9 @@ class Process(Spec):
     A process that can be saved sets ``restorable`` and stores its state in ``world.state``. It may
     wait only for ``world.until``, ``send``, ``compute``, ``until_available``, and events of SimPy
     processes that it has started. When a run is resumed, ``run`` is called again with the saved
-    state. In the same instant, it must begin its holds again and wait for the same events. A call
-    with equal arguments continues the saved activity. During this instant nothing is recorded.
+    state. Without letting time pass, it must begin its holds (effects such as ``world.off``) again
+    and wait for the same events as before. A call of ``send`` or ``compute`` with equal arguments
+    continues the saved message or computation. Nothing is recorded meanwhile.
 
     Example:
         An outage of all devices, in ``mine.py``:

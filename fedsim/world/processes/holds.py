@@ -1,7 +1,8 @@
 """Effects of processes on the world, each of which lasts until its process ends it.
 
-Effects of several processes combine. A link has the least of its rates, a device the product of its
-speed factors. A device is off, and an edge server lost, while any process holds it.
+Effects of several processes are combined. A link has the least of the rates that processes set, a
+device the product of its speed factors. A device is off, and an edge server lost, while the effect of
+any process says so.
 """
 
 import math
@@ -31,7 +32,7 @@ class Hold(ExitStack):
     """
 
     def end(self) -> None:
-        """End the effect: the link, device or edge server is as it would be without this hold."""
+        """End the effect; effects of other holds on the link, device or edge server remain."""
         self.close()
 
 
@@ -109,9 +110,9 @@ class Holds:
             self._apply(effect, key)
 
     def _apply(self, effect: Effect, key: str | int) -> None:
-        """Bring a link, device or edge server to the state that all its effects together demand.
+        """Apply the combined effects of all processes to a link, device or edge server.
 
-        A change is recorded as an event. While the manager is silent, nothing is done.
+        A change is recorded as an event. While a run is restored, nothing is done.
 
         Args:
             effect: kind of the effect.
@@ -175,7 +176,7 @@ class Holds:
             self._processes.switch_on(device)
 
     def check_restored(self) -> None:
-        """Check that restored processes have begun the same effects again that the snapshot has.
+        """Check that restored processes have begun all effects again that were in force before.
 
         Raises:
             CheckpointError: the effects differ.

@@ -30,8 +30,10 @@ class ProcessesState(TypedDict):
 
     Attributes:
         states: ``world.state`` of each process.
-        sending: index of a process, call that began the message, and ID of the message.
-        computing: index of a process, and arguments of its computation.
+        sending: for each message of a process: index of the process, call that began the message, and
+            ID of the message.
+        computing: for each running computation: index of the process, and arguments of
+            ``ComputeActivity`` after ``on_end``.
         computed: count of the computations that processes have started.
         acts: kind of record -> count of the records that processes have caused.
     """
@@ -126,8 +128,8 @@ class Processes:
     def _nothing_left(self) -> bool:
         """Return whether the run is over, because only activities and alarms of processes remain.
 
-        No task runs then, no message of the strategy is under way, and no process holds a device or
-        edge server off, whose return could start new tasks.
+        No task runs then, and no message of the strategy is under way. No device is switched off and
+        no edge server is lost by a process, as its return could start new tasks.
         """
         if (
             self.tasks.running
@@ -180,7 +182,7 @@ class Processes:
             state: arguments of ``ComputeActivity`` after ``on_end``.
 
         Returns:
-            The computation, an event that fires at its end.
+            The computation, which is an event that fires at its end.
         """
         computation = ComputeActivity(self.simulation.env, self._end_computation, *state)
         self.computing[computation.number] = computation, process
@@ -227,7 +229,7 @@ class Processes:
         }
 
     def restore(self, state: ProcessesState, alarms: Sequence[tuple[str, int, float]]) -> None:
-        """Restore the processes of a resumed run: run each up to the event for which it waited.
+        """Restore the processes of a resumed run: run each until it waits for the same event as before.
 
         It must be called after all other parts are restored, and before the alarms are set again.
 
@@ -283,7 +285,7 @@ class Processes:
     def wait(self, number: int, when: float, event: simpy.Event) -> None:
         """Set an alarm that fires an event for which a process waits.
 
-        During a restore the alarm is set later; after the run it is not set.
+        While a run is restored, the alarm is only noted and set later. After the run it is not set.
 
         Args:
             number: index of the process.

@@ -1,4 +1,4 @@
-"""Values that ``World`` takes and returns: facts of a device, indices, quantities."""
+"""Values of ``World``: properties of a device that it returns; indices and quantities that it takes."""
 
 import math
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ class DeviceFacts(NamedTuple):
         samples: count of training samples that the device holds.
         kind: name of its kind; None if devices have no kinds.
         arrival, departure: times at which it joins and leaves (s).
-        present: whether it has joined and not left.
+        present: whether it has joined and not left yet.
     """
 
     speed: float

@@ -38,7 +38,7 @@ class ProcessServices(Effects, Protocol):
         streams: random streams of the seed.
         capacity: sampled speeds, links and kinds of the devices.
         holds: the effects of all processes.
-        switched_on: device -> event of its next switch-on.
+        switched_on: device -> event that fires when the device is switched on again.
         sending: message of a process that is under way -> ID of the process.
         computed: count of the computations that processes have started.
     """
@@ -179,7 +179,7 @@ class World:
     ) -> Activity:
         """Send a message between two endpoints, over the links between them.
 
-        Flows share the links, and the bytes are charged in the ledger.
+        The message shares the links with other messages, and its bytes are counted in the ledger.
 
         Args:
             source, destination: endpoints, by number or by name: ``"server"``, ``"device 7"``.
