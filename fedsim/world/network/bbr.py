@@ -76,7 +76,7 @@ class BbrSenders(FlowColumns):
         """Return an object for flows that do not use BBR.
 
         Args:
-            flows: their count.
+            flows: count of the flows.
         """
         empty = {column.name: np.zeros(flows) for column in fields(cls)}
         empty["state"] = np.full(flows, float(OTHER))

@@ -1,8 +1,8 @@
-"""Steps of time of flows that share links with queues.
+"""Time steps in which the bytes of flows move through links with queues.
 
-Time goes in coarse steps. Within a step each flow sends what its window allows after the
-acknowledgements of the step, each link serves its queue first in, first out, and everything moves
-linearly. While no queue can lose anything, one step lasts until the next flow ends.
+Within a step each flow sends the bytes that its window allows after the acknowledgements of the
+step, each link serves its queue first in, first out, and all bytes move at constant rates. Steps are
+a fraction of a round trip. If all rates stay constant, one step lasts until the next flow ends.
 """
 
 import math
@@ -53,10 +53,10 @@ class SentBytes:
 
 
 class LinkComponent(SteadyFlows):
-    """Flows that compete for links with each other and with no other flow (TCP's window model).
+    """Component: flows that share links with each other and with no other flow (TCP's window model).
 
-    Two flows that share no link may be connected by a third that shares a link with both.
-    ``Queueing`` has one object per such set. ``plan`` computes how all bytes move in the next step
+    Two flows without a common link are in one component if a third flow shares a link with each.
+    ``Queueing`` has one object per component. ``plan`` computes how all bytes move in the next step
     of simulated time, without moving them. ``commit`` moves them up to a given time. It must be
     called before any flow or link is changed.
 
@@ -107,9 +107,8 @@ class LinkComponent(SteadyFlows):
     def adopt(self, others: "LinkComponent") -> None:
         """Move all flows of another component into this one, when a new flow connects the two.
 
-        ``commit`` must have been called on both components for the same time.
-
-        ``others`` must not be used any more.
+        ``commit`` must have been called on both components for the same time. Afterwards ``others``
+        must not be used any more.
         """
         self._adopt(others)
         self._look_soon()
@@ -192,7 +191,7 @@ class LinkComponent(SteadyFlows):
         return self._plan is not None
 
     def take_ended(self, until: float) -> list[tuple[float, int]]:
-        """Return the flows that end within the planned step, up to a time; each flow only once.
+        """Return the flows that end in the planned step by a time, unless returned by a former call.
 
         The flows remain in the component until ``commit``.
 
@@ -380,8 +379,8 @@ class LinkComponent(SteadyFlows):
         """Return the plan of a step that is short compared with round trips and times in queues.
 
         Args:
-            is_look: whether the caller has just tried in vain to plan a long step, until the next end
-                of a flow. The next attempt is then made only some steps later.
+            is_look: whether the caller has just tried to plan a long step, until the next end of a
+                flow, which was not possible. It tries again only some steps later.
         """
         delays = self._delays()
         acked = self._known_acks()
@@ -499,8 +498,8 @@ class LinkComponent(SteadyFlows):
         """Return whether any byte moves, or any window grows, in a step.
 
         Args:
-            sending: bytes that senders send in it.
-            amounts: bytes in queues and on links at its end.
+            sending: bytes that senders send in the step.
+            amounts: bytes in queues and on links at the end of the step.
         """
         amounts_that_move = (
             sending.sent,

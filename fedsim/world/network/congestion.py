@@ -150,10 +150,11 @@ class Senders(FlowColumns):
         epoch: begin of CUBIC's epoch (s); NaN if the next growth begins an epoch.
         epoch_window: window at the begin of the epoch (segments).
         friendly: window that Reno would have (segments).
-        round_begin, round_end: delivered segments at which the present round trip begins and ends.
-        least_wait: least time in queues in the present round trip, as acknowledged (s).
-        pace: pacing rate after the last acknowledgement of an earlier flow of the connection
-            (segments/s); infinity without one.
+        round_begin, round_end: count of acknowledged segments at which the present round trip begins
+            and ends.
+        least_wait: shortest time in queues of the segments acknowledged in this round trip (s).
+        pace: pacing rate at the end of the connection's previous flow (segments/s); infinity without
+            a previous flow.
     """
 
     round_trip: Floats

@@ -1,4 +1,4 @@
-"""Connections between pairs of endpoints, whose senders remember their state between flows."""
+"""TCP connections: the state that a sender keeps between two flows to one receiver."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -20,10 +20,11 @@ class Deliveries:
 
     def __init__(self) -> None:
         self._times = np.full(_FIRST_ROWS, math.inf)
-        self._curves = np.zeros((_FIRST_ROWS, _FIRST_COLUMNS))  # with columns for more flows
+        # delivered bytes, [times, columns], with spare columns for flows that are added later
+        self._curves = np.zeros((_FIRST_ROWS, _FIRST_COLUMNS))
         self._rows = 0
         self._columns = np.empty(0, dtype=np.int64)  # column of each flow
-        self._next_column = 0  # this column and later ones are 0
+        self._next_column = 0  # first spare column; spare columns are 0
 
     def add_flow(self) -> None:
         """Add a flow that has delivered nothing so far."""
@@ -55,7 +56,7 @@ class Deliveries:
         """Append the histories of other flows.
 
         Args:
-            others: deliveries of other flows, maybe stored at other times.
+            others: histories of other flows, whose values may be stored at other times.
         """
         times = np.union1d(self._times[: self._rows], others._times[: others._rows])
         rows = max(2 * len(times), _FIRST_ROWS)
@@ -82,7 +83,7 @@ class Deliveries:
         Args:
             now: the time (s).
             delivered: the bytes, float64 [flows].
-            memory_s: time (s) before now for which earlier calls must be remembered.
+            memory_s: length of the past (s) for which stored values are still needed.
         """
         if self._rows and self._times[self._rows - 1] == now:
             self._rows -= 1

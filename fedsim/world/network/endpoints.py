@@ -1,4 +1,4 @@
-"""Endpoints of a network and the routes between them, with names, latencies and built rates."""
+"""Endpoints of a network, the links and latencies between them, and rates as the scenario sets them."""
 
 import math
 import re
@@ -71,7 +71,7 @@ class Endpoints(ABC):
     Attributes:
         devices, endpoints: count of devices, and of endpoints except the server.
         hosts: name -> endpoint ID of each host.
-        access: built rates of the devices' own links, ``down`` and ``up`` (bytes/s), float64
+        access: scenario's rates of the devices' own links, ``down`` and ``up`` (bytes/s), float64
             [devices] each.
         latencies: ``latency_s`` between the server and each device (s), float64 [devices].
         repeats: number n such that devices i and i + n always have the same shared links to the
@@ -234,7 +234,7 @@ class Endpoints(ABC):
     def nominal_s(
         self, device: int, direction: Direction, size: float, *, near: bool = False
     ) -> float:
-        """Return the time (s) of a message if only the device's own link limits its rate.
+        """Return how long a device's message takes if only its own link limits the rate (s).
 
         Args:
             device: index of the device.
@@ -253,7 +253,7 @@ class Endpoints(ABC):
     def all_alone_s(
         self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL
     ) -> Floats:
-        """Return how long a message of each device takes without any other flow (s), [devices].
+        """Return how long a message of each device takes if no other flow runs (s), [devices].
 
         Args:
             direction: the direction of the messages.

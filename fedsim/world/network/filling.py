@@ -116,10 +116,11 @@ class Sharing(Protocol):
 def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Floats:
     """Compute the weighted max-min fair rates of flows that share links.
 
-    Each iteration offers every flow the least share, per unit of weight, of its links. Shares only
-    rise, so two kinds of flows are settled: a flow whose cap is within its offer, and a flow on a
-    link whose share is the offer of all its flows (Bertsekas and Gallager, Data Networks, section
-    6.5.2, at all local bottlenecks at a time).
+    In each iteration, a link divides its remaining capacity among its unsettled flows, per unit of
+    weight, and a flow is offered the least of these shares on its route. A flow is settled if its cap
+    is at most its offer, or if it is on a bottleneck: a link all of whose flows are offered that
+    link's share. Shares only rise later, so its rate is final (Bertsekas and Gallager, Data Networks,
+    section 6.5.2, at all bottlenecks at a time).
 
     Args:
         capacity: capacity of each link (bytes/s), float64 [links]; infinite for the link that

@@ -16,8 +16,8 @@ class Flow:
         started: time of its start (s).
         done: function that is called when its last byte has arrived.
         weight: its weight in the sharing of links; 1 unless the protocol has weights.
-        ended: time of its last byte or of its cancellation (s, exact, not on the grid); None while
-            it is running.
+        ended: time of its last byte or of its cancellation (s, not rounded to ticks of the clock);
+            None while it is running.
         sent: payload that was delivered by its end (bytes); 0 while it is running (see
             ``Network.sent``).
     """

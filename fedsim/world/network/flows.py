@@ -88,7 +88,7 @@ class Network(RunningFlows):
         self._receiving: set[int] = set()
         self._started = 0
         self._flows: dict[int, Flow] = {}  # flow ID -> flow, for flows that have not ended
-        # destination -> count of these flows, except flows from the server, if flows have weights
+        # destination -> count of its running flows that are not from the server, if flows have weights
         self._uploads: Counter[int] = Counter()
         self._in_latency: dict[int, Alarm] = {}
         # flow ID -> flow that has entered since the last ``solve``

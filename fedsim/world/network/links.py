@@ -206,8 +206,8 @@ def share_first_links(wants: Floats, first: Ints, room: Floats) -> Floats:
     if np.bincount(first[rows]).max() == 1:
         sent[rows] = room[first[rows]]
         return sent
-    # by link, and on a link those who want least first: each in turn takes what it wants, if this
-    # is within its share of the rest
+    # Flows are sorted by link, then by wanted bytes. Each in turn gets the bytes that it wants, or an
+    # equal share of its link's remaining bytes if that is less.
     rows = rows[np.lexsort((wants[rows], first[rows]))]
     links = first[rows]
     ordered = wants[rows]

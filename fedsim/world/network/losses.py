@@ -83,10 +83,10 @@ class RandomLosses:
         """Add a flow, at first with loss probability 0 on its links.
 
         Args:
-            key: seed of its draws.
+            key: seed of the flow's draws.
 
         Returns:
-            The flow's expected loss until its first packet is lost in a queue (bytes).
+            Draw: the expected loss (bytes) at which the flow loses its first packet in a queue.
         """
         self._keys.append(key)
         self._on_links = append_row(self._on_links, 0)

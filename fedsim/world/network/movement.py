@@ -139,7 +139,7 @@ class Movement:
         load: Floats,
         credit: Floats,
     ) -> tuple[Floats, Floats]:
-        """Let links that cannot send all bytes in the step send the oldest ones.
+        """Let overloaded links, which cannot send all bytes in the step, send the oldest ones.
 
         Args:
             level: a group of links, with the flows on them.

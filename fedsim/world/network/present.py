@@ -1,4 +1,4 @@
-"""Present rates of links: their built rates, unless a process limits them or they follow traces."""
+"""Present rates of links: the scenario's rates, unless a process limits them or they follow traces."""
 
 import math
 

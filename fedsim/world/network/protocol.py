@@ -139,8 +139,8 @@ class Protocol(Spec):
     def sending_s(self, size: Any, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
         """Return how long flows take to send if they share no link with another flow (s), [flows].
 
-        In slow start, round trip k (from 0) carries w 2^k bytes, where w is the first window, until
-        this reaches the rate of the flow.
+        In slow start, round trip k (from 0) carries w 2^k bytes, where w is the first window. Slow
+        start ends when a round trip carries as many bytes as the flow's rate allows.
 
         Args:
             size: payloads (bytes), [flows].

@@ -21,7 +21,7 @@ from fedsim.world.network.links import QueuedLinks, label_components
 from fedsim.world.network.losses import RandomLosses
 from fedsim.world.network.queues import QueueingRules
 
-LEAST_STEP_S = 1e-3  # the shortest step, and round trip
+LEAST_STEP_S = 1e-3  # shortest time step, and shortest round trip (s)
 
 
 class NewFlow(NamedTuple):
@@ -62,16 +62,16 @@ class QueuedFlows:
     def __init__(self, rules: QueueingRules) -> None:
         self._rules = rules
         self.links = QueuedLinks(rules)
-        self._ends: dict[int, tuple[int, int]] = {}  # flow ID -> its connection
+        self._ends: dict[int, tuple[int, int]] = {}  # flow ID -> IDs of sender and receiver
         self._id = np.empty(0, dtype=np.int64)
         self._size = np.empty(0)
-        self._sent = np.empty(0)  # bytes that left the sender, each repeat included
+        self._sent = np.empty(0)  # bytes that left the sender, retransmissions included
         self._delivered = np.empty(0)
         self._dropped = np.empty(0)  # bytes dropped, of which the sender does not know
         self._lost = np.empty(0)  # bytes dropped, of which the sender knows
         # credit, by which ``choose_drops`` chooses: expected losses in full queues less draws (bytes)
         self._credit = np.empty(0)
-        # whether the first link holds the sender back, so that late acknowledgements do not matter
+        # whether the first link makes the sender wait, so that late acknowledgements do not matter
         self._held = np.empty(0, dtype=bool)
         # acknowledged bytes at which a sender learns of its drops; infinity without drops
         self._mark = np.empty(0)
@@ -86,7 +86,7 @@ class QueuedFlows:
         self._losses = RandomLosses(rules.packet)
         self._history = Deliveries()
         self._waits = Deliveries()  # time in queues of each flow's route (s)
-        self._is_whole = True  # whether no flow has gone since ``split``
+        self._is_whole = True  # whether no flow was removed since the last ``split``
         self._has_bbr = False  # whether any flow uses BBR; ``bbr`` has no rows if not
         self._acked: Floats | None = None  # bytes acknowledged by now, if known, [flows]
         self._known_delays: Floats | None = None  # result of ``_delays``, if nothing has changed

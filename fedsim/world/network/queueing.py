@@ -35,7 +35,7 @@ class Queueing:
         components: the running flows, in sets that share no link with each other.
         connections: states of senders between two flows to the same receiver.
         steps: count of planned steps.
-        cuts: count of planned steps that a change of a flow or a link ended before their time.
+        cuts: count of planned steps that a change of a flow or a link has ended early.
     """
 
     def __init__(self, rules: QueueingRules) -> None:
@@ -93,7 +93,10 @@ class Queueing:
         sent: float = 0.0,
         route: Route = (),
     ) -> None:
-        """Add a flow of a new connection without a round trip; see ``begin``."""
+        """Add a flow of a new connection, with a round trip of 0; ``cap`` and ``weight`` are ignored.
+
+        ``Network`` calls ``begin`` instead, which takes a connection and its round trip.
+        """
         self.begin(flow_id, size, now, route, 0.0, (flow_id, flow_id))
 
     def leave(self, flow_id: int, now: float) -> None:
@@ -102,7 +105,7 @@ class Queueing:
         self.connections.memories.update(component.remove(flow_id, now))
 
     def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
-        """Do nothing: in the window model a device's own link limits a flow, not a cap."""
+        """Do nothing, as flows have no caps here: devices' own links are links with queues."""
 
     def set_capacity(self, link: str, capacity: float, now: float) -> None:
         for component in self.components:

@@ -112,7 +112,7 @@ class StepPlan:
         is_held: whether the first link of a flow makes its sender wait, bool [flows].
         acked: bytes that are acknowledged at the end of the step; None if the step is so long that
             they depend on deliveries within the step.
-        is_look: whether a long step, until the next end of a flow, was tried in vain before.
+        is_look: whether a long step, until the next end of a flow, was tried before this one.
         draws_on_links, draws_in_queues: counts of random draws of losses so far, this step included,
             int64 [flows].
     """
@@ -153,7 +153,7 @@ def choose_drops(
 
     Args:
         excess: bytes that do not fit, float64 [links].
-        refused: arriving bytes that are not served in this step, float64 [flows on links].
+        refused: bytes that arrived in this step and are not sent in it, float64 [flows on links].
         spare: credit of each flow (bytes), float64 [flows on links].
         numbers: link of each flow, int64 [flows on links].
         flows: argument of ``draw`` for each flow, int64 [flows on links].

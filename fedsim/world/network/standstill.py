@@ -1,4 +1,4 @@
-"""Error of a run in which all flows stand still."""
+"""Error of a run in which no flow can send another byte."""
 
 from collections.abc import Collection, Sequence
 

@@ -43,9 +43,10 @@ def _in_units(rate: float) -> Units:
 class Tier:
     """Flows of a star network with one highest rate (cap), which always run at the same rate.
 
-    The rate is per unit of weight. The clock counts the bytes per unit of weight that each flow has
-    sent. It reads V + ``clock`` if the flows run below their cap (free), where V is the clock of
-    all free flows; otherwise it reads ``clock`` + ``rate`` x (t - ``since``).
+    The rate is per unit of weight. The tier's clock counts the bytes per unit of weight that each of
+    its flows sends. It reads V + ``clock`` if the flows run below their cap (free), where V is the
+    virtual clock of all free flows; otherwise it reads ``clock`` + ``rate`` x (t - ``since``) at time
+    t.
 
     Attributes:
         cap, rate: the highest rate, in units of 2^-40 bytes/s (an integer, or infinity) and in
@@ -293,7 +294,7 @@ class StarDirection:
         self._next_is_free = bool(free_end < next_end)
         if self._next_is_free:
             next_end = free_end
-        # by rounding, an end may be the last bit before now
+        # rounding may put an end a last bit before now
         self.next_end = max(self._since, next_end)
 
     def _next_cap(self, *, is_free: bool) -> Units | None:

@@ -36,9 +36,9 @@ class Bottlenecks:
 class SteadyFlows(AcknowledgedFlows):
     """Base of ``LinkComponent`` that replaces many short time steps by one long step if possible.
 
-    The long step lasts as long as no rate changes. All flows must be steady: each is delivered at
-    the rate of its slowest link, whose other flows get only the rest of that rate, and the flow's
-    window and the link's queue are so large that the link never idles.
+    The long step lasts until the next flow ends. For this all flows must be steady: each is delivered
+    at the rate of its slowest link, because the link has enough rate for all of its flows, and the
+    window and queue are so large that the link never idles.
 
     Args:
         rules: congestion control, lengths of queues and size of packets.

@@ -51,7 +51,7 @@ _LOSSES = {
 class TracedRate(Distribution):
     """Base of the scenario's values that change over time: rates, latencies or losses of links.
 
-    Such values come from traces, files with the values of a link over time.
+    Such values come from traces: files with recorded values over time.
     """
 
     def assign(

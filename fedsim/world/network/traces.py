@@ -246,7 +246,7 @@ class LinkTraces:
         placed = self.of(name)
         return None if placed is None else placed.trace.at(now + placed.ahead)
 
-    # flows, for whose links changes are events
+    # running flows, whose links' changes are followed
 
     def begin(self, flow: int, links: Iterable[str], now: float) -> list[str]:
         """Register a flow's links, so that changes of their traces are reported while it runs.
