@@ -514,7 +514,9 @@ class World:
         )
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """Make each later upload or download of a task hold a slot from its start to its end.
+        """Limit how many uploads or downloads between devices and the server run at a time.
+
+        From now on, each such message of a task waits for a slot and holds it until its end.
 
         Args:
             direction: ``up`` or ``down``.
