@@ -37,12 +37,11 @@ class StepFields(TaskFields):
 
 
 class BatteryFields(TypedDict):
-    """Fields that meters read of the record ``battery``, of a device's battery that changed state.
+    """Fields of the record ``battery``, the present state of a device's battery, that meters read.
 
     Attributes:
         device: index of the device.
-        flat: whether the battery is flat; otherwise it has reached the level at which the device
-            restarts.
+        flat: whether the battery is flat.
     """
 
     device: int
