@@ -427,7 +427,7 @@ class EnergySpec(Spec):
             columns |= self.battery.draw(context.streams, devices, context.folder)
         edge = self.edge or PlaceSpec()
         setting = {
-            # always "working" today; in files of older versions it may be "there" (``audit.energy``
+            # always "working" now; files of older versions may have "there" (``audit.energy``
             # reads both)
             "idle_while": "working",
             "batteries": self.battery is not None,
