@@ -1,4 +1,4 @@
-"""Kinds of steps that tasks are made of: each kind is one class with its begin, end and costs."""
+"""Kinds of steps of a task, such as a download: each kind is a class that begins and ends the step."""
 
 from fedsim.world.meters.energy import computing_steps
 from fedsim.world.steps.computations import EpochStep, Evaluate, Plan, Train, Work

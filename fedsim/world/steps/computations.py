@@ -1,4 +1,4 @@
-"""Steps in which a device computes, for one epoch or several: training, evaluation, other work."""
+"""Steps of tasks in which a device computes: training, evaluation, and other work."""
 
 import math
 from bisect import bisect_right
@@ -15,7 +15,7 @@ class Plan(NamedTuple):
     """Duration of a task's computation: epochs and limits, before jitter and slow phases.
 
     Attributes:
-        epoch_s: time of an epoch at the device's own speed (s).
+        epoch_s: time of an epoch at the device's usual speed (s).
         epochs: count of epochs.
         limit: simulated time after which no epoch begins, and at which the step ends (s); infinity
             if there is no limit.

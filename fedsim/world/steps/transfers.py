@@ -11,7 +11,7 @@ _DISCONNECTED = ("lost", "left", "battery")
 
 
 class Payload(NamedTuple):
-    """Part of a message.
+    """Part of a message: a content, such as a model, with its size.
 
     Attributes:
         purpose: name of the content in the ledger, such as ``"model"``.
