@@ -164,7 +164,7 @@ class AvailabilityModel(Spec):
         """Build the availability of all devices from their local times; a run calls this method.
 
         Args:
-            streams: random streams; draws are from ``world/...``.
+            streams: random streams of the run; a model draws from those named ``world/...``.
             devices: number of devices.
             root: folder of data files; None for the working directory.
             calendar: local times of the devices.
@@ -194,12 +194,13 @@ class AlwaysOn(AvailabilityModel):
 
 
 class Renewal(AvailabilityModel):
-    """Availability model in which each device is on and off in turn, for random exponential times.
+    """Availability model in which each device is alternately on and off.
 
-    Devices are independent of each other.
+    The lengths of these phases are exponential random variables. Devices are independent of each
+    other.
 
     Attributes:
-        mean_on, mean_off: mean length of the times in which a device is on, and off.
+        mean_on, mean_off: mean length of the phases in which a device is on, and off.
     """
 
     kind: Literal["renewal"] = "renewal"

@@ -15,7 +15,7 @@ class BatteryWatchState(TypedDict):
     """State of ``BatteryWatch`` in a checkpoint.
 
     Attributes:
-        batteries: levels of the batteries; None if no device has one.
+        batteries: state of the batteries; None if no device has one.
         at_risk: IDs of the tasks whose battery may be flat before the end of their message.
     """
 

@@ -47,11 +47,11 @@ class DeviceKind(Spec):
     Attributes:
         flops, flops_share: peak FLOP/s at float32 of the processor that trains, and the share
             that training reaches.
-        gpu: whether the processor is a GPU, which passes over an operation's data once.
-        arm: whether the device is a board with ARM cores, on which torch runs other kernels.
+        gpu: whether the processor is a GPU, which reads the data of an operation only once.
+        arm: whether the processor has ARM cores, for which torch has other kernels.
         bandwidth, bandwidth_share: peak bytes/s of its memory, and the share that training reaches.
         memory, memory_share: its memory (bytes), and the share that a training may take.
-        batch, epoch: fixed time of each batch, and of each epoch (s).
+        batch, epoch: fixed time that is added to each batch, and to each epoch (s).
         down, up, latency: its usual link; a scenario's ``[network.device]`` overrides it.
         idle, compute, radio: power while idle, and the powers that computing, and sending or
             receiving, add to it (W).

@@ -57,7 +57,7 @@ def _normalise(shares: list[float] | None) -> Floats | None:
 class Distribution(Spec):
     """Base of the distributions from which a key of a scenario draws a value for each device.
 
-    A user's distribution is allowed for ``population.speed``. Its keys that are speeds have the
+    A user's class is allowed for ``population.speed`` only. Its attributes that are speeds need the
     type ``SamplesPerSecond``.
     """
 
@@ -83,7 +83,7 @@ class Distribution(Spec):
         """Return one value for each device; by default, draw them independently.
 
         Args:
-            key: the scenario key that holds the distribution, for error messages.
+            key: the scenario key that has the distribution, for error messages.
             generator: the random generator.
             devices: number of devices.
             root: folder of data files; None for the working directory.
@@ -209,7 +209,7 @@ class FileColumn(Spec):
         file: path of the file. A relative path starts from ``data.root``, else the working
             directory, else ``$FEDSIM_DATA``.
         column: the column's name.
-        unit: unit of the cells that are bare numbers, such as ``"s"``; other cells have a unit.
+        unit: unit of cells that are bare numbers, such as ``"s"``; a cell may also name its unit.
     """
 
     kind: Literal["file"] = "file"
@@ -223,7 +223,7 @@ class FileColumn(Spec):
         """Read one value for each device from the file, [devices].
 
         Args:
-            key: the key of the scenario that holds the column, for errors.
+            key: the key of the scenario that has the column, for errors.
             devices: number of devices.
             root: folder of data files; None for the working directory.
             quantity: type of the values, such as ``Seconds``.

@@ -219,7 +219,7 @@ class EpochTimer:
             is_over = len(begun) == len(ends)
         if is_over:
             task.carried_out()
-        elif now < plan.limit:  # at the limit, its alarm rings in this instant
+        elif now < plan.limit:  # otherwise the alarm of the limit rings in this instant
             jitter = self._compute.jitter(task.device, now, plan.jitter_of)
             self.hosts.compute(task, plan.epoch_s * jitter)
 

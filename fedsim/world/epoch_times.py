@@ -27,7 +27,7 @@ _TIE_S = 2 / _TICKS_PER_SECOND
 class SlowPhases(Spec):
     """``population.slow_phases``: each device is slow from time to time, as a hot or busy phone is.
 
-    Normal and slow phases follow in turn, each of a random exponential length.
+    Normal and slow phases alternate. Their lengths are exponential random variables.
 
     Attributes:
         factor: factor of the device's speed in slow phases, at most 1.

@@ -35,8 +35,8 @@ class HostSpec(Spec):
     Attributes:
         number: number of hosts, all alike.
         cores: number of computations that run at full speed at once; more share the cores evenly.
-        throughput: instead of ``cores``, points [computations at once, total speed relative to
-            one], linear from [1, 1], flat at the end.
+        throughput: instead of ``cores``, total speed of k computations at once relative to a single
+            one, as points [k, speed]: interpolated linearly from [1, 1] on, constant after the last.
         workers: number of tasks that run at once; others wait, first come, first served. None: all
             run.
         memory: memory of a host, which limits the tasks that run at once. None: all fit.

@@ -30,7 +30,7 @@ class Turnover(Spec):
         """Raise an error if the model does not fit the number of devices.
 
         Args:
-            key: the key of the scenario that holds the model, for the message.
+            key: the key of the scenario that has the model, for the message.
             devices: number of devices.
 
         Raises:

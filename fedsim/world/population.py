@@ -69,7 +69,7 @@ class Population:
         self.slowness = np.broadcast_to(self.slowness, self.speed.shape)
 
     def shift(self, device: int, version: int, samples: int) -> None:
-        """Replace the device's data by another version of the data, after a shift.
+        """Replace the data of a device, after a shift (a change of its data during the run).
 
         Args:
             device: index of the device.

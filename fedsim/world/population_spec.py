@@ -344,7 +344,7 @@ class PopulationSpec(Spec):
             cost = flops_per_sample / self.reference_flops
         arrival = self._draw_arrival(streams, root)
         departure = self._draw_departure(streams, arrival, root)
-        if self.tested_only is not None:  # to a strategy they are devices that never come
+        if self.tested_only is not None:  # for strategies these devices never arrive
             arrival = arrival.copy()
             arrival[self.trainable :] = np.inf
         population = Population(

@@ -164,8 +164,8 @@ class TaskStep:
         kinds: class name -> class of every kind of step; checkpoints save steps of these classes.
         name: name of the step in records.
         names: all values of ``name``, if a kind of step has several.
-        power: the activity whose power the device draws during the step, in addition to idle power;
-            None if it draws idle power alone.
+        power: the activity whose power the device draws in addition to idle power: ``compute``,
+            ``receive`` or ``send``; None if it draws idle power alone.
         direction: direction of the message, ``up`` or ``down``; None if the step sends no message.
     """
 

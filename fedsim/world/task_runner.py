@@ -5,7 +5,8 @@ population. The kinds of steps are in ``fedsim.world.steps``.
 
 A step either completes, or ends early because its process is interrupted with a cause. If a step
 completes in the instant of an interruption, it counts as complete, and the next step is interrupted
-as it begins. A step that completes at most ``tie_s`` after a deadline is in time.
+as it begins. A step is in time if it completes at most ``tie_s``, the error of rounding, after a
+deadline.
 """
 
 import math
