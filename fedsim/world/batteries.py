@@ -295,7 +295,7 @@ class Batteries:
         """Return the time (s) at which a device runs flat during its step, up to ``until`` (s).
 
         The result is infinity if the device does not run flat by ``until``. It is also infinity if
-        the device was flat when its task began: such a task is lost for another reason.
+        the device was flat when its task began: such a task ends as ``lost`` at once.
         """
         if self._loads[device].was_flat:
             return math.inf
@@ -309,7 +309,8 @@ class Batteries:
     def predict(self, device: int, remaining: float, rate: float) -> FlatPrediction:
         """Predict when a device that sends, receives or waits runs flat, up to an hour ahead.
 
-        The prediction is stored in the device's ``Load``, so that energy is subtracted accordingly.
+        The method also stores in the device's ``Load`` whether the battery may be flat before the end
+        of the message, and the rate on which the prediction rests.
 
         Args:
             device: index of the device.
@@ -332,7 +333,7 @@ class Batteries:
         return FlatPrediction(when, point.flat and not reserve, load.is_at_risk)
 
     def end(self, device: int, moved: float, *, is_flat: bool) -> None:
-        """End a device's running step now: subtract its energy, and draw idle power from now on.
+        """End a device's running step now: subtract its energy, and draw its power no longer.
 
         Args:
             device: index of the device.
@@ -530,8 +531,8 @@ class Batteries:
 class Powered(Availability):
     """Availability in which a device is also unreachable while its battery is flat.
 
-    ``span`` cannot know when a battery will run flat, so the end of an on phase is the one without
-    batteries. ``phase_at`` returns exact phases, of the past.
+    ``span`` does not predict when a battery will run flat: an on phase ends as it would without
+    batteries. ``phase_at`` returns the exact phases of the past.
 
     Args:
         within: availability without batteries.

@@ -88,8 +88,8 @@ class Daily(ChargingModel):
     """Charging model in which each device is plugged in once a day, always at one time of day.
 
     Attributes:
-        begins: time of day at which a device is plugged in; 24 h is added to times after midnight,
-            so that they can be drawn together with times of the evening.
+        begins: time of day at which a device is plugged in; 24 h or more for a time after midnight,
+            so that a distribution can extend from the evening into the night.
         lasts: time for which a device is plugged in, at most 24 h.
         chance: probability that a device is plugged in on a day.
     """

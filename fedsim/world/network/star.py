@@ -2,7 +2,7 @@
 
 A change of flows takes time O(log n) for n flows, by virtual time. Rates, caps and bytes are here per
 unit of a flow's weight. A flow that runs at its highest rate (cap) is *capped*. All other flows are
-*free*, and run at one rate, the water level w, at which they fill the rest of the link. The ends of
+*free*, and run at one rate, the water level w, by which they use the rest of the link. The ends of
 capped flows are stored in real time t. The ends of free flows are stored on a virtual clock V, which
 counts the bytes of a free flow: dV = w dt. Flows with equal caps form a *tier*; they become capped or
 free together.
