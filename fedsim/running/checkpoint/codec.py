@@ -204,7 +204,7 @@ class Decoder:
             raise CheckpointError(
                 f"a {name} has the fields {sorted(content)}; expected are {sorted(expected)}"
             )
-        if is_dataclass(shell):
+        if is_dataclass(shell) and not isinstance(shell, type):
             self._fill_defaults(shell, name)
         for field, value in content.items():
             if f"{name}.{field}" in self._left_out or field.startswith("__"):
