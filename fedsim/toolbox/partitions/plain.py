@@ -30,11 +30,12 @@ _TRIES = 10_000  # permutations that are drawn before the search is given up
 
 
 class ByLabel(Partition):
-    """Each label's samples stay together, the natural partition of a column (``data.column``).
+    """Samples are divided by their label, or by the column that ``data.column`` names.
 
-    With L labels device d gets samples of label d mod L, which is its true group. Devices of one
+    With L labels, device d gets samples of label d mod L, which is its true group. The devices of a
     label share its samples evenly. If there are fewer devices than labels, label l goes to device l
-    mod the count of devices. Test samples follow the training samples of their label.
+    mod the count of devices, and there are no true groups. Test samples are divided by the same
+    rule.
     """
 
     kind: Literal["by-label"] = "by-label"
@@ -72,10 +73,11 @@ class ByLabel(Partition):
 
 
 class ByUser(Partition):
-    """One device for each user, the natural partition of ``data.column = "user"`` (LEAF, CSV).
+    """One device for each user, for data with ``data.column = "user"``, such as LEAF's or a CSV.
 
-    Devices are in the order of the users. Users without training samples, whom a split by user
-    sets apart, are last: ``population.tested_only`` has their count.
+    Devices are in the order of the users, except that users without training samples are last. Such
+    users occur in data whose training and test parts have different users. Set
+    ``population.tested_only`` to their count, so that they are tested but do not train.
     """
 
     kind: Literal["by-user"] = "by-user"
@@ -98,7 +100,7 @@ class Shards(Partition):
     """Samples sorted by class and cut into even shards (McMahan et al. 2017, non-IID).
 
     Each device gets ``per_device`` shards at random, so that each training sample is on one device.
-    Test samples follow each device's own labels.
+    Test samples are divided in proportion to each device's training labels.
 
     Attributes:
         per_device: shards of a device: 2 as in the source, 1 as in Karimireddy et al. 2020
@@ -135,10 +137,10 @@ class Shards(Partition):
 
 
 class Dirichlet(Partition):
-    """Each class is divided in shares drawn from Dirichlet(alpha, ..., alpha).
+    """The samples of each class are divided in shares drawn from Dirichlet(alpha, ..., alpha).
 
     Source: Yurochkin et al. 2019. Each training sample is on one device; labels and sizes are
-    skewed. Test samples follow each device's own labels.
+    skewed. Test samples are divided in proportion to each device's training labels.
 
     Attributes:
         alpha: concentration; the smaller it is, the fewer classes a device holds, and 100 is nearly
@@ -307,15 +309,15 @@ def _require_members(groups: int, devices: int) -> None:
 
 
 class LabelGroups(Partition):
-    """Each group of devices has its own classes: the clearest grouping by labels.
+    """The classes are divided among the groups of devices, so that no two groups share a class.
 
-    Device d belongs to the true group d mod ``groups``. With C classes, group g has the classes
-    from g C/groups up to the first class of the next group. Its training samples are dealt at
-    random, equally many to each device of all groups; the few left over are unused. Published test
-    samples are dealt evenly among the devices of their class.
+    Device d belongs to the true group d mod ``groups``. With C classes, group g has the C/groups
+    consecutive classes from g C/groups on. The devices of a group get random training samples of
+    its classes. All devices get equally many, and the remaining samples are unused. The test
+    samples of its classes are divided evenly among the devices of a group.
 
     Attributes:
-        groups: number of groups; divides the number of classes.
+        groups: number of groups, a divisor of the number of classes.
     """
 
     kind: Literal["label-groups"] = "label-groups"
@@ -354,13 +356,14 @@ class LabelGroups(Partition):
 class Permutations(Partition):
     """IID shards whose labels each group of devices permutes (Sattler et al. 2020, CFL).
 
-    Device d belongs to the true group d mod ``groups``; the first group keeps the published labels.
-    Training and test labels are permuted alike. Every device is tested on the whole published test
-    set.
+    Device d belongs to the true group d mod ``groups``, each of which has a random permutation of
+    the labels. The first group has the published labels. Training and test labels are permuted
+    alike. Every device is tested on the whole published test set.
 
     Attributes:
-        groups: number of permutations.
-        agree: labels on which two permutations agree at most; two never agree on all.
+        groups: number of groups, each with another permutation.
+        agree: largest count of labels that two permutations may map alike; at most C - 2 of C
+            labels count, so that all permutations differ.
     """
 
     instead: ClassVar[Former] = former_keys.PERMUTATIONS
@@ -388,7 +391,7 @@ class Permutations(Partition):
     def _draw_maps(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
         """Draw a permutation of labels 0..C-1 for each group, int64 [C]; first the identity.
 
-        Two permutations agree on at most ``agree`` labels.
+        Any two of the permutations map at most ``agree`` labels alike.
 
         Raises:
             ScenarioError: not enough such permutations were found.
@@ -412,13 +415,15 @@ class Permutations(Partition):
 class Rotations(Partition):
     """Each rotation has the complete data set, divided among its devices (Ghosh 2020, IFCA).
 
-    Device d belongs to rotation d mod k, its true group. Training samples are shuffled anew for
-    each rotation and dealt evenly; test samples are dealt in order.
+    All images of device d are turned by rotation d mod k, which is its true group. The devices of a
+    rotation share the data set evenly. Training samples are shuffled anew for each rotation; test
+    samples stay in the order of the data set.
 
     Attributes:
         degrees: the k rotations, counter-clockwise, multiples of 90: four for MNIST, ``[0, 180]``
             for CIFAR-10.
-        most_samples: largest count of training samples of a device; None: its whole even share.
+        most_samples: largest count of training samples of a device, whose other samples are
+            unused; None: no limit.
     """
 
     kind: Literal["rotations"] = "rotations"

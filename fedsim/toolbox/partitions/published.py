@@ -32,15 +32,17 @@ _MOST_SAMPLES = 100_000_000  # greatest sum of all devices' training samples (``
 class PowerLaw(Partition):
     """Device u holds lognormal amounts of the classes u, u+1, ... (mod C), as in FedProx.
 
-    Training and test samples are pooled. Each device first gets 5 samples of each of its classes,
-    in file order. The rest of each class is dealt in proportions lognormal(0, 2), without requests
-    beyond the end of the class. A tenth of each device's samples is held back for testing. MNIST
-    and 1,000 devices give FedProx's data (about 69,050 samples; mean 69, median 24, least 10);
-    other ``classes_per_device`` give Table I of FlexCFL. Devices with the same classes form a true
-    group. C is the count of classes. Source: Li et al. 2020, and the code of FedProx.
+    C is the count of classes. Training and test samples are pooled. Each device first gets 5
+    samples of each of its classes, in file order. The rest of each class is divided in proportions
+    drawn from lognormal(0, 2). A tenth of each device's samples is held back for testing. Devices
+    with the same classes form a true group.
+
+    Source: Li et al. 2020, and the code of FedProx. MNIST and 1,000 devices give FedProx's data
+    (about 69,050 samples; mean 69, median 24, least 10 on a device); other ``classes_per_device``
+    give Table I of FlexCFL.
 
     Attributes:
-        classes_per_device: consecutive classes that a device holds.
+        classes_per_device: number of consecutive classes that a device holds.
     """
 
     instead: ClassVar[Former] = former_keys.POWER_LAW
@@ -93,18 +95,17 @@ class PowerLaw(Partition):
 
 
 class Femnist(Partition):
-    """Device u holds equal amounts of the classes u, u+1, u+2 (mod C), as in code of FedProx.
+    """Device u holds equal amounts of the classes u, u+1, u+2 (mod C), as in FedProx's FEMNIST.
 
-    Sizes are lognormal(4, 1) + 5. Samples come from the training set, at most 4,000 of each class;
-    a tenth of each device's samples is held back for testing. The letters a-j of EMNIST and 200
-    devices give the papers' FEMNIST. Devices with the same classes form a true group. C is the
-    count of classes.
+    C is the count of classes. The count of a device's samples is drawn from lognormal(4, 1) + 5.
+    Samples come from the training set, at most 4,000 of each class; a tenth of each device's
+    samples is held back for testing. Devices with the same classes form a true group. The letters
+    a-j of EMNIST and 200 devices give the FEMNIST of the code and the papers.
 
     Attributes:
-        overlap: whether images overlap as in the published code, in which an inverted test makes
-            every device take the *first* images of a class. Devices then share images, and train on
-            test images of other devices. Published accuracies need the overlap. False: each image
-            is on one device.
+        overlap: whether every device gets the *first* images of its classes, as in the published
+            code by a mistake. Devices then share images, and train on test images of other devices;
+            published accuracies need this. False: each image is on one device.
     """
 
     instead: ClassVar[Former] = former_keys.FEMNIST
@@ -137,13 +138,15 @@ class Femnist(Partition):
 class DittoPartition(Partition):
     """Device u holds the classes u..u+4 (mod C) in lognormal(1, 1) proportions (code of Ditto).
 
-    Sizes are lognormal(3, 1) + 10, scaled to the number of training samples; a class with
-    proportion p gives a device of size n int(p n) + 1 training samples and int(p n / r) + 1 test
-    samples, with the ratio r of the sizes of the published training and test sets. A class that is
-    used up starts again, so devices may share images, but no test image is a training image.
-    Fashion-MNIST and 500 devices give 61,251 + 11,254 samples, 31 to 1,378 for training with median
-    88, as published and the same in every run. Devices with the same classes are a true group,
-    named by the first class.
+    C is the count of classes. The size n of each device is drawn from lognormal(3, 1) + 10, and all
+    sizes are scaled so that they sum to the count of training samples. Of a class with proportion p
+    the device gets int(p n) + 1 training samples and int(p n / r) + 1 test samples, where r is the
+    size of the published training set divided by the size of the test set. A class that is used up
+    starts again, so devices may share images, but no test image is a training image.
+
+    The draws have a fixed seed. Fashion-MNIST and 500 devices give 61,251 training and 11,254 test
+    samples, as published, with 31 to 1,378 training samples on a device (median 88). Devices with
+    the same classes form a true group, whose number is the first class.
     """
 
     instead: ClassVar[Former] = former_keys.DITTO
@@ -219,18 +222,20 @@ def _deal(
 class ClassBias(Partition):
     """A share of each device's data is of a few random classes (CATA-Fed, Jeong and Kim 2022).
 
-    Images are drawn from the first ``per_class`` training images of each class, within a device
-    without repetition while they last, so each device distorts them in its own way
-    (``data.augmentation``). Each published test sample is on one device, following the devices'
-    labels. With one class a device, the devices of a class are a true group.
+    Each device draws its training images from the first ``per_class`` training images of each
+    class. It draws an image twice only if it needs more images of a class than there are. Devices
+    may share images, so by default each device distorts them in its own way
+    (``data.augmentation``). Each published test sample is on one device; they are divided in
+    proportion to the devices' training labels. With one class per device, the devices of a class
+    form a true group.
 
     Attributes:
-        classes_per_device: H, the number of classes that make the larger part of a device's data;
-            with H = C data are IID.
-        share: the larger part, in equal amounts of the H classes; the rest is random among the
-            other classes.
-        sizes: training samples of the devices: ``uniform`` (100 to 3,000) or ``long-tail``.
-        per_class: training images of each class that are used.
+        classes_per_device: H, the number of classes that make up ``share`` of a device's data; with
+            all classes the data are IID.
+        share: share of a device's samples that is divided equally among its H classes; the classes
+            of the remaining samples are drawn uniformly from all others.
+        sizes: counts of the devices' training samples: ``uniform`` (100 to 3,000) or ``long-tail``.
+        per_class: count of the training images of each class that are used.
     """
 
     kind: Literal["class-bias"] = "class-bias"
@@ -297,17 +302,18 @@ class ClassBias(Partition):
 class ClassImbalance(Partition):
     """Each device's majority class lies near the middle class (Wang et al., CCS).
 
-    Middle classes thus dominate globally. The majority class, counted from 1, is Normal(5, 10)
-    (mean and variance) rounded, redrawn outside 1..C. B whole numbers uniform in 0..``largest``,
-    not all 0, are drawn. The largest is the amount of the majority class; the rest are amounts of
-    other random classes. A training image is on two devices only if its class is used up (MNIST
-    nearly suffices for B = 10). The published (balanced) test set is dealt evenly. With one class a
-    device, the devices of a class are a true group.
+    Middle classes thus dominate globally. The majority class, counted from 1 to C, is drawn from a
+    normal distribution with mean 5 and variance 10, rounded and limited to 1..C by drawing again.
+    The device draws B integers uniformly from 0..``largest``, not all 0. The largest integer is the
+    sample count of the majority class, and the others are the counts of other random classes. A
+    training image is on several devices only if the devices need more images of its class than
+    there are (MNIST nearly suffices for B = 10). The published test set is divided evenly. With one
+    class per device, the devices of a class form a true group.
 
     Attributes:
         classes_per_device: B, the number of classes that a device may hold (10, 5, 2, 1 in the
             paper).
-        largest: the most samples that a device can hold of one class.
+        largest: largest count of samples of a class on a device.
     """
 
     instead: ClassVar[Former] = former_keys.CLASS_IMBALANCE
