@@ -241,27 +241,28 @@ class PrivateState(State):
 
 
 class Private(Aggregation):
-    """The mean of changes clipped to the L2 length C, with Gaussian noise.
+    """The mean of changes clipped to the L2 norm C, with Gaussian noise.
 
-    The change of a client is its update u_i minus the model w_i that it received. The result is w +
-    (sum clip(u_i - w_i) + N(0, (z C)^2)) / n, with equal weights. With ``central`` noise the server
-    clips changes, and adds the noise once to the sum. With ``local`` noise each client clips its
-    change, and adds N(0, (z C)^2) to the change before it answers. n is then the number of received
-    updates, and each update is protected by its own noise alone.
+    The change of a client is its update u_i minus the model w_i that it received. The next model is
+    w + (sum clip(u_i - w_i) + N(0, (z C)^2)) / n, with equal weights. With ``central`` noise the
+    server clips changes, and adds the noise once to the sum. With ``local`` noise each client clips
+    its change, and adds N(0, (z C)^2) to the change before it answers. n is then the number of
+    received updates, and each update is protected by its own noise alone.
 
-    With ``adaptive``, C follows the norms of the changes, and the count of changes shorter than C
-    has separate noise. The standard deviation of the sum's noise grows to (z^-2 - (2
-    sigma_b)^-2)^(-1/2) C, so that both together cost z (Theorem 1 of Andrew et al., 2021). A client
-    that disconnects changes neither central noise nor epsilon, and makes the step shorter.
+    With ``adaptive``, C follows the norms of the changes. The server also needs the count of
+    changes shorter than C, to which it adds noise of standard deviation sigma_b (``count_noise``).
+    The noise of the sum is then larger, (z^-2 - (2 sigma_b)^-2)^(-1/2) C, so that both releases
+    together spend as much privacy as z alone (Theorem 1 of Andrew et al., 2021). A client that
+    disconnects changes neither central noise nor epsilon; the model only moves less.
 
-    The record of each round has the epsilon spent until then. Epsilon compares the run with a run
-    in which the updates of one device are 0. It holds for the aggregates alone, without other
-    contents of answers (group, number of samples). Groups are disjoint, so that a round is one
-    release for each device, even without updates. If all clients of a round are drawn uniformly
-    from available clients, each takes part with probability q, the share of clients that are drawn.
-    The paper's Poisson sampling then approximates draws of exactly K clients. In all other rounds,
-    and with local noise, q is 1. Strategies that use updates or losses before clipping refuse to
-    compute epsilon.
+    The record of each round has the epsilon spent until then. It bounds how far the run can differ
+    from a run in which the updates of one device are 0. It covers the aggregates alone, not other
+    contents of messages, such as a device's group or sample count. A round counts once for each
+    device, even if there are groups, or no updates. If all clients of a round are drawn uniformly
+    from available clients, each takes part with probability q, the share of clients that are drawn;
+    epsilon is then computed as for Poisson sampling, as in the paper, which approximates draws of
+    exactly K clients. In all other rounds, and with local noise, q is 1. Strategies that use
+    updates or losses before clipping refuse to compute epsilon.
 
     Attributes:
         clip: C, the maximum L2 norm of a change; with ``adaptive`` the initial C.
@@ -272,8 +273,8 @@ class Private(Aggregation):
             asks for, of all groups; with local noise, and at edge servers, the number of received
             updates.
         account: whether epsilon is computed (needs the package dp-accounting).
-        accountant: ``rdp``, Renyi divergences, a bound; ``pld``, privacy loss distributions, nearly
-            exact, for .1 s a round.
+        accountant: method to compute epsilon: ``rdp``, Renyi divergences, an upper bound; ``pld``,
+            privacy loss distributions, nearly exact, which take about 0.1 s in each round.
         delta: delta of the recorded (epsilon, delta); None: devices^-1.1, as in the paper.
     """
 

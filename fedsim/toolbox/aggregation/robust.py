@@ -58,14 +58,15 @@ class Robust(Aggregation):
         )
 
     def record_fields(self, updates: int) -> dict[str, int]:
-        """Return how many malicious updates a round tolerates, if it has too few updates.
+        """Return the fields that this rule adds to the record ``aggregate`` of the run's events.
 
         Args:
             updates: count of received updates.
 
         Returns:
-            The field ``bears`` of the record ``aggregate``: the count of malicious updates that the
-            result tolerates, 0 with one or two updates. No field if the round is as planned.
+            ``bears``: the count of malicious updates that the result tolerates, if too few updates
+            were received to tolerate as many as planned. By default 0 for one or two updates. An
+            empty dict if enough updates were received.
         """
         return {_TOLERATED: 0} if updates <= 2 else {}
 
@@ -318,9 +319,10 @@ class Krum(_ByDistance):
     Source: Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient
     descent" (NeurIPS 2017), section 4.
 
-    It tolerates f = ``malicious`` malicious updates if n >= 2 f + 3 updates arrive. With fewer in a
-    round, or for a group, the model does not change, and the record ``aggregate`` of the run's
-    events has the tolerated number (``bears``).
+    n is the count of received updates, and f = ``malicious`` the count of malicious ones that are
+    tolerated if n >= 2 f + 3. If fewer arrive in a round, or for a group, the model does not
+    change; the record ``aggregate`` of the run's events then has the count that n updates would
+    tolerate (``bears``).
     """
 
     kind: Literal["krum"] = "krum"
@@ -361,15 +363,15 @@ def bulyan(models: ModelList, malicious: int) -> NDArray[np.floating]:
 
 
 class Bulyan(_ByDistance):
-    """Krum selects n - 2 f updates, one by one, whose values near the median are averaged.
+    """A mean, around the median of each coordinate, of the n - 2 f updates that Krum selects.
 
-    Krum selects the update with the least sum of squared distances to its nearest updates. Each
-    coordinate of the result is the mean of the n - 4 f selected values that are nearest to their
-    median.
+    Krum selects the updates one by one: each time the remaining update with the least sum of
+    squared distances to its nearest remaining updates. Each coordinate of the result is the mean of
+    the n - 4 f selected values that are nearest to their median.
 
     Source: El Mhamdi, Guerraoui and Rouault, "The hidden vulnerability of distributed learning in
-    Byzantium" (ICML 2018), section 4. It tolerates f = ``malicious`` malicious updates if n >= 4 f
-    + 3 updates arrive. With fewer the model does not change.
+    Byzantium" (ICML 2018), section 4. Of n received updates f = ``malicious`` may be malicious if n
+    >= 4 f + 3. If fewer updates arrive, the model does not change.
     """
 
     by_coordinate: ClassVar[bool] = True
