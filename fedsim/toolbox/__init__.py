@@ -1,4 +1,4 @@
-"""Strategies and parts that a scenario can name beyond the core's.
+"""Strategies and parts that scenarios can name in addition to the core's.
 
-Imports ``strategies`` and the rooms below it.
+Imports ``strategies`` and the packages that ``strategies`` imports.
 """

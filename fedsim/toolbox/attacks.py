@@ -50,17 +50,18 @@ class Attack(Spec):
         result: LocalResult,
         reply: Contents,
     ) -> tuple[LocalResult, Contents]:
-        """Apply the attack to every model in the result and the answer of a malicious device.
+        """Apply the attack to every model in the result and the reply of a malicious device.
 
-        The update starts from ``result.start``. Any other model in a reply is a change, such as a
-        control variate, and starts from 0.
+        ``update`` is called for each of these models. Its argument ``start`` is ``result.start``
+        for the trained update. It is the zero model for any other model in the reply, such as a
+        control variate, because that model is a change already.
 
         Args:
             arithmetic: deferred operations on models.
             device: the malicious device.
             count: index of the task, for the name of the random stream.
-            result: the honest result.
-            reply: the honest reply.
+            result: result of the honest training.
+            reply: contents of the honest message to the server, by name.
 
         Returns:
             The attacked result and reply.
@@ -86,10 +87,10 @@ class Attack(Spec):
 
 
 class LabelFlip(Attack):
-    """The label l of each training sample becomes C - 1 - l, also after shifts of the data.
+    """The label l of each training sample becomes C - 1 - l, where C is the count of classes.
 
-    Test samples keep their labels (Fang et al., "Local model poisoning attacks to Byzantine-robust
-    federated learning", 2020).
+    Labels that ``drift`` has changed are flipped too. Test samples keep their labels (Fang et al.,
+    "Local model poisoning attacks to Byzantine-robust federated learning", 2020).
     """
 
     flips_labels: ClassVar[bool] = True
@@ -110,7 +111,8 @@ class _ScaledChange(Attack):
 class SignFlip(_ScaledChange):
     """The device sends the opposite change, start - factor (update - start).
 
-    Source: Li et al., "RSA: Byzantine-robust stochastic aggregation methods" (2019).
+    start is the model that the device received, and update the model that it trained. Source: Li et
+    al., "RSA: Byzantine-robust stochastic aggregation methods" (2019).
 
     Attributes:
         factor: length of the sent change, relative to the honest change.
@@ -122,9 +124,10 @@ class SignFlip(_ScaledChange):
 
 
 class Scaled(_ScaledChange):
-    """The device sends a longer change, start + factor (update - start).
+    """The device sends a scaled change, start + factor (update - start).
 
-    Source: the boosting of Bagdasaryan et al., "How to backdoor federated learning" (2020).
+    start is the model that the device received, and update the model that it trained. Source: the
+    boosting of Bagdasaryan et al., "How to backdoor federated learning" (2020).
 
     Attributes:
         factor: length of the sent change, relative to the honest change.
@@ -152,9 +155,10 @@ def noise_around(
 
 
 class Gaussian(Attack):
-    """The device sends Gaussian noise, start + N(0, deviation^2) in each coordinate.
+    """The device sends Gaussian noise in place of a change, start + N(0, deviation^2).
 
-    Source: Blanchard et al., "Machine learning with adversaries" (2017), section 5.
+    start is the model that the device received; each coordinate has a draw. Source: Blanchard et
+    al., "Machine learning with adversaries" (2017), section 5.
 
     Attributes:
         deviation: standard deviation of the noise.

@@ -1,4 +1,4 @@
-"""Lossy codecs for changes or whole models, which send numbers in fewer bits, or fewer numbers."""
+"""Lossy codecs of messages: they send a model, or its change, with fewer bits or fewer entries."""
 
 import math
 from typing import Any, ClassVar, Literal, Self
@@ -22,14 +22,15 @@ def added(models: list[Floats32]) -> NDArray[np.floating]:
 class Lossy(Codec):
     """Base of the lossy codecs, whose decoded array is a pure function of the original array.
 
-    With ``error_feedback`` a device keeps the residual, the part of a change that was not sent. It
+    With ``error_feedback`` a device stores the residual, the part of a change that was not sent. It
     adds the residual to its next change, and stores the new residual (Stich, Cordonnier and Jaggi,
     "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al., "Error feedback fixes SignSGD",
-    ICML 2019, Algorithm 2). A message that is cut off leaves the residual as it was.
+    ICML 2019, Algorithm 2). An upload that fails does not change the residual.
 
     Attributes:
-        encodes: an update as its ``change`` of the model from which it was trained, or as a whole
-            ``model``, as on the way down.
+        encodes: the array that is encoded in an upload: ``change``, the update minus the model from
+            which it was trained; or ``model``, the update itself. Downloads always encode the
+            model itself.
         error_feedback: whether devices store the residual of uploaded changes for the next upload
             (d numbers for each device ever selected).
     """
@@ -65,7 +66,10 @@ class Lossy(Codec):
 
     @property
     def for_added_up(self) -> Codec:
-        """Codec with error feedback, as errors would accumulate in contents that are added up."""
+        """Copy of this codec with error feedback, for contents that are added up over rounds.
+
+        Without error feedback the encoding errors of all rounds would add up too.
+        """
         return self.model_copy(update={"error_feedback": True})
 
     def code(
@@ -132,7 +136,7 @@ def _split_buckets(array: AnyArray, bucket: int | None) -> Floats:
 
 
 def _join_buckets(rows: Floats, size: int) -> Floats32:
-    """Join the rows of ``_split_buckets`` to an array [size] without padding, with 0 for -0."""
+    """Join the rows of ``_split_buckets`` to an array [size]; drops the padding, turns -0 into 0."""
     return (rows.reshape(-1)[:size] + 0.0).astype(np.float32)
 
 
@@ -159,7 +163,9 @@ def _int8_scales(values: Floats) -> Floats32:
 
 
 def _norms(values: Floats) -> Floats32:
-    """Return the norm of each bucket, float32 [buckets, 1], rounded up so that no level is above s.
+    """Return the L2 norm of each bucket, rounded up to a float32; float32 [buckets, 1].
+
+    As norms are rounded up, no value of ``as_levels`` gets a level above its largest level.
 
     Args:
         values: the values of the buckets, [buckets, width].
@@ -171,11 +177,14 @@ def _norms(values: Floats) -> Floats32:
 
 
 def _levels_of(decoded: Floats, unit: AnyArray) -> Ints:
-    """Return decoded values as whole multiples of their bucket's unit; 0 for values without one.
+    """Divide decoded values by the unit of their bucket, and return the integer quotients.
 
     Args:
         decoded: the decoded values of the buckets, [buckets, width].
-        unit: difference of two levels, [buckets, 1].
+        unit: difference between adjacent levels in each bucket, [buckets, 1].
+
+    Returns:
+        The levels, int64 [buckets, width]; 0 where the unit is 0 or the quotient is not finite.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         levels = np.rint(decoded / unit)
@@ -209,12 +218,12 @@ def as_levels(
 ) -> Floats32:
     """Round every value at random to one of s levels of a norm, as QSGD does (encode and decode).
 
-    The level |v_i| s / ||v|| of a value v_i is rounded up or down, so that its expectation is
-    exact.
+    The level |v_i| s / ||v|| of a value v_i is rounded up or down at random, so that the expected
+    level is exact.
 
     Args:
         models: the array v, [d].
-        levels: s, the count of levels.
+        levels: s, the count of levels above 0.
         bucket: count of values that share a norm ||v||; None: all.
         scale: factor of the result.
         rng: source of the random rounding.
@@ -261,7 +270,7 @@ class Halved(Lossy):
 class Float16(Halved):
     """Every value is sent as an IEEE half (float16), with 11 bits of precision.
 
-    A magnitude beyond 65,504 becomes infinite, and the model is then left out.
+    A magnitude above 65,504 becomes infinite, and the aggregation leaves out such an update.
     """
 
     kind: Literal["float16"] = "float16"
@@ -292,7 +301,7 @@ class Bucketed(Lossy):
     """Base of the codecs that scale each run of ``bucket`` values by one factor of 4 bytes.
 
     Attributes:
-        bucket: length of the runs of numbers that share a scale; None: one scale for all numbers.
+        bucket: count of consecutive values that share a scale; None: one scale for all values.
     """
 
     bucket: int | None = Field(default=None, ge=1)
@@ -308,7 +317,10 @@ class Bucketed(Lossy):
 
 
 class Int8(Bucketed):
-    """Every value is sent as an int8, one of 255 even steps up to the largest magnitude."""
+    """Every value is sent as an int8, one of 255 even levels.
+
+    The levels go from minus to plus the largest magnitude of the values that share a scale.
+    """
 
     kind: Literal["int8"] = "int8"
     function: ClassVar[Function] = as_int8
@@ -333,14 +345,14 @@ class QSGD(Bucketed):
     Source: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and
     encoding" (NeurIPS 2017).
 
-    The variance is at most omega ||v||^2, omega = min(n / s^2, sqrt(n) / s), over buckets of n
-    numbers (section 4, Lemma 3.1). A number takes ceil(log2(2 s + 1)) bits. The length of the
-    paper's Elias code depends on the values. With error feedback the receiver divides by 1 + omega,
-    so that the residual does not grow from round to round (Beznosikov et al., "On biased
-    compression for distributed learning", 2020).
+    The norm is that of a bucket v of n values. The variance of the decoded v is at most omega
+    ||v||^2 with omega = min(n / s^2, sqrt(n) / s) (Lemma 3.1). Every value takes ceil(log2(2 s +
+    1)) bits; the paper's Elias code has a length that depends on the values. With error feedback
+    the receiver divides by 1 + omega, so that the residual does not grow from round to round
+    (Beznosikov et al., "On biased compression for distributed learning", 2020).
 
     Attributes:
-        levels: s, the number of levels of a norm.
+        levels: s, the number of levels above 0.
     """
 
     is_random: ClassVar[bool] = True
@@ -353,7 +365,7 @@ class QSGD(Bucketed):
 
     @property
     def _bits(self) -> int:
-        """Bits of a number, which has a sign and a level."""
+        """Count of bits of an encoded value, which is an integer from -``levels`` to ``levels``."""
         return (2 * self.levels).bit_length()
 
     def constants(self, parameters: int) -> dict[str, Any]:
@@ -382,9 +394,10 @@ class QSGD(Bucketed):
 
 
 class Sign(Bucketed):
-    """Only the signs of a change p are sent, and a common scale ||p||_1 / d (EF-SignSGD).
+    """Only the signs of a change are sent, with the mean magnitude as their common scale.
 
-    A value of 0 counts as positive (Karimireddy et al., Algorithm 1).
+    Source: EF-SignSGD of Karimireddy et al., "Error feedback fixes SignSGD" (ICML 2019), Algorithm
+    1. A value of 0 counts as positive. With ``bucket`` each bucket has a scale.
     """
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
@@ -413,7 +426,7 @@ class Sparse(Lossy):
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory" (2018).
 
     Attributes:
-        share: k / d; at least one entry is sent. With 1 nothing is lost.
+        share: k / d, rounded to at least one entry; 1: all entries are sent.
     """
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
@@ -438,7 +451,10 @@ class Sparse(Lossy):
         return 4 * k + (_bitmap_bytes(parameters) if self._sends_bitmap(parameters) else 4 * k)
 
     def _sends_bitmap(self, parameters: int) -> bool:
-        """Return whether positions are sent as a bitmap, as it is not longer than k integers."""
+        """Return whether positions are sent as a bitmap of d bits.
+
+        They are if the bitmap is not longer than k integers of 4 bytes, the other format.
+        """
         return _bitmap_bytes(parameters) <= 4 * self.k(parameters)
 
     def pack(self, sent: Floats32, exact: Floats32) -> Packed:
@@ -446,7 +462,7 @@ class Sparse(Lossy):
         k = self.k(size)
         if k == size:
             return sent.astype("<f4").tobytes()
-        # a sent value may be 0; positions of other zeros then take its place
+        # a sent value may be 0, so positions of zeros fill up the k positions
         order = np.argsort(sent == 0, kind="stable")
         positions = np.sort(order[:k])
         packed_positions = positions.astype("<i4").tobytes()
@@ -551,8 +567,9 @@ def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Gen
 class RandomK(Sparse):
     """A ``share`` of the entries is sent, drawn uniformly without replacement.
 
-    Without error feedback (Konecny et al., "Federated learning: strategies for improving
-    communication efficiency", 2016) the receiver scales them by d / k, which removes the bias.
+    Without error feedback the receiver multiplies the k sent entries of the d by d / k, which
+    removes the bias (Konecny et al., "Federated learning: strategies for improving communication
+    efficiency", 2016).
     """
 
     is_random: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Deadlines that are computed from the population's speed, or from the times of earlier tasks."""
+"""Deadlines that are computed from the devices' speeds, or from the durations of earlier tasks."""
 
 import math
 from dataclasses import dataclass, field
@@ -19,15 +19,16 @@ from fedsim.world.population import DeadlineBase
 class Relative(Deadline):
     """A multiple of the devices' mean training time (T of CATA-Fed, section 5.2).
 
-    The time limit is ``times`` the mean over all devices of the time of ``epochs`` epochs, without
+    The time limit is ``times`` x ``epochs`` x the mean time of an epoch over all devices, without
     random variation.
 
     Attributes:
         times: the factor.
-        epochs: count of epochs of the training.
-        devices: in a population with tentative stragglers, whether the mean counts them at their
-            reduced speed (``all``) or at their usual speed (``unslowed``).
-        since: event from which the time counts, as in ``Fixed``.
+        epochs: number of epochs in the training time.
+        devices: whether the devices that ``population.stragglers`` slows down are counted at their
+            reduced speed (``all``), or at their speed before the reduction (``unslowed``).
+        since: begin of the time: ``download``, the end of each client's download; or ``round``, the
+            begin of the round.
     """
 
     instead: ClassVar[Former] = {"time": "times"}
@@ -58,21 +59,22 @@ class QuantileState(State):
     """State of the deadline ``quantile``: the durations of the latest tasks.
 
     Attributes:
-        times: Duration of each of the last ``over`` tasks (s), None for a late task.
+        times: Durations of at most ``over`` tasks, the latest last (s); None for a late task.
     """
 
     times: list[float | None] = field(default_factory=list)
 
 
 class Quantile(Deadline):
-    """1.2 times the time in which ``share`` of the last ``over`` tasks were done.
+    """1.2 times the ``share`` quantile of the durations of the last ``over`` tasks.
 
-    A late task counts as longer than all tasks in time. The deadline is ``most`` until ``over``
-    tasks have ended, and if less than ``share`` of the last tasks were in time; it is never longer.
+    A late task counts as longer than every task that met the deadline. The deadline is ``most``
+    until ``over`` tasks have ended, and whenever less than ``share`` of the last ``over`` tasks met
+    the deadline. It never exceeds ``most``.
 
     Attributes:
-        share: share of the tasks, 0 to 1.
-        over: count of the last tasks.
+        share: the quantile, above 0 and at most 1; 0.8 covers four of five tasks.
+        over: number of latest tasks whose durations are used.
         most: longest deadline (s).
     """
 

@@ -1,4 +1,4 @@
-"""Objectives for tokens of a sequence, for numbers and for several labels; metrics of tests."""
+"""Objectives (token prediction, regression, multi-label), and the built-in metrics of tests."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 UNASKED = -100
-"""A target token that counts for no loss and no metric."""
+"""Target of a token that the model need not predict; it is in no loss and no metric."""
 
 
 def _entropies(outputs: "Tensor", targets: "Tensor") -> "Tensor":
@@ -51,7 +51,10 @@ def _squares(outputs: "Tensor", targets: "Tensor") -> "Tensor":
 
 
 def _labels(outputs: "Tensor", targets: "Tensor") -> "Tensor":
-    """Concatenate the scores, the predicted and the true labels, each [n, C], to [n, 3 C]."""
+    """Concatenate the scores, the predicted labels and the true labels, each [n, C], to [n, 3 C].
+
+    Labels are 0 or 1; ``_f1`` and ``_auc`` read the result.
+    """
     import torch
     from torch.nn.functional import one_hot
 
@@ -122,7 +125,11 @@ class _Tokens(Objective):
     needs: ClassVar[str] = "samples that are sequences of two tokens or more"
 
     def _vocabulary(self, shape: Shape) -> int:
-        """Return the vocabulary of samples of a shape; ``ScenarioError`` if it is not of sequences."""
+        """Return the count of different tokens in samples of a shape.
+
+        Raises:
+            ScenarioError: the samples are not sequences of two tokens or more.
+        """
         if not isinstance(shape, TokenShape):
             raise self.misfit(f"numbers of shape {tuple(shape)}")
         if len(shape) != 1 or shape[0] < 2:
@@ -156,12 +163,13 @@ class NextToken(_Tokens):
 
 
 class MaskedToken(_Tokens):
-    """Prediction of hidden tokens, which a token above the vocabulary replaces (Devlin 2019).
+    """Prediction of hidden tokens of a sequence (masked language model, Devlin 2019).
 
-    The hidden tokens of a sample are drawn once, at least one.
+    In the model's input an additional token, the mask, replaces each hidden token. The hidden
+    tokens of a sample, at least one, are drawn once for the whole run.
 
     Attributes:
-        share: share of the tokens, which are hidden at random.
+        share: probability that a token is hidden.
     """
 
     kind: Literal["masked-token"] = "masked-token"
@@ -219,7 +227,7 @@ class Regression(_Numbers):
 class MultiLabel(_Numbers):
     """Prediction of any number of C labels for a sample; the loss is the binary cross-entropy.
 
-    The predicted labels are those with an output above 0.
+    A label is predicted if its output, a logit, is above 0.
     """
 
     kind: Literal["multi-label"] = "multi-label"

@@ -81,16 +81,17 @@ class Adaptive(ServerOptimizer):
     With the model w and delta, the aggregated update minus w, a step sets m <- beta1 m + (1 -
     beta1) delta, v by each kind's rule, and w <- w + lr m / (sqrt(v) + tau).
 
-    Source: Reddi et al., "Adaptive federated optimization" (ICLR 2021), Algorithm 2: v begins at
-    tau^2 and m at 0, and neither is corrected. With ``bias_correction`` v begins at 0 too, and a
-    moment that is a decaying mean is divided by 1 - beta^t, as in Adam (Kingma and Ba, 2015).
+    Source: Reddi et al., "Adaptive federated optimization" (ICLR 2021), Algorithm 2. There m begins
+    at 0 and v at tau^2, without bias correction. With ``bias_correction`` both begin at 0. In step
+    t, m and a v with decay factor beta2 are divided by 1 - beta^t before use, as in Adam (Kingma
+    and Ba, 2015).
 
     Attributes:
         lr: the server's learning rate, eta.
         beta1: decay factor of the first moment in each step.
         tau: constant that is added to the root of v; the smaller it is, the more a step is scaled
             by v.
-        bias_correction: whether both moments begin at 0 and are divided by 1 - beta^t, as in Adam.
+        bias_correction: whether v also begins at 0, and moments are divided by 1 - beta^t.
     """
 
     lr: float = Field(default=0.01, gt=0.0, le=1e6)
@@ -156,7 +157,7 @@ class Yogi(Adaptive):
     """FedYogi: v <- v - (1 - beta2) delta^2 sign(v - delta^2), so that v falls slowly.
 
     Attributes:
-        beta2: 1 - beta2 is the rate at which the second moment follows delta^2.
+        beta2: v changes by 1 - beta2 times delta^2 in each step.
     """
 
     kind: Literal["yogi"] = "yogi"

@@ -1,4 +1,7 @@
-"""Kinds of ``drift``: exchanged labels, released shares, permuted labels, rotated images."""
+"""Kinds of ``drift``, which change devices' data during a run.
+
+Pairs of devices exchange a label, devices get more data, labels are permuted, or images rotate.
+"""
 
 import math
 from dataclasses import replace
@@ -19,18 +22,20 @@ _HAIR = 1e-9  # subtracted before rounding up, so that a share of 0.07 of 100 sa
 class SwapPart(Shift):
     """Random pairs of candidates exchange all samples of a label (FlexCFL, section 5.3).
 
-    Pairs are drawn as in ``swap-all``. In a pair that exchanges, each device gives away all samples
-    of a random exclusive label. A label is exclusive to a device if both the device's training and
-    test samples have the label, and not both the partner's (code of FlexCFL). A pair stays as it is
-    if one device has no exclusive label.
+    Candidates are the devices that may change on an occasion; they are paired at random. In a pair
+    that exchanges, each device gives the other all samples of one of its exclusive labels, drawn at
+    random. A device has a label if the label occurs in both its training and its test samples; the
+    label is exclusive if the partner does not have it (code of FlexCFL). If one of the two devices
+    has no exclusive label, the pair does not exchange.
 
-    A device that has exchanged is of no group (``NO_GROUP``) from then on. Samples move without
-    a transform, so devices with different rotations, label maps or distortions are refused.
+    A device that has exchanged belongs to no true group (``NO_GROUP``) afterwards. Scenarios in
+    which devices rotate, relabel or distort their samples in different ways are refused, because
+    samples move without these transforms.
 
     Attributes:
         probability: probability that a pair exchanges, on each occasion.
-        quirk: as in the published code: a pair that cannot exchange ends the occasion for all pairs
-            after it.
+        quirk: whether a pair that was drawn to exchange, but has no exclusive labels, also prevents
+            all later pairs of the occasion from exchanging, as in the published code.
     """
 
     kind: Literal["swap-part"] = "swap-part"
@@ -136,15 +141,16 @@ def _label_list(shard: Shard) -> list[int] | None:
 class Incremental(Shift):
     """On each occasion every candidate gets a larger share of its training data.
 
-    On occasion k a device holds the first ``shares[k]`` of its samples, rounded up, in an order
-    shuffled once for each device. Test data and the true group stay. Before the first occasion a
-    device holds all samples. By default a share of 25 % is added every 50 rounds (FlexCFL, section
-    5.3).
+    Candidates are the devices that may change. On occasion k a device trains on the share
+    ``shares[k]`` of its samples, rounded up: the first ones in an order that is shuffled once for
+    each device. Test data and the true group stay. Before the first occasion a device has all
+    samples. By default 25 % of the samples are added every 50 rounds (FlexCFL, section 5.3).
 
     Attributes:
-        shares: shares of a device's training samples, in (0, 1], not falling.
-        as_published: as in the published code: each share is a share of the samples that are
-            released at that time; by default n/4, n/8, 3n/32 and 3n/32 samples.
+        shares: share of a device's training samples from each occasion on, in (0, 1], not falling.
+        as_published: whether each share is taken of the samples that the device had on the previous
+            occasion, as in the published code. Of n samples the default shares then leave n/4, n/8,
+            3n/32 and 3n/32.
     """
 
     apart: ClassVar[bool] = True
@@ -178,11 +184,11 @@ class Incremental(Shift):
         return changes
 
     def released(self, samples: int, occasion: int) -> int:
-        """Return how many training samples a device holds after a number of releases of its data.
+        """Return how many training samples a device has after an occasion; at least 1.
 
         Args:
             samples: count of all training samples of the device.
-            occasion: index of the last release, from 0.
+            occasion: index of the occasion, from 0.
         """
         size = samples
         for share in self.shares[: occasion + 1]:
@@ -194,9 +200,10 @@ class Incremental(Shift):
 class LabelPermutation(Shift):
     """Each candidate permutes its labels with some probability, while its images stay.
 
-    The permutation, uniform among all but the identity, is applied to the current labels of
-    training and test samples. The device is of no group (``NO_GROUP``) from then on. The draws of a
-    device do not depend on other candidates.
+    Candidates are the devices that may change on an occasion. The permutation is drawn uniformly
+    from all except the identity, and applied to the current labels of training and test samples.
+    The device belongs to no true group (``NO_GROUP``) afterwards. The draws of a device do not
+    depend on other candidates.
 
     Attributes:
         probability: probability that a candidate changes, on each occasion.
@@ -243,10 +250,10 @@ class LabelPermutation(Shift):
 class Rotation(Shift):
     """Each candidate's images rotate, with some probability, by one to three quarter turns.
 
-    Training and test images rotate alike. The draws of a device do not depend on other candidates.
-    If the true groups differ by their rotations alone (partition ``rotations``), the device joins
-    the group with its new rotation. Otherwise the device is of no group (``NO_GROUP``) from then
-    on.
+    Candidates are the devices that may change on an occasion. Training and test images of a device
+    rotate by the same angle. The draws of a device do not depend on other candidates. If the true
+    groups differ by their rotations alone (partition ``rotations``), the device joins the group
+    with its new rotation. Otherwise it belongs to no true group (``NO_GROUP``) afterwards.
 
     Attributes:
         probability: probability that a candidate changes, on each occasion.
@@ -304,10 +311,10 @@ def _set_groups(
     """Update the true groups of devices whose data have changed, if true groups are known.
 
     Args:
-        data: the data of all devices, changed in place.
-        changes: the changes of data.
-        groups: quarter turns of a shard -> its group; a device whose turns are missing, and each
-            device if ``groups`` is None, is assigned to no group.
+        data: the data of all devices; ``data.truth`` is changed in place.
+        changes: the changes of an occasion, one for each changed device.
+        groups: quarter turns of a device's images -> true group. A device whose turns are not in
+            the dict gets no group (``NO_GROUP``). None: all changed devices get no group.
     """
     if data.truth is None:
         return
@@ -319,10 +326,11 @@ def _set_groups(
 
 
 def _group_of_turns(data: FederatedData) -> dict[int, int]:
-    """Return quarter turns -> true group, if each group has one rotation of its own.
+    """Return the rotation of each true group, as a dict: quarter turns -> group.
 
     Returns:
-        An empty dict if the groups are unknown, or differ by more than their rotations.
+        The dict; empty if the true groups are unknown, or if groups and rotations do not
+        correspond one to one.
     """
     if data.initial_truth is None:
         return {}
