@@ -1,6 +1,7 @@
-"""Unmodified Flower apps in simulated time. Imports ``strategies`` and the rooms below it.
+"""Unmodified Flower apps in simulated time.
 
-``strategy`` is the strategy of a scenario (``kind = "flower"``), ``server_side`` runs the
-ServerApp, ``client_side`` the ClientApp, ``patches`` has fedsim's patches of Flower's functions
-and of the clock, ``app_half`` loads one half of an app. Flower is loaded when a run begins.
+``strategy`` is the strategy of a scenario (``kind = "flower"``). ``server_side`` runs the
+ServerApp, and ``client_side`` the ClientApp; ``app_half`` loads either. ``patches`` has fedsim's
+patches of Flower's functions and of the clock. Flower is imported when a run begins. This package
+imports ``strategies`` and the packages that ``strategies`` imports.
 """

@@ -24,13 +24,11 @@ _FILE = "pyproject.toml"
 class App:
     """Flower app as read from its ``pyproject.toml``: folder, ServerApp, ClientApp, configuration.
 
-    The scenario may change the run configuration.
-
     Attributes:
         folder: the app's folder.
         server: import path of the ServerApp, ``module:attribute``.
-        client: import path of the ClientApp.
-        config: dotted key: value of the run configuration, with the scenario's changes.
+        client: import path of the ClientApp, ``module:attribute``.
+        config: the run configuration with the scenario's changes, as dotted key -> value.
     """
 
     folder: Path

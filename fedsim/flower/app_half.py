@@ -1,4 +1,4 @@
-"""The server's or client's half of a Flower app, loaded apart from other apps of the process."""
+"""Loading of a ServerApp or ClientApp, isolated from all other apps of the process."""
 
 import logging
 import os
@@ -19,12 +19,12 @@ States = tuple[Any, Any, torch.Tensor]  # of the generators of random, numpy and
 
 
 class AppHalf:
-    """A loaded ServerApp or ClientApp, isolated: own modules, random generators and torch threads.
+    """A loaded ServerApp or ClientApp, with modules and random states that no other app shares.
 
     Args:
         app: Flower app to load.
-        half: ``server`` or ``client``.
-        seed: seed of the global generators while the half is loaded (below 2**32).
+        half: ``server`` for the ServerApp, ``client`` for the ClientApp.
+        seed: seed of the global random generators during loading (below 2**32).
 
     Attributes:
         loaded: the ServerApp or the ClientApp.
@@ -41,11 +41,13 @@ class AppHalf:
 
     @contextmanager
     def in_use(self, seed: int | None = None) -> Iterator[None]:
-        """Context manager in which the process has the app's own modules and random states.
+        """Context manager in which the process has this app's modules and random states.
+
+        torch runs in one thread meanwhile. At the end all of this is restored.
 
         Args:
-            seed: seed of the global generators; None for the states at the end of the last use
-                without a seed.
+            seed: seed of the global random generators; None to continue from their states at the
+                end of the last call with None, or of loading.
         """
         outside = _generators()
         threads = torch.get_num_threads()

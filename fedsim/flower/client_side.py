@@ -1,4 +1,4 @@
-"""Calls of a device's ClientApp for a message, in the simulation's or a worker's process."""
+"""Calls of a ClientApp for a message to a device, in the simulation's or a worker's process."""
 
 import math
 from collections import Counter
@@ -29,9 +29,7 @@ from fedsim.flower.turns import call_in_thread
 
 @dataclass(frozen=True)
 class AppJob:
-    """Call of a ClientApp for a message to a device, with all inputs that a worker needs.
-
-    Cost is counted during the call.
+    """Arguments of a call of a ClientApp for a message to a device, to be sent to a worker.
 
     Attributes:
         params: keys of ``[strategy]``.
@@ -40,8 +38,9 @@ class AppJob:
         device: index of the device.
         devices: count of all devices.
         message: the message.
-        state: ``context.state`` of the device, from its last reply.
-        seeds: seed of the global generators to load the ClientApp, and their seed for this message.
+        state: ``context.state`` of the device after its previous message.
+        seeds: two seeds of the global random generators: for loading the ClientApp, and for
+            handling this message.
         counts: ``flops`` to count torch's operations, ``samples`` to count the samples that the
             model receives, None to count nothing.
     """
@@ -61,13 +60,13 @@ class AppJob:
 class AppReply:
     """Result of a call of a ClientApp: the reply, the device's new state, and the cost.
 
-    The cost determines the simulated time of the work.
+    The simulated time of the device's work is computed from the cost.
 
     Attributes:
         bytes: size of the reply (bytes).
         state: ``context.state`` of the device after the reply.
-        examples: the reply's metric ``num-examples``; None if the reply has no finite number from
-            0.
+        examples: the reply's metric ``num-examples``; None if it is missing, negative or not
+            finite.
         counted: count of FLOPs or samples, as ``AppJob.counts`` requests; None if nothing is
             counted.
         slept_s: time for which the app called ``time.sleep`` (s).
@@ -150,7 +149,7 @@ def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
 
 
 def _examples_of(reply: Message) -> float | None:
-    """Return the reply's metric ``num-examples``; None if it is no finite number from 0."""
+    """Return a reply's metric ``num-examples``; None if it is missing, negative or not finite."""
     if reply.has_error():
         return None
     examples = figure(reply.content, "num-examples", "num_examples")
@@ -163,8 +162,8 @@ def _count(job: AppJob, stack: ExitStack) -> Callable[[], float | None]:
     """Start to count FLOPs or samples in this thread, as ``job.counts`` requests.
 
     Args:
-        job: the message.
-        stack: its exit ends the counting.
+        job: the call of the ClientApp.
+        stack: exit stack of the caller; the counting ends when it is closed.
 
     Returns:
         A function that returns the count; None if nothing is counted.
@@ -219,12 +218,12 @@ def config_of(message: Message, run_config: Config) -> dict[str, object]:
 
 
 def figure(content: Mapping[str, object], *names: str) -> float | None:
-    """Find a metric by its names in the records of a message.
+    """Return the value of a metric from the records of a message.
 
     Args:
         content: records by name. Config records are searched too, as legacy clients report
             metrics in them.
-        names: names under which the metric may be stored.
+        names: alternative names of the metric.
 
     Returns:
         The first value found; None if no record has one.

@@ -20,11 +20,11 @@ from fedsim.strategies.traits import Traits
 from fedsim.world.population_spec import PopulationSpec
 from fedsim.world.steps import Work
 
-# names of run configuration keys: the last word of a dotted key
+# keys of run configurations, without the sections of a dotted key
 _ROUNDS = ("num-server-rounds", "num_server_rounds", "num-rounds", "num_rounds", "rounds")
 _EPOCHS = ("local-epochs", "local_epochs", "epochs")
 _FORWARD_SHARE = 1 / 3  # forward pass / training step; the backward pass takes twice as long
-_FAR = 1.5  # ratio of counted samples to the model's samples from which a run warns
+_FAR = 1.5  # ratio between charged and counted samples above which a run warns
 
 
 Config = Mapping[str, object]  # key: value, in the config of a message or of a run
@@ -36,9 +36,10 @@ def is_training(kind: str) -> bool:
 
 
 class SamplesTime(Spec):
-    """Rule by which a message takes as long as a training on the ``num-examples`` of its reply.
+    """Compute time of a message by samples: ``num-examples`` x passes / the device's samples/s.
 
-    The device's speed is in samples/s. A message without training takes a third of this time.
+    ``num-examples`` is a metric of the ClientApp's reply. A message of any other type than
+    ``train`` takes a third of the time of one pass, as it has no backward pass.
 
     Attributes:
         passes: passes of a training over its examples. None: the value of ``local-epochs`` in the
@@ -69,10 +70,10 @@ class SamplesTime(Spec):
         return Work(samples=samples, what=kind)
 
     def passes_over(self, config: Config) -> tuple[float, str]:
-        """Return how often a training passes over its examples.
+        """Return how often a training passes over its examples (the count of epochs).
 
-        The count is ``strategy.time.passes``, or a key of the config such as ``local-epochs``, or
-        else 1.
+        The count is ``strategy.time.passes``. If that is None, it is the value of a key of the
+        config such as ``local-epochs``, or 1 without such a key.
 
         Args:
             config: the message's config, and the app's run configuration.
@@ -92,10 +93,11 @@ class SamplesTime(Spec):
 
 
 class SamplesTaken:
-    """Log of how many samples ``time = "samples"`` charges for messages, for notes to the user.
+    """Collector of notes to the user on the sample counts by which messages take time.
 
-    There is a note for each kind of message, and a warning if the model of the ClientApp received a
-    very different count of samples.
+    With ``time = "samples"`` the simulated time of a message follows from ``num-examples`` in its
+    reply. There is a note on these counts for each type of message, and a warning if the model of
+    the ClientApp in fact received a very different count of samples.
 
     Args:
         time: the scenario's ``strategy.time``.
@@ -109,14 +111,14 @@ class SamplesTaken:
     def note(
         self, kind: str, config: Config, examples: float | None, counted: float | None
     ) -> None:
-        """Record the sample count of a reply, and a warning if it is doubtful.
+        """Record the sample count of a reply; warn if it is missing or unlike the counted samples.
 
         Args:
             kind: Flower's type of the message, such as ``train``.
             config: the message's config, and the app's run configuration.
             examples: count of examples in the reply; None if the reply has no such metric.
-            counted: count of samples that the model received; None if they were not counted, 0 if
-                the app called no torch module.
+            counted: count of samples that the ClientApp's model received; None if they were not
+                counted, 0 if the app called no torch module.
         """
         if examples is None:
             message = (
@@ -137,13 +139,13 @@ class SamplesTaken:
             self._warn(kind, examples, expected, counted)
 
     def _warn(self, kind: str, examples: float, expected: float, counted: float) -> None:
-        """Add a warning that a message's charged count of samples is not the model's.
+        """Add a warning that a message takes the time of more or fewer samples than were computed.
 
         Args:
             kind: Flower's type of the message.
             examples: count of examples in the reply.
-            expected: count of samples that the message is charged with.
-            counted: count of samples that the model received.
+            expected: count of samples whose time the message takes.
+            counted: count of samples that the ClientApp's model received.
         """
         error = f"{expected / counted:.3g} times too long"
         if counted > expected:
@@ -158,10 +160,10 @@ class SamplesTaken:
         self._warnings.setdefault(kind, message)
 
     def facts(self) -> dict[str, list[str]]:
-        """Return sentences for the user on how the samples of each kind of message were counted.
+        """Return the collected sentences for the user.
 
         Returns:
-            The lists ``notes`` and ``warnings``.
+            Two lists of sentences: ``notes``, one for each type of message, and ``warnings``.
         """
         notes = []
         for kind, (least, most, factor) in self._ranges.items():
@@ -173,10 +175,10 @@ class SamplesTaken:
 
 
 class FlopsTime(Spec):
-    """Rule by which a message takes the time of torch's operations at the device's FLOP/s.
+    """Compute time of a message by torch's operations: their FLOPs / the device's FLOP/s.
 
-    The operations are counted in the first message of a kind. Later messages of this kind take
-    operations in proportion to their examples.
+    FLOPs are counted in the first message of each type. Later messages of the type have FLOPs in
+    proportion to ``num-examples`` in their replies.
     """
 
     kind: Literal["flops"] = "flops"
@@ -188,20 +190,21 @@ class FlopsTime(Spec):
 
 
 class MessageCost(Spec):
-    """Time that a device needs for a message, as the scenario states it.
+    """Time that a device computes for a message, as the scenario states it.
 
     Attributes:
-        seconds: the time.
+        seconds: the time (s).
     """
 
     seconds: Seconds = 0.0
 
 
 class StatedTime(Spec):
-    """Rule by which a message takes a time that the scenario states, the same on every device.
+    """Compute time of a message as the scenario states it, equal on every device.
 
     Attributes:
-        train, evaluate, query: the cost of messages of that category.
+        train, evaluate, query: time of Flower's messages of this type; ``query`` is also for all
+            other types.
     """
 
     kind: Literal["stated"] = "stated"
@@ -232,12 +235,13 @@ class FlowerParams(StrategyParams):
         node_config: additions to ``context.node_config`` of the ClientApp; a list has a value
             for each device.
         time: how long a device computes for a message: by ``samples`` (the reply's
-            ``num-examples``), ``flops`` (torch's operations, counted once for each kind of
-            message), or as ``stated``.
-        accuracy, loss, train_loss: names of the app's metrics. Metrics of clients are averaged,
-            weighted by examples.
+            ``num-examples``), by ``flops`` (torch's operations, counted once for each type of
+            message), or as ``stated`` in the scenario.
+        accuracy, loss, train_loss: the app's name of the metric that goes into this column of the
+            run's rounds. Metrics of clients are averaged, weighted by examples.
         unavailable_after: time for which the server waits for a device that has disconnected (s).
-        real_patience: real time for which either app may compute at a stretch (s).
+        real_patience: real time that the ServerApp may compute between two waits, or the ClientApp
+            for a message (s); the run fails if it takes longer.
     """
 
     kind: Literal["flower"] = "flower"
@@ -278,9 +282,10 @@ class FlowerParams(StrategyParams):
         return config
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """Return the planned end of a run, by the count of rounds in the app's configuration.
+        """Return the planned end of a run, with the count of rounds of the app's run configuration.
 
-        If it sets no such count, the end is unknown: rounds and simulated time are None.
+        If ``stop`` has fewer rounds, they count. If the configuration has no count of rounds, the
+        end is unknown: rounds and simulated time are None in the result.
         """
         for key, value in read_app(self.app, self.run_config).config.items():
             if key.rpartition(".")[2] in _ROUNDS and type(value) is int and value > 0:

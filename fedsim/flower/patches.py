@@ -45,9 +45,9 @@ EPOCH_S = 1_577_836_800.0  # simulated time 0 on the app's clock: 2020-01-01
 
 
 class ClientCall:
-    """Call of a ClientApp, whose ``time.sleep`` returns at once.
+    """State of a call of a ClientApp, in which ``time.sleep`` returns at once.
 
-    The clocks that the app reads advance by the time for which it slept.
+    The clocks that the app reads advance by the time for which it has slept.
 
     Args:
         folder: folder of the app.
@@ -66,12 +66,13 @@ class ClientCall:
 
 
 class SessionBase(Grid):  # type: ignore[misc]
-    """Base of ``Session``, with what fedsim's patches of Flower's functions use.
+    """Interface of a simulated ServerApp's session to fedsim's patches of Flower's functions.
 
     Attributes:
         folder: folder of the app.
-        model: the arrays that the ServerApp sent last, or that its strategy returned at the end.
-        strategy: the app's strategy, of a class of Flower; None without one.
+        model: the arrays that the ServerApp sent last, or that its strategy returned at the end;
+            None until then.
+        strategy: instance of Flower's ``Strategy`` class that the app uses; None if it uses none.
     """
 
     folder: Path
@@ -86,7 +87,7 @@ class SessionBase(Grid):  # type: ignore[misc]
         """Receive metrics that the ServerApp itself has measured.
 
         Args:
-            app_number: the app's own number of the round.
+            app_number: the app's own index of the round.
             figures: name of a metric in the app -> value.
         """
         raise NotImplementedError
@@ -149,11 +150,11 @@ def _imports_flower(package: str) -> bool:
     """Return whether any loaded module of a top-level package has imported from flwr."""
     modules = list(sys.modules.items())
     own_modules = [module for name, module in modules if name.partition(".")[0] == package]
-    return any(map(_has_of_flower, own_modules))
+    return any(map(_module_imports_flower, own_modules))
 
 
-def _has_of_flower(module: ModuleType) -> bool:
-    """Return whether a module has imported something from flwr, by its attributes."""
+def _module_imports_flower(module: ModuleType) -> bool:
+    """Return whether an attribute of a module is a module, class or function of flwr."""
     for value in list(vars(module).values()):
         kind = type(value)  # isinstance reads value.__class__, which may run any code
         origin: object = ""
@@ -231,13 +232,13 @@ def _replace_sleep() -> None:
 
 
 def _replace(owner: object, name: str, replacement: Callable[..., object]) -> None:
-    """Patch a function of flwr in the threads of simulated ServerApps.
+    """Replace a function of flwr for the threads of simulated ServerApps.
 
     Args:
         owner: module or class that has the function.
         name: name of the function.
-        replacement: called instead, with the original function, the session, and the arguments of
-            the call.
+        replacement: called instead in these threads, with the original function, the thread's
+            session, and the arguments of the call.
     """
     real: Callable[..., object] = getattr(owner, name)
 
@@ -314,12 +315,14 @@ def _start(
 def _follow_nodes(
     real: Callable[..., object], session: SessionBase, grid: Grid, manager: ClientManager
 ) -> tuple[threading.Thread, threading.Event, threading.Event]:
-    """Update the client manager's nodes once, in place of Flower's thread that polls every 5 s.
+    """Let the client manager of a legacy app update its list of nodes at each query.
 
-    The manager updates its nodes again at each query.
+    It replaces Flower's ``start_update_client_manager_thread``, whose thread also updates the list
+    every 5 s.
 
     Returns:
-        A thread that does nothing, its stop event, and the event of the first update.
+        A thread that has ended, its stop event, and the event that the manager is ready; the last
+        two are set.
     """
     thread = threading.Thread()
     stop = threading.Event()
@@ -379,9 +382,9 @@ def _ask_all(
     timeout: float | None,
     group_id: int,
 ) -> tuple[list[tuple[ClientProxy, FitRes | EvaluateRes]], list[Any]]:
-    """Patch of ``fit_clients`` and ``evaluate_clients`` that uses no threads.
+    """Replacement of Flower's ``fit_clients`` and ``evaluate_clients`` that uses no threads.
 
-    Sends the instructions to all clients at the same simulated time, and waits for all replies.
+    It sends the instructions to all clients at the same simulated time, and waits for all replies.
 
     Returns:
         Pairs of a client and its result, and the failures: errors, or pairs of a client and a
@@ -427,7 +430,10 @@ def _run_fl(
     server: server.Server,
     config: ServerConfig,
 ) -> history.History:
-    """Patch of ``run_fl`` that stores a legacy app's strategy and last model in the session."""
+    """Replacement of Flower's ``run_fl``, which runs a legacy app.
+
+    It also stores the app's strategy and last model in the session.
+    """
     session.strategy = server.strategy
     record = real(server=server, config=config)
     if server.parameters.tensors:

@@ -14,15 +14,15 @@ _NUMBERS = ("server-round", "server_round", "current-round", "current_round", "r
 
 
 class ReceivedUpdate(NamedTuple):
-    """Reply that the ServerApp has received in a round, as the round's record lists it.
+    """A reply that the ServerApp has received in a round.
 
-    It is the record of the aggregation.
+    At the end of the round it is listed in the record ``aggregate`` of the run's events.
 
     Attributes:
         task: ID of the device's task.
-        weight: count of examples in the reply; 1 if the reply has none.
-        age: rounds between the task's round and the round in which the ServerApp received the
-            reply.
+        weight: count of examples in the reply; 1 if the reply states none.
+        age: staleness: the index of the round in which the ServerApp received the reply, minus the
+            index of the task's round.
     """
 
     task: int
@@ -37,12 +37,13 @@ class AppRound:
     Attributes:
         number: index of the round, from 0.
         app_number: the app's own index of the round; None if its messages carry none.
-        ends: outcome: count of tasks. Tasks that another task continues are not counted.
+        ends: outcome of tasks -> count. Of several tasks that a device finishes in the round only
+            the last one is counted.
         updates: replies that the ServerApp has received in this round.
-        sums: column (``accuracy``, ``loss``, ``train_loss``): sum of value x examples over the
+        sums: column (``accuracy``, ``loss``, ``train_loss``) -> sum of value x examples over the
             replies.
-        weights: column: sum of examples over the replies.
-        figures: column: value that the ServerApp itself has measured.
+        weights: column -> sum of examples over the replies.
+        figures: column -> value that the ServerApp itself has measured.
     """
 
     number: int
@@ -57,14 +58,14 @@ class AppRound:
 class AppRounds:
     """Rule that assigns the messages of a ServerApp to rounds; one round is open at a time.
 
-    Training messages make the rounds. Before an app's first training message, all messages do.
-    Flower's own strategies number the rounds in ``group_id``, or in a config ``server-round``. If
-    messages carry no round index, a round begins when the ServerApp sends arrays that differ from
-    the last ones. If messages have no arrays either, a round begins when a device gets a message of
-    the same type again.
+    Only training messages can begin a round. Before an app's first training message, every message
+    can. A round begins with the first message of a new round index, which Flower's own strategies
+    put into ``group_id``, or into a config as ``server-round``. If messages carry no round index, a
+    round begins when the ServerApp sends arrays that differ from the last ones. If messages have no
+    arrays either, a round begins when a device gets a message of the same type again.
 
     Args:
-        names: column (``accuracy``, ``loss``, ``train_loss``): name of the app's metric.
+        names: column (``accuracy``, ``loss``, ``train_loss``) -> name of the app's metric.
         close: called with each round that ends.
 
     Attributes:
@@ -82,17 +83,17 @@ class AppRounds:
         self.seen: set[str] = set()
 
     def of(self, message: Message) -> AppRound | None:
-        """Return the round of a message that the ServerApp sends; the message may open a new round.
+        """Return the round of a message that the ServerApp sends.
 
-        A new round closes the round before.
+        If the message begins a new round, the previous round is closed first.
 
         Args:
             message: message from the ServerApp to a node.
 
         Returns:
-            The open round; None if the message makes no rounds, such as an evaluation.
+            The open round; None if the message belongs to no round, such as an evaluation.
         """
-        if not self._leads(message):
+        if not self._can_open_round(message):
             return None
         app_number = _app_number(message)
         target = (message.metadata.message_type, message.metadata.dst_node_id)
@@ -100,7 +101,7 @@ class AppRounds:
         is_new = target in self._targets if arrays is None else arrays != self._arrays
         if not self._trains and _is_training(message):
             self._trains = True
-            # earlier messages prepare the first training, and belong to its round
+            # messages before the first training belong to the round of the first training
             if self._open is not None:
                 self._open.app_number = app_number
                 is_new = False
@@ -116,10 +117,10 @@ class AppRounds:
         self._targets.add(target)
         return self._open
 
-    def _leads(self, message: Message) -> bool:
-        """Whether a message can open a round.
+    def _can_open_round(self, message: Message) -> bool:
+        """Return whether a message can begin a round.
 
-        Only training messages can, except before the app's first training: then all messages can.
+        Before the app's first training message every message can; after it only training messages.
         """
         return not self._trains or _is_training(message)
 
@@ -133,13 +134,14 @@ class AppRounds:
     def note_reply(
         self, task: int, reply: Message, examples: float | None, asked_in: AppRound | None
     ) -> None:
-        """Add a reply that the ServerApp receives to the open round, even if the reply is late.
+        """Add a reply that the ServerApp receives, and its metrics, to the open round.
 
         Args:
             task: ID of the device's task.
             reply: message from the device's ClientApp; an error is ignored.
             examples: count of examples in the reply, the weight of its metrics; None for weight 1.
-            asked_in: round in which the device's task began; None if its message made no rounds.
+            asked_in: round to which the task belongs, perhaps an earlier one; None if its message
+                belongs to no round.
         """
         current = self._open
         if current is None or reply.has_error():
@@ -148,7 +150,7 @@ class AppRounds:
         for record in reply.content.values():
             if not isinstance(record, ArrayRecord):
                 self.seen.update(record)
-        if self._leads(reply):
+        if self._can_open_round(reply):
             age = 0 if asked_in is None else current.number - asked_in.number
             current.updates.append(ReceivedUpdate(task, weight, age))
         columns = ("train_loss",) if _is_training(reply) else ("accuracy", "loss")
@@ -162,7 +164,8 @@ class AppRounds:
         """Add metrics that the ServerApp itself has measured to the open round.
 
         Args:
-            app_number: the app's own index of the round; values of another round are ignored.
+            app_number: the app's own index of the round; if it is not the open round's, the metrics
+                are ignored.
             figures: name of a metric in the app -> value.
         """
         self.seen.update(figures)

@@ -1,4 +1,4 @@
-"""Flower's Grid for a ServerApp in simulated time.
+"""Flower's Grid (the ServerApp's interface to the nodes) in simulated time.
 
 The ServerApp's messages go to simulated devices, and its waits take simulated time.
 """
@@ -51,7 +51,7 @@ class Sent:
         number: index of the message in the run, from 0.
         device: index of the device that gets the message.
         bytes: size of the message (bytes).
-        round: round of the message; None if the message makes no rounds.
+        round: round of the message; None if the message belongs to no round.
         task: ID of the device's task for the message; None before the task begins.
         reply: the device's reply, or Flower's own error message; None until there is one.
         examples: count of examples in the reply; None if the reply has none.
@@ -71,15 +71,15 @@ class Sent:
 
 @dataclass(slots=True)
 class Wait:
-    """Wait of the ServerApp, which ends when replies have come, or at a time, whichever is first."""
+    """Wait of the ServerApp for replies, or until a simulated time, whichever comes first."""
 
     until: float | None
-    """simulated time at which it ends at the latest (s); None for no limit."""
+    """Simulated time at which the wait ends at the latest (s); None for no limit."""
     missing: set[str] | None
     """IDs of the messages without a reply so far; None if only the time ends the wait."""
 
     def is_over(self, now: float) -> bool:
-        """Return whether all replies have come, or the time has.
+        """Return whether all replies have been received, or the time ``until`` is reached.
 
         Args:
             now: the simulated time (s).
@@ -127,14 +127,14 @@ class Session(SessionBase):
         if isinstance(params.time, SamplesTime):
             self._samples = SamplesTaken(params.time)
         self._sent: dict[str, Sent] = {}
-        self._at_work: dict[int, Sent] = {}  # device: its message; one at a time
+        self._at_work: dict[int, Sent] = {}  # device -> the message that it handles
         self._queues: dict[int, deque[Sent]] = defaultdict(deque)
         self._awaited = set[int]()
         self._open = 0  # count of messages that have no reply yet
         self._counts = Counter[int]()
-        # rounds of done tasks that requested tasks continue; one entry per task
+        # rounds of done tasks that are not to be counted, as a later task of the device is
         self._continued: list[AppRound] = []
-        self._finished: dict[int, AppRound] = {}  # device: round of its last task, if done
+        self._finished: dict[int, AppRound] = {}  # device -> round of its last task, if done
         self._waiting: Wait | None = None  # None while the ServerApp runs
         self._polled_at = -1.0  # time of the last pull without a reply (s)
         self._idle = 0  # count of successive waits while no message is unanswered
@@ -168,7 +168,7 @@ class Session(SessionBase):
         raise SimulationError(f"the ServerApp raised {error_of_app(error, self.folder)}") from error
 
     def _schedule_turn(self) -> None:
-        """Schedule the ServerApp's turn after all events of this instant, if its wait is over."""
+        """If the ServerApp's wait is over, schedule its turn after all events of this instant."""
         if not self.turns.over and self._is_due():
             self._server.timer("turn", self._server.now)
 
@@ -177,15 +177,16 @@ class Session(SessionBase):
         return self._waiting is None or self._waiting.is_over(self._server.now)
 
     def _wait(self, until: float | None, missing: Iterable[str] | None = None) -> None:
-        """Block the ServerApp until a simulated time or until messages are answered.
+        """Block the ServerApp's thread until a simulated time, or until messages are answered.
 
         Args:
             until: simulated time at which the wait ends at the latest (s); None for no limit.
-            missing: IDs of the messages whose replies end the wait; None to wait for the time.
+            missing: IDs of the messages; the wait ends when all of them have replies. None to wait
+                for the time only.
 
         Raises:
             SimulationError: the ServerApp has waited ``_MOST_IDLE`` times in a row while no
-                message was unanswered.
+                message was unanswered, so that it might never end.
         """
         self._check_thread()
         end = None if until is None else self._server.timer("app", until)
@@ -343,14 +344,15 @@ class Session(SessionBase):
         self._idle = 0
         self._open += 1
         if not self._server.clients.idle(device):
-            self._doubt(sent)
+            self._start_timeout(sent)
         self._serve(device)
         return name
 
     def _serve(self, device: int) -> None:
-        """Send the next unanswered message in a device's queue if the device is idle.
+        """Send the next message in a device's queue to the device, if the device is idle.
 
-        Otherwise ``on_return`` is called when the device becomes available.
+        Messages that already have an error as reply are skipped. If the device is unavailable, a
+        call of ``on_return`` is requested for the time at which it becomes available.
         """
         queue = self._queues[device]
         while queue and queue[0].reply is not None:
@@ -382,17 +384,18 @@ class Session(SessionBase):
         sent.task = self._server.ask(device, contents, kind, round=number, continues=continues)
         self._at_work[device] = sent
 
-    def _doubt(self, sent: Sent) -> None:
-        """Start a timer for a message whose device cannot be reached.
+    def _start_timeout(self, sent: Sent) -> None:
+        """Start the timer ``unavailable_after`` of a message whose device cannot be reached.
 
-        When it runs out (``unavailable_after``), the ServerApp gets an error as reply.
+        When the timer runs out without a reply, the ServerApp gets an error as the reply.
         """
         self._server.timer(f"gone {sent.number}", self._server.now + self._params.unavailable_after)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that are new since the last pull, without waiting for more.
+        """Return the replies that have come and were not returned before, without waiting.
 
-        A second pull at the same simulated time that finds no reply takes 0.01 s.
+        If two pulls in a row find no reply at the same simulated time, the second one takes 0.01 s,
+        so that an app that polls in a loop lets time pass.
 
         Args:
             message_ids: IDs from ``push_messages``.
@@ -412,7 +415,7 @@ class Session(SessionBase):
         return replies
 
     def _receive(self, names: Iterable[str]) -> list[Message]:
-        """Return the replies that have come and were not returned before, and count them as received.
+        """Return the replies that have come and were not returned before; mark them as received.
 
         Args:
             names: IDs of the messages whose replies are wanted.
@@ -438,7 +441,7 @@ class Session(SessionBase):
             timeout: longest simulated time to wait (s); None for no limit.
 
         Returns:
-            The replies that have arrived.
+            The replies that have come by then, in the order of ``messages``.
         """
         names = self.push_messages(messages)
         missing = [name for name in names if self._sent[name].reply is None]
@@ -475,17 +478,18 @@ class Session(SessionBase):
     # handlers of the simulation's messages
 
     def _uncount_continued(self) -> None:
-        """Take tasks that another task continues out of their rounds' counts of done tasks.
+        """Subtract done tasks from their rounds' counts if the device has a later task there.
 
-        A device that answers several messages in a round has several tasks, but counts once. A task
-        that a handler requests begins only after that handler, and never if the run ends there. So
-        the task that it continues is uncounted at the beginning of the next handler.
+        A device that answers several messages in a round has several tasks, and only the last one
+        is counted. Every handler of an event calls this function first. ``_start`` does not
+        subtract the earlier task itself, because the later task does not begin if the run ends
+        with the present event.
         """
         while self._continued:
             self._continued.pop().ends["done"] -= 1
 
     def on_task_end(self, end: TaskEnd) -> None:
-        """Process the end of a device's task: store its reply, or that it has none."""
+        """Process the end of a device's task: store its reply, or start a timeout if it failed."""
         self._uncount_continued()
         sent = self._at_work.pop(end.device)
         if sent.round is not None:
@@ -500,7 +504,7 @@ class Session(SessionBase):
                 self._samples.note(end.job, config, outcome.examples, outcome.counted)
             self._answer(sent, outcome.reply)
         elif sent.reply is None:
-            self._doubt(sent)
+            self._start_timeout(sent)
         self._serve(end.device)
         self._schedule_turn()
 
@@ -527,9 +531,9 @@ class Session(SessionBase):
         elif purpose == "gone":
             sent = self._sent[f"message-{number}"]
             working = self._at_work.get(sent.device)
-            # the device is available, but answers its earlier messages first
+            # the device is available, and handles earlier messages first
             if sent.task is None and working is not None:
-                self._doubt(sent)
+                self._start_timeout(sent)
             elif working is not sent:
                 self._answer_for(sent, ErrorCode.NODE_UNAVAILABLE)
         self._schedule_turn()

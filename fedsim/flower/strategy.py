@@ -32,8 +32,8 @@ class FlowerClient(Client[FlowerParams]):
         self._app = read_app(params.app, params.run_config)
         self._run = uuid.uuid4().hex
         self._states: dict[int, RecordDict] = {}
-        self._flops: dict[str, float] = {}  # kind of message: FLOPs of an example
-        self._counted: set[tuple[int, str]] = set()  # (device, kind of message) counted before
+        self._flops: dict[str, float] = {}  # type of message -> FLOPs of an example
+        self._counted: set[tuple[int, str]] = set()  # (device, type of message) handled before
 
     def real(self, device: Device, instruction: Instruction) -> Real:
         from flwr.app import RecordDict
@@ -57,15 +57,16 @@ class FlowerClient(Client[FlowerParams]):
     def _counts_of(self, device: int, kind: str) -> str | None:
         """Return which quantity is counted while a device's ClientApp handles a message.
 
-        The call also notes that the device has had a message of this kind.
+        The call also stores that the device has had a message of this type.
 
         Args:
             device: index of the device.
             kind: Flower's type of the message.
 
         Returns:
-            ``flops`` in the first message of a kind, ``samples`` in each device's first message of
-            a kind, as ``strategy.time`` requires; otherwise None.
+            With ``strategy.time = "flops"``: ``flops`` until a message of this type was counted.
+            With ``"samples"``: ``samples`` for the device's first message of this type. None for
+            all other messages.
         """
         is_first = (device, kind) not in self._counted
         self._counted.add((device, kind))
@@ -104,13 +105,13 @@ class Flower(Strategy[FlowerParams]):
     """Strategy that runs a Flower app on simulated devices: its ServerApp and ClientApp.
 
     Source: https://flower.ai, version 1.41 and later. A device downloads each message that the
-    ServerApp pushes, in the bytes in which Flower writes the message. The ClientApp's work is
-    carried out for real, and takes the simulated time of ``time``. The device then uploads the
-    reply. A device handles one message at a time. For a device that disconnects, Flower's own
-    answer follows ``unavailable_after`` later. A newcomer is among ``get_node_ids`` as soon as it
-    is available.
+    ServerApp pushes, with the size that Flower's serialised message has. The ClientApp's code is
+    executed for real, and takes the simulated time of ``time``. The device then uploads the reply.
+    A device handles one message at a time. If a device disconnects, the ServerApp gets Flower's
+    error ``NODE_UNAVAILABLE`` as the reply after ``unavailable_after``. A newcomer is among
+    ``get_node_ids`` as soon as it is available.
 
-    State: none that could be saved, as it lies in the app's own thread.
+    A run cannot be saved, as the state of the app is in its thread.
     """
 
     Params: ClassVar[type[StrategyParams]] = FlowerParams

@@ -62,7 +62,8 @@ class Turns:
     Args:
         function: runs the ServerApp to its end.
         around: returns a context manager that is entered for each turn of the ServerApp.
-        result: awaits the future that marks the end of a turn, without letting simulated time pass.
+        result: awaits a future that is done at the end of a turn, while simulated time stands
+            still.
         folder: folder of the app, for error messages.
         patience_s: real time that a turn may take (s).
 
