@@ -25,23 +25,26 @@ Width = Annotated[int, Field(ge=1, le=1_000_000)]
 class ModelCard(PartedModel):
     """A transformer known only by its sizes, for bytes, time and energy with ``learning = "off"``.
 
-    A sample is a sequence of ``tokens``. A forward pass costs 2 FLOPs a number and token. The
-    gradients of activations cost as much, and the gradients of the trained numbers as much for each
-    trained number. If all numbers are trained, a step costs three forward passes. If only adapters
-    of the last layers are trained, the gradients of activations end at the first of these layers.
+    A sample is a sequence of ``tokens`` tokens. For each token the forward pass costs 2 FLOPs per
+    parameter, the gradients of activations cost as much again, and the gradients of weights cost 2
+    FLOPs per trained parameter. A step thus costs three forward passes if all parameters are
+    trained. If only adapters of the last layers are trained, gradients of activations are computed
+    down to the first of these layers.
 
     Attributes:
-        params: numbers of the model.
-        layers: number of equal layers.
-        dense: dense layers of each layer: name -> inputs and outputs. Adapters (``model.lora``) are
-            additional layers.
+        params: number of parameters.
+        layers: number of equal transformer layers.
+        dense: the dense layers within each transformer layer, as name -> [inputs, outputs].
+            Adapters (``model.lora``) are added to these.
         tokens: number of tokens of a sample.
         vocabulary: number of outputs of each token, which need 8 bytes each until the backward
             pass; 0: they are not counted.
-        bits: bits of a number of the model that is not trained, or not with adapters, in memory and
-            in messages; 4.127 for QLoRA's 4 bits with twice quantised constants.
-        recompute: whether each layer keeps only its input, and the backward pass computes the layer
-            again, for which a step costs another forward pass.
+        bits: bits of a parameter in memory and in messages, except parameters of adapters and
+            parameters that are trained without adapters; 4.127 for QLoRA's 4 bits with double
+            quantisation.
+        recompute: whether each transformer layer stores only its input, and the backward pass
+            computes the layer again (gradient checkpointing). A step then costs up to one more
+            forward pass.
     """
 
     learnable: ClassVar[bool] = False
@@ -104,14 +107,14 @@ class ModelCard(PartedModel):
         return sum(tensor.size for tensor in self._adapters_of_layers())
 
     def _passes(self) -> tuple[float, float]:
-        """Return one sample's FLOPs of the forward pass, and of the trained weights' gradients."""
+        """Return FLOPs per sample: of the forward pass, and of the gradients of trained weights."""
         token = 2.0 * self.params
         adapters = 2.0 * self._adapter_numbers()
         trained = token if self.lora is None else 2.0 * self.parameters((), 0)
         return self.tokens * (token + adapters), self.tokens * trained
 
     def _layers_back(self) -> int:
-        """Return the count of layers through which the backward pass goes, from the last one on."""
+        """Return how many layers the backward pass traverses, from the last to the first trained."""
         first = 0
         if self.lora is not None:
             trained = self.trained((), 0)
@@ -119,14 +122,14 @@ class ModelCard(PartedModel):
         return self.layers - first
 
     def _backward(self) -> float:
-        """Return a sample's FLOPs of the backward pass, with all gradients."""
+        """Return FLOPs per sample of the backward pass, for activations and weights."""
         forward, trained = self._passes()
         return forward * self._passes_back() + trained
 
     def _passes_back(self) -> float:
-        """Return the FLOPs of the gradients of activations, in units of a forward pass.
+        """Return the FLOPs of the gradients of activations, as a multiple of the forward pass's.
 
-        A layer that is computed again in the backward pass counts twice.
+        With ``recompute`` the repeated forward pass of the traversed layers is included.
         """
         passes = 2.0 if self.recompute else 1.0
         return passes * (self._layers_back() / self.layers)
@@ -140,10 +143,11 @@ class ModelCard(PartedModel):
     ) -> ModelCost:
         """Return the cost of a training step, in which each pass reads all weights once.
 
-        A token needs memory: 34 bytes a layer and output of the first dense layer until its
-        backward pass (Korthikanti et al. 2022, in 16 bits, without the scores of attention). With
-        ``recompute`` these are 2 bytes for each layer, and 34 bytes for the layer that is just
-        computed again. Layers before the first trained one need nothing.
+        Until its backward pass a layer stores 34 bytes for each token and unit of its width, which
+        is the count of outputs of the first dense layer (Korthikanti et al. 2022, in 16 bits,
+        without the scores of attention). With ``recompute`` it stores 2 bytes, and only the layer
+        that is being computed again needs 34 bytes. Layers before the first trained one store
+        nothing.
         """
         forward, _ = self._passes()
         frozen = self.base_bytes((), 0)
@@ -166,7 +170,7 @@ class ModelCard(PartedModel):
         )
 
     def _token_bytes(self) -> float:
-        """Return the memory that a token needs until its backward pass (bytes)."""
+        """Return the memory for a token's activations until the backward pass (bytes)."""
         _, width = next(iter(self.dense.values()))
         bytes_per_unit = _KEPT * self._layers_back()
         if self.recompute:

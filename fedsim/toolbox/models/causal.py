@@ -17,8 +17,8 @@ from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.modules import Adaptable
 
 _LENGTHS = ("max_position_embeddings", "n_positions")  # names of a configuration's longest sequence
-_DROPOUTS = ("dropout", "pdrop")  # ends of names of a configuration's rates
-_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # none of the data's tokens is special
+_DROPOUTS = ("dropout", "pdrop")  # last parts of the names of dropout rates in a configuration
+_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # set to None: data have none of them
 
 
 class CausalModule(Adaptable):
@@ -27,11 +27,11 @@ class CausalModule(Adaptable):
     Args:
         shape: length T and vocabulary of the sequences.
         outputs: count of outputs of each token.
-        family: type of the model in ``transformers``, such as ``gpt2``.
-        config: keys of the type's configuration.
+        family: model type in ``transformers``, such as ``gpt2``.
+        config: values of the configuration of this type, by key.
 
     Raises:
-        ScenarioError: the type or a key is unknown, or they do not go together.
+        ScenarioError: the type or a key is unknown, or ``transformers`` rejects the configuration.
     """
 
     adapters: ClassVar[str] = "*.lora_?.default.weight"
@@ -45,7 +45,7 @@ class CausalModule(Adaptable):
             model = AutoModelForCausalLM.from_config(settings)
         except Exception as error:
             raise _mistake(family, config, error) from error
-        # the layer of the outputs, whose weights are often the embedding, gets no adapter
+        # the output layer gets no adapter, as its weights are often shared with the embedding
         head = model.get_output_embeddings()
         self._head_name = ""
         for name, part in model.named_modules():

@@ -1,4 +1,4 @@
-"""Kind of a deep model of images: ResNet-18 with group norm."""
+"""``model.kind = "resnet18"``: ResNet-18 with group norm, for images."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 

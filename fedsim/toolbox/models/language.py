@@ -24,10 +24,10 @@ class LanguageModel(TokenModel):
     ``torch.nn.Linear``. Needs both packages: ``pip install 'transformers>=5' 'peft>=0.18'``.
 
     Attributes:
-        family: type of the model in transformers, such as ``gpt2`` or ``llama``.
-        config: keys of the type's configuration in transformers, such as ``n_layer`` and ``n_embd``
-            of ``gpt2``. The vocabulary and the longest sequence follow from the data. Without a
-            rate here there is no dropout.
+        family: model type in transformers, such as ``gpt2`` or ``llama``.
+        config: keys of this type's configuration in transformers, such as ``n_layer`` and
+            ``n_embd`` of ``gpt2``. The vocabulary and the longest sequence follow from the data.
+            Dropout rates are 0 unless they are set here.
     """
 
     is_tried: ClassVar[bool] = True

@@ -1,16 +1,16 @@
 """Cost of a training step: FLOPs and bytes of each operation, counted without computing values.
 
-Operations run on torch's device ``meta``, whose tensors have no values. FLOPs are counted for the
-operations of ``torch.utils.flop_counter`` (matrix products, convolutions, attention; two a
-multiply-add) and for LSTM layers. The channels of a convolution are padded to whole registers.
-Bytes are the sizes of an operation's operands and results, as if each moved through memory once;
-views move no bytes. Recurrent layers other than LSTM are counted step by step, as torch computes
-them. Each step of a recurrent layer has an additional fixed cost.
+Operations run on torch's device ``meta``, whose tensors have no values. FLOPs, two for each
+multiply-add, are counted for the operations of ``torch.utils.flop_counter`` (matrix products,
+convolutions, attention) and for LSTM layers. The channels of a convolution are padded to whole
+registers. Bytes are the sizes of an operation's operands and results, as if each moved through
+memory once; views move no bytes. Recurrent layers other than LSTM are counted step by step, as
+torch computes them. Each step of a recurrent layer has an additional fixed cost.
 
-A CPU does more work than these counts. Matrix products and convolutions change the layout of their
-data, and pooling and some other operations handle one value at a time. ``_PASSES`` expresses this
-work on a server's CPU by additional passes over the data. Boards with ARM cores run the kernels of
-another library. ``_ARM_SHARES`` and ``_ARM_PASSES`` have the speeds of these kernels.
+A CPU needs more time than these counts suggest. Matrix products and convolutions change the layout
+of their data, and pooling and some other operations handle one value at a time. ``_PASSES``
+expresses this work on a server's CPU by additional passes over the data. Boards with ARM cores run
+other kernels, whose speeds are in ``_ARM_SHARES`` and ``_ARM_PASSES``.
 """
 
 import math
@@ -148,11 +148,13 @@ class Counted(NamedTuple):
 
     Attributes:
         flops: FLOPs of the call.
-        filled: FLOPs if channels are padded to whole registers.
+        filled: FLOPs if the channels of a convolution are padded to whole registers; else as
+            ``flops``.
         traffic: size of operands and results (bytes).
         name: torch's name of the operation.
-        kind: key of ``_ARM_SHARES`` or ``_ARM_PASSES``, or ``matrix``.
-        call: fixed cost of the call on a CPU, as bytes that could be moved in its time.
+        kind: class of operations with equal speed on ARM cores, a key of ``_ARM_SHARES`` or
+            ``_ARM_PASSES``; ``matrix`` for matrix products.
+        call: fixed cost of the call on a CPU, as the bytes that could be moved in the same time.
     """
 
     flops: float
@@ -166,8 +168,9 @@ class Counted(NamedTuple):
         """Return the FLOPs and bytes from which the time of the call is computed.
 
         Returns:
-            FLOPs with padded channels, bytes, and bytes of additional passes on a server's CPU;
-            then FLOPs and bytes of additional passes on a board with ARM cores.
+            FLOPs with padded channels, bytes, and bytes of additional passes on a server's CPU.
+            Then, for a board with ARM cores, FLOPs divided by the kernel's relative speed, and
+            bytes of additional passes.
         """
         arm_flops = self.flops / _ARM_SHARES.get(self.kind, 1.0)
         arm_moved = self.traffic * _ARM_PASSES.get(self.kind, 0.0)
@@ -201,7 +204,7 @@ def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
 
 
 class _StepCounts(NamedTuple):
-    """Operations and memory of a training step on a batch, in its two passes and update.
+    """Operations of a training step on a batch (forward, backward, optimiser's update), and memory.
 
     Attributes:
         saved: size of the tensors that are saved for the backward pass (bytes).
@@ -335,10 +338,10 @@ class Counting(TorchDispatchMode):
         return Counted(*counts, "convolution", kind, self.call)
 
     def _count_backward(self, args: Sequence[Any]) -> Counted:
-        """Count the gradients of a convolution.
+        """Count the backward pass of a convolution.
 
-        They are one convolution for the samples' gradient, if it is needed, and one for the
-        weights' gradient.
+        The gradient of its input, if it is needed, and the gradient of its weights count as a
+        convolution each.
         """
         y, x, weight, _, stride, _, _, transposed, _, groups, output_mask, *_ = args
         counts = _count_convolution(x, weight, y, stride, transposed, groups, backward=True)
@@ -365,11 +368,11 @@ class Counting(TorchDispatchMode):
 
 
 def _count_recurrent(name: str, args: Sequence[Any], traffic: int) -> Counted:
-    """Count an LSTM layer, forward or backward.
+    """Count the forward or the backward pass of an LSTM layer.
 
     Args:
         name: torch's name of the operation.
-        args: its arguments: the samples [steps, n, features], and the weights.
+        args: arguments of the operation: the samples [steps, n, features], and the weights.
         traffic: size of operands and results (bytes).
     """
     x, *weights = args[:3]
@@ -395,11 +398,12 @@ def _count_convolution(
     Args:
         x: input of the layer.
         weight: kernel of the layer.
-        y: output of the layer.
+        y: output of the layer, or its gradient.
         stride: stride in each dimension.
         transposed: whether the convolution is transposed.
         groups: count of groups of channels.
-        backward: whether y's gradient is the operand, which is then spread over the grid of x.
+        backward: whether a gradient is computed from the gradient of y. Zeros are then inserted
+            into it according to the stride, so that more bytes are moved.
 
     Returns:
         FLOPs, FLOPs if channels are padded to whole registers, and bytes.

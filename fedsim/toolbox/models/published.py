@@ -73,9 +73,9 @@ class LcflCifarCNN(Layered):
 
 
 class CflCNN(Layered):
-    """CFL's CNN of five layers, in our widths; 188,810 parameters on CIFAR-10.
+    """CFL's CNN of five layers, with 188,810 parameters on CIFAR-10.
 
-    3x3x32, 3x3x64 twice, each pooled, dense 128.
+    3x3x32, 3x3x64 twice, each pooled, dense 128. The paper does not give these widths.
     """
 
     kind: Literal["cfl-cnn"] = "cfl-cnn"
@@ -91,8 +91,8 @@ class CataCNN(Layered):
     """CATA-Fed's CNN: three pairs of convolutions, and four dense layers.
 
     Pairs of 3x3 convolutions (32, 64, 128), each pooled with dropout 0.2, dense 1024, 512, 256.
-    3,043,882 parameters on CIFAR-10, 2,125,802 on MNIST. Padding and places of pooling are our
-    reading of the paper.
+    3,043,882 parameters on CIFAR-10, 2,125,802 on MNIST. The padding, and pooling after each pair,
+    are our reading of the paper.
     """
 
     kind: Literal["cata-cnn"] = "cata-cnn"

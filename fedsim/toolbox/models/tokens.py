@@ -70,8 +70,8 @@ class Transformer(TokenModel):
     Attention is causal for the prediction of next tokens (Radford et al. 2019).
 
     Attributes:
-        hidden: width: numbers of a token, in four heads of attention. The dense layers within a
-            block are four times as wide.
+        hidden: width of the representation of a token, divided among four heads of attention. The
+            dense layers within a block are four times as wide.
         layers: number of blocks.
     """
 
