@@ -1,4 +1,4 @@
-"""Bases of every strategy without a server, and of its part that runs on each device."""
+"""Base classes of strategies without a server, and of their code that runs on the devices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,8 +37,8 @@ class PeerParams(StrategyParams):
     Devices train, and exchange models with each other.
 
     Attributes:
-        local_epochs: passes over its own data that a device makes in a round; 0: models are
-            averaged, and nothing is trained.
+        local_epochs: epochs that a device trains on its data in a round; 0: models are averaged,
+            and nothing is trained.
         start: all devices begin with the ``same`` initial model, or each with its ``own``.
         deadline: longest wait of a trained device for messages (s). None: no limit, which is
             refused if devices come and go.
@@ -94,9 +94,13 @@ class PeerHalf(Generic[P]):
         self._draws: dict[int, Any] = {}
 
     def _cached(self, number: int, draw: Callable[[], T]) -> T:
-        """Return the result of ``draw`` for a number, such as a round, which is computed only once.
+        """Return the result of ``draw``, cached by a number such as the index of the round.
 
-        The results for the last eight numbers are kept in memory.
+        Only the eight latest results are cached.
+
+        Args:
+            number: key of the cache.
+            draw: computes the result if it is not cached.
         """
         if number not in self._draws:
             if len(self._draws) >= 8:
@@ -106,14 +110,14 @@ class PeerHalf(Generic[P]):
         return cached
 
     def why_not_more(self, planned: int, finished: int) -> str | None:
-        """Return the reason for which a resumed run cannot have more rounds than planned.
+        """Return why a resumed run cannot continue beyond its planned count of rounds.
 
         Args:
             planned: count of rounds that the run was planned with.
-            finished: the largest count of rounds that a device has finished.
+            finished: the largest count of rounds that any device has finished.
 
         Returns:
-            The reason in words; None if more rounds are possible, as by default.
+            The reason, a clause for an error message; None, the default, if it can continue.
         """
         return None
 
@@ -149,9 +153,11 @@ class PeerHalf(Generic[P]):
     def on_lost(self, device: Peer, other: int) -> None:
         """Hook after a message from or to another device was lost; by default nothing is done.
 
+        The hook is called once for the sender and once for the receiver.
+
         Args:
-            device: the sender or the receiver; the hook is called for both.
-            other: ID of the other one of the two.
+            device: the sender or the receiver.
+            other: ID of the receiver or the sender, respectively.
         """
 
     def on_timer(self, device: Peer) -> None:
@@ -172,7 +178,7 @@ class PeerHalf(Generic[P]):
         raise NotImplementedError
 
     def train(self, device: Peer, model: Ref) -> None:
-        """Start a training of a device, after which the method ``on_trained`` is called.
+        """Start a training of a device; ``on_trained`` is called when it ends.
 
         If ``local_epochs`` is 0, nothing is trained, and ``on_trained`` is called immediately with
         ``model``.
@@ -188,9 +194,9 @@ class PeerHalf(Generic[P]):
 
 
 class PeerClient(Client[PeerParams]):
-    """Client of a serverless strategy: it trains, and returns the update to its own device.
+    """Client of a strategy without a server: it trains, and passes the update to ``on_trained``.
 
-    The result stays on the device, so that it costs no bytes.
+    The update stays on the device, so that no bytes are sent.
     """
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
@@ -205,7 +211,7 @@ class PeerClient(Client[PeerParams]):
 class PeersState(State):
     """State of a strategy without a server: every device's model, and its count of rounds.
 
-    The simulator stores it in place of a server.
+    The simulator collects it from the devices for the run's records and tests.
 
     Attributes:
         round: Index of the run's open round, from 0.
@@ -214,7 +220,7 @@ class PeersState(State):
         own: Device ID -> model of each device that takes part.
         updates: (update, sample count, starting model, device ID) of each training of the open
             round.
-        away: IDs of unavailable devices, which act when they return.
+        away: IDs of unavailable devices, for which ``on_return`` is called when they return.
         over: Whether the last round of the run has closed.
     """
 
@@ -240,7 +246,7 @@ class Peers(Strategy[P]):
     State = PeersState
     state: PeersState
     Half: ClassVar[type[PeerHalf[Any]]] = PeerHalf
-    """Class of the device half."""
+    """Class of the strategy's code that runs on the devices."""
     score: Literal["pooled", "device-mean"] = "device-mean"
 
     def __init__(self, params: P, server: Server) -> None:
@@ -251,9 +257,9 @@ class Peers(Strategy[P]):
         return self._half.why_not_more(planned, max(self.state.rounds.values(), default=0))
 
     def is_over(self) -> bool:
-        """Return whether the open round is finished by all available devices.
+        """Return whether all available devices, and at least one device, finished the open round.
 
-        At least one device must have finished the round. Devices that are away are not waited for.
+        Unavailable devices are not waited for.
         """
         number = self.state.round
         rounds = self.state.rounds
@@ -299,9 +305,9 @@ class Peers(Strategy[P]):
         await self._call(int(name.partition("/")[2]), "on_timer")
 
     async def _call(self, number: int, handler: str, *arguments: object) -> None:
-        """Call a method of the strategy's part on the devices, then close rounds that are over.
+        """Call a method of ``Half`` for a device, then close rounds that are over.
 
-        It does nothing after the last round of the run.
+        After the last round of the run nothing is done.
 
         Args:
             number: ID of the device for which the method is called.
@@ -317,11 +323,11 @@ class Peers(Strategy[P]):
             await self._finish_round()
 
     def _act(self, device: Peer, handler: str, *arguments: object) -> None:
-        """Call a method of the strategy's part on the devices, if the device can act.
+        """Call a method of ``Half`` for a device, if the device is available and has started.
 
-        If the device is unavailable, the call is dropped, and ``on_return`` is called when the
-        device returns. If no device can ever return, the run is stopped. If the device has not
-        taken part yet, ``on_return`` makes it start, and all other methods are dropped.
+        If the device is unavailable, the call is dropped, and ``on_return`` will be called when the
+        device returns. The run is stopped if no device will ever be available. A device starts at
+        its first call of ``on_return``, with ``Half.on_start``; other calls before are dropped.
 
         Args:
             device: the device.
@@ -347,7 +353,7 @@ class Peers(Strategy[P]):
             getattr(self._half, handler)(device, *arguments)
 
     def _begin(self, device: Peer) -> None:
-        """Store a device's initial model in its state, and start the algorithm on the device."""
+        """Store a device's initial model in its state, and call ``Half.on_start`` for the device."""
         variant = 0 if self.params.start == "same" else 1 + device.number
         model = device.initial(variant)
         device.state["model"] = model

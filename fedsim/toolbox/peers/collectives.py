@@ -145,8 +145,8 @@ class AllReduce:
         kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
         pieces: parts of the vector, each a separate all-reduce. A pair of nodes sends its messages
             one after the other, so that one part's delay passes while the next part is sent.
-        connections: parallel transfers into which each message is divided. They take as many shares
-            of a link that other transfers use too.
+        connections: count of parallel transfers into which each message is divided. On a link that
+            other messages use too, the message gets this count of equal shares.
 
     Example:
         >>> import fedsim
@@ -247,9 +247,9 @@ class AllReduce:
         self._store(piece, source, destination).put(None)
 
     def _transfer(self, ends: tuple[int | str, int | str], waited: float) -> ProcessGenerator:
-        """SimPy process that transfers the bytes that one of a message's connections carries.
+        """SimPy process of one of the parallel transfers (``connections``) of a message.
 
-        If the transfer is lost, the remaining bytes are sent when both nodes are available again.
+        If the transfer fails, the remaining bytes are sent when both nodes are available again.
 
         Args:
             ends: endpoints of the sender and the receiver.

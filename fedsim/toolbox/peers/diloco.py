@@ -21,21 +21,22 @@ class DiLoCoParams(PeerParams):
     The keys of all strategies without a server are allowed too.
 
     Attributes:
-        start: ``same``: an all-reduce keeps devices at one model.
-        deadline: none: an all-reduce waits for every device.
-        collective: the all-reduce (``collectives``). ``ring``: parts of 1/n go round. ``tree``:
-            sums go up, the result comes down. ``butterfly``: each device sums up 1/n for all.
-            Through a server it is ``fedavg``.
-        local_steps: SGD steps between two synchronisations; None: ``local_epochs`` passes.
+        start: always ``same``: all devices begin with the same initial model.
+        deadline: always None: an all-reduce waits for every device.
+        collective: message pattern of the all-reduce among the n devices. ``ring``: parts of 1/n of
+            the vector pass from device to device. ``tree``: sums pass up a binary tree, and the
+            result passes down. ``butterfly``: each device sums 1/n of the vector for all devices.
+            (Averaging through a server is the strategy ``fedavg``.)
+        local_steps: SGD steps between two synchronisations; None: ``local_epochs`` epochs.
         outer_lr: the outer learning rate.
         outer_momentum: factor of the outer Nesterov momentum; 0: no momentum.
-        fragments: number of parts of equal size into which the model is cut. Each synchronisation
-            averages one part, in turn.
-        overlap: whether devices train during an all-reduce. ``true``: its result is used at the
-            next synchronisation. A number of SGD steps, at most ``local_steps``: its result is used
-            after so many steps; a device waits for a result that is not there by then.
-        mixing: weight of a device's own fragment, trained meanwhile, in its mix with the
-            all-reduce's result.
+        fragments: number of equal parts into which the model is divided. Each synchronisation
+            averages one of them, in turn.
+        overlap: whether devices train during an all-reduce, and when they use its result. ``true``:
+            at the next synchronisation. A number of SGD steps, at most ``local_steps``: after this
+            number of steps, at which a device waits if the all-reduce has not ended.
+        mixing: weight of a device's own values in their weighted mean with the all-reduce's result,
+            if the device has trained during the all-reduce.
     """
 
     kind: Literal["diloco"] = "diloco"
@@ -62,10 +63,11 @@ class DiLoCoParams(PeerParams):
 
     @property
     def early_steps(self) -> int | None:
-        """Count of SGD steps that a device makes before it uses the result of an all-reduce.
+        """Count of SGD steps after which a device uses the result of the last all-reduce.
 
-        None: the result is used at the end of the all-reduce, or, with ``overlap = true``, at the
-        next synchronisation.
+        None if the key ``overlap`` gives no number of steps, or gives all ``local_steps``. Then the
+        result is used at the end of the all-reduce (without overlap), or at the next
+        synchronisation (with overlap).
         """
         if isinstance(self.overlap, bool) or self.overlap == self.local_steps:
             return None
@@ -116,18 +118,23 @@ class _DiLoCoClient(PeerClient):
 class DiLoCoHalf(PeerHalf[DiLoCoParams]):
     """DiLoCo's code on devices: train, average the changes of all devices, make an outer step.
 
-    The average is over one fragment, a range of the model's weights, by an all-reduce among the
-    devices. A device takes part in one all-reduce at a time. The header of a message has the
-    contributions in its sum, so that all devices add them up in the same order.
+    An all-reduce among the devices averages one fragment, a range of the model's weights. A device
+    takes part in one all-reduce at a time. A message has the size of a partial sum, but in its
+    header it carries the single changes in this sum, so that all devices add them up in the same
+    order and get the same result to the bit.
 
-    Entries of a device's state: ``outer``, the model after the last outer step; ``velocity``, the
-    outer momentum; ``trained``, whether a training has ended and the device waits for an
-    all-reduce; ``early``, whether that training has only the steps before a result is used
-    (``overlap``); ``fresh``, whether the last result must still be mixed into the model;
-    ``reducing``, the index of the open all-reduce, or None; ``step``, the index of the device's
-    next step in it; ``known``, device ID -> its change that is in the sum so far; ``bytes``, the
-    size of the averaged fragment; ``inbox``, index of an all-reduce -> sender ID -> its messages'
-    changes that are not used yet.
+    Entries of a device's state:
+
+    - ``outer``, the model after the last outer step; ``velocity``, the outer momentum;
+    - ``trained``, whether a training has ended and the device waits for an all-reduce; ``early``,
+      whether the present training has only the first steps of a round, before the result of an
+      all-reduce is used (``overlap``); ``fresh``, whether the last result must still be mixed into
+      the model;
+    - ``reducing``, the index of the open all-reduce, or None; ``step``, the index of the device's
+      next step in it; ``known``, device ID -> change, for all changes in the sum so far; ``bytes``,
+      the size of the averaged fragment;
+    - ``inbox``, index of an all-reduce -> sender ID -> the contents (changes) of messages that the
+      device has not used yet.
     """
 
     def __init__(self, params: DiLoCoParams, setting: RunInfo) -> None:
@@ -167,7 +174,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self.on_return(device)
 
     def _train(self, device: Peer, steps: int | None) -> None:
-        """Start a device's training for its present round, unless all planned rounds are finished.
+        """Start the training of a device's round; do nothing after the last planned round.
 
         Args:
             device: the device.
@@ -190,11 +197,11 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             self._go_on(device)
 
     def _go_on(self, device: Peer) -> None:
-        """Continue on a device that has finished a training while no all-reduce is open.
+        """Take the next step of a device that has finished a training and has no open all-reduce.
 
-        If the training was the first part of a round (``early``), the last all-reduce's result is
-        mixed into the model, and the remaining steps are trained. Otherwise the next all-reduce
-        begins.
+        If the training had only the first steps of a round (``early``), mix the result of the last
+        all-reduce into the model, and train the remaining steps. Otherwise begin the next
+        all-reduce.
         """
         state = device.state
         if not state["early"]:
@@ -232,10 +239,10 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self._reduce(device)
 
     def _reduce(self, device: Peer) -> None:
-        """Advance a device's open all-reduce by all steps whose messages have arrived.
+        """Carry out the steps of a device's open all-reduce for which all messages have arrived.
 
-        The device sends its messages of these steps. After the last step it makes the outer step,
-        and begins its next training, unless one is under way.
+        In each step the device adds the received changes, and sends its messages. After the last
+        step it makes the outer step, and continues with its next training or all-reduce.
         """
         state = device.state
         number = state["reducing"]
@@ -270,9 +277,9 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             self._go_on(device)
 
     def _make_outer_step(self, device: Peer, number: int, contributions: list[Ref]) -> None:
-        """Change ``outer`` and ``velocity`` in a device's state, along the devices' mean change.
+        """Move the model ``outer`` in a device's state along the mean change of all devices.
 
-        The step has Nesterov momentum.
+        The step has Nesterov momentum, so that ``velocity`` in the state changes too.
 
         Args:
             device: the device.
@@ -354,11 +361,11 @@ class DiLoCo(Peers[DiLoCoParams]):
     al. 2025 (Streaming DiLoCo). The inner optimiser is SGD; the papers have AdamW.
 
     There is no server. Each device makes H SGD steps. An all-reduce among the devices then averages
-    their changes of a fragment of the model (d / fragments parameters, ``part``, encoded by
-    ``messages.up``, exactly summed) for an outer Nesterov step on the model x: v <- m v + change; x
-    <- x + lr (change + m v), with the velocity v, ``outer_momentum`` m and ``outer_lr`` lr. With
-    one fragment and no overlap all devices begin from x again. A round of the run is one such
-    synchronisation.
+    their changes of a fragment of the model (d / fragments parameters; ``part``). The changes are
+    encoded by ``messages.up``, and summed exactly. An outer Nesterov step moves the model x: v <- m
+    v + change; x <- x + lr (change + m v), with the velocity v, ``outer_momentum`` m and
+    ``outer_lr`` lr. With one fragment and no overlap all devices then train from x. A round of the
+    run is one such synchronisation.
     """
 
     Params: ClassVar[type[DiLoCoParams]] = DiLoCoParams
@@ -382,10 +389,10 @@ class LocalSGDParams(DiLoCoParams):
 
 
 class LocalSGD(DiLoCo):
-    """Local SGD: after H SGD steps all devices take the mean of their models.
+    """Local SGD: after H SGD steps each device replaces its model by the mean of all models.
 
     Source: Stich 2019. There is no server; the devices compute the mean by an all-reduce (d
-    parameters, ``part``).
+    parameters; ``part``).
     """
 
     Params = LocalSGDParams

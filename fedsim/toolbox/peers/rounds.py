@@ -166,10 +166,10 @@ class RoundHalf(PeerHalf[R]):
         self._average_if_complete(device)
 
     def _waits(self, device: Peer, received: Mapping[int, Ref]) -> bool:
-        """Return whether the device still trains, or waits for a model of its present round.
+        """Return whether a device cannot average yet: it trains, or models of the round are missing.
 
-        It does not wait for a sender whose message was lost or that has reached a later round, nor
-        for any sender after the deadline.
+        It does not wait for a sender whose message was lost, or that has reached a later round.
+        After the deadline it waits for no sender.
 
         Args:
             device: the device.
@@ -186,7 +186,7 @@ class RoundHalf(PeerHalf[R]):
         return any(state["newest"].get(sender, 0) <= number for sender in missing)
 
     def _average_if_complete(self, device: Peer) -> None:
-        """Average a device's model with the received models, once all of them are there.
+        """If a device waits for nothing more, average its model with the received models.
 
         The device then begins its next round.
         """
@@ -235,10 +235,7 @@ class RoundHalf(PeerHalf[R]):
 
 
 class DPSGDParams(GraphParams):
-    """Keys of ``[strategy]`` for D-PSGD: the graph, and the keys without a server.
-
-    ``GraphParams`` describes them.
-    """
+    """Keys of ``[strategy]`` for D-PSGD, which are the keys of ``GraphParams``."""
 
     kind: Literal["d-psgd"] = "d-psgd"
 
@@ -267,13 +264,15 @@ class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
 
 
 class DPSGD(Peers[DPSGDParams]):
-    """Lian et al. 2017 (D-PSGD), Algorithm 1, with local epochs in place of one gradient.
+    """D-PSGD: each device averages its model with its neighbours' models in a graph.
 
-    There is no server; each device has a model and some neighbours. In round k device i sends its
-    model x_i to its neighbours (d parameters each, ``model``) and trains from it meanwhile. With
-    the models of its neighbours x_i becomes the sum of W_ij x_j, plus the change by training. W_ij
-    is the Metropolis-Hastings weight of device j's model for device i. The weight of a model that
-    is not received goes to the device's own model.
+    Source: Lian et al. 2017, Algorithm 1, with local epochs in place of one gradient.
+
+    There is no server. In each round device i sends its model x_i to its neighbours (d parameters
+    each; ``model``), and trains from x_i meanwhile. When it has received the neighbours' models x_j,
+    it sets x_i to the sum of W_ij x_j over the neighbours and itself, plus the change by training.
+    W_ij are Metropolis-Hastings weights. The weight of a model that is not received is added to the
+    weight of the device's own model.
     """
 
     Params = DPSGDParams
@@ -355,8 +354,8 @@ class Epidemic(Peers[EpidemicParams]):
     Source: De Vos et al. 2023, Algorithm 1, with the draws of EL-Local. The draws come from a
     common seed, so that each device knows its senders.
 
-    There is no server. In each round a device trains, sends the result to s devices that it draws
-    (d parameters each, ``model``), and takes the mean of its own model and the received models.
+    There is no server. In each round a device trains, sends its trained model to s random devices
+    (d parameters each; ``model``), and takes the mean of its own model and the received models.
     """
 
     Params = EpidemicParams
@@ -364,10 +363,7 @@ class Epidemic(Peers[EpidemicParams]):
 
 
 class GossipParams(GraphParams):
-    """Keys of ``[strategy]`` for gossip: the graph, and the keys without a server.
-
-    ``GraphParams`` describes them.
-    """
+    """Keys of ``[strategy]`` for gossip, which are the keys of ``GraphParams``."""
 
     kind: Literal["gossip"] = "gossip"
 
@@ -454,11 +450,11 @@ class Gossip(Peers[GossipParams]):
     Source: Lian et al. 2018 (AD-PSGD), Algorithm 1, with local epochs in place of one gradient.
 
     There is no server. A trained device sends its model to one neighbour, drawn at random (d
-    parameters, ``ask``). The neighbour sends its own model back (``answer``, d parameters). Both
-    then have the mean, so that the sum of all models does not change. A neighbour that waits for an
-    answer itself answers later, or sends ``declined`` (4 bytes). The change by training is added to
-    a model that may have been averaged meanwhile. A round of the run has as many trainings as there
-    are devices.
+    parameters; ``ask``). The neighbour sends its own model back (d parameters; ``answer``), and
+    both replace their models by the mean of the two, so that the sum of all models does not change.
+    A neighbour that itself waits for an answer replies later, or sends ``declined`` (4 bytes). A
+    device may answer while it trains; the change by training is added to the averaged model. A
+    round of the run has as many trainings as there are devices.
     """
 
     Params = GossipParams

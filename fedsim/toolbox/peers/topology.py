@@ -16,7 +16,7 @@ _USUAL: Mapping[str, Mapping[str, object]] = {
     "random_regular_graph": {"d": 3},
     "grid_2d_graph": {"periodic": True},
 }
-# arguments of networkx's generators that a scenario cannot set
+# parameters of networkx's generators that a scenario cannot set
 _NOT_OURS = ("seed", "create_using", "backend", "backend_kwargs")
 _POWERS: Mapping[str, Callable[[float, float], float]] = {
     "hypercube_graph": lambda n, _: n * math.log(2),
