@@ -1,4 +1,4 @@
-"""Import of Ray, and the settings by which its servers listen and ask for tokens."""
+"""Import of Ray, with settings that make its servers listen locally and require tokens."""
 
 import os
 import secrets
@@ -79,12 +79,14 @@ def _show_oldest() -> str:
 
 
 def refuse_no_server(address: str) -> None:
-    """Raise ``ScenarioError`` if no Ray cluster listens at an address; Ray itself would retry.
+    """Raise ``ScenarioError`` if no Ray cluster listens at an address.
+
+    Ray itself would try to connect again and again.
 
     Args:
-        address: HOST:PORT of a Ray cluster; or ``auto``, for which Ray takes the address in the
-            variable ``RAY_ADDRESS``, if that is set. The value ``local`` in it is refused, because
-            Ray would start servers that listen beyond the loopback interface.
+        address: HOST:PORT of a Ray cluster, or ``auto``. For ``auto`` Ray uses the address in the
+            environment variable ``RAY_ADDRESS``, if it is set. The value ``local`` of this variable
+            is refused, because Ray would start servers that listen beyond the loopback interface.
     """
     name = "--address"
     if address == "auto":

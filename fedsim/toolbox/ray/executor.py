@@ -3,7 +3,7 @@
 Any program that reaches the ports of a Ray cluster can run code on it, because Ray's messages are
 pickles. A cluster that is started here therefore listens only on the loopback interface. It
 requires a token of each client, which only this process and its children have. A cluster of several
-machines belongs into a separate network, with tokens.
+machines should be in a separate network, and require tokens.
 
 Calls are sent as parcels (pickles), which omit two kinds of objects. A *placed* object (a trainer,
 a data set) is put into the cluster's store once, and unpickled once in each worker process. A large
@@ -40,7 +40,7 @@ from fedsim.toolbox.ray.connection import (
 from fedsim.toolbox.ray.parcels import Opener, Packer, Parcel, Stored
 
 MOST_TRIES = 20  # retries of a call whose worker process is lost
-# Ray's default fills one node first, where calls wait while another node is idle
+# Ray's default strategy fills one node first; calls then wait there while other nodes are idle
 _SCHEDULING = "SPREAD"
 _MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages that influence results
 _numbers = count()
@@ -164,7 +164,7 @@ class Ray(Executor):
     def _print_events(self, is_on: bool) -> None:
         """Set whether Ray prints messages to stdout, such as that a worker or a node was lost.
 
-        They would stand between the lines of this program, and before the object of ``--json``.
+        fedsim switches them off, as they would corrupt its own output, such as that of ``--json``.
         """
         self._ray._private.worker._worker_logs_enabled = is_on
 
@@ -234,7 +234,7 @@ class Ray(Executor):
         return future
 
     def _begin(self, future: PendingValue, begin: Callable[[], Stored], repeats: int) -> None:
-        """Start a Ray task, and let its result or error go to the caller's future.
+        """Start a Ray task, and pass its result or error to the caller's future.
 
         Args:
             future: the caller's future.
@@ -261,10 +261,10 @@ class Ray(Executor):
         repeats: int,
         answer: "Future[Answer]",
     ) -> None:
-        """Start a task again that Ray did not place because a node was lost.
+        """Start a task again that Ray could not place because a node was lost.
 
-        Ray 2.52 does not do so itself. If this process's own node was lost, the caller's future
-        fails, as no repeat can succeed.
+        Ray 2.52 does not do so itself. If the node of this process was lost, the caller's future
+        fails at once, as no repeat can succeed.
 
         Args:
             future: the caller's future.
@@ -291,7 +291,7 @@ class Ray(Executor):
         return any(node["NodeID"] == self._home and node["Alive"] for node in nodes)
 
     def _settle(self, future: PendingValue, answer: "Future[Answer]") -> None:
-        """Give the result or the error of a Ray task to the future that the caller has.
+        """Pass the result or the error of a Ray task to the caller's future.
 
         Args:
             future: the caller's future.
@@ -346,8 +346,8 @@ def _carry_out(
     Args:
         executor: index of the executor in its process.
         home: ID of the node on which the executor runs.
-        versions: package: version on the executor's node.
-        locations: Python module of the user -> its file.
+        versions: package -> version on the executor's node.
+        locations: name of a Python module of the user -> path of its file.
         parcel: the function and its arguments.
         *shared: the arrays that the parcel omits, which Ray has fetched.
 
@@ -380,10 +380,10 @@ def _carry_out(
 
 
 def _refuse_versions(versions: Mapping[str, str]) -> None:
-    """Raise ``SimulationError`` if a package on this node is not of the executor's version.
+    """Raise ``SimulationError`` if a package has another version here than on the executor's node.
 
     Args:
-        versions: package: version on the executor's node.
+        versions: package -> version on the executor's node.
     """
     for package, expected in versions.items():
         installed = version(package)
@@ -396,13 +396,14 @@ def _refuse_versions(versions: Mapping[str, str]) -> None:
 
 
 def node_beside(home: str) -> str:
-    """Describe the Ray node of this worker for error messages, if it is not the executor's node.
+    """Return a text that names the Ray node of this worker, for error messages.
 
     Args:
         home: ID of the executor's node.
 
     Returns:
-        Host name, address and the first characters of the node's ID; "" on the executor's node.
+        Host name, address and the first characters of the node's ID; "" if the worker runs on the
+        executor's node.
     """
     import ray
 
@@ -413,7 +414,10 @@ def node_beside(home: str) -> str:
 
 
 def _missing_code(error: Exception) -> str:
-    """Return advice to install the user's code on each node if an import failed, else ""."""
+    """Return advice to install the user's code on each node if ``error`` is a failed import.
+
+    "" for any other error.
+    """
     is_missing = isinstance(error, ImportError) or "cannot be imported" in str(error)
     if not is_missing:
         return ""

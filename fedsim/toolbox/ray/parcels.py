@@ -97,14 +97,14 @@ class Packer:
         return parcel
 
     def _persistent_id(self, parcel: Parcel, thing: object) -> tuple[str, int] | None:
-        """Return what stands in a pickle for a part that lies in the cluster's store.
+        """Return the ID that replaces a part of an object in a pickle (``persistent_id``).
 
-        The pickler calls this for each part. The part's reference is added to the parcel. A large
-        read-only array is put into the store first.
+        The pickler calls this for each part. If the part is in the cluster's store, its reference
+        is added to the parcel. A large read-only array is put into the store first.
 
         Args:
-            parcel: the parcel that is made.
-            thing: a part of the object that is pickled.
+            parcel: the parcel for which the object is pickled.
+            thing: a part of the object.
 
         Returns:
             ("placed" or "shared", index of the reference); None to pickle the part itself.
@@ -117,9 +117,10 @@ class Packer:
         return "placed", _position(placed[1], parcel.placed)
 
     def _share(self, array: AnyArray) -> Stored:
-        """Return the reference of a large array in the cluster's store; put a new array there.
+        """Return the reference to a large array in the cluster's store.
 
-        The reference is forgotten when the array is garbage collected.
+        The first call for an array puts it into the store. The reference is deleted when the array
+        is garbage collected.
         """
         key = id(array)
         entry = self._shared.get(key)
@@ -134,12 +135,12 @@ class Packer:
 def _reduce(usual: Callable[[object], object], thing: object) -> object:
     """Return how an object is pickled: frozen parameters of torch as arrays, all others as usual.
 
-    The memory of such arrays is outside the pickle, into which torch would copy it. The parameters
-    of a module that workers only copy, such as the module of a solver, are then views of the
-    store's memory, which is read-only.
+    torch would copy the memory of a parameter into the pickle, while the memory of an array stays
+    outside. In a worker such a parameter is then a view of the store's memory. This memory is
+    read-only, which is safe for modules that workers only copy.
 
     Args:
-        usual: reduces all other objects.
+        usual: the pickler's usual reduction (``__reduce_ex__``) for all other objects.
         thing: the object.
     """
     if "torch" in sys.modules:
@@ -151,7 +152,10 @@ def _reduce(usual: Callable[[object], object], thing: object) -> object:
 
 
 def _is_plain_frozen(parameter: "Parameter") -> bool:
-    """Return whether a parameter of torch is frozen, and large and plain enough for a view."""
+    """Return whether a parameter of torch can be pickled as an array (see ``_reduce``).
+
+    It must be frozen, and a large contiguous tensor on the CPU without additional state.
+    """
     import torch
 
     if parameter.requires_grad or parameter.device.type != "cpu" or vars(parameter):
@@ -179,7 +183,7 @@ def _is_shared(thing: object) -> TypeGuard[AnyArray]:
 
 
 def _position(reference: Stored, references: list[Stored]) -> int:
-    """Return the index of a reference in a list, to which it is appended first if it is missing."""
+    """Return the index of a reference in a list; append the reference first if it is missing."""
     if reference not in references:
         references.append(reference)
     return references.index(reference)

@@ -45,9 +45,9 @@ class StackedOptimizer:
     Args:
         optimizer: torch's optimiser of the parameters.
         parameters: name of a parameter -> its values in all W models, [W, *shape].
-        clip_norm: greatest L2 norm of all gradients of one model together; None for any.
-        clip_value: greatest magnitude of a number of a gradient; None for any.
-        schedule: schedule of the learning rate; None for none.
+        clip_norm: greatest L2 norm of all gradients of one model together; None: no limit.
+        clip_value: greatest magnitude of each entry of a gradient; None: no limit.
+        schedule: schedule of the learning rate; None: the rate is constant.
     """
 
     def __init__(

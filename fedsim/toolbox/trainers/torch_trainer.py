@@ -34,7 +34,7 @@ _BY_NUMBER = (
     "RMSprop",
     "Rprop",
     "SGD",
-)  # optimisers that treat each number of a tensor alike
+)  # optimisers that update each entry of a tensor independently of all other entries
 _SET_ELSEWHERE = ("params", "lr", "optimizer", "last_epoch")
 
 
@@ -47,8 +47,9 @@ class LearningRateSchedule(Spec):
         name: class of the schedule, such as ``CosineAnnealingLR``.
         args: arguments of the class. ``T_max`` and ``total_steps`` are by default the length of the
             local training, in steps of the schedule.
-        every: length of a step of the schedule. A schedule by ``step`` (of the optimiser) or
-            ``epoch`` begins anew in each training.
+        every: event after which the schedule advances: each ``step`` of the optimiser, each
+            ``epoch``, or each ``round``. With ``step`` or ``epoch`` the schedule begins anew in
+            each local training.
     """
 
     name: str
@@ -58,13 +59,14 @@ class LearningRateSchedule(Spec):
     def build(
         self, optimiser: "torch.optim.Optimizer", length: int, number: int = 0
     ) -> "torch.optim.lr_scheduler.LRScheduler":
-        """Make torch's learning-rate schedule of an optimiser for one local training.
+        """Build torch's learning-rate schedule of an optimiser for one local training.
 
         If ``every`` is ``round``, the schedule is advanced to round ``number``.
 
         Args:
             optimiser: the optimiser whose learning rate changes.
-            length: how often the schedule advances in the training: its count of steps or epochs.
+            length: how often the schedule advances in the training: the count of optimiser steps or
+                epochs.
             number: index of the round, from 0.
         """
         from torch.optim import lr_scheduler
@@ -79,7 +81,7 @@ class LearningRateSchedule(Spec):
         arguments.update(self.args)
         schedule: lr_scheduler.LRScheduler = schedule_class(optimiser, **arguments)
         if self.every == "round":
-            # torch expects a step of the optimiser before the schedule's; no gradient, no effect
+            # torch warns if the optimiser makes no step first; without gradients it has no effect
             optimiser.step()
             for _ in range(number):
                 schedule.step()
@@ -108,15 +110,18 @@ class TorchTrainer(Trainer):
     Attributes:
         optimizer: a class of ``torch.optim``, such as ``AdamW``.
         args: arguments of the optimiser; the learning rate is ``training.lr``.
-        groups: parameters with other arguments; each belongs to the first group that matches its
-            name.
+        groups: sets of parameters with other arguments; a parameter belongs to the first group
+            that matches its name.
         schedule: schedule of the learning rate; None: ``lr_decay`` alone.
-        clip_norm: the gradient of all parameters is scaled down to this norm.
-        clip_value: each number of the gradient is cut off at this value, and at its negative.
-        accumulate: batches whose gradients make one step.
+        clip_norm: L2 norm to which the gradient of all parameters together is scaled down if it is
+            longer; None: no limit.
+        clip_value: greatest magnitude of each entry of the gradient, which is cut off there; None:
+            no limit.
+        accumulate: count of batches whose gradients are averaged for one step.
         label_smoothing: label smoothing of the cross-entropy.
-        solver: ``reference``: one device at a time; ``cohort``: several devices at a time, as one
-            stack of models, for optimisers that treat each number of a tensor alike.
+        solver: ``reference``: trains one device at a time; ``cohort``: trains several devices at a
+            time, as one stack of models, for optimisers that update each entry of a tensor
+            independently.
         lanes: count of models in a stack of the ``cohort`` solver.
         precision: ``bf16``: torch computes the products of forward and backward passes in bfloat16
             (``torch.autocast``); weights, optimiser and tests remain float32.
@@ -218,9 +223,9 @@ class TorchTrainer(Trainer):
         return optimiser
 
     def _group_of(self, name: str) -> int:
-        """Return the position of the first entry of ``groups`` that matches a parameter's name.
+        """Return the index of the first entry of ``groups`` that matches a parameter's name.
 
-        It is -1 if no entry matches.
+        -1 if no entry matches.
         """
         for position, group in enumerate(self.groups):
             if any(fnmatchcase(name, pattern) for pattern in group.match):
@@ -344,12 +349,12 @@ def _load_state(
     parameters: "Mapping[str, nn.Parameter]",
     state: Mapping[str, "Tensor"],
 ) -> None:
-    """Give an optimiser the state that ``_save_state`` has returned.
+    """Restore the state of an optimiser that ``_save_state`` has returned.
 
     Args:
         optimiser: the optimiser.
         parameters: its parameters by name.
-        state: the state. A number has the shape [1] in it, and [] in the optimiser.
+        state: the state. Scalars have the shape [1] in it, and get the shape [] in the optimiser.
     """
     for name, value in state.items():
         owner, _, key = name.rpartition("/")
@@ -361,7 +366,7 @@ def _load_state(
 def _save_state(
     optimiser: "torch.optim.Optimizer", parameters: "Mapping[str, nn.Parameter]"
 ) -> dict[str, "Tensor"]:
-    """Return an optimiser's state by names ``PARAMETER/KEY``."""
+    """Return an optimiser's state as ``PARAMETER/KEY`` -> tensor, such as ``fc.bias/exp_avg``."""
     state = {}
     for name, parameter in parameters.items():
         for key, value in optimiser.state[parameter].items():
@@ -371,7 +376,7 @@ def _save_state(
 
 
 def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tuple[float, bool]]:
-    """Return each batch's share in the gradient of its optimiser step, for accumulated gradients.
+    """Return the weight of each batch in the accumulated gradient of its optimiser step.
 
     Args:
         counts: number of samples in each batch.
