@@ -24,8 +24,7 @@ def draw_weighted(
 ) -> list[int]:
     """Draw indices without replacement, with probabilities proportional to weights.
 
-    The method: each index has a Poisson process with its weight as rate, and the indices whose
-    first events are earliest are drawn.
+    The indices with the smallest quotients variate / weight are drawn.
 
     Args:
         weights: the weight of each index, [n].
@@ -33,7 +32,7 @@ def draw_weighted(
         variates: standard exponential variates, [n].
 
     Returns:
-        At most ``count`` indices, in the order in which they were drawn.
+        ``count`` indices, or all if there are fewer, in the order in which they were drawn.
     """
     arrivals = variates / np.maximum(weights, 1e-9)
     indices: list[int] = np.argsort(arrivals, kind="stable")[:count].tolist()

@@ -113,8 +113,8 @@ class FLANPState(State):
         times: Device ID -> duration of a round (s) on each device that has reported its times.
         stage: n, the count of clients in the present stage; None before the first selection.
         round: Index of the open round, from 0.
-        room: For each call of ``select`` that queries devices, how many of them can join the
-            cohort.
+        room: For each call of ``select`` whose queries are not answered yet, how many of the
+            queried devices will be added to the cohort.
     """
 
     times: dict[int, float] = field(default_factory=dict)
@@ -127,14 +127,14 @@ class FLANP(BySpeed):
     """The fastest clients, whose number doubles in each stage.
 
     Source: Reisizadeh, Tziotis, Hassani, Mokhtari and Pedarsani, "Straggler-resilient federated
-    learning" (2022), Algorithm 1 (rules from memory). A stage is a series of rounds with the same
-    number n of clients. It is over when the squared norm of the gradient of their loss is at most 2
-    mu V. V = c / (n s) is the statistical accuracy of their n s samples, s samples each. The next
-    stage continues with 2 n clients, so that the model is nearly trained when slow clients join.
-    Here 2 mu c is ``accuracy``. The gradient is estimated from the updates, as the mean, weighted
-    by samples, of (received model - update) / (learning rate x steps). For a single step without
-    momentum the estimate is the gradient itself. The paper's solver within a stage is FedGATE; here
-    it is the strategy.
+    learning" (2022), Algorithm 1 (implemented from memory, not from the paper's text). A stage is a
+    series of rounds with the same number n of clients. It ends when the squared norm of the
+    gradient of their loss, times the count of their samples, is at most ``accuracy`` (2 mu c in the
+    paper, whose statistical accuracy of n clients with s samples each is c / (n s)). The next stage
+    has 2 n clients, so that the model is nearly trained when slow clients join. The gradient is
+    estimated from the updates, as the mean, weighted by samples, of (received model - update) /
+    (learning rate x steps). For a single step without momentum the estimate is exact. Within a
+    stage the paper trains by FedGATE; here the strategy of the scenario trains.
 
     Each client reports its durations once (12 bytes; ``resources``): to receive a model, to train,
     and to send a model. The clients of a stage are the n fastest available clients, at most
@@ -145,10 +145,10 @@ class FLANP(BySpeed):
 
     Attributes:
         first: n, the number of clients, in the first stage.
-        accuracy: 2 mu c: a stage is over when the gradient's squared norm, times the samples of its
-            clients, is at most this.
-        patience: a device that has not sent its times by then (s) is asked again in the next round;
-            None: the round waits for all.
+        accuracy: 2 mu c, the largest product of the gradient's squared norm and the count of
+            samples at which a stage ends.
+        patience: time (s) after which a round no longer waits for devices that have not reported
+            their durations; they are asked again in the next round. None: no limit.
     """
 
     kind: Literal["flanp"] = "flanp"

@@ -76,32 +76,32 @@ class FAVOR(Selection):
     """The clients with the highest Q-values of an agent, which learns by double deep Q-learning.
 
     Source: Wang, Kaplan, Niu and Li, "Optimizing federated learning on non-IID data with
-    reinforcement learning" (INFOCOM 2020), sections III and IV (by a summary of them). At first
-    each device is profiled: it receives the model (d parameters; ``profile``), trains for an epoch,
-    and sends the result (d parameters; ``local-model``). The server keeps the leading principal
-    axes of these models. The state of a round has the coordinates along these axes of the model and
-    of the last known model of each device. A round's reward is ``base``^(accuracy - ``target``) -
-    1, with the accuracy of a test at the server (``ServerModels.test``). The agent, a perceptron
-    with one hidden layer, computes from a state a value for the choice of each device. The next
-    round asks the devices of the highest values. Each place in the cohort goes instead to a random
-    device with probability epsilon, which is multiplied by ``decay`` after each round until it is
-    ``least_exploration``.
+    reinforcement learning" (INFOCOM 2020), sections III and IV (implemented from a summary of
+    them). At first each device is profiled: it receives the model (d parameters; ``profile``),
+    trains for an epoch, and sends the result (d parameters; ``local-model``). The server computes
+    the leading principal axes of these models. The state that the agent observes in a round
+    consists of the coordinates along these axes of the present model and of each device's last
+    known model. The agent, a perceptron with one hidden layer, computes from a state a Q-value for
+    the choice of each device. The devices with the highest Q-values become the clients of the next
+    round. With probability epsilon a client is drawn at random instead. epsilon is multiplied by
+    ``decay`` after each round until it is ``least_exploration``.
 
-    Each client of a round is an action. With Q the agent, and Q' the agent as it was up to
-    ``refresh`` rounds ago, the value of an action is r + ``discount`` Q'(s', argmax_a Q(s', a)), r
-    being the reward and s' the next state. After a round the agent makes ``steps`` steps of Adam
-    with learning rate ``lr`` on the squared errors of ``batch`` actions, drawn from the last
-    ``memory`` actions. In the paper the agent is trained in many runs, with one device a round;
-    here it learns in the run, in no simulated time. The discount, and how the agent explores and
-    learns, are our choice.
+    Each client of a round is an action of the agent, with the reward r = ``base``^(accuracy -
+    ``target``) - 1. The accuracy is of a test at the server (``ServerModels.test``). With Q the
+    agent, Q' the agent as it was up to ``refresh`` rounds ago, and s' the next state, the target of
+    an action's Q-value is r + ``discount`` Q'(s', argmax_a Q(s', a)). After a round the agent makes
+    ``steps`` steps of Adam with learning rate ``lr`` on the squared errors of ``batch`` actions,
+    drawn from the last ``memory`` actions. In the paper the agent is trained in many runs, with one
+    device per round; here it learns during the run, in no simulated time. The discount, and how the
+    agent explores and learns, are our choice.
 
     A device that arrives or returns later is profiled as soon as it is available; until then the
-    initial model stands for its model. In strategies that have a model for each group of clients,
-    the model is the mean of the groups' models. In runs without learning, clients are drawn at
-    random.
+    initial model is used as its model. In strategies that have a model for each group of clients,
+    the present model is the mean of the groups' models. In runs without learning, clients are drawn
+    at random.
 
     Attributes:
-        target: Omega, the accuracy that is aimed at.
+        target: Omega, the target accuracy, 0 to 1; below it rewards are negative.
         base: Xi, the base of the reward.
         discount: gamma, the weight of the next state's value.
         components: number of principal axes, at most the number of devices.
@@ -110,7 +110,7 @@ class FAVOR(Selection):
         decay: factor of epsilon from one round to the next.
         least_exploration: the least epsilon.
         memory: number of the last actions that the agent remembers.
-        batch: actions in a step of the agent.
+        batch: number of actions in a step of the agent's training.
         steps: number of the agent's steps after each round.
         lr: learning rate of the agent.
         refresh: rounds after which the older agent is replaced by the present agent.
@@ -168,11 +168,11 @@ class FAVOR(Selection):
     def _select_best(
         self, server: Server, state: FAVORState, count: int, candidates: list[int]
     ) -> list[int]:
-        """Select clients by their Q-values, except for a random share of the places.
+        """Select clients by their Q-values, and some at random.
 
-        Each place of the cohort is filled at random with the present probability epsilon, otherwise
-        by the remaining candidate with the highest Q-value. Before the agent exists, all places are
-        filled at random.
+        Each client is a random remaining candidate with the present probability epsilon, otherwise
+        the remaining candidate with the highest Q-value. Before the agent exists, all clients are
+        random.
 
         Args:
             server: the run's server, which has the random streams.
@@ -282,10 +282,9 @@ class FAVOR(Selection):
         state.situation = server.models.apply(along, models, size=size)
 
     async def _evaluate(self, server: Server, state: FAVORState) -> None:
-        """Compute the agent's Q-value of the choice of each device, and store the values.
+        """Compute the Q-value of the choice of each device in the present state.
 
-        They are stored in ``state.q_values``, and are for the present state that the agent
-        observes, ``state.situation``.
+        The agent's values for ``state.situation`` are stored in ``state.q_values``.
         """
         actions = server.devices
         values = server.models.apply(
@@ -539,8 +538,8 @@ def along(models: list[Floats32]) -> Floats:
     """Compute the coordinates of models along principal axes, as the state of FAVOR's agent.
 
     Args:
-        models: first one array with the mean [d] and then the axes [d] one after another, as
-            ``principal_axes`` returns them; then the models, [d] each.
+        models: first the array that ``principal_axes`` returns (the mean and the axes, concatenated
+            to length (axes + 1) d); then the models, [d] each.
 
     Returns:
         Coordinates, model by model, float64 [models x axes].

@@ -21,7 +21,7 @@ class LeastAskedState(State):
 
 
 class LeastAsked(Selection):
-    """Of the available clients, those that were selected least often before, ties at random.
+    """The available clients that were selected least often before, ties at random.
 
     Each selection examines every available device, which takes O(population) time.
     """
@@ -50,9 +50,9 @@ class LeastAvailableState(State):
     """State of the selection ``least-available``: in how many rounds each device was available.
 
     Attributes:
-        availability: Device ID -> (first round in which it was available or working, count of such
-            rounds).
-        at_work: IDs of the devices that were asked and whose task has not ended.
+        availability: Device ID -> (first round in which the device was available or had a task,
+            count of such rounds).
+        at_work: IDs of the devices that have a task.
         counted: Index of the last round that ``availability`` includes; -1 before the first.
     """
 
@@ -62,7 +62,7 @@ class LeastAvailableState(State):
 
 
 class LeastAvailable(Selection):
-    """Of the available clients, those that were available least often before, ties at random.
+    """The available clients that were available least often before, ties at random.
 
     Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023),
     section 4.1. In the paper a device forecasts whether it will be available one round later. Here

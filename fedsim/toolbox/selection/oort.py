@@ -61,7 +61,7 @@ class OortState(State):
 
 
 class Oort(Selection):
-    """Clients of high utility are selected, and some clients that have never reported.
+    """Clients with high loss and short tasks are selected, and some that have never reported.
 
     Source: Lai et al., "Oort: efficient federated learning via guided participant selection" (OSDI
     2021), Algorithm 1. The statistical utility U of a client is its samples times the root mean
@@ -97,8 +97,8 @@ class Oort(Selection):
         pacer_step: Delta, the initial T and its increase (s); the published code has none.
         window: W, the count of rounds whose utility the pacer sums.
         penalty: alpha, the exponent of T / D.
-        cutoff: c, the share of U_k below which no client is drawn.
-        clip: the quantile of all U at which larger U are cut.
+        cutoff: c, as a share of U_k: clients with a lower Util are not drawn.
+        clip: the quantile of all U to which larger U are reduced.
         scale: ``unit``: the clipped U are first scaled to 0 to 1, as in the published code, so that
             the bonus for a long absence has weight against them.
     """
@@ -275,8 +275,9 @@ class Oort(Selection):
         difference is at least five times the previous total.
 
         Args:
-            history: total utility of each earlier round of both windows. ``harvest`` is appended,
-                and a window that is no longer needed is removed.
+            history: total utility of each earlier round of the previous and the present window;
+                changed in place. ``harvest`` is appended; after a full window the older one is
+                removed.
             harvest: total utility of the round's clients.
             before: the percentile before the round.
 
@@ -303,8 +304,8 @@ class Oort(Selection):
         have less total utility than the same number of rounds before.
 
         Args:
-            history: total utility of each earlier round. ``harvest`` is appended, and rounds before
-                both windows are removed.
+            history: total utility of each earlier round; changed in place. ``harvest`` is appended,
+                and rounds before both windows are removed.
             harvest: total utility of the round's clients.
             preferred: T before the round (s).
 

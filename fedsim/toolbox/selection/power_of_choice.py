@@ -56,18 +56,20 @@ class PowerOfChoice(Selection):
     bytes; ``loss``). In a strategy that has a model for each group of clients, a candidate tests
     the model of its group. A candidate without a group tests all models, and the least loss counts.
 
-    With ``samples`` a candidate estimates the loss on a new draw of ``samples`` samples (section 5,
-    pi_cpow-d). With ``losses = "reported"`` (section 5, pi_rpow-d) no candidate is asked. Then the
-    loss of the last local epoch counts, which a client sends with its update (4 bytes). The loss of
-    a client without an update is infinite.
+    With ``samples`` a candidate estimates the loss on newly drawn ``samples`` of its samples
+    (section 5, pi_cpow-d). With ``losses = "reported"`` (section 5, pi_rpow-d) candidates are not
+    asked. Instead each client sends the loss of its last local epoch with its update (4 bytes), and
+    the last such loss is used. The loss of a client without an update is infinite.
 
     Sample counts are sent with updates. The mean count stands in for a client without an update. In
     runs without learning, the candidates that were drawn first are selected. Each selection
     examines every available device, which takes O(population) time.
 
     Attributes:
-        candidates: d; at least the number of clients that a round asks for are drawn.
-        losses: whether candidates are asked for their losses, or report them with updates.
+        candidates: d, the number of candidates; if a round needs more clients, as many as it needs
+            are drawn.
+        losses: ``asked``: candidates test the present model; ``reported``: clients report the loss
+            of their training with their updates.
         samples: b, the number of samples on which a candidate tests the model; None: all its
             samples.
         patience: time (s) after which candidates without an answer are left out; None: the server
