@@ -13,7 +13,7 @@ from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import check_labels, every_fifth
 
-_MOST_CLASSES = 100_000  # classes, as tables of devices and of outputs have a column for each
+_MOST_CLASSES = 100_000  # greatest count of classes, each of which is a column of several tables
 _CHANNELS = (1, 3, 4)  # counts of channels of images: grey, colours, colours with transparency
 _PARTS = ("_train", "_test")
 _NEEDS = "x_train, y_train, x_test and y_test, or x and y"
@@ -38,14 +38,14 @@ class ArrayOptions(NamedTuple):
 
 
 def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
-    """Make a data set of a user's named arrays, and print a note on how they were understood.
+    """Convert a user's named arrays to a data set, and print a note on how they were interpreted.
 
     The names are ``x_train``, ``y_train``, ``x_test`` and ``y_test``; or ``x`` and ``y``, of which
     every fifth sample of a class becomes a test sample. Any other array is a column: an integer for
-    each sample, such as its user.
+    each sample, such as the number of its user.
 
     Args:
-        path: the file or the factory, for error messages.
+        path: path of the file, or name of the factory, for error messages.
         arrays: name -> array.
         options: settings of the scenario's source.
 
@@ -120,8 +120,8 @@ def _note(path: Path, arrays: NamedArrays, columns: NamedArrays, *, has_tests: b
 
     Args:
         path: the file or the factory.
-        arrays: name: array, as the user gave them.
-        columns: name: column, such as the user of each sample.
+        arrays: name -> array, as the user gave them.
+        columns: name -> column, such as the user of each sample.
         has_tests: whether the user gave test samples; else every fifth sample of a class is one.
     """
     forms = [f"{name} {array.dtype} {array.shape}" for name, array in arrays.items()]
@@ -148,7 +148,7 @@ def _most(train: AnyArray, test: AnyArray) -> int:
 
 
 def _tokens(path: Path, train: AnyArray, test: AnyArray, vocabulary: int | None) -> int:
-    """Return the count of different tokens (the vocabulary); 0 if samples are no tokens.
+    """Return the count of different tokens (the vocabulary); 0 if the samples are not tokens.
 
     Args:
         path: the file or the factory, for error messages.
@@ -180,16 +180,19 @@ def _tokens(path: Path, train: AnyArray, test: AnyArray, vocabulary: int | None)
 def _columns(
     path: Path, arrays: NamedArrays, parts: Sequence[str], sizes: Mapping[str, int]
 ) -> NamedArrays:
-    """Collect a user's arrays [n] of integers, such as each sample's user, that describe samples.
+    """Return the arrays that are columns: an integer for each sample, such as its user.
+
+    All arrays except samples ``x`` and targets ``y`` must be columns.
 
     Args:
         path: the file or the factory, for error messages.
-        arrays: name: array.
-        parts: suffixes of the names (``_train`` and ``_test``, or ""), one for each part.
-        sizes: suffix: count of samples.
+        arrays: name -> array.
+        parts: suffixes of the names, one for each part of the data: ``_train`` and ``_test``, or
+            only "".
+        sizes: suffix -> count of samples of the part.
 
     Returns:
-        name without suffix: column, int64 [n], with the parts concatenated.
+        Name without suffix -> column, int64 [n], with the parts concatenated.
 
     Raises:
         DataError: an array is neither samples, targets nor a column.
@@ -235,7 +238,7 @@ def _pair(
 
     Args:
         path: the file or the factory, for error messages.
-        arrays: name: array.
+        arrays: name -> array.
         part: suffix of the names: ``_train``, ``_test``, or "" if the parts are not separate.
         options: settings of the scenario's source.
 
@@ -351,17 +354,17 @@ def _samples(path: Path, name: str, x: AnyArray, layout: Layout) -> AnyArray:
 
 
 def _channels_first(form: str, name: str, x: AnyArray, layout: Layout) -> AnyArray:
-    """Convert images to [n, c, h, w].
+    """Convert images [n, h, w] or [n, h, w, c] to [n, c, h, w]; return other arrays unchanged.
 
     Args:
-        form: begin of error messages, which describes the array.
+        form: description of the array, for error messages.
         name: name of the array, for error messages.
-        x: the array; arrays other than [n, h, w] and four-dimensional ones are returned unchanged.
-        layout: ``data.source.layout``.
+        x: the array.
+        layout: ``data.source.layout``; None: arrays of four dimensions are [n, c, h, w].
 
     Raises:
-        DataError: the layout does not apply; or it is None, and the shape is more likely
-            [n, h, w, c].
+        DataError: a layout is given for an array that has not four dimensions; or none is given,
+            and the shape is more likely [n, h, w, c].
     """
     if layout is not None and x.ndim != 4:
         raise DataError(

@@ -29,7 +29,7 @@ from fedsim.toolbox.sources.arrays import (
     surplus,
 )
 
-_REREAD_ITEMS = 512  # items that are read twice, to detect draws in ``__getitem__``
+_REREAD_ITEMS = 512  # least count of items that are read again, to detect draws in ``__getitem__``
 _OTHER_SEEDS = (20_231, 77_003)  # seeds of the global generators while items are read again
 _INSTEAD = (
     "fedsim reads a Dataset once, so that a draw would be the same in every epoch, or another "
@@ -45,19 +45,22 @@ Item = dict[str, AnyArray]
 class MapDataset(Source):
     """A map-style ``torch.utils.data.Dataset``, read into memory.
 
-    An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns, as
-    in ``npz``. Each item is read twice, the second time of another instance and in reverse order:
-    items that draw, or depend on the order of reading, are refused.
+    An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns
+    (integers such as the sample's user). All items are read again, in reverse order, from a second
+    instance. A Dataset is refused if an item differs, because it draws random numbers or depends on
+    the order of reading.
 
     Attributes:
         factory: ``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a
             function annotated to return one.
         args: keyword arguments of the factory.
-        test: keyword arguments that differ for the test samples (``{ train = false }``); None:
-            every fifth sample is one.
-        columns: as of ``npz``.
-        layout: as of ``npz``.
-        vocabulary: as of ``npz``.
+        test: keyword arguments that replace ``args`` for the Dataset of test samples, such as ``{
+            train = false }``; None: every fifth sample of a class is a test sample.
+        columns: names of columns that the scenario need not use; any other column that is not
+            ``data.column`` is refused.
+        layout: ``channels-last`` for samples [h, w, c], ``channels-first`` for [c, h, w]; None:
+            [c, h, w], but a shape that is more likely [h, w, c] is refused.
+        vocabulary: count of different tokens, if samples are integers; None: the largest token + 1.
     """
 
     kind: Literal["dataset"] = "dataset"
@@ -98,15 +101,14 @@ class MapDataset(Source):
 def _read(make: Callable[[], object], where: str) -> NamedArrays:
     """Read all items of a user's Dataset, and stack them by key.
 
-    Items are read a second time, to find items that depend on random draws or on the order of
-    reading.
+    Items are read again, to find items that depend on random draws or on the order of reading.
 
     Args:
         make: creates the Dataset.
         where: text that names the Dataset, for error messages.
 
     Returns:
-        key: array [n, ...].
+        Key -> array [n, ...].
 
     Raises:
         DataError: an item is invalid, or depends on more than its index.
@@ -151,7 +153,7 @@ def _require_own_seed(
         make: creates the Dataset.
         where: text that names the Dataset, for error messages.
         generators: names of the generators whose states the first reading changed.
-        after: name of a generator: its state after the first reading.
+        after: name of a generator -> its state after the first reading.
     """
     _seed_generators(_OTHER_SEEDS[1])
     dataset = _make_dataset(make, where)
@@ -246,7 +248,7 @@ def _array(value: object, label: str) -> AnyArray:
 
 
 def _stack(items: Iterator[Item], where: str) -> NamedArrays:
-    """Stack the entries of all items of a Dataset by key, and return key: array [n, ...].
+    """Stack the entries of all items of a Dataset by key, and return key -> array [n, ...].
 
     Args:
         items: the items, each a dict of arrays.

@@ -1,4 +1,4 @@
-"""Source of drawn images, for scenarios that need images of a shape and no files."""
+"""Source of random images, for scenarios that need images of some shape but no files."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,26 +21,28 @@ Side = Annotated[int, Field(ge=1, le=4_096)]
 
 
 class DrawnImages(Source):
-    """Images that are drawn, in any shape, with users of unequal size; they stand for real ones.
+    """Random images of any shape, in place of real ones, for classes and users of unequal size.
 
-    A class is an image of random squares about a mean colour. A sample is the image of its
-    class, moved by up to two pixels, with the brightness of its user and with noise. A user has
-    samples of all classes, in shares drawn from Dirichlet(1, ..., 1); a single user has equally
-    many of each class. Every fifth sample of each user is a test sample. The draws do not depend on
-    the scenario's seed.
+    Each class has a template, an image of squares with random colours around a mean colour. A
+    sample is the template of its class, moved by up to two pixels, with the brightness of its user
+    and with noise. A user has samples of all classes, in shares drawn from Dirichlet(1, ..., 1); a
+    single user has equally many of each class. Every fifth sample of each user is a test sample.
+    The draws do not depend on the scenario's seed.
 
     Attributes:
         shape: channels, height and width of an image: [3, 32, 32] as CIFAR-10, [1, 28, 28] as
             FEMNIST.
-        samples: number of samples, those for tests included.
+        samples: number of all samples, for training and tests.
         classes: number of classes.
         users: number of users; ``data.column = "user"`` with the partition ``by-user`` gives each
             device a user.
-        spread: factor of a standard deviation between the users' numbers of samples (lognormal).
-        noise: standard deviation of each pixel's noise, of 255.
-        contrast: standard deviation of the squares about the class's colour, of 255.
-        colour: standard deviation of the classes' mean colours in each channel, of 255; 0: all
-            classes are grey in the mean.
+        spread: geometric standard deviation of the users' sample counts, which are lognormal; 1:
+            equal counts.
+        noise: standard deviation of each pixel's noise, on the scale of 0 to 255.
+        contrast: standard deviation of the colours of the squares around the mean colour of their
+            class, on the scale of 0 to 255.
+        colour: standard deviation of the classes' mean colours in each channel, on the scale of 0
+            to 255; 0: the mean colour of every class is grey.
     """
 
     kind: Literal["drawn-images"] = "drawn-images"

@@ -1,4 +1,4 @@
-"""Source of FLAIR, photographs of many people with labels, in its published files."""
+"""Source of the published files of FLAIR, a data set of labelled photographs by user."""
 
 import re
 from pathlib import Path
@@ -40,15 +40,18 @@ class Flair(Source):
     Source: Song, Granqvist and Talwar, "FLAIR" (2022). The folder has ``labels_and_metadata.json``
     and ``small_images/IMAGE_ID.jpg``, as published. Targets are 0 and 1, float32 [n, 17], for the
     objective ``multi-label``. ``data.column = "user"`` with the partition ``by-user`` gives each
-    device a user; users of the published test part are last (``population.tested_only``), and those
-    of the validation part are left out. Images need Pillow.
+    device a user. Users of the published test part are last; set ``population.tested_only`` to
+    their count, so that they do not train. Users of the validation part are not read. Images need
+    Pillow.
 
     Attributes:
-        path: the folder; sought as the file of ``csv`` is.
-        labels: the 17 labels, or the finer ones, of which there are 1,628.
-        side: side to which images are scaled (pixels); None: they stay as they are, 256 x 256.
-        users: number of users that are read of each of both parts, the first ones by name; None:
-            all.
+        path: the folder; a relative path starts from ``data.root``, else the working directory,
+            else ``$FEDSIM_DATA``.
+        labels: ``coarse``: the 17 labels; ``fine``: 1,628 finer labels.
+        side: height and width to which images are scaled (pixels); None: images stay as they are,
+            256 x 256.
+        users: number of users that are read from the training part, and from the test part, first
+            by name; None: all.
     """
 
     kind: Literal["flair"] = "flair"
@@ -135,7 +138,7 @@ class Flair(Source):
 
 
 def _read_photos(path: Path, labels: Literal["coarse", "fine"]) -> list[_Photo]:
-    """Read the entries of FLAIR's file of labels.
+    """Read the entries of ``labels_and_metadata.json``, FLAIR's file of labels.
 
     Args:
         path: the file.

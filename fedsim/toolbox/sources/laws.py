@@ -21,8 +21,9 @@ class Text(Source):
     has 14 speakers of *The Winter's Tale* and *Measure for Measure*: 48,966 characters.
 
     Attributes:
-        path: a text of your own in UTF-8, as plays are written: a line ``NAME:``, the lines, an
-            empty line; or of one speaker. A relative path is resolved as in ``npz``. None: the
+        path: a text file of your own in UTF-8. Each speech of a play has a line ``NAME:``, then the
+            spoken lines, then an empty line; a text without names has one speaker. A relative path
+            starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. None: the
             embedded text.
         length: T, the count of characters of a window that the model receives; samples are int64
             [n, T + 1].
@@ -79,14 +80,14 @@ class LinearLaw(Source):
     """Samples of a random linear law with noise, y = x W + b + e, for regression.
 
     The weights W and b are drawn from N(0, 1), the noise e from N(0, noise^2), and the features x
-    from N(c, 1). No model has an expected test error below noise^2. The column ``group`` has the
-    group of each sample, whose centre is c ~ N(0, 1). Every fifth sample is a test sample. The
-    draws do not depend on the scenario.
+    from N(c, 1). Each group of samples has a centre c, drawn from N(0, 1); the column ``group`` has
+    the group of each sample. No model has an expected squared test error below noise^2. Every fifth
+    sample of a group is a test sample. The draws do not depend on the scenario's seed.
 
     Attributes:
         samples, features: number of samples, and number of features of a sample.
         noise: standard deviation of e.
-        groups: number of centres, to which samples belong in turn.
+        groups: number of groups; samples belong to the groups in turn.
     """
 
     kind: Literal["linear"] = "linear"

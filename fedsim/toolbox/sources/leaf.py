@@ -1,4 +1,4 @@
-"""Source of LEAF's JSON files, in which each sample belongs to a user (Caldas et al. 2018)."""
+"""Source of the JSON files of LEAF, in which samples belong to users (Caldas et al. 2018)."""
 
 from pathlib import Path
 from typing import Literal
@@ -35,14 +35,15 @@ class Leaf(Source):
 
     Source: Caldas et al., "LEAF: a benchmark for federated settings" (2018), whose scripts write
     ``users``, ``num_samples`` and ``user_data`` with ``x`` and ``y`` of each user. ``data.column =
-    "user"`` with the partition ``by-user`` gives each device a user. Users who are in the test
-    files alone (LEAF's split by user) are last. Samples are lists of numbers (FEMNIST, synthetic),
-    or texts of equal length with a character as label (Shakespeare), which become tokens and
-    classes 0..79 in the order of LEAF's characters.
+    "user"`` with the partition ``by-user`` gives each device a user. Users who have only test
+    samples (LEAF's split by user) are last. Samples are lists of numbers (FEMNIST, synthetic), or
+    texts of equal length whose label is a character (Shakespeare). Characters become tokens, and
+    labels classes, 0..79 in the order of LEAF's characters.
 
     Attributes:
-        path: the folder with ``train`` and ``test``, or a JSON file, of which every fifth sample of
-            each user is a test sample; a relative path is resolved as in ``csv``.
+        path: the folder with ``train`` and ``test``; or a JSON file, in which every fifth sample of
+            each user is a test sample. A relative path starts from ``data.root``, else the working
+            directory, else ``$FEDSIM_DATA``.
         shape: shape of a sample, such as [28, 28] for FEMNIST; None: a list of numbers.
     """
 

@@ -29,20 +29,25 @@ if TYPE_CHECKING:
 
 
 class Npz(Source):
-    """Arrays of the user's own in one ``.npz`` file.
+    """Your own arrays in one ``.npz`` file.
+
+    The file has the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``; or ``x`` and ``y``,
+    of which every fifth sample of each class is a test sample.
+
+    - ``x``, the samples: uint8 or floats, [n, features], [n, h, w] or [n, c, h, w]; or tokens,
+      which are other integers, [n, T].
+    - ``y``: labels, integers [n] from 0; or targets, floats [n] or [n, k], or integers [n, k].
+      Tokens need no ``y``.
+    - Other arrays are columns for ``data.column``, integers [n], such as ``place`` (or
+      ``place_train`` and ``place_test``). Arrays of any other form are refused.
 
     Attributes:
         path: the file; a relative path starts from ``data.root``, else the working directory, else
-            ``$FEDSIM_DATA``. It holds ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or ``x``
-            and ``y``, whose every fifth sample (of each class) is a test sample. Samples: uint8 or
-            floats, [n, features], [n, h, w] or [n, c, h, w]; or tokens, other integers [n, T].
-            ``y``: labels, integers [n] from 0; or targets, floats [n] or [n, k], or integers [n,
-            k]; tokens can do without. Further integers [n], such as ``place`` (or ``place_train``
-            and ``place_test``), are columns for ``data.column``. Any other array is refused.
-        columns: other columns that may be there without use; one that is neither here nor
+            ``$FEDSIM_DATA``.
+        columns: names of columns that the scenario need not use; any other column that is not
             ``data.column`` is refused.
-        layout: of samples of three dimensions: ``channels-last`` for [n, h, w, c]; None: [n, c, h,
-            w], and a shape that is more likely the other is refused.
+        layout: ``channels-last`` for samples [n, h, w, c], ``channels-first`` for [n, c, h, w];
+            None: [n, c, h, w], but a shape that is more likely [n, h, w, c] is refused.
         vocabulary: count of different tokens, which are 0..vocabulary-1; None: the largest token +
             1.
     """
@@ -87,13 +92,15 @@ class HuggingFace(Source):
     """A folder that ``save_to_disk`` has written, with or without splits ``train`` and ``test``.
 
     Attributes:
-        path: the folder; a relative path is resolved as in ``npz``.
+        path: the folder; a relative path starts from ``data.root``, else the working directory,
+            else ``$FEDSIM_DATA``.
         x: the column of the samples: images (decoded by Pillow), or lists of numbers of equal
             length; integers are tokens.
-        y: the column of the labels, or of targets as in ``Npz``.
-        columns: additional columns of integers, for ``data.column``; all others are left alone.
-        layout: as of ``npz``, of lists of numbers; decoded images need none.
-        vocabulary: as of ``npz``.
+        y: the column of the labels, integers from 0; or of targets, floats or lists of numbers.
+        columns: additional columns to read, integers for ``data.column``; all others are ignored.
+        layout: ``channels-last`` or ``channels-first``, for samples that are nested lists of three
+            dimensions; None: channels first. Decoded images need no layout.
+        vocabulary: count of different tokens; None: the largest token + 1.
     """
 
     kind: Literal["huggingface"] = "huggingface"

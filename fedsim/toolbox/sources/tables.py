@@ -37,8 +37,8 @@ class TableSource(Source):
             ``$FEDSIM_DATA``.
         test: a file with the test samples and the same columns; None: every fifth sample of each
             user (or of each class, without users) is a test sample.
-        label: the column of the labels: words or integers, numbered from 0 in their order; or
-            floats, which are targets.
+        label: the column of the labels: words or integers, which are sorted and numbered from 0; or
+            floats, which are targets of a regression.
         features: the columns of numbers that make a sample, in order; None: all columns but label
             and user.
         user: the column of each sample's user, words or integers; ``data.column = "user"`` divides
@@ -131,7 +131,7 @@ class TableSource(Source):
 
 
 class Csv(TableSource):
-    """Rows of a CSV file with a line of names: numbers as features, words or integers as labels.
+    """Rows of a CSV file whose first line names the columns of features and labels.
 
     Attributes:
         separator: the character between two values.
@@ -156,7 +156,7 @@ class Csv(TableSource):
 
 
 class Parquet(TableSource):
-    """Rows of a Parquet file: numbers as features, words or integers as labels."""
+    """Rows of a Parquet file with columns of features and labels."""
 
     kind: Literal["parquet"] = "parquet"
 
@@ -262,7 +262,7 @@ def _is_number(value: object) -> bool:
 
 
 def _labels(tables: list[tuple[Path, "pd.DataFrame"]], name: str) -> tuple[AnyArray, int]:
-    """Convert the column of labels of all tables to labels or targets.
+    """Convert the label column of all tables to class numbers, or to targets of a regression.
 
     Args:
         tables: path and content of each file, for training and perhaps for tests.

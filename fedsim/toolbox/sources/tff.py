@@ -43,9 +43,9 @@ Example = dict[str, Feature]
 
 
 class _Examples(NamedTuple):
-    """Examples of the training or the test part of a data set.
+    """Examples of the training or the test part of a data set, and the number of each one's user.
 
-    ``users`` has the number of each example's user, and ``examples`` its features by name.
+    An example is a dict of features by name.
     """
 
     users: list[int]
@@ -58,20 +58,22 @@ class Tff(Source):
     FEMNIST (``emnist_all.sqlite``): images of 28x28 and 62 classes. Shakespeare
     (``shakespeare.sqlite``): characters as tokens, 90 with four special ones. Stack Overflow
     (``stackoverflow.sqlite``): the most frequent words as tokens. ``data.column = "user"`` with the
-    partition ``by-user`` gives each device a user. Tokens are cut into windows of ``length`` + 1,
-    which overlap in one token; the remainder of a user's text is left out, and only a user with
-    less than a window is padded.
+    partition ``by-user`` gives each device a user. The tokens of each user are divided into windows
+    of ``length`` + 1, which overlap in one token. Tokens after the last full window are left out;
+    only a user who has no full window gets one that is padded.
 
     Attributes:
-        path: the SQLite file, unpacked; sought as the file of ``csv`` is. ``fedsim data fetch``
-            downloads ``femnist`` and ``shakespeare``.
-        length: tokens that a model sees of a window, T; samples are int64 [n, T + 1]. Papers have
-            80 for Shakespeare and 20 for Stack Overflow.
-        words: number of words of Stack Overflow that are told apart: the most frequent ones of the
-            training samples that are read.
-        only_digits: whether only the digits of FEMNIST are read: ten classes.
-        users: number of users that are read, the first ones by name; None: all.
-        samples: most examples of each user that are read, in each of both parts; None: all.
+        path: the SQLite file, unpacked; a relative path starts from ``data.root``, else the working
+            directory, else ``$FEDSIM_DATA``. ``fedsim data fetch`` downloads ``femnist`` and
+            ``shakespeare``.
+        length: T, the count of tokens of a window that a model receives; samples are int64 [n, T +
+            1]. Papers have 80 for Shakespeare and 20 for Stack Overflow.
+        words: number of words of Stack Overflow that have a token, the most frequent ones in the
+            training samples that are read; all other words share the token for unknown words.
+        only_digits: whether only the digits of FEMNIST are read, which are ten classes.
+        users: number of users that are read, first by name; None: all.
+        samples: largest count of examples of each user that are read for training, and for tests;
+            None: all.
     """
 
     kind: Literal["tff"] = "tff"
