@@ -1,1 +1,4 @@
-"""Kinds of the world's parts, such as availability by day, regions of clouds, or heat."""
+"""Kinds of ``population``, ``network`` and ``world``: availability, traces, clouds, outages.
+
+Each kind is a model of devices or links that a scenario can name.
+"""

@@ -57,16 +57,17 @@ TimeText = Annotated[str, AfterValidator(_time_of_day), BeforeValidator(_as_text
 
 
 class Diurnal(AvailabilityModel):
-    """The share of devices that are on is a sinusoid of the local hour.
+    """The share of devices that are on is a sinusoid of the local time of day.
 
-    Each device draws a number every ``lasts``, and is on while the share is above the number.
-    With a long ``lasts`` the hours at which a device is on stay for days. With a short ``lasts``
-    the device comes and goes.
+    Every ``lasts`` each device draws a number from 0 to 1. It is on while the sinusoid is above its
+    number. With ``lasts`` of many days a device is on at the same hours every day; with a short
+    ``lasts`` it turns on and off at random.
 
     Attributes:
-        most, least: the share that is on at the best and at the worst hour.
-        peak: the best hour, local time (see ``population.calendar``).
-        lasts: time for which a device keeps its number.
+        most, least: the largest and the smallest share of devices that are on, at the best and the
+            worst time of day.
+        peak: the best time of day, in local time (see ``population.calendar``).
+        lasts: time after which a device draws a new number.
     """
 
     kind: Literal["diurnal"] = "diurnal"
@@ -111,7 +112,7 @@ class Tides(Availability):
         self._swing = (most - least) / 2
         self._peak = peak
         self._lasts = on_grid(lasts)
-        self._last_spans: dict[int, Span] = {}  # device: cache of its last span
+        self._last_spans: dict[int, Span] = {}  # device -> cache of its last span
 
     def span(self, device: int, time: float) -> Span:
         last = self._last_spans.get(device)
@@ -135,7 +136,7 @@ class Tides(Availability):
 
     def on(self, devices: Ints, time: float) -> Flags:
         ages = self._streams.uniforms("world/availability/first", devices)
-        age_at_0 = np.rint(ages * self._lasts / TICK_S) * TICK_S  # of the first number (s)
+        age_at_0 = np.rint(ages * self._lasts / TICK_S) * TICK_S  # age of the first number (s)
         number = (time + age_at_0) // self._lasts
         draws = self._streams.uniforms("world/availability", devices, number.astype(np.int64))
         half = np.array([self._half_window(draw) for draw in draws.tolist()])
@@ -175,7 +176,7 @@ class Tides(Availability):
             Whether the device is on in the interval, and the interval's begin and end (s).
         """
         age = self._streams.uniform("world/availability/first", device)
-        age_at_0 = round(age * self._lasts / TICK_S) * TICK_S  # of the first number (s)
+        age_at_0 = round(age * self._lasts / TICK_S) * TICK_S  # age of the first number (s)
         number = (time + age_at_0) // self._lasts
         start = number * self._lasts - age_at_0
         end = (number + 1) * self._lasts - age_at_0
@@ -195,7 +196,7 @@ class Tides(Availability):
 TimeForm = type[float] | type[time] | type[datetime]
 """Type of all times in a file: simulated times, times of day, or dates."""
 
-# type of times: its plural, for error messages
+# type of times -> its plural, for error messages
 _FORMS: dict[TimeForm, str] = {
     float: "simulated times",
     time: "times of day",
@@ -258,7 +259,7 @@ class Traces(Availability):
         start = changes[position - 1] if position else 0.0
         end = changes[position] if position < len(changes) else period
         is_on = position % 2 == 1
-        if is_on and end == period and changes[0] == 0.0:  # the device stays on in the next lap
+        if is_on and end == period and changes[0] == 0.0:  # stays on when the trace repeats
             end = period + changes[1]
         return Span(is_on, max(0.0, lap + start), lap + end)
 
@@ -389,11 +390,11 @@ def _trace_of(where: str, phone: Mapping[str, object]) -> tuple[float, Trace]:
 class Intervals(AvailabilityModel):
     """Devices are on in the intervals of a CSV or Parquet file.
 
-    The file has a row for each interval, and the columns ``device``, ``start`` and ``end``. Rows
-    have any order. Devices are named by their numbers, or by other names of all devices, which are
-    numbered in natural order; the column may also be called ``phone``, ``client`` or ``id``. Other
-    columns are refused, as a row that means off would be taken for one that means on. A device
-    without a row is never on. All times of a file are of the same form:
+    The file has a row for each interval, in any order, and the columns ``device``, ``start`` and
+    ``end``. ``device`` (or ``phone``, ``client``, ``id``) has the numbers of devices, or names for
+    all devices, which are numbered in natural order. Other columns are refused, as they might mean
+    that a device is off in an interval. A device without a row is never on. All times of a file are
+    of the same form:
 
     - simulated times, such as ``90 s``, or bare numbers with ``unit``;
     - times of day, such as ``22:00`` to ``06:30``, every day, in the device's time zone
@@ -405,8 +406,8 @@ class Intervals(AvailabilityModel):
         file: the file; a relative path starts from ``data.root``, else the working directory, else
             ``$FEDSIM_DATA``.
         unit: unit of times that are bare numbers.
-        drawn: whether each device follows a device of the file, of any name, that is drawn at
-            random.
+        drawn: whether each device has the intervals of a random device of the file, which may have
+            any name.
     """
 
     kind: Literal["intervals"] = "intervals"

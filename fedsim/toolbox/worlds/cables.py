@@ -40,9 +40,9 @@ class Cables:
     A city lies in a part of the world, such as a continent. Cables connect some pairs of parts.
 
     Args:
-        hubs: cities at which a route may turn, such as one at a strait.
-        parts: pairs of parts of the world between which a route is a great circle; within a part
-            it is always one.
+        hubs: cities through which a route may lead, such as one at a strait.
+        parts: pairs of parts of the world that cables connect directly. A direct route between two
+            cities of these parts, or of the same part, is a great circle.
     """
 
     def __init__(self, hubs: Iterable[City], parts: Iterable[tuple[str, str]]) -> None:
@@ -50,9 +50,9 @@ class Cables:
         self._pairs = {frozenset(pair) for pair in parts}
 
     def way_km(self, source: City, target: City) -> float:
-        """Return the length of the shortest route between two cities (km).
+        """Return the length of the shortest route between two cities, direct or by hubs (km).
 
-        The route may turn at the hubs. The length is infinite if no cables connect the cities.
+        The length is infinite if no cables connect the cities.
         """
         stops = (source, target, *self._hubs)
         reached: dict[int, float] = {}

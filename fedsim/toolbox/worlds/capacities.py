@@ -29,9 +29,9 @@ class FedScaleCapacity(CapacityModel):
     Rows are drawn without replacement, unless the file has fewer rows than devices.
 
     Attributes:
-        file: the published ``client_device_capacity`` (a pickle, of which plain values alone are
-            read), whose one rate counts for both ways, as in FedScale; or CSV with
-            ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``, joined independently there.
+        file: the published ``client_device_capacity``, a pickle without code, whose single rate is
+            used for download and upload, as in FedScale; or a CSV with the columns
+            ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``.
     """
 
     kind: Literal["fedscale"] = "fedscale"
@@ -89,15 +89,16 @@ def _published(path: Path) -> Floats:
 
 
 class HospitalsCapacity(CapacityModel):
-    """Each device is a hospital of the FeTS federation, and a sample a patient.
+    """Each device is a hospital of the FeTS federation, and a sample is a patient.
 
-    Source: github.com/FeTS-AI/Challenge, Task_1/fets_challenge/time_utils.py (BSD-style, 2022): 21
-    and 16 institutions.
+    Source: github.com/FeTS-AI/Challenge, Task_1/fets_challenge/time_utils.py (BSD-style, 2022),
+    with computing times of 21 and transfer times of 16 institutions.
 
-    Computing and transfers are drawn independently, with replacement, as in the FeTS challenge. An
-    epoch's time is lognormal with the hospital's mean and standard deviation, unless
-    ``population.jitter`` is above 0 (the challenge draws a normal of 1 s at least). A transfer
-    takes the mean of the hospital's download and upload, whatever its size: a latency.
+    Each device draws an institution for its computing times, and independently another for its
+    transfer times, with replacement, as in the FeTS challenge. The time of an epoch is lognormal
+    with the institution's mean and standard deviation, unless ``population.jitter`` is above 0 (the
+    challenge draws from a normal distribution, at least 1 s). Every transfer takes the mean of the
+    institution's download and upload times, whatever its size: a latency.
     """
 
     kind: Literal["hospitals-fets"] = "hospitals-fets"

@@ -146,9 +146,10 @@ class CloudFacts:
         measured: (sender's region, receiver's region) -> connection.
         windows: cloud -> rule for the rate of a connection into the cloud, fitted by least squares
             of relative errors. Azure's rule is not fitted: its window is Linux's default receive
-            buffer, and its loss by slow start is GCP's, whose window has this size.
-        ways: whether both regions are of AWS -> rule for the round trip, fitted by least squares of
-            relative errors. Distances are lengths of routes along submarine cables.
+            buffer, and its loss by slow start is as fitted for GCP, whose window has this size.
+        ways: two rules for the round trip from the length of the route along submarine cables,
+            fitted by least squares of relative errors: True -> between two regions of AWS, False ->
+            between any others.
     """
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ PLACES = ("pos", "x", "y", "z", "lat", "lon", "latitude", "longitude", "city", "
 _TOP = ("directed", "multigraph", "graph", "nodes", "edges", "links")
 _FORM = "is not node-link JSON: 'nodes' with 'id', 'edges' with 'source' and 'target'"
 _USED = ("capacity", "latency")
-# common name of an attribute: the name that fedsim reads
+# common name of an attribute -> fedsim's name
 _SYNONYMS = {
     "bandwidth": "capacity",
     "bw": "capacity",
@@ -52,7 +52,7 @@ _SYNONYMS = {
     "propagation_delay": "latency",
     "prop_delay": "latency",
 }
-# attribute that fedsim rejects: the reason
+# attribute that fedsim rejects -> the reason
 _REASONS = {
     "weight": "routes have the fewest hops, whatever the weights; leave it out",
     "cost": "routes have the fewest hops, whatever the costs; leave it out",
@@ -154,7 +154,7 @@ def _refuse_unused(
 
     Args:
         owner: the node, edge or file that has the attributes, for error messages.
-        attributes: name: value.
+        attributes: name -> value.
         used: names of the attributes that fedsim reads.
         labels: names of the attributes that are accepted and ignored.
     """

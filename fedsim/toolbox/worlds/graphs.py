@@ -249,9 +249,10 @@ class EdgeLinks(Spec):
     """``network.edge`` of a tree: an edge server at each cell, which can combine devices' messages.
 
     Attributes:
-        receive, send: rates of each edge server's links, shared by its devices and the server.
-        latency: latency between an edge server and the server. A message between a device and the
-            server has it in addition to the device's own latency.
+        receive, send: rates of each edge server's own links, which carry its messages from and to
+            both its devices and the server.
+        latency: latency between an edge server and the server. It is added to the device's latency
+            for a message between a device and the server.
     """
 
     receive: SharedRate = math.inf
@@ -278,13 +279,13 @@ class EdgeLinks(Spec):
     def build(
         self, nodes: Sequence[Hashable], rates: Mapping[str, float], of: Ints | None = None
     ) -> EdgeServers:
-        """Build the description of the edge servers that a network takes.
+        """Build the ``EdgeServers`` of a network from these keys.
 
         Args:
             nodes: the node of each edge server.
             rates: rates of their links (bytes/s) by name, such as ``edge 0 send``.
-            of: index of the edge server of each node with devices, int64 [places]; None if it is
-                not known yet.
+            of: index of the edge server of each node with devices, int64 [places]; None if the
+                caller sets it later.
         """
         return EdgeServers(
             nodes,
@@ -390,16 +391,16 @@ class EdgeNodesSpec(EdgeLinks):
 class GraphSpec(NetworkModel):
     """Any network, from a JSON node-link file as networkx writes it.
 
-    Each edge has a ``capacity`` ("1 Gbit/s") each way, and perhaps a ``latency`` ("40 ms"; also as
-    ``delay``), which adds up along the way and is paid before the first byte leaves. Labels for
-    people and pictures change nothing; any other attribute is refused.
+    Each edge has a ``capacity`` ("1 Gbit/s") in each direction, and perhaps a ``latency`` ("40 ms";
+    also as ``delay``). Latencies add up along a route, and pass before the first byte is sent.
+    Attributes such as names, positions and colours are ignored; any other attribute is refused.
 
     Attributes:
         file: the file; a relative path starts from ``data.root``, else the working directory, else
             ``$FEDSIM_DATA``.
-        server: the server's node.
-        attach: the nodes to which devices are attached, in turn.
-        hosts: additional nodes that send and receive, such as a cache.
+        server: name of the server's node.
+        attach: names of the nodes to which devices are attached, in turn.
+        hosts: names of the nodes of additional endpoints that send and receive, such as a cache.
     """
 
     kind: Literal["graph"] = "graph"

@@ -21,9 +21,11 @@ from fedsim.world.lifetimes import Turnover
 class Schedule(Turnover):
     """Model of arrivals or departures: one device joins, or leaves, at each of the given times.
 
+    All other devices are present from the start, or never leave.
+
     Attributes:
-        times: the times, in any order; each is for one device.
-        devices: the device of each time; no device occurs twice.
+        times: the times, in any order.
+        devices: for each of the times the device that joins or leaves; no device occurs twice.
     """
 
     kind: Literal["schedule"] = "schedule"
@@ -53,7 +55,7 @@ class Schedule(Turnover):
 class TimesFromFile(FileColumn, Turnover):
     """Model of arrivals or departures: a column of a table has the time of each device.
 
-    An empty cell means that the device is present from the start, or stays.
+    An empty cell means that the device is present from the start, or never leaves.
     """
 
     def draw(
@@ -72,7 +74,7 @@ def _positive(rate: float) -> float:
 class PoissonArrivals(Turnover):
     """Model of arrivals: newcomers join one by one, after independent exponential gaps.
 
-    Their order is random.
+    The newcomers are drawn at random; all other devices are present from the start.
 
     Attributes:
         rate: mean arrivals per unit of time.
@@ -103,13 +105,14 @@ class PoissonArrivals(Turnover):
 
 
 class ExponentialStays(Turnover):
-    """Model of departures: a device stays for an exponential time from its arrival.
+    """Model of departures: a device leaves an exponential time after its arrival.
 
-    The devices that leave with one ``share`` also leave with a larger one.
+    The devices that leave are drawn at random. If ``share`` is raised, the same devices leave, and
+    more.
 
     Attributes:
-        mean_stay: mean stay of the devices that leave.
-        share: share of the devices that ever leave.
+        mean_stay: mean time from arrival to departure.
+        share: share of the devices that leave; all others never leave.
     """
 
     kind: Literal["exponential"] = "exponential"
@@ -122,7 +125,7 @@ class ExponentialStays(Turnover):
         count = round(self.share * len(arrival))
         leaving = streams.generator("world/departures").permutation(len(arrival))[:count]
         uniforms = streams.uniforms("world/departures/stay", leaving).tolist()
-        # numpy's logarithm has other last bits with AVX-512
+        # numpy's logarithm differs in its last bits on processors with AVX-512
         stay = np.array([-math.log(uniform) for uniform in uniforms]) * self.mean_stay
         departure = np.full(len(arrival), np.inf)
         departure[leaving] = arrival[leaving] + np.maximum(1.0, np.rint(stay / TICK_S)) * TICK_S

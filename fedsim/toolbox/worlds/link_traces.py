@@ -20,9 +20,9 @@ _LINKS = "world/link-trace"
 
 
 class _FileTrace(TracedRate):
-    """Base of the kinds that read recorded rates, latencies or losses of links from files.
+    """Base of the kinds ``trace``, which read rates, latencies or losses of links from files.
 
-    It has the settings of the files, and of how links get the traces.
+    Its keys say how to read the files, and which link gets which trace.
 
     Attributes:
         file: the file, folder or archive; a relative path starts from ``data.root``, else the
@@ -34,14 +34,14 @@ class _FileTrace(TracedRate):
         device_column: the column of a table that names the device of each row; None: a usual name,
             such as ``device``, if the table has one.
         every: time between two rows, in place of the times of the file.
-        average: length of pieces over which values are averaged, with the same integral; None: as
-            they are recorded, and 100 ms for packet files.
-        ends: what follows the end of a trace: its begin, or its last value for ever.
-        starts: where in its trace a link is at simulated time 0: at a place drawn for each link, or
-            at the begin. All traces of a device have the same draw.
-        deals: how links get their traces: each draws one; link i takes trace i modulo their count,
-            in order of names; or each has one of its own, as many traces as links. All traces of a
-            device have the same draw.
+        average: length of the time intervals over which values are averaged, which preserves their
+            integral; None: values as they are recorded, and 100 ms for packet files.
+        ends: ``loop``: a trace repeats after its end; ``hold``: its last value stays for ever.
+        starts: position of a link in its trace at simulated time 0: ``random``, drawn for each
+            link; ``begin``, the begin of the trace. All traces of a device have the same draw.
+        deals: assignment of traces to links: ``drawn``, each link draws a trace; ``in-turn``, link
+            i has trace i modulo the count of traces, in order of names; ``own``, as in-turn, but
+            the counts of traces and links must be equal. All traces of a device have the same draw.
     """
 
     kind: Literal["trace"] = "trace"
@@ -64,7 +64,7 @@ class _FileTrace(TracedRate):
         return _checked_unit(value, Seconds)
 
     def _value_of_unit(self) -> float | None:
-        """Return the factor from bare numbers in the file to the base unit (bytes/s, s or a share).
+        """Return the factor that converts bare numbers of the file to bytes/s, s or a share.
 
         Returns:
             The factor; None if the scenario gives no unit.
@@ -121,14 +121,14 @@ class LinkTrace(_FileTrace):
     """Rates over time from files of bandwidth or throughput traces.
 
     A file has one trace, or one for each device; a folder or an archive (tar, zip) has one in each
-    file. The form of a file is recognised: lines of a time and a rate (Lumos5G), a CSV with a
+    file. The format of a file is recognised: lines of a time and a rate (Lumos5G), a CSV with a
     header, Mahimahi's packet files, the FCC's ``curr_httpgetmt.csv``, or the CSVs of the Irish 4G
     and 5G drives. The first time of a trace is its begin. Each rate lasts until the next; the last
-    one lasts as long as the one before. While a rate is 0, flows stand still.
+    one lasts as long as the one before. While a rate is 0, transfers over the link wait.
 
     Attributes:
-        rate: unit of rates that are bare numbers, such as ``"Mbit/s"``; packet files and the tables
-            of the FCC and of the Irish drives have their own.
+        rate: unit of rates that are bare numbers, such as ``"Mbit/s"``. Packet files and the tables
+            of the FCC and of the Irish drives have fixed units.
         rate_column: the column of rates of a table; None: a usual name, such as ``throughput`` or
             ``DL_bitrate``.
     """
@@ -177,7 +177,7 @@ class LossTrace(_FileTrace):
     A file has lines of a time and a loss, or a table with a header.
 
     Attributes:
-        loss: whether losses are shares up to 1, or per cent.
+        loss: unit of losses: ``share``, from 0 to 1; or ``%``.
         loss_column: the column of losses of a table; None: a usual name, such as ``loss``.
     """
 

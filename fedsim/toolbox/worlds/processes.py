@@ -20,12 +20,13 @@ from fedsim.world.steps import computing_steps
 class Outage(Process):
     """Base of the processes that make a link or server fail again and again.
 
-    A subclass states in ``fail`` what happens during an outage.
+    A subclass overrides ``fail``, which begins an outage.
 
     Attributes:
         every: time between two outages, and before the first.
         lasts: length of an outage.
-        random: whether ``every`` and ``lasts`` are means of exponential times; else constant times.
+        random: whether the times are exponential with the means ``every`` and ``lasts``; else they
+            are constant.
     """
 
     restorable: ClassVar[bool] = True
@@ -77,7 +78,7 @@ class Outage(Process):
 
 
 class LinkOutage(Outage):
-    """Repeated outages of a link, whose rate is meanwhile 0, or lower.
+    """Repeated outages of a link, during which its rate is 0, or at most ``rate``.
 
     Attributes:
         link: name of the link: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``,
@@ -101,8 +102,8 @@ class EdgeOutage(Outage):
 
     Attributes:
         edge: number of the edge server.
-        work: ``wasted``: the edge server loses its state, and its devices' tasks end. ``waits``:
-            its links carry nothing.
+        work: effect of an outage: ``wasted``, the edge server loses its state, and its devices'
+            tasks end; ``waits``, transfers over its links wait.
     """
 
     kind: Literal["edge-outage"] = "edge-outage"
@@ -121,7 +122,7 @@ class EdgeOutage(Outage):
 
 
 class UploadSlots(Process):
-    """Limit of the uploads to the server at a time; others wait, first come, first served.
+    """Limit of simultaneous uploads to the server; others wait, first come, first served.
 
     Attributes:
         slots: count of uploads that may run at a time.
@@ -147,7 +148,7 @@ class Heat(Process):
 
     Attributes:
         devices: the devices that get warm; None: all.
-        factor: speed of a slow device, relative to its own.
+        factor: factor of the speed of a slow device.
         warms: time constant of warming and cooling.
         slow_at: heat, 0 to 1, at which a device becomes slow.
         fast_at: heat, below ``slow_at``, at which a slow device becomes fast again.
@@ -176,7 +177,7 @@ class Heat(Process):
             world.device(device)
 
     def run(self, world: World) -> ProcessGenerator:
-        turns: dict[int, simpy.Event] = {}  # device: event of its next start or end of computing
+        turns: dict[int, simpy.Event] = {}  # device -> event of its next start or end of computing
         computing: dict[int, bool] = {}
         warming = frozenset(computing_steps())
 
@@ -225,7 +226,7 @@ class Heat(Process):
                 hold = None
 
     def _course(self, state: Mapping[str, float]) -> tuple[float, float]:
-        """Return the heat that a device approaches, and when it turns slow or fast.
+        """Return the heat that a device approaches, and when it becomes slow, or fast again.
 
         Args:
             state: the device's ``heat`` at time ``since`` (s), and whether it ``computes`` and is

@@ -159,7 +159,7 @@ def _form_of(first: object) -> str:
         first: the entry of the file's first phone, whose fields determine the format.
 
     Raises:
-        ValueError: the entry lacks a field of each format.
+        ValueError: for each format the entry lacks a required field.
     """
     names = list(first) if isinstance(first, dict) else []
     for form, fields in _FIELDS.items():
@@ -316,7 +316,7 @@ def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, floa
 
 
 def _merged(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Merge intervals that overlap or touch.
+    """Merge the intervals that overlap or touch, and return the resulting intervals.
 
     Args:
         intervals: begin and end of each interval, sorted; not empty.

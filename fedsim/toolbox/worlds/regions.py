@@ -106,25 +106,30 @@ class Regions(Network):
 class RegionsSpec(NetworkModel):
     """Devices and a server in regions of clouds, over measured TCP connections.
 
-    Rates of several connections add up, as far as devices' own links (``device``) allow. For pairs
-    without a measurement the rate is the window of the receiver's cloud over the round trip: 0.86
-    MB into AWS, 3.2 MB into GCP and, by Linux's default buffer, into Azure, less what slow start
-    takes of the first ten seconds. It is 4 % and 2 % off on the mean of 42 and 22 measured pairs
-    into AWS and GCP, 22 % and 8 % at most. The round trip follows from the way between the cities
-    along submarine cables: 4 % off on the mean of 30 pairs within AWS, 9 % at most; 6 % and 22 % of
-    34 pairs with an end in GCP. ``fedsim check`` prints each rule with its domain and error, and
-    names pairs outside.
+    Pairs of regions without a measurement are estimated by two rules:
+
+    - The rate is the TCP window of the receiver's cloud divided by the round trip, minus the loss
+      by slow start in the first ten seconds. The windows are 0.86 MB into AWS, and 3.2 MB into GCP
+      and (Linux's default buffer) Azure. The mean relative error is 4 % on 42 measured pairs into
+      AWS (22 % at most), and 2 % on 22 pairs into GCP (8 % at most).
+    - The round trip is linear in the length of the route along submarine cables. The mean relative
+      error is 4 % on 30 pairs within AWS (9 % at most), and 6 % on 34 pairs with an end in GCP (22
+      % at most).
+
+    ``fedsim check`` prints each rule with its valid range and error, and the pairs outside this
+    range.
 
     Attributes:
-        file: a CSV of your own instead, with ``from``, ``to``, ``rtt_ms`` and ``mbit_s`` of one
-            connection; a row from a region to itself limits connections within it. A relative path
-            starts from ``data.root``, the working directory or ``$FEDSIM_DATA``.
-        of: regions by name, such as "aws:eu-west-1" or "gcp:us-central1"; devices are dealt over
-            them in turn.
+        file: a CSV of your own in place of fedsim's measurements. A row has the regions ``from``
+            and ``to``, and ``rtt_ms`` and ``mbit_s`` of one connection; a row from a region to
+            itself limits connections within the region. A relative path starts from ``data.root``,
+            else the working directory, else ``$FEDSIM_DATA``.
+        of: names of regions, such as "aws:eu-west-1" or "gcp:us-central1"; device i is in the
+            region at position i modulo their count.
         server_in: the region of the server; None: the first of ``of``.
-        connections: TCP connections of each pair in each direction, over which a message goes at
-            once. Their rates add up, which no measurement here confirms, up to the devices' own
-            links (``device``).
+        connections: count of parallel TCP connections among which each message is divided. Their
+            rates add up, which no measurement here confirms, as far as devices' own links
+            (``device``) allow.
     """
 
     kind: Literal["regions"] = "regions"

@@ -27,8 +27,8 @@ from fedsim.toolbox.worlds.trace_members import files_of, members
 from fedsim.world.device_table import IDS
 
 _PACKET = 1500.0  # bytes of a delivery opportunity
-_PACKET_STEP_S = 0.1  # pieces of a packet file, whose opportunities are milliseconds apart
-_LONE_S = 1.0  # length of a trace of one row
+_PACKET_STEP_S = 0.1  # length of the intervals over which rates of a packet file are averaged (s)
+_LONE_S = 1.0  # length of a trace that has a single row (s)
 _MOST_RATE = 1e15  # bytes/s
 _KBIT_S = 125.0  # bytes/s
 _USUAL = {
@@ -47,18 +47,20 @@ _FORMS_OF_DATES = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d_%H.%M.%S", "%Y-%m-%dT%H:%M:%S"
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Settings for reading files of traces of links: quantity, columns, units and pieces.
+    """Settings for reading files of traces of links: quantity, columns, units and averaging.
 
     Attributes:
         key: the key of the scenario that names the file, for messages.
         quantity: the quantity that the trace records: ``rate``, ``latency`` or ``loss``.
-        upward: whether the link leads to the server, by which a column is chosen.
-        time_factor: seconds in the unit of bare times.
-        factor: bytes/s, s or a share in the unit of bare values; None if the scenario gives no
-            unit.
+        upward: whether the link leads to the server; selects the column of a table that has rates
+            of both directions.
+        time_factor: factor that converts times without a unit to seconds.
+        factor: factor that converts values without a unit to bytes/s, s or a share; None if the
+            scenario gives no unit.
         time_column, value_column, device_column: names of columns; None for the usual names.
-        every: time between two rows, in place of the times of the file (s); None for these.
-        average: length of pieces over which rates are averaged (s); None for the pieces as they
+        every: time between two rows, in place of the times of the file (s); None to use the times
+            of the file.
+        average: length of the intervals over which rates are averaged (s); None for rates as they
             are recorded.
         members: pattern of the names of files within a folder or an archive.
     """
@@ -81,7 +83,7 @@ class Recording:
     """Trace of a link as recorded in a file: its rates, latencies or losses over time.
 
     Attributes:
-        name: name of the file, and of the device within it if it has several.
+        name: name of the file, followed by the name of the device if the file has several.
         times: time from which each value holds, until the next (s).
         rates: the values: rates (bytes/s), latencies (s) or shares of lost packets.
         end: time at which the last value ends (s).
@@ -103,11 +105,11 @@ def read_recordings(path: Path, options: TraceOptions) -> tuple[str, list[Record
         options: how to read the files, such as columns and units.
 
     Returns:
-        The name of the files' form, such as ``a table`` or ``Mahimahi's packets``, and the traces
-        in order of their names, numbers by size.
+        The name of the files' format, such as ``a table`` or ``Mahimahi's packets``, and the traces
+        in natural order of their names (``2`` before ``10``).
 
     Raises:
-        DataError: there is no such file, or a file is damaged, empty or of an unknown form.
+        DataError: there is no such file, or a file is damaged, empty or of an unknown format.
     """
     try:
         stamp = tuple((str(file), file.stat().st_mtime_ns) for file in files_of(path))
@@ -126,8 +128,8 @@ def _read_again(
 
     Args:
         path: the file, folder or archive.
-        stamp: path and time of the last change (ns) of each file. It is not read: a change of a
-            file makes another key of the cache.
+        stamp: path and time of the last change (ns) of each file. It is only a part of the cache's
+            key, so that changed files are read again.
         options: how to read the files.
 
     Returns:
@@ -149,7 +151,7 @@ def _read_again(
 
 
 class _File:
-    """Lines of a file of traces, split into cells, with functions that parse cells and name errors.
+    """Lines of a file of traces, split into cells, with methods that parse cells.
 
     Args:
         name: name of the file.
@@ -165,11 +167,11 @@ class _File:
         self.options = options
 
     def wrong(self, why: str) -> DataError:
-        """Return an error about the whole file, to raise; ``why`` continues the file's name."""
+        """Return an error whose message is the file's name, followed by ``why``."""
         return DataError(f"{self.options.key}: {self.name!r} {why}")
 
     def wrong_line(self, line: int, why: str) -> DataError:
-        """Return an error about a line, to raise; ``why`` follows the name of the line."""
+        """Return an error whose message is the file's name and the line's number, then ``why``."""
         return DataError(f"{self.options.key}: line {line} of {self.name!r}: {why}")
 
     def number(self, line: int, cell: str, what: str, most: float) -> float:
@@ -271,13 +273,13 @@ class _File:
 
 
 def averaged(recording: Recording, step: float) -> Recording:
-    """Return a recording in which rates are replaced by their means over equal pieces of time.
+    """Return a recording in which values are replaced by their means over equal time intervals.
 
-    The last piece may be shorter.
+    The last interval may be shorter.
 
     Args:
         recording: the recording.
-        step: length of a piece (s).
+        step: length of an interval (s).
     """
     begin = recording.times[0]
     count = max(1, math.ceil((recording.end - begin) / step - 1e-9))
@@ -297,7 +299,7 @@ def averaged(recording: Recording, step: float) -> Recording:
 
 
 def _read_file(name: str, content: bytes, options: TraceOptions) -> tuple[str, list[Recording]]:
-    """Recognise the form of a file of traces, and read its traces.
+    """Recognise the format of a file of traces, and read its traces.
 
     Args:
         name: name of the file.
@@ -376,10 +378,10 @@ def _read_pairs(file: _File) -> Recording:
 
 
 def _read_packets(file: _File) -> Recording:
-    """Read a trace from one of Mahimahi's packet files, with rates as means over pieces of 0.1 s.
+    """Read a trace from one of Mahimahi's packet files, with mean rates over intervals of 0.1 s.
 
-    Each line is a time (ms) at which the link can carry 1500 bytes. A packet at t ms counts in the
-    first piece that ends at t or later. ``options.average`` replaces the 0.1 s.
+    Each line is a time (ms) at which the link can carry 1500 bytes. A packet at t ms is counted in
+    the first interval that ends at t or later. ``options.average`` replaces the 0.1 s.
     """
     _refuse_unit(file, "a packet file")
     if file.options.every is not None:

@@ -23,9 +23,9 @@ def files_of(path: Path) -> list[Path]:
 
 
 def members(path: Path, pattern: str, key: str) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of each file of a folder or archive (tar or zip) that fits a pattern.
+    """Yield name and content of each file of a folder or archive whose name matches a pattern.
 
-    A path that is neither a folder nor an archive is yielded itself.
+    An archive is a tar or zip file. Any other file is yielded itself.
 
     Args:
         path: the file, folder or archive.
