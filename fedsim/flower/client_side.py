@@ -81,7 +81,7 @@ class AppReply:
     slept_s: float
 
 
-_loaded: dict[str, AppHalf] = {}  # ID of the run: the loaded ClientApp of this process; one entry
+_loaded: dict[str, AppHalf] = {}  # ID of the present run -> this process's ClientApp; one entry
 
 
 def carry_out(job: AppJob) -> AppReply:
@@ -173,11 +173,11 @@ def _count(job: AppJob, stack: ExitStack) -> Callable[[], float | None]:
     if job.counts == "flops":
         mode = stack.enter_context(FlopCounterMode(display=False))
         return lambda: float(mode.get_total_flops())
-    samples = Counter[Module]()  # module: samples; the first module called is the whole model
+    samples = Counter[Module]()  # module -> samples; the first module called is the whole model
     trains = is_training(job.message.metadata.message_type)
 
     def count(module: Module, inputs: tuple[object, ...]) -> None:
-        # samples of a test within a training are not counted
+        # samples on which a training message tests the model are not counted
         if trains and not torch.is_grad_enabled():
             return
         for value in inputs:

@@ -27,7 +27,7 @@ _FORWARD_SHARE = 1 / 3  # forward pass / training step; the backward pass takes 
 _FAR = 1.5  # ratio between charged and counted samples above which a run warns
 
 
-Config = Mapping[str, object]  # key: value, in the config of a message or of a run
+Config = Mapping[str, object]  # key -> value, in the config of a message or of a run
 
 
 def is_training(kind: str) -> bool:

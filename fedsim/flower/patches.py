@@ -123,7 +123,7 @@ def running(app: SessionBase | ClientCall) -> Iterator[None]:
         _thread.app = before
 
 
-_knows_flower = {"flwr": True}  # top-level package: whether it imports flwr
+_knows_flower = {"flwr": True}  # top-level package -> whether it imports flwr
 
 
 def _app_of_caller() -> SessionBase | ClientCall | None:

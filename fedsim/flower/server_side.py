@@ -308,7 +308,7 @@ class Session(SessionBase):
         """Send messages to the simulated devices, and return the messages' IDs without waiting."""
         self._check_thread()
         if isinstance(messages, list):
-            sizes: dict[int, int] = {}  # id(content): bytes, as several messages may share it
+            sizes: dict[int, int] = {}  # id(content) -> bytes; messages may share a content
             return [self._push(message, sizes) for message in messages]
         # a generator may change a content between two messages, so no size is reused
         return [self._push(message, {}) for message in messages]

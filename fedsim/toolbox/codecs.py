@@ -38,7 +38,10 @@ class Lossy(Codec):
     is_random: ClassVar[bool] = False
     """Whether ``function`` draws random numbers."""
     function: ClassVar[Function]
-    """Pure function [array] -> decoded array, with ``constants``, and ``rng`` if it ``is_random``."""
+    """Pure function that encodes and decodes an array, given as a list of length 1.
+
+    Its keyword arguments are ``constants``, and ``rng`` if ``is_random`` is true.
+    """
 
     encodes: Literal["change", "model"] = "change"
     error_feedback: bool = False

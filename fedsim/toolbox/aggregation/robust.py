@@ -24,7 +24,7 @@ from fedsim.strategies.state import new_state
 ModelList = list[NDArray[np.float32]]
 
 _TOLERATED = "bears"  # field of the record ``aggregate``: count of tolerated malicious updates
-_SPARE_UPDATES = 3  # b, by which n >= a f + b updates tolerate f malicious ones
+_SPARE_UPDATES = 3  # b in the rule that f of n updates may be malicious if n >= a f + b
 
 
 class Robust(Aggregation):
@@ -35,7 +35,10 @@ class Robust(Aggregation):
     """
 
     function: ClassVar[Function | None] = None
-    """Pure function (finite updates in order of arrival, all keys except ``kind``) -> model."""
+    """Pure function that computes the model from the finite updates, in order of arrival.
+
+    All keys except ``kind`` are its keyword arguments.
+    """
 
     protection: ClassVar[Protection | None] = "robust"
     uses_weights: ClassVar[bool] = False
@@ -227,7 +230,7 @@ class _ByDistance(Robust):
     selects_one: ClassVar[bool] = True
     """Whether only the update with the best score is selected."""
     updates_per_malicious: ClassVar[int] = 2
-    """a, by which f of n updates may be malicious if n >= a f + 3."""
+    """a, the factor in the rule that f of n updates may be malicious if n >= a f + 3."""
 
     malicious: int = Field(default=1, ge=0, le=1_000_000)
 

@@ -60,13 +60,13 @@ to four models.
 """
 
 _STEP = 107e3
-"""Fixed cost of a forward step of a fused LSTM layer, as the time to move these bytes.
+"""Fixed cost of a forward step of a fused LSTM layer, as the bytes that move in the same time.
 
 A backward step costs twice as much.
 """
 
 _CALL = 75e3
-"""Cost of a call of one of the small operations of an unfused recurrent layer (bytes)."""
+"""Fixed cost of each operation in an unfused recurrent layer, as bytes that move in its time."""
 
 _ARM_SHARES = {"dense": 1.03, "dense_backward": 0.79, "pointwise": 0.19, "pointwise_backward": 0.61}
 _ARM_SHARES |= {"grouped": 0.010, "grouped_backward": 0.35}
@@ -76,7 +76,7 @@ _ARM_PASSES = {"norm": 25.0, "curve": 1.1, "other": 3.7}
 ``_ARM_SHARES`` has the speed of convolutions, as a share of the speed of matrix products.
 ``_ARM_PASSES`` has the additional passes of all other operations over their data. Both were fitted
 by ``scenarios/outside/pis/predict.py --fit`` to 51 published times of batches of 26 models on a
-Raspberry Pi 4. These times separate kernels only as far as the models differ in them.
+Raspberry Pi 4. Kernels that these models use in similar proportions are poorly separated.
 """
 
 _NORMALISING = ("native_batch_norm", "native_layer_norm", "native_group_norm")

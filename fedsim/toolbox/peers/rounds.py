@@ -266,9 +266,9 @@ class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
 class DPSGD(Peers[DPSGDParams]):
     """D-PSGD: each device averages its model with its neighbours' models in a graph.
 
-    Source: Lian et al. 2017, Algorithm 1, with local epochs in place of one gradient.
+    Source: Lian et al. 2017 (D-PSGD), Algorithm 1, with local epochs in place of one gradient.
 
-    There is no server. In each round device i sends its model x_i to its neighbours (d parameters
+    There is no server. In round k device i sends its model x_i to its neighbours (d parameters
     each; ``model``), and trains from x_i meanwhile. When it has received the neighbours' models x_j,
     it sets x_i to the sum of W_ij x_j over the neighbours and itself, plus the change by training.
     W_ij are Metropolis-Hastings weights. The weight of a model that is not received is added to the
@@ -325,7 +325,7 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
             senders: list[list[int]] = [[] for _ in range(devices)]
             for sender in range(devices):
                 draw = rng.choice(devices - 1, size, replace=False)
-                draw += draw >= sender  # drawn indices do not count the sender
+                draw += draw >= sender  # indices were drawn without the sender
                 receivers.append(sorted(draw.tolist()))
             for sender, devices_of_sender in enumerate(receivers):
                 for receiver in devices_of_sender:

@@ -153,7 +153,7 @@ class Ray(Executor):
         config = self._ray.job_config.JobConfig(_client_job=True)
         options = {"log_to_driver": False, "logging_level": "error", "job_config": config}
         with warnings.catch_warnings():
-            # Ray 2.52 warns of what a later version does with tasks that ask for no GPU
+            # Ray 2.52 warns that a later version will treat tasks without a GPU in another way
             warnings.simplefilter("ignore", FutureWarning)
             if address is None:
                 self._start_here(workers, options)

@@ -91,7 +91,7 @@ class LeastAvailable(Selection):
                 availability[device] = (first, rounds + 1)
 
         def share(device: int) -> float:
-            # A device without an entry has returned after the round was counted.
+            # A device without an entry became available after the round was counted.
             first, rounds = availability.get(device, (number, 1))
             return float(rounds / (number - first + 1))
 

@@ -83,7 +83,7 @@ class MapDataset(Source):
         base = "torch.utils.data.Dataset"
         factory = import_class(self.factory, "data.source.factory", Dataset, base, or_function=True)
         where = f"data.source.factory is {self.factory!r}"
-        arguments = {"": self.args}  # suffix of the arrays' names: arguments of the factory
+        arguments = {"": self.args}  # suffix of the arrays' names -> arguments of the factory
         if self.test is not None:
             arguments = {"_train": self.args, "_test": {**self.args, **self.test}}
         arrays: NamedArrays = {}

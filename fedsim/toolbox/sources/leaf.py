@@ -20,7 +20,7 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 """The 80 characters of LEAF's Shakespeare, in LEAF's order."""
 
 _NUMBERS = {character: number for number, character in enumerate(CHARACTERS)}
-_UNKNOWN = len(CHARACTERS) - 1  # LEAF's code makes the last one of characters that it does not know
+_UNKNOWN = len(CHARACTERS) - 1  # LEAF's code replaces unknown characters by the last character
 
 UserArray = NDArray[np.float32] | NDArray[np.int64]
 UserSamples = list[tuple[str, UserArray, list[object]]]

@@ -126,7 +126,7 @@ class HuggingFace(Source):
         columns = {"x": self.x, "y": self.y}
         for name in self.columns:
             columns[name] = name
-        subfolders = {"": ""}  # suffix of the arrays' names: folder
+        subfolders = {"": ""}  # suffix of the arrays' names -> folder
         if (folder / "dataset_dict.json").is_file():
             subfolders = {"_train": "train", "_test": "test"}
         arrays: NamedArrays = {}

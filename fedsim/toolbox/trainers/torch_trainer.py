@@ -166,7 +166,7 @@ class TorchTrainer(Trainer):
                 "schedule.name", self.schedule.name, "schedule.args", self.schedule.args, schedules
             )
         parameters = {"": torch.nn.Parameter(torch.zeros(2))}
-        for pattern in self._patterns:  # a pattern, as a name, matches itself
+        for pattern in self._patterns:  # used as a parameter's name, a pattern matches itself
             parameters[pattern] = torch.nn.Parameter(torch.zeros(2, 2))
         try:
             optimiser = self.torch_optimiser(parameters, self.lr)

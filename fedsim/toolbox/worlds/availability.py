@@ -46,7 +46,7 @@ def _time_of_day(text: str) -> str:
 
 
 def _as_text(value: object) -> object:
-    """Return the ISO text of a time of day that the TOML parser has made a ``time``.
+    """Convert a ``datetime.time``, which TOML's parser returns for ``02:00:00``, to its ISO text.
 
     Any other value is returned unchanged, for pydantic to check.
     """
@@ -276,10 +276,10 @@ class Flash(AvailabilityModel):
     Each device repeats a random trace, at the time of day at which the trace was recorded.
 
     Attributes:
-        file: FLASH's ``state_traces.json`` or ``cached_timers.json``, FedScale's
-            ``client_behave_trace`` (a pickle, of which plain values alone are read), or JSON ``{id:
-            {start, end, ready: [[from, to], ...], ok}}`` in seconds. Phones without a usable trace
-            (``ok`` false) are skipped. FedScale's times count from a midnight on.
+        file: FLASH's ``state_traces.json`` or ``cached_timers.json``; FedScale's
+            ``client_behave_trace``, a pickle without code, whose times count from midnight; or JSON
+            ``{id: {start, end, ready: [[from, to], ...], ok}}`` in seconds. Phones without a usable
+            trace (``ok`` is false) are skipped.
     """
 
     kind: Literal["flash"] = "flash"

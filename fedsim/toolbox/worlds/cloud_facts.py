@@ -20,10 +20,11 @@ from fedsim.world.device_kinds import Figure
 
 _TABLE = Path(__file__).with_name("cloud_regions.toml")
 _LINUX_WINDOW = 3 * 2**20
-"""Window of Linux's default receive buffer of 6 MiB, of which half is window (bytes): tcp_rmem and
-tcp_adv_win_scale in the kernel's ip-sysctl.rst.
+"""TCP window of Linux by default (bytes), half of the receive buffer of 6 MiB.
+
+Source: ``tcp_rmem`` and ``tcp_adv_win_scale`` in the kernel's ip-sysctl.rst.
 """
-_MEASURED_S = 10.0  # length of a measurement; rates are means, slow start included
+_MEASURED_S = 10.0  # length of a measurement (s); measured rates are means, slow start included
 _LEAST_SHARE = 0.1  # least share of the measured time that slow start leaves
 _NEARLY = 0.1  # relative tolerance beyond the values that a rule was fitted to
 

@@ -80,7 +80,7 @@ class Graph(Network):
         simulation: Simulation,
         columns: AccessColumns,
         links: Mapping[str, float],
-        path: Callable[[Any, Any], Sequence[str]],  # nodes of the graph's own type
+        path: Callable[[Any, Any], Sequence[str]],  # the type of nodes depends on the graph
         places: Sequence[Hashable],
         server: Hashable = SERVER,
         transport: Transport = PLAIN,
