@@ -1,4 +1,4 @@
-"""Flower apps: the ``pyproject.toml`` with the import paths of both halves, and the run config."""
+"""Reader of a Flower app's ``pyproject.toml``: paths of ServerApp and ClientApp, run config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

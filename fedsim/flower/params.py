@@ -36,7 +36,7 @@ def is_training(kind: str) -> bool:
 
 
 class SamplesTime(Spec):
-    """Compute time of a message by samples: ``num-examples`` x passes / the device's samples/s.
+    """Compute time of a message by samples: ``num-examples`` x passes, at the device's samples/s.
 
     ``num-examples`` is a metric of the ClientApp's reply. A message of any other type than
     ``train`` takes a third of the time of one pass, as it has no backward pass.
@@ -175,7 +175,7 @@ class SamplesTaken:
 
 
 class FlopsTime(Spec):
-    """Compute time of a message by torch's operations: their FLOPs / the device's FLOP/s.
+    """Compute time of a message by the FLOPs of torch's operations, at the device's FLOP/s.
 
     FLOPs are counted in the first message of each type. Later messages of the type have FLOPs in
     proportion to ``num-examples`` in their replies.

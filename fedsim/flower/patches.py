@@ -1,9 +1,9 @@
 """Patches of ``time`` and flwr for simulated Flower apps.
 
-Patches take effect only in the thread of a simulated ServerApp. In the thread of a ClientApp
-``time.sleep`` returns at once, and its time is added up. The clock is simulated for the app's own
-code, flwr, and packages that import flwr. Other libraries wait for real processes, sockets and
-threads, so they get real time.
+Patches take effect only in the threads of simulated apps. In a ServerApp's thread ``time.sleep``
+lets simulated time pass; in a ClientApp's thread it returns at once, and its time is added up. The
+clock is simulated for the app's own code, flwr, and packages that import flwr. Other libraries wait
+for real processes, sockets and threads, so they get real time.
 """
 
 import datetime

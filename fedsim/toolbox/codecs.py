@@ -454,9 +454,9 @@ class Sparse(Lossy):
         return 4 * k + (_bitmap_bytes(parameters) if self._sends_bitmap(parameters) else 4 * k)
 
     def _sends_bitmap(self, parameters: int) -> bool:
-        """Return whether positions are sent as a bitmap of d bits.
+        """Return whether positions are sent as a bitmap of d bits, not as k integers of 4 bytes.
 
-        They are if the bitmap is not longer than k integers of 4 bytes, the other format.
+        The shorter format is used, or the bitmap if both have the same length.
         """
         return _bitmap_bytes(parameters) <= 4 * self.k(parameters)
 
@@ -570,9 +570,9 @@ def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Gen
 class RandomK(Sparse):
     """A ``share`` of the entries is sent, drawn uniformly without replacement.
 
-    Without error feedback the receiver multiplies the k sent entries of the d by d / k, which
-    removes the bias (Konecny et al., "Federated learning: strategies for improving communication
-    efficiency", 2016).
+    Without error feedback the receiver multiplies the sent entries by d / k if k of d entries were
+    sent, which removes the bias (Konecny et al., "Federated learning: strategies for improving
+    communication efficiency", 2016).
     """
 
     is_random: ClassVar[bool] = True

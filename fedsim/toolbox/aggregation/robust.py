@@ -157,13 +157,14 @@ class TrimmedMean(Robust):
     """The mean of each coordinate without its smallest and its largest values.
 
     Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option II.
-    At either end the values of ``share`` of the updates are cut off. A scenario is refused if
-    ``share`` of a cohort is less than one update. If fewer updates arrive, one update is cut off at
-    either end. If only one or two updates arrive, the result is their mean.
+    Of n sorted values, ``share`` n are left out at either end, rounded down. A scenario is refused
+    if this is less than one value for all clients of a round. If so few updates arrive that it
+    would be less than one, one value is left out at either end. If only one or two updates arrive,
+    the result is their mean.
 
     Attributes:
-        share: beta, the part of the updates that is cut off at either end, rounded down to whole
-            updates; 0: the plain mean.
+        share: beta, the share of the values that is left out at either end, 0 to below 0.5; 0: the
+            plain mean.
     """
 
     kind: Literal["trimmed-mean"] = "trimmed-mean"

@@ -39,9 +39,10 @@ class ModelCard(PartedModel):
         tokens: number of tokens of a sample.
         vocabulary: number of outputs of each token, which need 8 bytes each until the backward
             pass; 0: they are not counted.
-        bits: bits of a parameter in memory and in messages, except parameters of adapters and
-            parameters that are trained without adapters; 4.127 for QLoRA's 4 bits with double
-            quantisation.
+        bits: with adapters: bits of each of the ``params`` frozen parameters, in memory and in the
+            message in which a device downloads them once; 4.127 for QLoRA's 4 bits with double
+            quantisation. Without adapters: bits of each parameter in the copy that the forward and
+            backward passes read. Trained parameters always have 32 bits.
         recompute: whether each transformer layer stores only its input, and the backward pass
             computes the layer again (gradient checkpointing). A step then costs up to one more
             forward pass.

@@ -1,4 +1,4 @@
-"""``model.kind = "resnet18"``: ResNet-18 with group norm, for images."""
+"""``model.kind = "resnet18-gn"``: ResNet-18 with group norm, for images."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 

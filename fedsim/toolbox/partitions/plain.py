@@ -50,17 +50,17 @@ class ByLabel(Partition):
     def _deal(
         self, dataset: Dataset, index: Index, devices: int, streams: Streams, purpose: str
     ) -> list[Index]:
-        """Deal the samples of each label evenly to the devices that have this label.
+        """Divide the samples of each label evenly among the devices that have this label.
 
         Args:
             dataset: the data set.
-            index: pool indices of the samples, training or test.
+            index: indices into ``dataset.pool`` of the samples, training or test.
             devices: count of devices.
             streams: the random streams of the run.
             purpose: name of the random stream.
 
         Returns:
-            The pool indices of each device's samples.
+            For each device the indices of its samples.
         """
         labels = dataset.pool.classes
         pieces: list[list[Index]] = [[] for _ in range(devices)]
@@ -105,7 +105,7 @@ class Shards(Partition):
     Attributes:
         per_device: shards of a device: 2 as in the source, 1 as in Karimireddy et al. 2020
             (SCAFFOLD).
-        similarity: share of the samples that is dealt at random instead of by shards, as in
+        similarity: share of the samples that is divided at random instead of by shards, as in
             Karimireddy et al. 2020; 1 gives IID data.
     """
 
@@ -178,7 +178,7 @@ class Dirichlet(Partition):
         """Move samples from the largest devices to devices below ``minimum``, in place.
 
         Args:
-            indices: pool indices of each device's samples.
+            indices: for each device the indices of its samples in the data set's pool.
             generator: source of the random choice of samples.
         """
         sizes = np.array([len(index) for index in indices])
@@ -196,10 +196,11 @@ class PartitionFile(Partition):
     """A partition that a JSON file describes by an object with one entry for each device.
 
     The keys are the numbers of the devices, ``"0"``, ``"1"`` and so on, or other names, which are
-    numbered in natural order (``"c2"`` before ``"c10"``). An entry is a list of
-    training indices, or an object with ``train`` and perhaps ``test``. Indices count from 0 within
-    the published training and test sets. If no device has test indices, test samples follow the
-    devices' labels. A sample may be on several devices.
+    numbered in natural order (``"c2"`` before ``"c10"``). An entry is a list of indices of training
+    samples, or an object with such a list as ``train``, and perhaps one of test samples as
+    ``test``. Indices count from 0 within the published training and test sets. If no device has
+    test indices, test samples are divided in proportion to the devices' training labels. A sample
+    may be on several devices.
 
     Attributes:
         path: the file; a relative path starts from ``data.root``, else the working directory, else
@@ -241,7 +242,7 @@ def _read_entries(path: Path) -> list[dict[str, object]]:
         For each device, in order of index, its entry as a dict with ``train`` and perhaps ``test``.
 
     Raises:
-        DataError: the file is malformed, or its keys are not the devices' indices.
+        DataError: the file is malformed, or its keys do not name the devices.
     """
     with reading(path, "data.partition.path", "JSON"):
         content = read_keyed_json(path)
@@ -272,16 +273,16 @@ def _entry(path: Path, name: str, entry: object) -> dict[str, object]:
 
 
 def _index(path: Path, label: str, entry: object, samples: Index) -> Index:
-    """Convert a device's list of sample indices in a partition file to indices in the pool.
+    """Convert a device's sample indices in a partition file to indices into the data set's pool.
 
     Args:
         path: the file, for error messages.
-        label: text that names the device and the part, for error messages.
+        label: text that names the device and ``train`` or ``test``, for error messages.
         entry: the list in the file, of indices into ``samples``.
-        samples: pool indices of the training or test set.
+        samples: indices into the pool of the training set, or of the test set.
 
     Raises:
-        DataError: the entry is no list of valid indices.
+        DataError: the entry is not a list of valid indices.
     """
     try:
         numbers: AnyArray = np.asarray(entry)

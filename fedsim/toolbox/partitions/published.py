@@ -191,17 +191,17 @@ def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[Ints, Ints 
 def _deal(
     parts: list[Index], labels: Ints, amounts: Ints, at_end: Literal["skip", "rest", "again"]
 ) -> list[Index]:
-    """Deal the samples of each class to the devices in order, in one or several passes.
+    """Assign the samples of each class to the devices in order, in one or several passes.
 
     Args:
-        parts: pool indices of each class's samples.
+        parts: for each class the indices of its samples in the data set's pool.
         labels: classes of each device, int64 [devices, slots].
-        amounts: count of samples to deal, int64 [passes, devices, slots].
-        at_end: treatment of a class with too few samples left: ``skip`` deals none, ``rest`` deals
-            the remaining ones, ``again`` starts from the class's first sample.
+        amounts: count of samples to assign, int64 [passes, devices, slots].
+        at_end: treatment of a class with too few samples left: ``skip`` assigns none, ``rest``
+            assigns the remaining ones, ``again`` starts from the class's first sample.
 
     Returns:
-        The pool indices of each device's samples.
+        For each device the indices of its samples.
     """
     pieces: list[list[Index]] = [[] for _ in labels]
     begins = np.zeros(len(parts), dtype=np.int64)
@@ -275,13 +275,13 @@ class ClassBias(Partition):
         """Draw the training samples of a device, of which a share is of a few classes.
 
         Args:
-            parts: pool indices of each class's samples.
+            parts: for each class the indices of its samples in the data set's pool.
             order: the classes; the first ``classes_per_device`` make up ``share`` of the samples.
             size: count of the device's samples.
             generator: source of the random choice.
 
         Returns:
-            Pool indices, int64 [size].
+            The indices of the drawn samples, int64 [size].
         """
         major = order[: self.classes_per_device]
         minor = order[self.classes_per_device :]

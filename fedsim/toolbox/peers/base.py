@@ -257,9 +257,9 @@ class Peers(Strategy[P]):
         return self._half.why_not_more(planned, max(self.state.rounds.values(), default=0))
 
     def is_over(self) -> bool:
-        """Return whether all available devices, and at least one device, finished the open round.
+        """Return whether all available devices have finished the open round.
 
-        Unavailable devices are not waited for.
+        At least one device must have finished it. Unavailable devices are not waited for.
         """
         number = self.state.round
         rounds = self.state.rounds

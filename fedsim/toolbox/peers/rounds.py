@@ -256,8 +256,8 @@ class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
         """Return the Metropolis-Hastings weight of a neighbour's model in the device's average.
 
-        It is 1 / (1 + the larger count of neighbours of the two devices). The matrix of all weights
-        is doubly stochastic.
+        It is 1 / (1 + the larger of the two devices' counts of neighbours). The matrix of all
+        weights is doubly stochastic.
         """
         neighbours = self.neighbours(device, number)
         return 1.0 / (1.0 + max(len(neighbours[device.number]), len(neighbours[sender])))

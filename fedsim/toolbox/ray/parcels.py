@@ -31,15 +31,13 @@ class Stored(Protocol):
 
 @dataclass
 class Parcel:
-    """Pickle of an object, without its parts that lie in a Ray cluster's object store.
-
-    It has references to these parts.
+    """Pickle of an object, with references to the parts that are in a Ray cluster's object store.
 
     Placed parts, such as a data set, are unpickled once per worker process. Shared parts are large
-    read-only arrays. ``Packer`` makes parcels, and ``Opener`` unpacks them.
+    read-only arrays. ``Packer`` creates parcels, and ``Opener`` unpacks them.
 
     Attributes:
-        content: the pickle, in which ("placed" or "shared", index) stands for an omitted object.
+        content: the pickle, in which ("placed" or "shared", index) replaces an omitted object.
         buffers: memory of the arrays of a placed object, outside the pickle.
         placed: references to the omitted placed objects, in order of index.
         shared: references to the omitted shared arrays, in order of index.
@@ -52,10 +50,10 @@ class Parcel:
 
 
 class Packer:
-    """Maker of parcels in the main process: pickles that refer to objects in a Ray cluster's store.
+    """Creator of parcels in the main process, which sends common objects to Ray's store only once.
 
-    ``place`` puts an object into the store. Large read-only arrays are put there when they are
-    packed first.
+    ``place`` puts an object into the store. A large read-only array is put there when it is packed
+    for the first time.
 
     Args:
         put: puts an object into the cluster's store, and returns its reference.

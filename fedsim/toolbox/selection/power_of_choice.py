@@ -61,9 +61,9 @@ class PowerOfChoice(Selection):
     asked. Instead each client sends the loss of its last local epoch with its update (4 bytes), and
     the last such loss is used. The loss of a client without an update is infinite.
 
-    Sample counts are sent with updates. The mean count stands in for a client without an update. In
-    runs without learning, the candidates that were drawn first are selected. Each selection
-    examines every available device, which takes O(population) time.
+    Clients send their sample counts with their updates; for a client without an update the mean of
+    the known counts is used. In runs without learning, the candidates that were drawn first are
+    selected. Each selection examines every available device, which takes O(population) time.
 
     Attributes:
         candidates: d, the number of candidates; if a round needs more clients, as many as it needs

@@ -104,7 +104,7 @@ def _refuse_unlike(path: Path, name: str, noun: str, train: AnyArray, test: AnyA
     Args:
         path: the file or the factory, for error messages.
         name: ``x`` or ``y``, for error messages.
-        noun: text that names the arrays' entries, for error messages.
+        noun: ``samples`` or ``targets``, for error messages.
         train: the training array.
         test: the test array.
     """

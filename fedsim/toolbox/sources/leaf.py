@@ -250,7 +250,8 @@ def _split(users: UserSamples) -> tuple[UserSamples, UserSamples]:
         users: name, samples and labels of each user.
 
     Returns:
-        Training users and test users, in the same form; a user without samples is left out.
+        Users with their training samples, and users with their test samples; users without such
+        samples are left out.
     """
     train: UserSamples = []
     test: UserSamples = []

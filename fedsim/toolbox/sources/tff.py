@@ -117,7 +117,7 @@ class Tff(Source):
 
         Args:
             connection: the database.
-            names: names of the parts for training and tests, in which users are looked for.
+            names: names of the parts for training and tests, whose users are numbered.
         """
         query = "SELECT DISTINCT client_id FROM client_metadata WHERE split_name IN (?, ?) "
         query += "ORDER BY client_id LIMIT ?"
@@ -180,12 +180,12 @@ class Tff(Source):
     def _windows(
         self, path: Path, form: str, part: _Examples, numbers: dict[str, int]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Cut the tokens of each user's texts into windows.
+        """Divide the tokens of each user's texts into windows that overlap in one token.
 
         Args:
             path: the file, for error messages.
-            form: ``characters`` or ``words``.
-            part: the examples of a part of the data set.
+            form: type of the tokens: ``characters`` or ``words``.
+            part: the examples of the training or the test part of the data set.
             numbers: token -> its number.
 
         Returns:

@@ -186,7 +186,7 @@ class TorchTrainer(Trainer):
 
     @property
     def _patterns(self) -> list[str]:
-        """Patterns of parameter names in all entries of ``groups``, in their order."""
+        """Patterns of parameter names of all ``groups``, in order."""
         patterns = []
         for group in self.groups:
             patterns += group.match

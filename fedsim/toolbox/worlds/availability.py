@@ -98,9 +98,10 @@ class Tides(Availability):
 
     Args:
         streams: the random streams of the run.
-        least: the share of devices that is on at the worst hour.
-        most: the share of devices that is on at the best hour.
-        peak: for each device a simulated time at which its share is highest (s), float64 [devices].
+        least: the share of devices that is on at the worst time of day.
+        most: the share of devices that is on at the best time of day.
+        peak: for each device a simulated time at which the share is highest in its time zone (s),
+            float64 [devices].
         lasts: time after which a device draws a new number (s).
     """
 
@@ -277,9 +278,9 @@ class Flash(AvailabilityModel):
 
     Attributes:
         file: FLASH's ``state_traces.json`` or ``cached_timers.json``; FedScale's
-            ``client_behave_trace``, a pickle without code, whose times count from midnight; or JSON
-            ``{id: {start, end, ready: [[from, to], ...], ok}}`` in seconds. Phones without a usable
-            trace (``ok`` is false) are skipped.
+            ``client_behave_trace``, a pickle from which only plain values are read, with times
+            since a midnight; or JSON ``{id: {start, end, ready: [[from, to], ...], ok}}`` in
+            seconds. Phones without a usable trace (``ok`` is false) are skipped.
     """
 
     kind: Literal["flash"] = "flash"

@@ -29,9 +29,9 @@ class FedScaleCapacity(CapacityModel):
     Rows are drawn without replacement, unless the file has fewer rows than devices.
 
     Attributes:
-        file: the published ``client_device_capacity``, a pickle without code, whose single rate is
-            used for download and upload, as in FedScale; or a CSV with the columns
-            ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``.
+        file: the published ``client_device_capacity``, a pickle from which only plain values are
+            read, and whose single rate is used for download and upload, as in FedScale; or a CSV
+            with the columns ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``.
     """
 
     kind: Literal["fedscale"] = "fedscale"

@@ -3,7 +3,7 @@
 ``cloud_regions.toml`` has measured connections with source, licence and date. ``CloudFacts`` fits
 two rules to the measured connections, to estimate the connections between all other pairs of
 regions. The rate (bytes/s) is the TCP window of the receiver's cloud divided by the round trip. The
-round trip (s) is linear in the length of the way along submarine cables.
+round trip (s) is linear in the length of the route along submarine cables.
 """
 
 from collections.abc import Iterable
@@ -44,12 +44,12 @@ class Connection(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Rule for the rate of a TCP connection into a cloud: a fitted window over the round trip time.
+    """Rule for the rate of a TCP connection into a cloud: the cloud's window over the round trip.
 
     Attributes:
-        bytes: size of the window (bytes).
+        bytes: size of the TCP window (bytes).
         slow_start: transmission time lost to slow start (s), for each second of round trip.
-        fit: errors and domain of the rule.
+        fit: errors and valid range of the rule.
     """
 
     bytes: float
@@ -72,7 +72,7 @@ class RoundTripRule(NamedTuple):
     Attributes:
         fixed: constant part (s).
         per_km: seconds per kilometre of the route.
-        fit: errors and domain of the rule.
+        fit: errors and valid range of the rule.
         parts: pairs of continents, such as {europe, east-asia}, that have measured connections.
     """
 
@@ -255,8 +255,8 @@ class CloudFacts:
     def connection(self, source: str, target: str) -> Connection:
         """Return the connection between two regions: measured, or estimated by fitted rules.
 
-        If only the opposite direction was measured, its round trip is used. Its rate is used too
-        within a cloud; between two clouds the rate follows the window of the receiver's cloud.
+        If only the opposite direction was measured, its round trip is used. Within a cloud its rate
+        is used too; between two clouds the rate is estimated from the receiver's cloud.
 
         Args:
             source: the region of the sender.

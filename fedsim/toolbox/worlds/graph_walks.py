@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Walks:
     """Finder of the routes with the fewest hops between the nodes of a graph network.
 
-    Of several routes with equally many hops, one to or from the server takes the nodes that come
-    first by name, seen from the server. Routes are cached.
+    If several routes to or from the server have equally many hops, the chosen one has, from the
+    server outwards, the nodes that come first by name. Routes are cached.
 
     Args:
         graph: graph whose edges may have a ``latency`` (s).

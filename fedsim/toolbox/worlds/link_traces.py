@@ -206,7 +206,7 @@ def _describe(form: str, traces: list[StepTrace], quantity: str) -> str:
     """Return a line for the user on traces: count, lengths, means, and whether rates are 0.
 
     Args:
-        form: name of the file's form, such as ``a table``.
+        form: name of the file's format, such as ``a table``.
         traces: the traces.
         quantity: ``rate``, ``latency`` or ``loss``.
     """

@@ -79,7 +79,7 @@ def read_plain_pickle(path: Path) -> Any:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is damaged, or holds objects that are no plain values.
+        ValueError: the file is damaged, or has objects that are not plain values.
     """
     # BytesIO, as a damaged pickle may request a huge length, for which a file would allocate memory
     unpickler = PlainUnpickler(BytesIO(regular(path).read_bytes()))

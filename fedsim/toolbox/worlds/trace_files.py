@@ -133,7 +133,7 @@ def _read_again(
         options: how to read the files.
 
     Returns:
-        The name of the files' form, and the traces in order of their names.
+        The name of the files' format, and the traces in natural order of their names.
     """
     forms: dict[str, None] = {}
     recordings: list[Recording] = []
@@ -307,10 +307,10 @@ def _read_file(name: str, content: bytes, options: TraceOptions) -> tuple[str, l
         options: how to read the file, such as columns and units.
 
     Returns:
-        The name of the form, such as ``times and rates``, and the traces.
+        The name of the format, such as ``times and rates``, and the traces.
 
     Raises:
-        DataError: the file is no text, is empty, or has no known form.
+        DataError: the file is not text, is empty, or has an unknown format.
     """
     try:
         text = content.decode("utf-8-sig")
