@@ -193,7 +193,7 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
         took=messages["end"] - messages["begin"],
         due=messages["end"] + slack,
     )
-    allowed = (messages["rate"] * (messages["took"] + slack) * SLACK).to_numpy()
+    allowed = (messages["rate"] * (messages["took"] + slack) * SLACK).to_numpy(copy=True)
     for name, rows in messages.groupby("link").indices.items():
         link = str(name)
         if rates.varies(link):
