@@ -42,8 +42,8 @@ class TokenShape(tuple[int, ...]):
 
     Attributes:
         vocabulary: count of different tokens; these are 0 to ``vocabulary`` - 1.
-        answers: the outputs of a model for a sequence: ``one`` in all, one at ``each`` token, or
-            the ``next`` token at each.
+        answers: the predictions of a model for a sequence: ``one`` for the whole sequence, one for
+            ``each`` token, or the ``next`` token after each token.
     """
 
     vocabulary: int
@@ -58,8 +58,8 @@ class TokenShape(tuple[int, ...]):
         Args:
             shape: shape of a sample, (length,).
             vocabulary: count of different tokens.
-            answers: the outputs of a model for a sequence: ``one`` in all, one at ``each`` token,
-                or the ``next`` token at each.
+            answers: the predictions of a model for a sequence: ``one`` for the whole sequence, one
+                for ``each`` token, or the ``next`` token after each token.
         """
         token_shape = cls(shape)
         token_shape.vocabulary = vocabulary
@@ -80,7 +80,8 @@ class Pool:
         targets: the target of each sample, [n, ...]; None if the labels are the targets.
         outputs: count of values that a model outputs for each answer; 0 for one value per class.
         vocabulary: count of different tokens; 0 if samples are no tokens.
-        answers: the outputs of a model for a sequence: ``one``, ``each`` or ``next``.
+        answers: the predictions of a model for a sequence: ``one`` for the whole sequence, one for
+            ``each`` token, or the ``next`` token after each token.
         labelled: whether the samples have labels.
     """
 
@@ -158,9 +159,9 @@ class FederatedData:
         pool: all samples.
         shards: version 0 of each device's shard; the position is the device.
         augmentation: distortion of training images (``data.augmentation``); None for none.
-        truth: true group of each device's present data, int64 [devices], or ``NO_GROUP``; None:
-            unknown. Hidden from strategies.
-        flipping: devices that flip their training labels, in every version of their data.
+        truth: true group of each device, by the likeness of its present data, int64 [devices], or
+            ``NO_GROUP``; None if unknown. Hidden from strategies.
+        flipping: malicious devices that flip their training labels, in every version of their data.
         initial_truth: ``truth`` as it was before any shift.
     """
 

@@ -25,7 +25,7 @@ class Occasions(Spec):
     """``at``: when a shift changes the devices' data; exactly one of the keys is given.
 
     Attributes:
-        rounds: at the start of these rounds (from 0), before any client is asked.
+        rounds: at the start of these rounds (from 0), before any client gets a task.
         every_rounds: at the start of every n-th round, the first included; 1 is every round.
         times: at these simulated times.
         every: at every multiple of this simulated time.
@@ -141,7 +141,7 @@ class Shift(Spec):
     ) -> list[dict[int, int]]:
         """Predict the devices' counts of training samples during a run, as far as is possible.
 
-        Each occasion of the shift, such as the begin of a round, may change them.
+        It is for checks, before the run, that the model can be trained on all of these counts.
 
         Args:
             data: the data before any shift, which are not changed.
@@ -152,7 +152,8 @@ class Shift(Spec):
 
         Returns:
             Dicts of device -> count of training samples. The first has all devices; each later
-            dict has the devices that change on an occasion.
+            dict has the devices that change on an occasion of the shift, such as the start of a
+            round. There is only the first if the changes cannot be predicted.
         """
         sizes = [dict(enumerate(data.train_sizes().tolist()))]
         knows_candidates = all_present and self.among == "all"
@@ -170,7 +171,7 @@ class Shift(Spec):
         return sizes
 
     def _count_occasions(self, rounds: int | None, end: float | None) -> int:
-        """Return on how many occasions of a run the data change, at most ``_FORESEEN``.
+        """Return on how many occasions of a run the data change, or 1,000 if there are more.
 
         Args:
             rounds: count of rounds of the run; None if unknown.

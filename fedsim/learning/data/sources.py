@@ -68,9 +68,9 @@ class Source(Spec):
         """
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
-        """Return the columns of a user's data that nothing uses, so that the scenario is rejected.
+        """Return the columns of a user's data that nothing uses; by default none.
 
-        By default there are none.
+        A scenario with such columns is rejected.
 
         Args:
             raw: the data set as loaded.
@@ -168,8 +168,8 @@ class Synthetic(Spec):
     ``synthetic`` determines the count of samples of each device.
 
     Attributes:
-        alpha: standard deviation between the devices' models.
-        beta: standard deviation between the devices' places.
+        alpha: standard deviation of u, by which the devices' linear models differ.
+        beta: standard deviation of B, by which the devices' mean samples differ.
         features: length of a sample.
         classes: number of classes.
     """

@@ -36,17 +36,17 @@ class DataSpec(Spec):
         root: the folder of data folders; None: the working directory, and then ``$FEDSIM_DATA``.
         partition: a name, or a table with ``kind`` and options; by default ``iid``, or
             ``synthetic`` for the source ``synthetic``.
-        normalize: ``pixel`` scales bytes to [0, 1] (digits: 0..16) and leaves floats;
-            ``standardize`` takes (x - mean) / (std + 0.001) of each pixel over the samples that the
-            partition trains on. By default as published: ``standardize`` for ``power-law`` (over
-            all samples) and ``ditto``, ``none`` for ``synthetic``, ``pixel`` for all other
+        normalize: ``pixel`` scales bytes to [0, 1] (digits: from 0..16), and leaves floats as they
+            are; ``standardize`` computes (x - mean) / (std + 0.001) of each pixel, over the samples
+            that the partition trains on. By default as published: ``standardize`` for ``power-law``
+            (over all samples) and ``ditto``, ``none`` for ``synthetic``, ``pixel`` for all other
             partitions.
         augmentation: distortion of training images. By default the defaults of ``Augmentation`` for
             ``class-bias``, and ``none`` for all other partitions.
         column: an integer column of the source, such as the writer, that partitions and strategies
             take for labels; None: the labels.
-        pooled_from: number of devices among which the data are dealt, before one device gets all
-            data: the reference line of centralised training; None: no pooling.
+        pooled_from: for centralised training, with which others are compared: number of devices
+            among which the data are dealt, before a single device gets them all; None: no pooling.
     """
 
     renamed: ClassVar[Mapping[str, str]] = former_keys.DATA
