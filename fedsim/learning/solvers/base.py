@@ -26,8 +26,8 @@ class Batches:
     """Batches of a local training: for each SGD step, the indices of its samples.
 
     Attributes:
-        rows: indices of the samples, int64 [steps, width]; the count n of samples marks an empty
-            cell, in the last batch of an epoch.
+        rows: indices of the samples of each batch, int64 [steps, width]. A batch with fewer than
+            ``width`` samples is padded with n, the count of the device's samples.
         counts: count of samples in each batch, int64 [steps].
         last_epoch: index of the first step of the last epoch.
         per_epoch: count of steps in an epoch.
@@ -87,8 +87,8 @@ def shuffled(
         generator: source of the random permutations.
         samples: count of samples, n.
         batching: division of an epoch's samples into batches.
-        amount: count of epochs or of steps. If all steps use one batch, it is a batch of the first
-            epochs.
+        amount: count of epochs or of steps. With ``LocalSteps.only_batch``, all steps use the batch
+            of this index in the sequence of random batches.
     """
     batch_size = batching.size
     per_epoch = max(1, batching.count(samples))
@@ -253,12 +253,12 @@ class LocalSolve:
     """
 
     weights: FlatModel
-    """the model before the training, float [d]."""
+    """the start: the model before the training, float [d]."""
     x: Tensor
     y: Tensor
     batches: Batches
     key: int = 0
-    """64 random bits, for dropout."""
+    """64 random bits, for dropout and other random draws of the model."""
     anchor: FlatModel | None = None
     """the point to which the proximal term pulls, float [d]; None for the start."""
     linear: FlatModel | None = None
@@ -295,8 +295,8 @@ class Solved(NamedTuple):
     Attributes:
         weights: the trained weights, float [d].
         train_loss: the mean loss over the samples of the last epoch; NaN if there were no steps.
-        numbers: name: value that the trainer reports.
-        state: name: array of the trainer's state.
+        numbers: name -> value that the trainer reports.
+        state: name -> array of the trainer's state.
     """
 
     weights: FlatModel
@@ -319,9 +319,9 @@ class Solver(ABC):
         device: the torch device of the computation.
         tensors: names and shapes of the model's tensors, in the order of a flat model.
         kernels: names of the tensors that are kernels, to which the L2 penalty applies.
-        fails_on_one: the reason why the model cannot be trained on a batch of a sample; "" if
-            there is none.
-        at_once: count of trainings for which ``solve_all`` is called at best.
+        fails_on_one: the reason why the model cannot be trained on a batch of a single sample; ""
+            if there is none.
+        at_once: count of trainings that ``solve_all`` computes together; the best count for a call.
     """
 
     fails_on_one = ""
@@ -344,7 +344,7 @@ class Solver(ABC):
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         """Train the model on one device's samples.
 
-        The result does not depend, bit for bit, on the order of devices or the thread.
+        The bits of the result do not depend on the order of devices or on the thread.
 
         Args:
             solve: the device's start, samples and batches.
@@ -408,7 +408,7 @@ class Solver(ABC):
                 results depend on its alignment.
             y: targets of the samples, [n], in memory that torch has allocated.
             l2: factor of the sum of squared kernel entries.
-            l2_on: the kernels that are penalised: all, or only in dense layers.
+            l2_on: ``kernels`` if all kernels are penalised; ``dense`` for kernels of dense layers.
         """
         outputs = self.outputs(weights, x)
         loss = math.nan
@@ -418,7 +418,7 @@ class Solver(ABC):
         return loss + l2 * self._squares(on_host(weights), l2_on) if l2 else loss
 
     def _squares(self, weights: Weights, l2_on: Penalised) -> float:
-        """Return the sum of a model's squared kernel entries to which the L2 penalty applies."""
+        """Return the sum of the squared entries of a model's kernels with the L2 penalty."""
         squares = 0.0
         begin = 0
         for name, shape in self.tensors:

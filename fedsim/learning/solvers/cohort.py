@@ -50,7 +50,7 @@ class StackKind(NamedTuple):
 
     Attributes:
         width: samples in a padded batch.
-        descent: the rule of a step, with ``lr`` 0, which may differ.
+        descent: the rule of a step, with ``lr`` set to 0, as learning rates may differ.
         contrast: weight and temperature of the contrastive term.
         has_constant: whether a constant is added to the gradients.
         session: numbers on which the steps of a trainer's optimiser depend; None for steps of SGD.
@@ -66,10 +66,10 @@ class StackKind(NamedTuple):
 class Cohort(Reference):
     """Solver that trains the models of several devices at once, stacked by ``torch.func``.
 
-    A stack has a fixed count of places (lanes), each with one model, and all lanes have batches of
-    a padded size, so that no bit of a result depends on further lanes or on a lane's place. Lanes
-    that are left over repeat a training, and their results are dropped. A model that cannot be
-    stacked is trained one device at a time, as by ``Reference``.
+    A stack has a fixed count of lanes, each with one model, and all batches are padded to one size.
+    The bits of a result thus depend neither on the other lanes nor on the lane that computes it.
+    Lanes that are left over repeat a training, and their results are dropped. A model that cannot
+    be stacked is trained one device at a time, as by ``Reference``.
 
     Args:
         module: the module, which is copied and not changed.
@@ -205,8 +205,8 @@ class Cohort(Reference):
     def _stacked(self, models: Sequence[FlatModel]) -> Tensor:
         """Return models as one tensor on the torch device, with a model for each lane of the stack.
 
-        A model that occurs several times is copied once. If all models are the same one, the lanes
-        share its memory.
+        A model that occurs several times is copied once to the device. If all models are the same
+        one, the lanes share its memory.
 
         Args:
             models: float [d] each, of which the last one is repeated for the lanes left over.
@@ -312,9 +312,9 @@ class Cohort(Reference):
     def try_stack(self, solve: LocalSolve, descent: Descent) -> str:
         """Test by one SGD step whether trainings with such batches can be stacked; allow it if so.
 
-        The stack must agree with plain torch, and give each lane, i.e. each model of the stack, the
-        same bits at other places. On a CPU the latter fails for some sizes of tensors, as matrices
-        of which a lane does not begin at a cache line are multiplied in another order.
+        The step must agree with plain torch, and have the same bits in whichever lane of the stack
+        it is computed. On a CPU the bits differ for some sizes of tensors, as the order of a
+        product's sums depends on whether a lane's matrix begins at a cache line.
 
         Args:
             solve: the training of which the first step is tried.
@@ -394,7 +394,7 @@ class CohortByTrainer(Cohort, ByTrainer):
     Args:
         module: the module, which is copied and not changed.
         device: the torch device of the computation.
-        trainer: the trainer, whose optimiser treats each number of a tensor alike.
+        trainer: the trainer, whose optimiser changes each number of a tensor by itself.
         losses: computes the loss of each sample, [n]; None for softmax cross-entropy.
 
     Raises:
@@ -448,9 +448,9 @@ def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
 
 
 def _results(weights: Tensor, solves: Sequence[LocalSolve]) -> list[FlatModel]:
-    """Return the trained models of a stack, each at the place of its start.
+    """Return the trained models of a stack, each on the host or torch device, as its start.
 
-    Models that lie on the host are copied there at once.
+    Models for the host are copied there all in one.
 
     Args:
         weights: the models of all lanes on the torch device, float [W, d].

@@ -61,18 +61,19 @@ class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
 def compiled(function: F) -> F:
     """Decorator that compiles a function which only compiled functions call (numba).
 
-    Its machine code is part of each caller's. If it were called, the process that compiles would
-    run the function's own code, optimised by itself, and later processes the copy that is stored
-    with the caller's code; these differ in last bits.
+    Its machine code becomes part of each caller's code (``forceinline``), so that results have the
+    same bits in all processes. Otherwise the process that compiles would run code of the function
+    that was optimised alone, and later processes the code that was stored with the caller's.
     """
     dispatcher: F = _njit(no_cpython_wrapper=True, forceinline=True)(function)
     return dispatcher
 
 
 def inlined(function: F) -> F:
-    """Decorator that puts a function into the compiled functions which call it (numba).
+    """Decorator that copies a function's body into the compiled functions which call it (numba).
 
-    A call that hands on many arrays costs about as much as a step of a small model.
+    It saves the call, which would cost about as much as an SGD step of a small model if there are
+    many arrays among the arguments.
     """
     dispatcher: F = _njit(no_cpython_wrapper=True, inline="always")(function)
     return dispatcher

@@ -21,8 +21,8 @@ from fedsim.learning.transfers import FlatModel, on_device, to_device, to_host
 class LocalData:
     """A device's samples in a local training; iterating over it yields the batches of all epochs.
 
-    Each batch is yielded once, as samples [b, *shape] and labels [b]. The order is a function of
-    the device and the task. Each step sets the key of the model's random draws.
+    Each batch is yielded once, as samples [b, *shape] and labels [b]. Their order depends on the
+    device and its task only. Before each batch, the key of the model's random draws is set.
 
     Attributes:
         x, y: all samples, [n, *shape], and their labels, [n].
@@ -86,9 +86,10 @@ class TrainingContext:
         epochs: count of local epochs.
         lr: the learning rate of the round.
         seed: 63 random bits of this training, to seed a trainer's own generator.
-        state: name: tensor that is passed on to the device's next training, if ``training.state``
-            is ``kept`` or ``sent``; empty in the first training.
-        start: name of a tensor of the module: its value in the received model.
+        state: name -> tensor of the trainer's state, such as moments, which the trainer changes. If
+            ``training.state`` is ``kept`` or ``sent``, the device's next training begins with it;
+            empty in the first training.
+        start: name of a tensor of the module -> its value in the received model.
         data: the samples and batches.
         forward: a function of a module and a batch that returns the module's outputs, computed in
             ``training.precision``.

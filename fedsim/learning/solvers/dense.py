@@ -275,7 +275,7 @@ def train(
 
 
 class _Layers:
-    """Views of a flat model by layer, of which changes change the model.
+    """Views of a flat model's layers, which share its memory.
 
     ``first`` is the kernel of the first layer, ``kernels`` the kernels of all later layers, and
     ``biases`` all biases, [1, outputs] each.

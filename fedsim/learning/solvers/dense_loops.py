@@ -116,7 +116,7 @@ def _pass_forward(
         batch: indices of the samples, padded to a multiple of four.
 
     Returns:
-            The outputs of the last layer, [b or more, outputs or more].
+        The outputs of the last layer, [b or more, outputs or more].
     """
     entry = network.entry
     sizes = network.sizes

@@ -45,7 +45,8 @@ def advanced_key(key: int, steps: int) -> int:
 class KeyedDropout(nn.Module):
     """Dropout layer whose random mask is a function of its key and each element's index.
 
-    So masks are the same for every solver. The buffer ``key`` must be set before each step.
+    The masks are thus the same in every solver. The caller must set the buffer ``key`` before each
+    step.
 
     Args:
         rate: probability of a zero.

@@ -62,10 +62,10 @@ class Reference(Solver):
     Attributes:
         watch: the threads' copies of the module, and checks of their memory; ``probe`` turns the
             checks on.
-        keyed: ``training`` and ``testing`` -> whether torch's random draws are made a function of
-            device and step; set by ``probe``.
+        keyed: ``training`` and ``testing`` -> whether torch's random draws in the module are made a
+            function of device and step; set by ``probe``.
+        drawn: ``training`` and ``testing`` -> whether the module has drawn random numbers so far.
         forward: applies the module to a batch of a training, in the precision of the training.
-        drawn: ``training`` and ``testing`` -> whether such draws have occurred.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class Reference(Solver):
         Args:
             solve: the device's start, samples and batches.
             descent: the rule of an SGD step.
-            trained: name: tensor of the flat model.
+            trained: name -> tensor of the flat model.
         """
         constants = parts_of(solve.constant(descent), trained)
         steps = []

@@ -167,8 +167,8 @@ class LaneSteps(Protocol):
         """Change all stacked models by one step.
 
         Args:
-            tensors: name: tensor [W, *shape], which is changed or replaced.
-            gradients: name: gradient of the tensor.
+            tensors: name -> tensor [W, *shape], which is changed or replaced.
+            gradients: name -> gradient of the tensor.
             active: whether each model takes the step, bool [W]; None if all do.
         """
 
@@ -206,8 +206,8 @@ class OptimizerSteps:
     """Steps of stacked models by a torch optimiser that treats each number separately.
 
     Args:
-        make: makes the step for stacked parameters by name: a function that is called once their
-            gradients are set.
+        make: returns a function that takes a step of the given stacked parameters (name ->
+            parameter) by their gradients.
     """
 
     def __init__(self, make: Callable[[Mapping[str, nn.Parameter]], Callable[[], None]]) -> None:
@@ -239,7 +239,7 @@ class Stack:
 
     Args:
         losses: computes the loss of a model.
-        flat: name: tensor of the flat model, for names and shapes.
+        flat: name -> tensor of the flat model, for names and shapes.
         descent: the terms of the gradient; ``lr`` and ``momentum`` are not used.
         solver: the solver, with the kernels' names.
     """
@@ -276,8 +276,8 @@ class Stack:
         """Return the loss of one lane's model on the lane's batch, with any contrastive term.
 
         Args:
-            trained: name: trained tensor of the model.
-            fixed: name: tensor that is not trained.
+            trained: name -> trained tensor of the model.
+            fixed: name -> tensor that is not trained.
             dropout_key: key of the model's dropout masks, which all its dropout layers use.
             batch: the batch.
 
@@ -364,7 +364,7 @@ class Stack:
         """Return clipped gradients plus the gradients of L2 penalty, proximal and linear term.
 
         Args:
-            gradients: name: gradient of the loss for all models, [W, *shape].
+            gradients: name -> gradient of the loss for all models, [W, *shape].
         """
         descent = self._descent
         if descent.clip is not None:
@@ -417,7 +417,7 @@ def clip_lanes(gradients: dict[str, Tensor], most: float) -> dict[str, Tensor]:
     """Scale down the gradients of each stacked model to a joint norm of at most ``most``.
 
     Args:
-        gradients: name: gradient, [W, *shape].
+        gradients: name -> gradient, [W, *shape].
         most: greatest norm of a lane's gradients.
     """
     squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]

@@ -151,9 +151,11 @@ class Watch:
     ) -> R:
         """Run a training or test on this thread's copy of the module, and check for hidden state.
 
-        Hidden state (memory) is all that the module keeps outside its flat model. Tests are checked
-        ever more seldom. Draws are checked in each training. Memory is checked in the first
-        trainings, and then in each eighth, as a change of memory persists.
+        Hidden state (memory) is all that the module keeps outside its flat model. Not all uses
+        are checked. In trainings, draws are looked for always, and changes of memory in the copy's
+        first uses and then in every eighth, as a change persists. In tests, both are looked for if
+        the copy's count of uses is a power of two. Once a harmless change is known, memory is
+        checked in every use.
 
         Args:
             work: loads the copy's flat model, and computes.
