@@ -62,7 +62,7 @@ class LoRA(Spec):
 
     Attributes:
         rank: rank of every adapter.
-        alpha: factor of the adapter's product, divided by the rank.
+        alpha: numerator of alpha / rank, the factor of the product B A x.
         where: names of the layers that get an adapter; by default every ``torch.nn.Linear``.
     """
 
@@ -83,8 +83,8 @@ class Tensor(NamedTuple):
         layer: class of the tensor's layer, such as ``"Linear"``.
         shape: shape of the tensor.
         kept: whether the tensor stays on each device (``model.keep``, ``model.send``).
-        is_buffer: whether forward passes change the tensor, as running statistics, and gradients do
-            not.
+        is_buffer: whether the tensor is a buffer, such as running statistics: forward passes change
+            it, and SGD steps do not.
     """
 
     name: str
@@ -177,7 +177,7 @@ Layer = Linear | Conv2d | ReLU | MaxPool2d | Flatten | Dropout
 def dense(*widths: int) -> tuple[Layer, ...]:
     """Return descriptions of dense layers of the given widths, each followed by a ReLU.
 
-    The counts of their inputs are 0; ``Architecture.of`` replaces them.
+    Their counts of inputs are 0 at first; ``Architecture.of`` computes the real ones.
     """
     layers: list[Layer] = []
     for width in widths:
@@ -190,7 +190,7 @@ def convolution(
 ) -> tuple[Layer, ...]:
     """Return descriptions of a convolution and of the ReLU that follows it.
 
-    The count of its input channels is 0; ``Architecture.of`` replaces it.
+    Its count of input channels is 0 at first; ``Architecture.of`` computes the real one.
 
     Args:
         outputs: count of output channels.
@@ -219,11 +219,11 @@ class Architecture:
 
     @classmethod
     def of(cls, shape: Shape, layers: Sequence[Layer], width: float = 1.0) -> "Architecture":
-        """Build the description of a model; the input sizes of layers follow from a sample's shape.
+        """Build the description of a model, with input sizes computed from the shape of a sample.
 
         Args:
             shape: shape of a sample.
-            layers: the layers, whose inputs are ignored.
+            layers: the layers; their counts of inputs are ignored.
             width: share of the channels or units of all layers but the last, rounded up.
 
         Raises:
@@ -338,8 +338,9 @@ def _output(layer: Layer, shape: Shape) -> Shape:
 def layers_of(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Divide the tensors of a flat model by layers, from the first layer to the last.
 
-    A layer has the consecutive tensors whose names are equal up to their first number, as in
-    ``blocks.3``, or whose module is the same.
+    Consecutive tensors are of one layer if their names are equal up to the first number, as in
+    ``blocks.3``. Tensors without a number in their name are of one layer if they are tensors of one
+    module, such as ``head.weight`` and ``head.bias``.
 
     Args:
         tensors: the tensors of a flat model, in order.

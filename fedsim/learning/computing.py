@@ -1,4 +1,9 @@
-"""Computation of models on a simulation's executor: in waves, or part by part to save memory."""
+"""Computation of models on a simulation's executor, in one of two orders.
+
+If memory suffices, models are computed in waves: all models whose parents (the models that they are
+computed from) are computed, at once. Otherwise module ``streaming`` computes them part by part, and
+frees each model after its last use.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,8 +56,7 @@ class ModelComputing:
     """Computer of models: it runs local trainings, mixes and functions of models on the workers.
 
     A model is a ``Ref``, whose recipe is the computation that gives its weights, such as a training
-    from another model. The models that a recipe needs are computed first. If memory for all models
-    is short, they are computed part by part.
+    from another model. The models that a recipe needs, its parents, are computed first.
 
     Args:
         simulation: the simulation, whose executor carries out the work.
@@ -100,8 +104,8 @@ class ModelComputing:
 
         Args:
             targets: the models; computed models are skipped.
-            stay: whether the weights of many large models stay in memory; otherwise ``Scratch``
-                stores some of them on disk.
+            stay: whether the targets' weights stay in memory if models are computed part by part;
+                otherwise ``Scratch`` stores some of them on disk.
         """
         models = list(targets)
         waves = Waves(models)
@@ -120,14 +124,14 @@ class ModelComputing:
             self._simulation.record(kind, fields)
 
     def _stream(self) -> Stream:
-        """Return a computation of models part by part."""
+        """Return an object that computes models part by part, if memory for all is short."""
         return Stream(self, self.scratch)
 
     def _record(self, ref: Ref, kind: str, fields: dict[str, Any]) -> None:
         """Record an event about the computation of a model.
 
-        If models are computed part by part, the event is kept, to be recorded in the usual order
-        later.
+        If models are computed part by part, the event is not recorded yet: ``compute`` records all
+        events at its end, in the order of a computation in waves.
 
         Args:
             ref: the model.
@@ -147,10 +151,10 @@ class ModelComputing:
         return self._work.at_once
 
     def begin(self, refs: Sequence[Ref]) -> list[ResultOf | Weights | ComputedWeights]:
-        """Begin to compute models, other than mixes, whose parents are computed.
+        """Begin to compute models, by requests to the workers where these have to compute.
 
         Args:
-            refs: the models; none of them is a mix (weighted sum).
+            refs: the models; none is a mix (weighted sum), and their parents are computed.
 
         Returns:
             For each model its weights, or a future and the index of the model's result in it.
@@ -221,7 +225,7 @@ class ModelComputing:
     def muted(self) -> Iterator[None]:
         """Return a context in which computations write no records.
 
-        Used while models are computed for a second time, as the first computation has been
+        It is for models that are computed a second time, because their first computation has been
         recorded.
         """
         records = self._records
@@ -253,7 +257,12 @@ class ModelComputing:
             self._hold(wave, recipes)
 
     def _hold(self, wave: Sequence[Ref], recipes: Sequence[Recipe | None]) -> None:
-        """Store the weights of the models of a wave, which were computed by the given recipes."""
+        """Put the weights of a wave's models into ``scratch``, which limits their memory.
+
+        Args:
+            wave: the models, computed.
+            recipes: the recipe of each model, which the model itself has dropped.
+        """
         for ref, computed in zip(wave, recipes, strict=True):
             if isinstance(computed, Best):  # a choice shares its memory with a model
                 continue
@@ -281,11 +290,11 @@ class ModelComputing:
             ref.settle(value)
 
     def _call(self, ref: Ref) -> FunctionCall | Weights | ResidentWeights:
-        """Return the function call that computes a model, or its weights.
+        """Return the function call by which a worker computes a model, or the weights at once.
 
-        Weights replace the result if no model is left because none is finite, or if one is not
-        finite and the recipe does not allow that models are left out. A weighted sum is computed at
-        once if one of its models lies on the torch device. Other functions take models of the host.
+        There are two cases without a call. If too few models of the recipe are finite, the weights
+        are the recipe's substitute: too few are none, or, unless the recipe leaves models out, less
+        than all. A weighted sum with a model on the torch device is computed there.
 
         Args:
             ref: the model, which is the result of a function of models.
@@ -333,7 +342,8 @@ class ModelComputing:
             work: returns a list with one result for each item of its argument, a list.
             items: the items.
             order: indices of the items in the order of submission; None for ascending order.
-            at_once: count of items that ``work`` does at once, of which a chunk has a multiple.
+            at_once: count of items that ``work`` does at once; the size of a chunk is a multiple of
+                it.
 
         Returns:
             The result for each item, in the order of ``items``.
@@ -427,15 +437,15 @@ class ModelComputing:
         return [weights_of(model) for model in models]
 
     def new_sum(self) -> MixSum:
-        """Return an empty sum of models, to which computed models are added where they lie."""
+        """Return an empty sum of models; it is computed on the host or on the torch device."""
         return self._models.new_sum(self.parameters)
 
     def nothing(self) -> Weights:
-        """Return an array of zeros, float32 [d], as the start of a sum of models."""
+        """Return the weighted sum of no models: zeros, float32 [d]."""
         return np.zeros(self.parameters, dtype=np.float32)
 
     def _filter_finite(self, ref: Ref, models: Sequence[Ref]) -> list[Ref]:
-        """Return the models with finite weights, and record each further model as left out.
+        """Return the models with finite weights, and record all other models as left out.
 
         Args:
             ref: the model that is computed from ``models``.
@@ -458,7 +468,7 @@ class ModelComputing:
 
 
 def _are_resident(models: Sequence[Ref]) -> bool:
-    """Return whether one of several computed models lies on the torch device."""
+    """Return whether at least one of several computed models lies on the torch device."""
     return any(isinstance(model.held, ResidentWeights) for model in models)
 
 

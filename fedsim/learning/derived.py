@@ -39,14 +39,14 @@ class Derived(StoredTensor):
 
     @classmethod
     def of(cls, recipe: Applied) -> "Derived":
-        """Make the weights by the recipe that ``recipe`` returns, whose models are computed."""
+        """Build the weights from a recipe of ``spliced``, whose models are computed."""
         model, values = recipe.models
         assert model.held is not None
         return cls(model, values, recipe.constants["places"], model.held.shape[0])
 
     @property
     def recipe(self) -> Applied:
-        """The recipe of the weights, by which a checkpoint stores them."""
+        """Recipe of ``spliced`` with these weights as result, which a checkpoint stores instead."""
         constants = {"places": self._places}
         return Applied(
             _SPLICED, (self._model, self._values), constants, None, None, leave_out=False
@@ -61,19 +61,20 @@ class Derived(StoredTensor):
 
 
 def is_spliced(recipe: Recipe | None) -> bool:
-    """Return whether a recipe makes a model by replacing some slices of a model."""
+    """Return whether a recipe replaces slices of a model, by the function ``spliced``."""
     return isinstance(recipe, Applied) and recipe.function == _SPLICED
 
 
 def derived_of(recipe: Recipe | None, models: Sequence[Ref | None]) -> Derived | None:
-    """Return a computed model's weights as slices of a different model, if this takes less memory.
+    """Return a model's weights as slices in a different model, if this takes much less memory.
 
     Args:
         recipe: the recipe by which the model was computed.
-        models: the models of the recipe, computed; None for a model that nothing else needs.
+        models: the models of the recipe, computed; None for a model that is stored nowhere, because
+            nothing else needs it.
 
     Returns:
-        The weights; None if they must be stored as a whole.
+        The weights; None if they must be stored as a whole array.
     """
     if not isinstance(recipe, Applied) or not is_spliced(recipe):
         return None

@@ -1,8 +1,8 @@
 """Deferred learning: a model is only a name until its weights are needed.
 
-The engine then computes the model and its uncomputed ancestors (module ``computing``), in waves or
-part by part. Models whose weights are never needed, such as a late update that the server rejects,
-are never computed.
+Module ``computing`` then computes the model, and first all uncomputed models that it is made from.
+Models whose weights are never needed, such as a late update that the server rejects, are never
+computed.
 """
 
 import math
@@ -139,9 +139,11 @@ class Learning(Learner):
             simulation.executor.place(shared)
 
     def _template(self, model: TorchModel) -> Architecture | nn.Module:
-        """Return the layers or the module that the solver, which computes trainings, is built for.
+        """Return the model from which the solver is built, which computes trainings and tests.
 
-        A module has the values of the tensors that are frozen in all models.
+        Returns:
+            Descriptions of the layers, or a module. If tensors are frozen it is a module, which has
+            their values.
         """
         if model.has_frozen or model.file is not None:
             first = self._module(0, 0)
@@ -179,10 +181,10 @@ class Learning(Learner):
         probe(self._solver, self._objective, *data.train_samples(shard))
 
     def _try_stack(self, solver: Cohort, data: FederatedData) -> None:
-        """Try whether the solver can train several devices at once, and note the exceptions.
+        """Test for which batches the solver can train several devices at once, as a stack.
 
-        It is tried on the first batch of a device, for each width of batches that occurs. Reasons
-        are appended to ``notes``.
+        The batches of devices are padded to a few widths. For each width, the first batch of one
+        device is tried. For widths that fail, the reason is appended to ``notes``.
 
         Args:
             solver: the solver, which trains models that are stacked into one.

@@ -47,7 +47,7 @@ def entropy_watched() -> Iterator[list[str]]:
 
 
 def _begin() -> None:
-    """Replace the functions that draw entropy by watched ones, unless a thread has done so."""
+    """Replace the functions that draw entropy by watched ones, unless an open context has."""
     with _lock:
         _Sources.watches += 1
         if _Sources.watches > 1:
@@ -93,7 +93,7 @@ _SOURCES = (
 class _Sources:
     """State of the replaced entropy functions, common to all threads.
 
-    ``watches`` counts the contexts that are open. ``plain`` has the original functions.
+    ``watches`` counts the open contexts ``entropy_watched``. ``plain`` has the original functions.
     """
 
     watches: ClassVar[int] = 0

@@ -27,17 +27,17 @@ class AccuracyAndLoss(NamedTuple):
 class Evaluation:
     """Results of testing models on devices' test samples: correct answers, losses and metrics.
 
-    There is an entry for each tested device; a device that several models serve has one for each of
-    them.
+    There is an entry for each test of a model on a device's samples, so that a device can have
+    several entries.
 
     Attributes:
-        devices: the tested devices, one entry for each model that serves a device.
-        correct: count of correct answers, int64 [devices]; None for objectives that have no
+        devices: the device of each entry.
+        correct: count of correct answers, int64 [entries]; None for objectives that have no
             accuracy.
-        count: count of answers (one per test sample, or one per token), int64 [devices].
-        loss_sum: summed cross-entropy (or another loss), float64 [devices].
-        facts: name of a metric -> for each entry, the values that it keeps of the test samples, [n,
-            m].
+        count: count of answers (one per test sample, or one per token), int64 [entries].
+        loss_sum: summed cross-entropy (or another loss), float64 [entries].
+        facts: name of a metric -> for each entry the values of its n test samples from which the
+            metric is computed, [n, m].
     """
 
     devices: list[int]
@@ -112,7 +112,8 @@ class Evaluation:
         """Return accuracy and loss; None for a value that is not finite or has no test samples.
 
         Args:
-            over: definition of both.
+            over: ``pooled`` for values over all answers, ``device-mean`` for the mean of the
+                devices' values.
         """
         if over == "pooled":
             return AccuracyAndLoss(_finite(self.accuracy), _finite(self.loss))
@@ -125,7 +126,8 @@ class Evaluation:
 
         Args:
             metric: the metric.
-            over: definition of the value.
+            over: ``pooled`` for the value over all answers, ``device-mean`` for the mean of the
+                devices' values.
         """
         facts = [entry for entry in self.facts.get(metric.name, ()) if len(entry)]
         if over != "pooled":
@@ -135,11 +137,11 @@ class Evaluation:
         return _finite(metric.value(np.concatenate(facts)))
 
     def _ratios(self, sums: NDArray[np.int64] | NDArray[np.float64] | None) -> list[float | None]:
-        """Divide a sum by the count of answers, for each device; None if it has no answers.
+        """Return each entry's sum divided by its count of answers; None if it has no answers.
 
         Args:
-            sums: correct answers or summed loss of each device, [devices]; None gives None for
-                each.
+            sums: correct answers or summed loss of each entry, [entries]; None if the objective has
+                no such sum, for a result of None for each entry.
         """
         if sums is None:
             return [None] * len(self.devices)

@@ -77,8 +77,8 @@ class Learner:
         """Return a reference to the result of a local training, which is named ``update-N``.
 
         Args:
-            training: start, terms and amount of the training; with 0 epochs the result is the
-                start.
+            training: start, terms of the loss, and count of epochs or steps; with 0 epochs the
+                result is the start.
             device: index of the device that trains.
             key: integer that selects, with ``device``, the random stream of shuffles and dropout.
             round: index of the round, by which ``[training] lr`` decays.
@@ -140,8 +140,8 @@ class Learner:
             models: the models to choose from, at least one.
             device: index of the device.
             version: version of the device's data.
-            batch: count of samples of the estimate, and the integer that selects the random stream
-                of these samples; None for all samples.
+            batch: count of random samples on which the objective is computed, and the integer that
+                selects the random stream that draws them; None for all samples.
         """
         return self._name("choice", Best(tuple(models), device, version, batch), device)
 
@@ -266,9 +266,10 @@ class Learner:
         """
 
     def free_derived(self) -> None:
-        """Free the memory of models that can be put together of other models at each use.
+        """Free the memory of models that can be computed from stored models at each use.
 
-        A checkpoint that is written next then stores these models by their parts.
+        It is called before a checkpoint is written, which then stores only the slices in which such
+        a model differs.
         """
 
     # methods that compute weights, or depend on data
@@ -367,17 +368,17 @@ class Learner:
             )
 
     async def note_skipped(self, models: Sequence[Ref], *, stay: bool = False) -> None:
-        """Note models that a run with learning would compute here, and this one does not.
+        """Note models that a run with learning would compute here, for a forecast of its memory.
 
-        The trial of a forecast plans the memory for these models.
+        Only the learner of a forecast, which runs without learning, does anything.
 
         Args:
             models: the models.
-            stay: whether their weights would be read, and so stay in memory together.
+            stay: whether the weights of all models would be in memory at once, to be read.
         """
 
     def compute_now(self, ref: Ref) -> None:
-        """Compute a model at once, while the simulation stands still.
+        """Compute a model before this call returns, without letting the simulation go on.
 
         Nothing is done if learning is off.
         """

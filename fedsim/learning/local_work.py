@@ -30,7 +30,7 @@ class TrainingJob(NamedTuple):
         shard: the device's samples.
         samples: indices of the training samples that are used, int64 [n]; None for all.
         lr: learning rate of the round.
-        batching: batch size, or count of steps, of the training.
+        batching: batch size, and treatment of an epoch's last batch.
     """
 
     recipe: Trained
@@ -62,9 +62,9 @@ class Question(NamedTuple):
 def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved:
     """Compute the gradient of the last SGD step of a local training.
 
-    The training is carried out up to that step. The gradient is the difference between the weights
-    after a last step with learning rate 0 and after one with learning rate 1. The former step
-    changes only running statistics.
+    The training is carried out up to that step. The last step is then taken twice from there: with
+    learning rate 0, which changes only running statistics, and with learning rate 1. The gradient
+    is the difference of the resulting weights.
 
     Args:
         solver: the solver of the model.
@@ -92,13 +92,16 @@ def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved
 
 
 class LocalWork:
-    """Local trainings and choices of models: their inputs are collected here, for the workers.
+    """Local trainings and choices of models, as jobs for the workers.
+
+    ``job`` and ``question`` collect the inputs in the run's process. ``train`` and ``objectives``
+    compute the results on a worker.
 
     Args:
         solver: the solver of the run's model.
         training: the trainer of the scenario.
         samples: all samples on the solver's torch device; sent to each worker once.
-        models: models on the solver's torch device, for each worker its own.
+        models: models on the solver's torch device; each worker has such an object.
         streams: the random streams of the run.
     """
 
@@ -183,7 +186,7 @@ class LocalWork:
         return [results[position] for position in range(len(jobs))]
 
     def _solver_of(self, job: TrainingJob) -> Solver:
-        """Return the solver of a training; with autograd if a term has no closed form."""
+        """Return the solver of a training: by autograd if a gradient has no closed form."""
         needs_autograd = job.recipe.training.contrast is not None
         needs_autograd |= self._training.sgd.clip is not None
         return self._solver.plain if needs_autograd else self._solver

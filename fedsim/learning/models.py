@@ -128,7 +128,9 @@ class Model(Spec):
         )
 
     def with_last_layers(self, count: int, shape: Shape, classes: int) -> Self:
-        """Return this model with all layers frozen but the last ones; for the cost of training.
+        """Return this model with all layers frozen but the last ones.
+
+        Its costs are the costs of a device that has no memory to train more layers.
 
         Args:
             count: count of trained layers.
@@ -149,8 +151,8 @@ class PartedModel(Model):
 
     Attributes:
         lora: adapters beside the model's dense layers; None: there are none.
-        train: patterns of the trained tensors; None: all, or with ``lora`` the adapters. Others are
-            downloaded once (``base``).
+        train: patterns of the trained tensors; None: all, or with ``lora`` the adapters. All other
+            tensors are frozen, and each device downloads them once (message ``base``).
         keep: patterns of trained tensors that stay on each device; ``CLASS:NAME`` matches the
             layer's class too, as ``*Norm*:*``.
         send: patterns of the tensors that are sent, instead of ``keep``: all others stay.
@@ -225,7 +227,8 @@ class TorchModel(PartedModel):
 
     Attributes:
         file: a ``.safetensors`` file with first values of tensors by name, as in ``models`` of a
-            run folder; sought as data are.
+            run folder. A relative path starts from ``data.root``, the working directory or
+            ``$FEDSIM_DATA``.
     """
 
     file: str | None = None
@@ -453,7 +456,7 @@ class ModuleModel(TorchModel):
     Attributes:
         factory: ``package.module:Name`` of a subclass of ``torch.nn.Module``, or of a function that
             is annotated to return one.
-        args: keyword arguments for it.
+        args: keyword arguments of the class or function.
     """
 
     kind: Literal["module"] = "module"
@@ -476,7 +479,7 @@ class SizeOnly(Model):
     """Model of which only size and cost are known, for runs with ``learning = "off"``.
 
     Attributes:
-        bytes: its size in float32.
+        bytes: size of the model, in float32 (bytes).
         flops_per_sample: FLOPs of a training step on one sample.
     """
 

@@ -90,9 +90,7 @@ def settings_kept(where: str) -> Iterator[None]:
 
 
 def make_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Build a module with the process's global random generators seeded; then restore these.
-
-    The generators' former states are restored afterwards.
+    """Build a module with the process's global random generators seeded, and then restore these.
 
     Args:
         make: function that returns the module.
@@ -448,7 +446,7 @@ class LoRALinear(nn.Linear):
     Args:
         layer: the dense layer.
         rank: rank of the adapter.
-        alpha: factor of the adapter's product, divided by the rank.
+        alpha: numerator of alpha / rank, the factor of the product B A x.
     """
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
@@ -523,5 +521,5 @@ def _freeze(module: nn.Module, patterns: Patterns) -> None:
 
 
 def _as_in_tests(part: nn.Module, args: object) -> None:
-    """Set a norm to evaluation mode before each pass (a hook), so that its statistics stay."""
+    """Set a norm to evaluation mode before a forward pass (a hook): its statistics stay."""
     part.training = False

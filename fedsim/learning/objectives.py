@@ -150,12 +150,12 @@ class Objective(Spec):
     """Base of the tasks that models learn, such as classification: outputs, loss and test metrics.
 
     Attributes:
-        metrics: figures of tests besides loss and accuracy, in the order of their columns: names,
-            or your own functions as ``package.module:function`` of ``(outputs, targets)`` with one
-            number a sample, [n], whose mean is taken; the least is the best unless the function has
-            an attribute ``more_is_better = True``.
-        loss: your own loss, a function as in ``metrics``. A module's own method ``loss`` comes
-            before it.
+        metrics: names of metrics of tests besides loss and accuracy, in the order of their columns.
+            ``package.module:function`` is your own metric, the mean of the numbers, one for each
+            sample, [n], that the function returns for ``(outputs, targets)``. The least value is
+            the best unless the function has an attribute ``more_is_better = True``.
+        loss: your own loss, a function as in ``metrics``. It is not used if the module has a method
+            ``loss``.
     """
 
     kind: str
@@ -277,15 +277,17 @@ class Objective(Spec):
     def asked(self, targets: "Tensor") -> "Tensor":
         """Return which answers count in loss and accuracy, bool [n, ...]; by default all do.
 
+        An override excludes answers without a target, such as padded tokens.
+
         Args:
             targets: targets of n samples, [n, ...].
         """
         return targets == targets
 
     def answers(self, outputs: "Tensor") -> "Tensor":
-        """Return the predictions that a model's outputs stand for, as targets are; [n, ...].
+        """Return a model's predictions, which are right where they equal the targets; [n, ...].
 
-        By default it is the index of the greatest output.
+        By default a prediction is the index of the greatest output.
 
         Args:
             outputs: outputs of a model, [n, ..., classes].

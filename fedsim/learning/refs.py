@@ -1,7 +1,7 @@
 """References to models (``Ref``), and recipes by which uncomputed models can be computed.
 
-A model is computed once its weights are needed. Its ref then drops the recipe, which frees all
-models that only this recipe needs.
+A model is computed when its weights are first needed. Its ref then drops the recipe, which frees
+all models that only this recipe needs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ class Trained:
     """Recipe (description of a computation) of an update: local training on a device's data.
 
     Attributes:
-        training: start, terms and amount of the training.
+        training: start, terms of the loss, and count of epochs or steps.
         device: index of the device.
         version: version of the device's data.
         key: integer that selects, with ``device``, the random stream of shuffles and dropout.
@@ -58,7 +58,8 @@ class Mixed:
 
     Attributes:
         parts: each model and its coefficient.
-        otherwise: model that replaces the combination if no finite part is left.
+        otherwise: model that is the result if no model is finite, or if the coefficients of the
+            finite ones cannot be rescaled as they sum to 0; None for a result of NaN.
         rescale: whether the coefficients are rescaled if a model that is not finite is left out.
     """
 
@@ -71,16 +72,14 @@ class Mixed:
 class Best:
     """Recipe (description of a computation) of a choice: the best model for a device's data.
 
-    IFCA, Algorithm 1, has such choices.
-
-    The best model has the least training objective.
+    The best model has the least training objective, as in Algorithm 1 of IFCA.
 
     Attributes:
         models: the models to choose from, at least one.
         device: index of the device.
         version: version of the device's data.
-        batch: count of samples of the estimate, and the integer that selects the random stream of
-            these samples; None for all samples.
+        batch: count of random samples on which the objective is computed, and the integer that
+            selects the random stream that draws them; None for all samples.
     """
 
     models: tuple["Ref", ...]
@@ -105,11 +104,12 @@ class Applied:
     Attributes:
         function: import path of the function.
         models: the models to which the function is applied.
-        constants: name: constant argument of the function, JSON-able.
+        constants: name -> constant argument of the function, JSON-able.
         stream: purpose and integers of the random stream that the function draws from; None if it
             draws no random numbers.
         otherwise: substitute for the result if a model is not finite, or no model remains.
-        leave_out: whether models that are not finite are left out instead.
+        leave_out: whether models that are not finite are left out, instead of replacing the result
+            by ``otherwise``.
         size: count of values in the result; None for a model.
     """
 

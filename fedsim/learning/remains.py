@@ -62,7 +62,8 @@ def remains(
     Args:
         module: the module.
         flat: name -> tensor of the flat model, whose tensors are left out.
-        whole: whether large tensors are compared by their values, instead of by their versions.
+        whole: whether large tensors are compared by their values; else by their version, torch's
+            count of changes in place.
 
     Returns:
         Name of an attribute or global -> a value that is equal if the memory is equal.
@@ -116,7 +117,7 @@ def counts_of_norms(module: nn.Module) -> list[str]:
 
 
 def differences(before: Mapping[str, Token], after: Mapping[str, Token]) -> list[str]:
-    """Return the names of what differs between two snapshots of a module's hidden memory.
+    """Return the names of attributes and globals that differ between two snapshots of a module.
 
     Args:
         before: name -> comparable value, as ``remains`` returns it.
@@ -198,7 +199,7 @@ class _Shared:
             self.values[name] = function
 
     def _follow_value(self, name: str, value: object, names: list[str]) -> None:
-        """Add a global that a function uses to ``values``, and its code to that to be followed.
+        """Add a global that a function uses to ``values``, and queue its code to be followed.
 
         Args:
             name: name of the global, as a key of ``values``.
@@ -331,7 +332,8 @@ class _Reader:
 
     Args:
         skipped: ``id()`` of objects that are not read.
-        whole: whether large tensors are compared by their values, instead of by their versions.
+        whole: whether large tensors are compared by their values; else by their version, torch's
+            count of changes in place.
     """
 
     def __init__(self, skipped: set[int], whole: bool) -> None:

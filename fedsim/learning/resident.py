@@ -49,8 +49,8 @@ class ResidentSamples:
     On a GPU a shard's samples are copied when they are used first. They are stored as the data set
     has them, so that bytes stay bytes, and are normalised at each use. If the memory for samples is
     full, the shards that were used longest ago are freed, and copied anew when they are used again.
-    On a CPU samples are normalised from the pool at each use. Both ways give the same bits on a
-    CPU. Several threads may use an object at once.
+    On a CPU nothing is stored, and samples are normalised from the pool at each use. Several
+    threads may use an object at once.
 
     Args:
         data: all samples, without the devices' shards.
@@ -165,8 +165,8 @@ class ResidentSamples:
         If memory is short, the tensors that were used longest ago are freed.
 
         Args:
-            key: the content of the tensors.
-            send: copies them.
+            key: the content of the tensors; equal keys have equal tensors.
+            send: copies the tensors to the torch device; called if they are not there.
         """
         with self._lock:
             if key in self._kept:

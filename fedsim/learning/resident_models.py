@@ -1,8 +1,9 @@
 """Models that stay on a torch device: those that trainings start from, their results, and sums.
 
 A model goes to the torch device when it is used there first, and comes back when the host reads it.
-No bit depends on the place. A sum of models is computed in float64, by a product and a sum for each
-model that are two operations of torch. IEEE 754 defines each result of both, on a GPU as on a CPU.
+Results have the same bits wherever they are computed. A sum of models is computed in float64, by
+two operations of torch for each model, a product and a sum. IEEE 754 defines the results of both,
+for a GPU as for a CPU.
 """
 
 import math
@@ -47,15 +48,16 @@ def room_of(device: torch.device) -> float:
 class ResidentWeights(ComputedWeights):
     """Weights of a model that has been computed on a torch device, float32 [d].
 
-    Each use on the host reads them, until they leave the torch device.
+    Each use on the host copies them, until ``leave`` moves them to the host.
 
     Args:
-        models: the models on the torch device, which count the memory.
+        models: the store of models on the torch device, which counts their memory.
         tensor: the weights, float32 [d].
         finite: whether all weights are finite numbers.
 
     Attributes:
-        was_used: whether the torch device has used the weights since this was set to false.
+        was_used: whether the torch device has used the weights since ``ResidentScratch``, which
+            moves unused weights to the host, last set this to False.
     """
 
     __slots__ = ("_array", "_models", "_tensor", "was_used")
@@ -79,10 +81,10 @@ class ResidentWeights(ComputedWeights):
         return to_host(self._tensor)
 
     def leave(self, array: Weights) -> None:
-        """Free the memory on the torch device.
+        """Free the memory on the torch device, and read the weights from the host from now on.
 
         Args:
-            array: the weights on the host, float32 [d].
+            array: a copy of the weights on the host, float32 [d].
         """
         self._array = array
         if self._tensor is not None:
@@ -111,9 +113,9 @@ class TrainedModel(NamedTuple):
     train_loss: float
     """the mean loss over the samples of the last epoch; NaN if there were no steps."""
     numbers: Mapping[str, float]
-    """name: value that the trainer reports."""
+    """name -> value that the trainer reports."""
     state: Mapping[str, AnyArray]
-    """name: array of the trainer's state."""
+    """name -> array of the trainer's state."""
 
 
 class ResidentModels:
@@ -123,7 +125,7 @@ class ResidentModels:
     stays. If the memory for models is full, the copies that were used longest ago are freed, and
     made anew when they are used again; results that have no room then come back at once. On a CPU
     models are used as they lie on the host. Several threads may use an object at once. Each worker
-    process has its own, with copies of its own, and sends all results to the host.
+    process has an object with its own copies, and sends all results to the host.
 
     Args:
         device: the torch device.
@@ -165,7 +167,7 @@ class ResidentModels:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether models that were computed there should leave, to make room for new results."""
+        """Whether models computed on the torch device should leave it, to make room for results."""
         return self._computed_bytes > _MOST_STORED * self.room
 
     def named(self, ref: Ref) -> Weights | NamedWeights:
@@ -322,9 +324,9 @@ class ResidentModels:
 
     @cached_property
     def adds_alike(self) -> bool:
-        """Whether a trial sum has the same bits on the torch device as on the host, in float64.
+        """Whether a trial sum in float64 has the same bits on the torch device as on the host.
 
-        IEEE 754 says so. If a torch device did not follow it, all sums would be the host's.
+        By IEEE 754 it has. For a torch device on which it has not, the host computes all sums.
         """
         draw = np.random.default_rng(0)
         expected = RunningSum(_TRIED_WEIGHTS)
@@ -405,9 +407,10 @@ class MixSum:
 
 
 class ResidentScratch(Scratch):
-    """Storage of computed models on a torch device, and of those that leave it on host and disk.
+    """Storage of computed models on a torch device, and beyond its memory on the host and disk.
 
-    If results need room, the models that the torch device used longest ago leave it.
+    If new results need room on the torch device, models that it has not used lately move to the
+    host.
 
     Args:
         room: memory of the host for models (bytes).
@@ -432,7 +435,7 @@ class ResidentScratch(Scratch):
         self._resident.pop(key, None)
 
     def _free_resident(self) -> None:
-        """Bring the first stored model back, or give it a second chance if it was used since."""
+        """Move the first stored model to the host; if it was used since, put it last instead."""
         key, reference = next(iter(self._resident.items()))
         ref = reference()
         if ref is None or not isinstance(ref.held, ResidentWeights):

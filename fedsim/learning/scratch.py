@@ -31,7 +31,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 class ComputedWeights(StoredTensor):
-    """Base of weights that were computed outside of the host's memory, float32 [d].
+    """Base of weights, float32 [d], that a computation left outside of the host's memory.
 
     Args:
         length: count of weights, d.
@@ -110,8 +110,9 @@ class Scratch:
 
         Args:
             ref: the model, a ``Ref``. Its memory counts as free when the ref is garbage collected.
-            substitute: the same weights, computed from other models at each use; they replace the
-                weights that would move to the file. None to write them.
+            substitute: the same weights, computed from other models at each use; if memory is
+                short, it replaces the array, which then needs no place in the file. None if there
+                is none.
 
         Raises:
             OSError: the disk is full.
@@ -157,13 +158,17 @@ class Scratch:
             self.hold(ref)
 
     def _forget(self, key: int, _: object = None) -> None:
-        """Count the memory of a model as free, whose ``id()`` is ``key``."""
+        """Count the memory of a model as free.
+
+        Args:
+            key: ``id()`` of the model.
+        """
         _, size = self._in_memory.pop(key)
         self._substitutes.pop(key, None)
         self._used -= size
 
     def _free_one(self) -> None:
-        """Free the memory of a model: the first that has a substitute, else the first of all."""
+        """Free the memory of the first stored model with a substitute, or else of the first one."""
         self._free(next(iter(self._substitutes or self._in_memory)))
 
     def free_substituted(self) -> None:
@@ -172,7 +177,11 @@ class Scratch:
             self._free(key)
 
     def _free(self, key: int) -> None:
-        """Free the memory of a model, whose ``id()`` is ``key``."""
+        """Free the memory of a model, whose weights move to its substitute or to the file.
+
+        Args:
+            key: ``id()`` of the model.
+        """
         reference, _ = self._in_memory[key]
         ref = reference()
         if ref is not None and isinstance(ref.held, np.ndarray):

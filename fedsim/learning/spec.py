@@ -33,7 +33,8 @@ LANES = 16
 class TrainingSession(NamedTuple):
     """Numbers on which an optimiser's steps may depend: learning rate, round and steps.
 
-    All but the learning rate are for schedules, and keep their defaults without one.
+    Only optimisers with a schedule depend on more than the learning rate. For all others the
+    further fields keep their defaults, so that trainings which differ in them share a stack.
 
     Attributes:
         lr: learning rate of the round.
@@ -237,7 +238,7 @@ class Trainer(Spec):
         return TrainingSpec()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by the author's class, as a class made by ``with_any_kind`` cannot be imported."""
+        """Pickle by an importable class, which is the base of a class made by ``with_any_kind``."""
         cls = type(self)
         is_importable = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
         return _unpickle, (cls if is_importable else cls.__base__, self.model_dump())
@@ -258,8 +259,8 @@ class TrainingSpec(Trainer):
     Attributes:
         momentum: heavy-ball momentum, v <- momentum v + g.
         weight_decay: added to the gradient of every parameter, as weight_decay w.
-        clip: the gradient of a batch's mean loss is scaled down to this norm, before all other
-            terms, by the plain solver.
+        clip: greatest norm of the gradient of a batch's mean loss; a longer gradient is scaled down
+            to it, before all other terms are added. On a CPU only, and by autograd.
         l2: the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on
             biases: gradient 2 l2 W.
         l2_on: all ``kernels``, or the kernels of ``dense`` layers alone, as in FlexCFL's

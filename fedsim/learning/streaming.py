@@ -67,7 +67,9 @@ class PartSum(Protocol):
 
 
 class Calculator(Protocol):
-    """Interface of ``ModelComputing`` for ``Stream``: it computes models from computed parents.
+    """Interface of ``ModelComputing`` for ``Stream``: it computes single models.
+
+    The models from which a model is computed, its parents, must be computed before it.
 
     Attributes:
         workers: count of workers.
@@ -80,7 +82,7 @@ class Calculator(Protocol):
     def at_once(self) -> int: ...
 
     def begin(self, refs: Sequence[Ref]) -> list[ResultOf | Weights | ComputedWeights]:
-        """Begin to compute models, other than mixes.
+        """Begin to compute models that are no mixes, and whose parents are computed.
 
         Returns:
             For each model its weights, or a future and the index of the model's result in it.
@@ -104,13 +106,14 @@ class Calculator(Protocol):
         """Return an empty sum of models."""
 
     def substitute(self, otherwise: Ref | None) -> Weights | ComputedWeights:
-        """Return the weights that replace a mix without finite parts: the model ``otherwise``.
+        """Return the weights of ``otherwise``, the substitute for a mix without finite parts.
 
-        The weights, float32 [d], are those of ``otherwise``; NaN if it is None.
+        Returns:
+            float32 [d]; NaN if ``otherwise`` is None.
         """
 
     def nothing(self) -> Weights:
-        """Return an array of zeros, float32 [d], as the start of a sum of models."""
+        """Return the weighted sum of no models: zeros, float32 [d]."""
 
     def muted(self) -> AbstractContextManager[None]:
         """Return a context in which computations write no records, for models computed again."""
@@ -125,8 +128,9 @@ class Twin(Ref):
 
     Attributes:
         original: weak reference to the model that was copied, which gets the result.
-        uses: count of later steps that need the model.
-        children: count of places in recipes of other twins that have the model.
+        uses: count of later steps that need the model's weights.
+        children: count of occurrences of the model in recipes of other twins, which may compute it
+            again.
         stays: whether the weights must stay in memory after the computation.
         spare: recipe of a computed model, by which it can be computed again after it is freed.
     """
@@ -155,8 +159,8 @@ def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list
     Args:
         targets: models to compute; computed models are skipped.
         stay: whether the weights of the targets must stay in memory after the computation.
-        again: whether the parents of the targets are twins themselves, which keep their recipes
-            and get no result.
+        again: whether models are computed a second time. The models that the targets need are then
+            twins of the first computation, which keep their recipes and get no result.
 
     Returns:
         The twins of the uncomputed targets, without duplicates.
@@ -210,10 +214,10 @@ class ModelStep(NamedTuple):
 
 
 def steps_of(targets: Sequence[Twin]) -> deque[ModelStep]:
-    """Return the steps that compute models: the models that others need come first.
+    """Return the steps that compute models, each after the steps of the models that it needs.
 
     The parts of a sum are in order. Values that are taken from a model, such as the tensors that a
-    device keeps, come right after it, so that the model need not wait in memory.
+    device keeps, come right after the model, which then need not stay in memory for them.
     """
     steps: deque[ModelStep] = deque()
     visited: set[Twin] = set()
@@ -264,7 +268,10 @@ def steps_of(targets: Sequence[Twin]) -> deque[ModelStep]:
 
 
 def _taken_from(targets: Sequence[Twin]) -> dict[Twin, list[Twin]]:
-    """Return for each uncomputed model the values that are taken from it (``Applied.size``)."""
+    """Map uncomputed models to the results that are parts of them, such as tensors that stay.
+
+    They are recognised by their size (``Applied.size``), which is not the size of a model.
+    """
     taken: dict[Twin, list[Twin]] = {}
     seen: set[Twin] = set()
     waiting = list(targets)
@@ -282,7 +289,12 @@ def _taken_from(targets: Sequence[Twin]) -> dict[Twin, list[Twin]]:
 
 
 def _has_all(ref: Twin, done: Set[Ref]) -> bool:
-    """Return whether all models that a model needs are computed, or will be by then."""
+    """Return whether all models that a model needs are computed, or are in ``done``.
+
+    Args:
+        ref: the model.
+        done: models that earlier steps will have computed.
+    """
     assert ref.recipe is not None
     return all(parent.recipe is None or parent in done for parent in parents(ref.recipe))
 
@@ -294,7 +306,8 @@ class _Sum:
     Attributes:
         total: the sum so far; None before the first part, and if the sum must be repeated.
         finite: for each part so far, whether its weights are finite.
-        repeat: whether a part was not finite, so that the coefficients must be rescaled.
+        repeat: whether the sum must be computed again, because a part was not finite and the
+            coefficients of all other parts are thus rescaled.
         states: the trainer's state of each part so far; empty if the mix has no state.
     """
 
@@ -305,7 +318,7 @@ class _Sum:
 
 
 class Stream:
-    """Computation of models one by one, which frees each model when it is not needed.
+    """Computation of models one by one, which frees each model after its last use.
 
     Args:
         calculator: computes single models.
@@ -355,7 +368,7 @@ class Stream:
         Args:
             ref: the model.
             steps: the later steps.
-            waiting: model: its result or a future of it, for models that have been begun.
+            waiting: model -> its result or a future of it, for models whose computation has begun.
         """
         calculator = self._calculator
         begins = [] if ref in waiting else [ref]
@@ -382,7 +395,7 @@ class Stream:
 
         Args:
             steps: the later steps of the computation.
-            waiting: models that have been begun already.
+            waiting: models whose computation has begun already.
             most: greatest count of models to return.
         """
         ready: list[Twin] = []
@@ -395,7 +408,7 @@ class Stream:
         return ready
 
     def _settled(self, ref: Twin, recipe: Recipe) -> None:
-        """Copy the result of a computed twin to the model of which it is a copy, if this exists.
+        """Copy the result of a computed twin to its original model, if this still exists.
 
         The twin's own weights are freed if no later step needs them.
 
@@ -426,7 +439,7 @@ class Stream:
     def _free(self, ref: Twin) -> None:
         """Free the weights of a twin that no later step needs, unless they must stay.
 
-        If the model of which it is a copy exists, the weights go to scratch.
+        If its original model still exists, ``Scratch`` stores the weights for it.
         """
         if ref.stays:
             return
@@ -451,7 +464,7 @@ class Stream:
         Args:
             ref: the mix.
             position: index of the part.
-            sums: mix: the sum of its parts so far, which is changed.
+            sums: mix -> the sum of its parts so far, which is changed.
         """
         recipe = ref.recipe
         assert isinstance(recipe, Mixed)
@@ -542,10 +555,11 @@ class Stream:
 
 
 def _forget(ref: Twin) -> None:
-    """Remove the recipe of a computed twin that is in no other recipe, and so of its parents.
+    """Remove the recipe of a computed twin, unless a recipe that has the twin may be used again.
 
-    The models to which only these recipes refer are freed, such as a device's previous model. As
-    long as a mix is in progress its parts keep their recipes, as they may be computed again.
+    The twin's parents may then be in no recipe any more, so that their recipes are removed in turn.
+    This frees the models to which only these recipes refer, such as a device's previous model.
+    While a mix is in progress, its parts keep their recipes, as they may be computed again.
     """
     waiting = [ref]
     while waiting:
@@ -562,7 +576,7 @@ def _forget(ref: Twin) -> None:
 
 
 def _derived(recipe: Recipe | None) -> Derived | None:
-    """Return the weights of a computed model by their recipe, if its models are still needed."""
+    """Return a computed twin's weights as slices in a different model, or None (``derived_of``)."""
     if not isinstance(recipe, Applied):
         return None
     originals = [model.outside if isinstance(model, Twin) else model for model in recipe.models]
@@ -578,9 +592,9 @@ def _is_ready(ref: Twin) -> bool:
 
 
 def _restore(twins: Sequence[Twin]) -> None:
-    """Give the models of which twins are copies their recipes back, after a failed computation.
+    """Give the original models of twins their recipes back, after a failed computation.
 
-    Models that have been computed get none.
+    Models that have been computed need no recipe, and get none.
     """
     stack: list[Ref] = list(twins)
     visited: set[Ref] = set()

@@ -43,7 +43,8 @@ class Block:
     Args:
         samples: all samples on the torch device of the images.
         numbers: IDs of the images, ascending, int64 [block].
-        keep: whether the images stay in memory after the first call, if ``samples`` keeps none.
+        keep: whether this object keeps the images in memory after the first call; ignored if
+            ``samples`` keeps them.
 
     Attributes:
         samples: as the argument.
@@ -77,14 +78,16 @@ class Block:
 class TestSamples(NamedTuple):
     """Test samples of some devices, with each distinct image stored once, in blocks.
 
-    Samples are ordered device by device.
+    The samples are numbered device by device. An image that several devices have is a sample of
+    each of them.
 
     Attributes:
         devices: the devices.
         owner: index in ``devices`` of each sample's device, int64 [samples].
-        order: indices of the samples sorted by image, int64 [samples].
-        blocks: blocks of distinct images, each with its part of the samples in ``order``: the index
-            of each sample's image within the block, int64 [n], and the samples' targets, [n, ...].
+        order: numbers of the samples, sorted by their images' IDs, int64 [samples].
+        blocks: blocks of distinct images, by ascending ID. With each block come its n samples, in
+            ``order``: the index of each sample's image within the block, int64 [n], and the
+            samples' targets, [n, ...].
         bytes: memory of the fields and of the images (bytes).
     """
 
