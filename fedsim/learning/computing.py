@@ -264,7 +264,7 @@ class ModelComputing:
             recipes: the recipe of each model, which the model itself has dropped.
         """
         for ref, computed in zip(wave, recipes, strict=True):
-            if isinstance(computed, Best):  # a choice shares its memory with a model
+            if isinstance(computed, Best):  # a choice shares the memory of the chosen model
                 continue
             models = computed.models if isinstance(computed, Applied) else ()
             self.scratch.hold(ref, derived_of(computed, models))

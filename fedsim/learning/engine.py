@@ -120,7 +120,7 @@ class Learning(Learner):
             self._try(data)
         if isinstance(self._solver, Cohort):
             self._try_stack(self._solver, data)
-        # closed forms compute on the host
+        # ``Dense``, the only other solver, computes on the host
         models_room = None if isinstance(self._solver, Reference) else 0.0
         self._models = ResidentModels(device, models_room)
         self._work = LocalWork(self._solver, training, samples, self._models, streams)

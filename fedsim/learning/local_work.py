@@ -179,7 +179,7 @@ class LocalWork:
             else:
                 together[position] = solve, descent
         if together:
-            # one job at a time if the solvers of jobs may differ
+            # if jobs can have different solvers, ``at_once`` is 1
             solver = self._solver_of(jobs[next(iter(together))])
             solved = solver.solve_all(list(together.values()))
             results.update(zip(together, solved, strict=True))

@@ -31,7 +31,7 @@ from fedsim.learning.transfers import FlatModel, to_device, to_host
 _SHARE = 0.15  # share of a GPU's free memory, when the run begins, for models
 _MOST_STORED = 0.5  # share of this memory for stored models; the rest is for new results and copies
 _TRIED = 20  # models of a trial sum
-_TRIED_WEIGHTS = 1 << 12  # weights of each
+_TRIED_WEIGHTS = 1 << 12  # weights of each model of a trial sum
 
 
 def room_of(device: torch.device) -> float:
@@ -420,7 +420,7 @@ class ResidentScratch(Scratch):
     def __init__(self, room: float, models: ResidentModels) -> None:
         super().__init__(room)
         self._models = models
-        self._resident: OrderedDict[int, weakref.ref[Ref]] = OrderedDict()  # id(ref): the ref
+        self._resident: OrderedDict[int, weakref.ref[Ref]] = OrderedDict()  # id(ref) -> the ref
 
     def hold(self, ref: Ref, substitute: StoredTensor | None = None) -> None:
         if not isinstance(ref.held, ResidentWeights):
@@ -463,5 +463,5 @@ class ResidentScratch(Scratch):
             ref.held = ref.held.read()
             if not isinstance(ref, Twin):
                 super().hold(ref)
-            elif ref.outside is not None:  # which is stored once the twin is not needed any more
+            elif ref.outside is not None:  # ``Stream`` stores it after the last use of the twin
                 ref.outside.held = ref.held

@@ -93,13 +93,13 @@ class Scratch:
         self.most_held_bytes = 0
         self._room = room
         self._used = 0
-        # id(ref): the ref and its size (bytes), the first stored first
+        # id(ref) -> the ref and its size (bytes), the first stored first
         self._in_memory: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._substitutes: dict[int, StoredTensor] = {}  # id(ref): its substitute
+        self._substitutes: dict[int, StoredTensor] = {}  # id(ref) -> its substitute
         self._file: list[int] = []  # file descriptor; empty until the file is open
         weakref.finalize(self, _close, self._file).atexit = False
         self._end = 0
-        self._places: dict[int, list[int]] = {}  # count of weights: offsets of released weights
+        self._places: dict[int, list[int]] = {}  # count of weights -> free offsets
         self._live = 0
 
     def hold(self, ref: Any, substitute: StoredTensor | None = None) -> None:
@@ -198,7 +198,7 @@ class Scratch:
             self._end += weights.nbytes
             self.peak_bytes = max(self.peak_bytes, self._end)
         self._live += 1
-        written = Written(self, place, length)  # which gives the place back if writing fails
+        written = Written(self, place, length)  # its deletion frees the place if writing fails
         try:
             self._put(weights, place)
         except OSError as error:

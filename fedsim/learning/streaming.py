@@ -446,7 +446,7 @@ class Stream:
         if ref.held is not None:
             self._freed_bytes += ref.held.nbytes
         outside = ref.outside
-        # a choice shares its memory with a model
+        # a choice shares the memory of the chosen model
         if outside is not None and not isinstance(ref.spare, Best):
             self._scratch.hold(outside, _derived(ref.spare))
         ref.held = None

@@ -23,7 +23,7 @@ from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Solver, one_thread
 from fedsim.learning.transfers import to_host
 
-_BLOCK_NUMBERS = 1 << 20  # values in the samples of one block of work
+_BLOCK_NUMBERS = 1 << 20  # values in the images of one block
 _KEPT_BYTES = 1 << 30  # bytes of test samples that stay in memory: indices, and images
 
 

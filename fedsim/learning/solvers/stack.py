@@ -251,12 +251,12 @@ class Stack:
         self._descent = descent
         self._flat = flat
         self._sizes = [tensor.numel() for tensor in flat.values()]
-        self._shrinkage: dict[str, float] = {}  # of each trained tensor
+        self._shrinkage: dict[str, float] = {}  # name of each trained tensor -> its shrinkage
         for name, rule in rules(replace(descent, lr=1.0), flat).items():
             tensor = flat[name]
             if tensor.requires_grad and rule.lr:  # a held tensor has the learning rate 0
                 self._shrinkage[name] = rule.shrinkage(name in solver.kernels, tensor.ndim)
-        self._dropout_keys = []  # buffers of the module
+        self._dropout_keys = []  # names of buffers
         for name, part in losses.named_modules():
             if isinstance(part, KeyedDropout):
                 self._dropout_keys.append(f"{name}.key")
