@@ -16,7 +16,15 @@ from fedsim.learning.refs import Best, Ref, Trained
 from fedsim.learning.resident import ResidentSamples
 from fedsim.learning.resident_models import NamedWeights, ResidentModels, TrainedModel
 from fedsim.learning.scratch import Weights
-from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, one_thread, shuffled
+from fedsim.learning.solvers.base import (
+    Descent,
+    LocalSolve,
+    Solved,
+    Solver,
+    TrainingTask,
+    one_thread,
+    shuffled,
+)
 from fedsim.learning.solvers.dropout import advanced_key
 from fedsim.learning.spec import Trainer
 from fedsim.learning.transfers import difference
@@ -230,7 +238,7 @@ class LocalWork:
             anchor=None if anchor is None else self._models.of(anchor),
             linear=None if training.linear is None else self._models.of(training.linear),
             contrast=contrast,
-            task=(recipe.device, recipe.round, training.epochs),
+            task=TrainingTask(recipe.device, recipe.round, training.epochs),
             state=before.state if before is not None and before.finite else None,
         )
 

@@ -4,7 +4,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -245,6 +245,25 @@ class ParameterStep:
             weight.sub_(self.constant, alpha=descent.lr)
 
 
+class TrainingTask(NamedTuple):
+    """Device, round and length of a local training, for trainers and error messages.
+
+    Attributes:
+        device: index of the device.
+        round: index of the round, from 0.
+        epochs: count of local epochs.
+    """
+
+    device: int = 0
+    round: int = 0
+    epochs: int = 1
+
+    @property
+    def where(self) -> str:
+        """Text that names the training, for error messages."""
+        return f"in the training of device {self.device} in round {self.round}"
+
+
 @dataclass(frozen=True)
 class LocalSolve:
     """Inputs of a device's local training: its start, samples, batches, and terms of the loss.
@@ -264,7 +283,7 @@ class LocalSolve:
     linear: FlatModel | None = None
     """added to the gradient of every step, float [d]; None for 0."""
     contrast: Contrast | None = None
-    task: tuple[int, int, int] = (0, 0, 1)
+    task: TrainingTask = field(default_factory=TrainingTask)
     state: Mapping[str, AnyArray] | None = None
 
     def copied_start(self) -> FlatModel:

@@ -85,8 +85,7 @@ class ByTrainer(Reference):
         if not solve.batches.steps:
             return Solved(solve.copied_start(), float("nan"), state=solve.state or {})
         module = ModuleCopy(self._template)
-        device, number, _ = solve.task
-        self._repeat_first(solve, descent, f"in the training of device {device} in round {number}")
+        self._repeat_first(solve, descent)
         before = global_states(self.device)
         with (
             self.context(module, solve, descent) as (trained, context),

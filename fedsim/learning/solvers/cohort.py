@@ -157,10 +157,9 @@ class Cohort(Reference):
         def train(module: ModuleCopy) -> list[Solved]:
             return self.train_stack(module, kind, trainings)
 
-        device, number, _ = trainings[0][0].task
-        where = f"in the training of device {device} in round {number}"
-        self._repeat_first(*trainings[0], where)
-        return self.watch.use(train, _same_stacks, where, trains=True)
+        first, descent = trainings[0]
+        self._repeat_first(first, descent)
+        return self.watch.use(train, _same_stacks, first.task.where, trains=True)
 
     def train_stack(
         self,
@@ -418,9 +417,11 @@ class CohortByTrainer(Cohort, ByTrainer):
     def _kind_of(self, solve: LocalSolve, descent: Descent) -> StackKind:
         session = TrainingSession(descent.lr)
         if self._trainer.has_schedule:
-            _, number, epochs = solve.task
+            task = solve.task
             batches = solve.batches
-            session = TrainingSession(descent.lr, number, epochs, batches.steps, batches.per_epoch)
+            session = TrainingSession(
+                descent.lr, task.round, task.epochs, batches.steps, batches.per_epoch
+            )
         return kind_of(solve, descent)._replace(session=session)
 
     def _lane_steps(

@@ -105,7 +105,9 @@ class TrainingContext:
         contrast: Callable[[Tensor], Tensor] | None,
         forward: Callable[[nn.Module, Tensor], Tensor] = outputs_of,
     ) -> None:
-        self.device, self.round, self.epochs = solve.task
+        self.device = solve.task.device
+        self.round = solve.task.round
+        self.epochs = solve.task.epochs
         self.lr = descent.lr
         self.seed = solve.key & (1 << 63) - 1
         self.state: dict[str, Tensor] = {}

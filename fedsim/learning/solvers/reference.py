@@ -212,12 +212,10 @@ class Reference(Solver):
         def train(module: ModuleCopy) -> Solved:
             return self.train(module, solve, descent)
 
-        device, number, _ = solve.task
-        where = f"in the training of device {device} in round {number}"
-        self._repeat_first(solve, descent, where)
-        return self.watch.use(train, same_results, where, trains=True)
+        self._repeat_first(solve, descent)
+        return self.watch.use(train, same_results, solve.task.where, trains=True)
 
-    def _repeat_first(self, solve: LocalSolve, descent: Descent, where: str) -> None:
+    def _repeat_first(self, solve: LocalSolve, descent: Descent) -> None:
         """Repeat the first steps of this thread's first training, to find unrepeatable draws.
 
         Later calls, and calls for fedsim's own modules, do nothing.
@@ -225,14 +223,15 @@ class Reference(Solver):
         Args:
             solve: the device's start, samples and batches.
             descent: the rule of an SGD step.
-            where: text that names the training, for error messages.
 
         Raises:
             SimulationError: the results differ, so the module draws numbers that are not keyed.
         """
-        if not self.watch.is_on or not self.watch.is_first:
+        if not self.watch.is_on or self.watch.has_trained:
             return
+        self.watch.note_training()
         begin = first_steps(solve, _REPEATED_STEPS)
+        where = solve.task.where
 
         def train() -> Solved:
             return self.train(self.watch.fresh(), begin, descent)

@@ -135,11 +135,13 @@ class Watch:
         return ModuleCopy(self._template, is_watched=self.is_on)
 
     @property
-    def is_first(self) -> bool:
-        """Whether this thread has not trained yet; True for the first reading only."""
-        is_first = not getattr(self._threads, "has_trained", False)
+    def has_trained(self) -> bool:
+        """Whether this thread has trained before, as ``note_training`` has noted."""
+        return hasattr(self._threads, "has_trained")
+
+    def note_training(self) -> None:
+        """Note that this thread has trained."""
         self._threads.has_trained = True
-        return is_first
 
     def use(
         self,
