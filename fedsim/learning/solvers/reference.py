@@ -260,7 +260,7 @@ class Reference(Solver):
                     for step, gradient in zip(steps, gradients, strict=True):
                         step.descend(gradient)
         # forward passes may have changed running statistics of held tensors
-        weights = flat_result(list(copied_module.moved().values()), solve, descent)
+        weights = flat_result(list(copied_module.trained_tensors().values()), solve, descent)
         return Solved(weights, context.train_loss)
 
     def _steps(
@@ -397,7 +397,8 @@ def _load(module: ModuleCopy, weights: FlatModel) -> dict[str, Tensor]:
 
     A running variance below 0, to which a server's step may lead, becomes 0.
     """
-    tensors = module.restore()
+    module.restore()
+    tensors = module.flat
     load_weights(list(tensors.values()), weights)
     for name, tensor in tensors.items():
         if name.endswith("running_var"):

@@ -53,15 +53,10 @@ class ModuleCopy:
         self.memory: dict[str, Token] = remains(self.module, flat) if is_watched else {}
         self.uses = 0
 
-    def restore(self) -> dict[str, Tensor]:
-        """Put back buffers that a forward pass has replaced; return the tensors of the flat model.
-
-        Returns:
-            Name -> tensor.
-        """
+    def restore(self) -> None:
+        """Put back the buffers of the flat model that a forward pass has replaced."""
         for part, key, tensor in self._buffers:
             part._buffers[key] = tensor
-        return self.flat
 
     def is_replaced(self, name: str) -> bool:
         """Return whether a forward pass has replaced the tensor of the buffer ``name``."""
@@ -69,7 +64,7 @@ class ModuleCopy:
         places = [(part, key) for part, key, tensor in self._buffers if tensor is original]
         return any(part._buffers.get(key) is not original for part, key in places)
 
-    def moved(self) -> dict[str, Tensor]:
+    def trained_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the flat model after a training, which may have replaced buffers.
 
         Returns:
@@ -78,27 +73,24 @@ class ModuleCopy:
         Raises:
             ScenarioError: the training has replaced a parameter, or changed the shape of a tensor.
         """
-        for name, tensor in self.flat.items():
-            part_name, _, key = name.rpartition(".")
-            part = self.module.get_submodule(part_name)
-            current = {**part._parameters, **part._buffers}.get(key)
-            is_replaced = isinstance(tensor, nn.Parameter) and current is not tensor
-            if current is None or current.shape != tensor.shape or is_replaced:
-                result = "nothing"
-                if current is not None:
-                    result = f"another of shape {tuple(current.shape)}"
-                raise ScenarioError(
-                    f"the module of model.factory replaces its tensor {name!r} of shape "
-                    f"{tuple(tensor.shape)} by {result} in a "
-                    "training; allowed are changes of a buffer's numbers alone"
-                )
-        return {name: _tensor_of(self.module, name) for name in self.flat}
+        return {name: self._trained_tensor(name) for name in self.flat}
 
-
-def _tensor_of(module: nn.Module, name: str) -> Tensor:
-    part_name, _, key = name.rpartition(".")
-    tensor: Tensor = getattr(module.get_submodule(part_name), key)
-    return tensor.detach()
+    def _trained_tensor(self, name: str) -> Tensor:
+        original = self.flat[name]
+        part_name, _, key = name.rpartition(".")
+        part = self.module.get_submodule(part_name)
+        tensor = {**part._parameters, **part._buffers}.get(key)
+        is_allowed = tensor is original or not isinstance(original, nn.Parameter)
+        if is_allowed and tensor is not None and tensor.shape == original.shape:
+            return tensor.detach()
+        result = "nothing"
+        if tensor is not None:
+            result = f"another of shape {tuple(tensor.shape)}"
+        raise ScenarioError(
+            f"the module of model.factory replaces its tensor {name!r} of shape "
+            f"{tuple(original.shape)} by {result} in a "
+            "training; allowed are changes of a buffer's numbers alone"
+        )
 
 
 class Watch:
