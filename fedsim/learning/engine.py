@@ -43,7 +43,7 @@ from fedsim.learning.solvers.probe import SAMPLES, probe
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights
 from fedsim.learning.solvers.selection import pick, refuse_different_gpus, torch_device
 from fedsim.learning.spec import Trainer
-from fedsim.learning.testsets import TestSets, counted, judge, judge_each
+from fedsim.learning.testsets import TestSets, evaluation_of, judge, judge_each
 from fedsim.learning.transfers import to_device, to_host
 
 _ADAPTERS = "strategy/adapters"  # random stream of LoRA's initial matrices
@@ -362,14 +362,14 @@ class Learning(Learner):
             samples = self._tests.of(devices)
             tests[name] = samples
             requests += [
-                (self._solver, self._objective, self._models, model, *block)
+                (self._solver, self._objective, self._models, model, block)
                 for block in samples.blocks
             ]
         judged = iter(await self._computing.submit_all(judge, requests))
         results = {}
         for name, samples in tests.items():
             parts = [next(judged) for _ in samples.blocks]
-            results[name] = counted(
+            results[name] = evaluation_of(
                 self._objective, samples.devices, samples.owner, parts, samples.order
             )
         return results
@@ -398,7 +398,8 @@ class Learning(Learner):
                 yield self._solver, self._objective, *places, tested, chunk_shards
 
         judged = await self._computing.submit_all(judge_each, requests(), models=together)
-        return counted(self._objective, devices, np.repeat(order, sizes[order]), judged)
+        owner = np.repeat(order, sizes[order])
+        return evaluation_of(self._objective, devices, owner, judged)
 
     def train(
         self,

@@ -27,11 +27,16 @@ _BLOCK_NUMBERS = 1 << 20  # values in the images of one block
 _KEPT_BYTES = 1 << 30  # bytes of test samples that stay in memory: indices, and images
 
 
-Judged = dict[str, SampleNumbers]
-"""A model's results on n test samples: name of a metric -> the values that it keeps, [n, m].
+class Judged(NamedTuple):
+    """Results of models on n test samples.
 
-The name "" has each sample's loss, its count of correct answers and its count of answers, [n, 3].
-"""
+    Attributes:
+        scores: loss, count of correct answers and count of answers of each sample, float64 [n, 3].
+        facts: name of a metric -> the values from which it is computed, of each sample, [n, m].
+    """
+
+    scores: SampleNumbers
+    facts: dict[str, SampleNumbers]
 
 
 class Block:
@@ -52,27 +57,43 @@ class Block:
 
     def __init__(self, samples: ResidentSamples, numbers: Ints, keep: bool) -> None:
         self.samples = samples
-        self._parts = samples, numbers, keep
+        self._numbers = numbers
+        self._keep = keep
         self._images: Tensor | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Block, self._parts  # images are not pickled
+        return Block, (self.samples, self._numbers, self._keep)  # images are not pickled
 
     def __call__(self) -> Tensor:
         if self._images is not None:
             return self._images
-        samples, numbers, keep = self._parts
+        samples = self.samples
         pool = samples.data.pool
-        turns, index = np.divmod(numbers, len(pool.y))
-        kind = torch.int64 if pool.vocabulary else torch.float32
-        images = torch.empty(len(numbers), *pool.shape, device=samples.device, dtype=kind)
+        turns, index = np.divmod(self._numbers, len(pool.y))
+        dtype = torch.int64 if pool.vocabulary else torch.float32
+        images = torch.empty(len(turns), *pool.shape, device=samples.device, dtype=dtype)
         nothing = np.empty(0, dtype=np.int32)
         for turn in np.unique(turns).tolist():
             x, _ = samples.test(Shard(nothing, index[turns == turn].astype(np.int32), turn))
             begin = int(np.searchsorted(turns, turn))
             images[begin : begin + len(x)] = x
-        self._images = images if keep and not samples.stays else None
+        if self._keep and not samples.stays:
+            self._images = images
         return images
+
+
+class BlockSamples(NamedTuple):
+    """Block of distinct images, and the n test samples that have these images.
+
+    Attributes:
+        block: the images.
+        image: index of each sample's image within the block, int64 [n].
+        targets: targets of the samples, [n, ...].
+    """
+
+    block: Block
+    image: Ints
+    targets: AnyArray
 
 
 class TestSamples(NamedTuple):
@@ -85,16 +106,14 @@ class TestSamples(NamedTuple):
         devices: the devices.
         owner: index in ``devices`` of each sample's device, int64 [samples].
         order: numbers of the samples, sorted by their images' IDs, int64 [samples].
-        blocks: blocks of distinct images, by ascending ID. With each block come its n samples, in
-            ``order``: the index of each sample's image within the block, int64 [n], and the
-            samples' targets, [n, ...].
+        blocks: blocks of distinct images, by ascending ID, and their samples in ``order``.
         bytes: memory of the fields and of the images (bytes).
     """
 
     devices: list[int]
     owner: Ints
     order: Ints
-    blocks: list[tuple[Block, Ints, AnyArray]]
+    blocks: list[BlockSamples]
     bytes: int
 
 
@@ -157,23 +176,39 @@ class TestSets:
         y = _mapped(pool.y[index] if pool.targets is None else pool.targets[index], owner, shards)
         images, image = np.unique(index + turns[owner] * len(pool.y), return_inverse=True)
         order = np.argsort(image, kind="stable")
-        image = image[order]
         numbers = int(np.prod(pool.shape))
         if pool.vocabulary:
             numbers *= max(1, pool.outputs)
+        size = 8 * (len(devices) + len(images) + 4 * len(y))
         image_bytes = 4 * numbers * len(images)
         keep = image_bytes <= _KEPT_BYTES
-        size = max(1, _BLOCK_NUMBERS // numbers)
-        starts = range(0, len(images), size)
+        if keep:
+            size += image_bytes
+        width = max(1, _BLOCK_NUMBERS // numbers)
+        blocks = self._blocks(images, image[order], y[order], width, keep)
+        return TestSamples(list(devices), owner, order, blocks, size)
+
+    def _blocks(
+        self, images: Ints, image: Ints, targets: AnyArray, width: int, keep: bool
+    ) -> list[BlockSamples]:
+        """Divide distinct images, and the samples that have them, into blocks.
+
+        Args:
+            images: IDs of the distinct images, ascending, int64.
+            image: index in ``images`` of each sample's image, ascending, int64 [samples].
+            targets: targets of the samples, [samples, ...].
+            width: count of images in a block.
+            keep: whether the blocks keep their images in memory.
+        """
+        starts = range(0, len(images), width)
         ends = np.searchsorted(image, starts[1:])
-        places = np.split(image % size, ends)
-        targets = np.split(y[order], ends)
+        indices = np.split(image % width, ends)
+        parts = np.split(targets, ends)
         blocks = []
-        for start, block_places, block_targets in zip(starts, places, targets, strict=False):
-            block = Block(self.samples, images[start : start + size], keep)
-            blocks.append((block, block_places, block_targets))
-        list_bytes = 8 * (len(devices) + len(images) + 4 * len(y))
-        return TestSamples(list(devices), owner, order, blocks, list_bytes + keep * image_bytes)
+        for start, block_image, block_targets in zip(starts, indices, parts, strict=False):
+            block = Block(self.samples, images[start : start + width], keep)
+            blocks.append(BlockSamples(block, block_image, block_targets))
+        return blocks
 
 
 def _mapped(y: AnyArray, owner: Ints, shards: Sequence[Shard]) -> AnyArray:
@@ -207,27 +242,20 @@ def judge(
     objective: Objective,
     models: ResidentModels,
     model: Weights | NamedWeights,
-    block: Block,
-    image: Ints,
-    y: AnyArray,
+    samples: BlockSamples,
 ) -> Judged:
-    """Test a model on samples, on a worker.
+    """Test a model on the samples of a block of images, on a worker.
 
     Args:
         solver: the solver of the model.
         objective: the objective, which has loss and metrics.
         models: models on the torch device of the solver.
         model: the model, float32 [d].
-        block: distinct images.
-        image: index of each sample's image within the block, int64 [n].
-        y: targets of the samples, [n, ...].
-
-    Returns:
-        Name of a metric -> the values that it keeps of each sample, [n, m]. The name "" has loss,
-        count of correct answers and count of answers, [n, 3].
+        samples: the block and its samples.
     """
     one_thread()
     weights = models.flat(model)
+    block, image, y = samples
     outputs = solver.outputs(weights, block())[block.samples.numbers(image)]
     targets = block.samples.numbers(y)
     return _judged(objective, outputs, targets, solver.tested_losses(weights, outputs, targets))
@@ -252,8 +280,7 @@ def judge_each(
         shards: the shard of each model.
 
     Returns:
-        Name of a metric -> the values that it keeps of each sample, [n, m], with the samples of all
-        shards concatenated. The name "" has loss, count of correct answers and count of answers.
+        The results on the samples of all shards, concatenated.
     """
     one_thread()
     weights = [models.flat(model) for model in tested]
@@ -267,13 +294,14 @@ def judge_each(
 def _judged(objective: Objective, outputs: Tensor, targets: Tensor, losses: Tensor) -> Judged:
     counts = objective.asked(targets).reshape(len(targets), -1)
     right = (objective.answers(outputs) == targets).reshape(len(targets), -1) & counts
-    results = {metric.name: metric.keep(outputs, targets) for metric in objective.figures}
-    columns = [losses.double(), right.sum(1).double(), counts.sum(1).double()]
-    results[""] = torch.stack(columns, dim=1)
-    return {name: to_host(facts.double()) for name, facts in results.items()}
+    facts = {}
+    for metric in objective.figures:
+        facts[metric.name] = to_host(metric.keep(outputs, targets).double())
+    scores = [losses.double(), right.sum(1).double(), counts.sum(1).double()]
+    return Judged(to_host(torch.stack(scores, dim=1)), facts)
 
 
-def counted(
+def evaluation_of(
     objective: Objective,
     devices: list[int],
     owner: Ints,
@@ -292,13 +320,22 @@ def counted(
     Returns:
         The evaluation of the devices.
     """
-    facts: dict[str, SampleNumbers] = {"": np.zeros((len(owner), 3))}
-    positions: Ints | slice = slice(None) if order is None else order
-    for name in judged[0] if judged else ():
-        numbers = np.concatenate([part[name] for part in judged])
-        facts[name] = np.empty_like(numbers)
-        facts[name][positions] = numbers
-    losses, right, counts = facts.pop("").T
+
+    def by_sample(parts: Sequence[SampleNumbers]) -> SampleNumbers:
+        numbers = np.concatenate(parts)
+        if order is None:
+            return numbers
+        sorted_numbers = np.empty_like(numbers)
+        sorted_numbers[order] = numbers
+        return sorted_numbers
+
+    scores = np.zeros((len(owner), 3))
+    facts: dict[str, SampleNumbers] = {}
+    if judged:
+        scores = by_sample([part.scores for part in judged])
+        for name in judged[0].facts:
+            facts[name] = by_sample([part.facts[name] for part in judged])
+    losses, right, counts = scores.T
 
     def sum_by_device(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.bincount(owner, numbers, len(devices)).astype(np.float64)
