@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +50,20 @@ from fedsim.learning.streaming import WAITING, ResultOf, Stream
 from fedsim.learning.sums import coefficients_of
 
 _REQUESTS = 8  # requests per worker and wave; with fewer, workers would idle at a wave's end
+
+
+class _DelayedRecord(NamedTuple):
+    """Record about the computation of a model, which is written once all models are computed.
+
+    Attributes:
+        serial: serial of the model.
+        kind: kind of the record.
+        fields: values of the record by name.
+    """
+
+    serial: int
+    kind: str
+    fields: dict[str, Any]
 
 
 class ModelComputing:
@@ -96,8 +110,8 @@ class ModelComputing:
         self.workers = simulation.executor.workers
         self.may_wait = True
         self.scratch = ResidentScratch(self.room, models) if models.stays else Scratch(self.room)
-        # records of a part-by-part computation, sorted at its end: model's serial, kind, fields
-        self._records: list[tuple[int, str, dict[str, Any]]] | None = None
+        # during a part-by-part computation: its records, which are sorted at its end
+        self._records: list[_DelayedRecord] | None = None
 
     async def compute(self, targets: Iterable[Ref], *, stay: bool = True) -> None:
         """Compute models, and before them all models that they need, and store their weights.
@@ -117,11 +131,11 @@ class ModelComputing:
         self._records = []
         try:
             await self._stream().compute(models, stay=stay)
-            records = sorted(self._records, key=lambda record: positions[record[0]])
+            records = sorted(self._records, key=lambda record: positions[record.serial])
         finally:
             self._records = None
-        for _, kind, fields in records:
-            self._simulation.record(kind, fields)
+        for record in records:
+            self._simulation.record(record.kind, record.fields)
 
     def _stream(self) -> Stream:
         """Return an object that computes models part by part, if memory for all is short."""
@@ -141,7 +155,7 @@ class ModelComputing:
         if self._records is None:
             self._simulation.record(kind, fields)
         else:
-            self._records.append((ref.serial, kind, fields))
+            self._records.append(_DelayedRecord(ref.serial, kind, fields))
 
     # methods of ``streaming.Calculator``, which compute one model at a time
 
