@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -167,38 +167,35 @@ def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list
     """
     twins: dict[Ref, Twin] = {}
     recipes: dict[Ref, Recipe] = {}
-    outside: dict[Ref, Ref] = {}
+    computed: dict[Ref, Ref] = {}
     stack = list(targets)
     while stack:
         ref = stack.pop()
         recipe = ref.recipe
         if recipe is None or ref in twins:
             continue
-        named = ref.outside if isinstance(ref, Twin) else None
-        if named is not None and named.held is not None:
-            outside[ref] = named
+        original = ref.outside if isinstance(ref, Twin) else None
+        if original is not None and original.held is not None:
+            computed[ref] = original
             continue
-        twin = Twin(ref.name, ref.serial, None, ref.device, loss=ref.loss, state=ref.state)
-        if not again or ref in targets:
-            twin.original = weakref.ref(ref)
-        twins[ref] = twin
+        twins[ref] = Twin(ref.name, ref.serial, None, ref.device, loss=ref.loss, state=ref.state)
         recipes[ref] = recipe
         stack += parents(recipe)
-    names: dict[Ref, Ref] = {**twins, **outside}
+    replacements: dict[Ref, Ref] = {**twins, **computed}
     for ref, twin in twins.items():
-        recipe = renamed(recipes[ref], names)
+        recipe = renamed(recipes[ref], replacements)
         twin.recipe = recipe
         for parent in parents(recipe):
             if isinstance(parent, Twin):
                 parent.uses += 1
                 parent.children += 1
-    for ref in twins:
         if not again or ref in targets:
+            twin.original = weakref.ref(ref)
             ref.recipe = None
-    found = [twins[ref] for ref in dict.fromkeys(targets) if ref in twins]
-    for twin in found:
+    target_twins = [twins[ref] for ref in dict.fromkeys(targets) if ref in twins]
+    for twin in target_twins:
         twin.stays = stay
-    return found
+    return target_twins
 
 
 class ModelStep(NamedTuple):
@@ -311,10 +308,10 @@ class _Sum:
         states: the trainer's state of each part so far; empty if the mix has no state.
     """
 
-    total: PartSum | None
-    finite: list[bool]
-    repeat: bool
-    states: list[Mapping[str, AnyArray] | None]
+    total: PartSum | None = None
+    finite: list[bool] = field(default_factory=list)
+    repeat: bool = False
+    states: list[Mapping[str, AnyArray] | None] = field(default_factory=list)
 
 
 class Stream:
@@ -353,7 +350,7 @@ class Stream:
             if part is not None:
                 self._add(ref, part, sums)
             elif isinstance(ref.recipe, Mixed):
-                await self._finish_mix(ref, ref.recipe, sums.pop(ref, None))
+                await self._finish_mix(ref, ref.recipe, sums.pop(ref, _Sum()))
             else:
                 await self._compute(ref, steps, waiting)
 
@@ -468,9 +465,7 @@ class Stream:
         """
         recipe = ref.recipe
         assert isinstance(recipe, Mixed)
-        if ref not in sums:
-            sums[ref] = _Sum(None, [], repeat=False, states=[])
-        mix = sums[ref]
+        mix = sums.setdefault(ref, _Sum())
         part, coefficient = recipe.parts[position]
         mix.finite.append(part.finite)
         if ref.state is not None:
@@ -485,43 +480,30 @@ class Stream:
             mix.total.add(part, coefficient)
         self._use(part)
 
-    async def _finish_mix(self, ref: Twin, recipe: Mixed, mix: _Sum | None) -> None:
-        calculator = self._calculator
-        finite = [] if mix is None else mix.finite
-        models = [part for part, _ in recipe.parts]
-        calculator.note_left_out(
-            ref, [model for model, is_finite in zip(models, finite, strict=True) if not is_finite]
-        )
-        coefficients = coefficients_of(recipe, finite)
-        weights: Weights | ComputedWeights
-        if coefficients is None:
-            weights = calculator.substitute(recipe.otherwise)
-        elif not coefficients:
-            weights = calculator.nothing()
-        elif mix is None or mix.total is None:
-            weights = await self._repeat(ref, recipe, finite, coefficients)
-        else:
-            weights = mix.total.result()
-            mix.total = None
-        ref.settle(weights)
+    async def _finish_mix(self, ref: Twin, recipe: Mixed, mix: _Sum) -> None:
+        left_out = []
+        for (part, _), is_finite in zip(recipe.parts, mix.finite, strict=True):
+            if not is_finite:
+                left_out.append(part)
+        self._calculator.note_left_out(ref, left_out)
+        ref.settle(await self._weights_of(ref, recipe, mix))
         if ref.state is not None:
-            ref.state = self._state(recipe, finite, [] if mix is None else mix.states)
+            ref.state = _mean_state(recipe, mix)
         self._settled(ref, recipe)
         if recipe.otherwise is not None:
             self._use(recipe.otherwise)
 
-    def _state(
-        self,
-        recipe: Mixed,
-        finite: Sequence[bool],
-        states: Sequence[Mapping[str, AnyArray] | None],
-    ) -> Mapping[str, AnyArray]:
-        weights = [coefficient for _, coefficient in recipe.parts]
-        entries = zip(states, weights, finite, strict=True)
-        mean = mean_state([(state, weight) for state, weight, is_finite in entries if is_finite])
-        if not mean and recipe.otherwise is not None and recipe.otherwise.state:
-            return recipe.otherwise.state
-        return mean
+    async def _weights_of(self, ref: Twin, recipe: Mixed, mix: _Sum) -> Weights | ComputedWeights:
+        coefficients = coefficients_of(recipe, mix.finite)
+        if coefficients is None:
+            return self._calculator.substitute(recipe.otherwise)
+        if not coefficients:
+            return self._calculator.nothing()
+        if mix.total is None:
+            return await self._repeat(ref, recipe, mix.finite, coefficients)
+        weights = mix.total.result()
+        mix.total = None
+        return weights
 
     async def _repeat(
         self,
@@ -552,6 +534,17 @@ class Stream:
             await self._compute_all(twins_of([again], stay=True, again=True))
         assert again.value is not None
         return again.value
+
+
+def _mean_state(recipe: Mixed, mix: _Sum) -> Mapping[str, AnyArray]:
+    states = []
+    for (_, weight), state, is_finite in zip(recipe.parts, mix.states, mix.finite, strict=True):
+        if is_finite:
+            states.append((state, weight))
+    mean = mean_state(states)
+    if not mean and recipe.otherwise is not None and recipe.otherwise.state:
+        return recipe.otherwise.state
+    return mean
 
 
 def _forget(ref: Twin) -> None:
