@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,18 @@ class Written(StoredTensor):
         self._scratch.release(self._place, self.shape[0])
 
 
+class _ModelInMemory(NamedTuple):
+    """Model whose weights are in memory.
+
+    Attributes:
+        reference: weak reference to the model, a ``Ref``.
+        size: size of the weights (bytes).
+    """
+
+    reference: "weakref.ref[Any]"
+    size: int
+
+
 class Scratch:
     """Storage of computed models: in memory up to a limit; beyond it the oldest ones are in a file.
 
@@ -93,8 +105,7 @@ class Scratch:
         self.most_held_bytes = 0
         self._room = room
         self._used = 0
-        # id(ref) -> the ref and its size (bytes), the first stored first
-        self._in_memory: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._in_memory: dict[int, _ModelInMemory] = {}  # by id(ref), the first stored first
         self._substitutes: dict[int, StoredTensor] = {}  # id(ref) -> its substitute
         self._file: list[int] = []  # file descriptor; empty until the file is open
         weakref.finalize(self, _close, self._file).atexit = False
@@ -124,7 +135,8 @@ class Scratch:
         if key in self._in_memory:
             return
         self._used += weights.nbytes
-        self._in_memory[key] = weakref.ref(ref, partial(self._forget, key)), weights.nbytes
+        reference = weakref.ref(ref, partial(self._forget, key))
+        self._in_memory[key] = _ModelInMemory(reference, weights.nbytes)
         if substitute is not None:
             self._substitutes[key] = substitute
         while self._used > self._room:
@@ -163,9 +175,8 @@ class Scratch:
         Args:
             key: ``id()`` of the model.
         """
-        _, size = self._in_memory.pop(key)
+        self._used -= self._in_memory.pop(key).size
         self._substitutes.pop(key, None)
-        self._used -= size
 
     def _free_one(self) -> None:
         """Free the memory of the first stored model with a substitute, or else of the first one."""
@@ -182,22 +193,14 @@ class Scratch:
         Args:
             key: ``id()`` of the model.
         """
-        reference, _ = self._in_memory[key]
-        ref = reference()
+        ref = self._in_memory[key].reference()
         if ref is not None and isinstance(ref.held, np.ndarray):
             ref.held = self._substitutes.get(key) or self._write(ref.held)
         self._forget(key)
 
     def _write(self, weights: Weights) -> Written:
         length = len(weights)
-        places = self._places.get(length)
-        if places:
-            place = places.pop()
-        else:
-            place = self._end
-            self._end += weights.nbytes
-            self.peak_bytes = max(self.peak_bytes, self._end)
-        self._live += 1
+        place = self._allocate(length, weights.nbytes)
         written = Written(self, place, length)  # its deletion frees the place if writing fails
         try:
             self._put(weights, place)
@@ -206,6 +209,22 @@ class Scratch:
             raise OSError(error.errno, error.strerror, str(folder / "scratch")) from error
         self.written_bytes += weights.nbytes
         return written
+
+    def _allocate(self, length: int, size: int) -> int:
+        """Reserve space in the file for the weights of a model, and return its offset.
+
+        Args:
+            length: count of weights.
+            size: size of the weights (bytes).
+        """
+        self._live += 1
+        places = self._places.get(length)
+        if places:
+            return places.pop()
+        place = self._end
+        self._end += size
+        self.peak_bytes = max(self.peak_bytes, self._end)
+        return place
 
     def _put(self, weights: Weights, place: int) -> None:
         """Write weights to the file, from the offset ``place`` on."""
