@@ -15,6 +15,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -71,19 +72,19 @@ def remains(
     skipped = {id(tensor) for tensor in flat.values()}
     skipped.update(id(part) for part in module.modules())
     tokens: dict[str, Token] = {}
-    classes: dict[type, None] = {}
+    parts = {}
     for part_name, part in module.named_modules():
         # the key of a keyed dropout is set in each step
-        if type(part).__module__.startswith("fedsim."):
-            continue
+        if not type(part).__module__.startswith("fedsim."):
+            parts[part_name] = part
+    for part_name, part in parts.items():
         reader = _Reader(skipped, whole)
         for key, value in _attributes(part):
             name = f"{part_name}.{key}" if part_name else key
             if name not in flat:
                 tokens[name] = reader.token(value)
-        classes.update(dict.fromkeys(_user_classes(type(part))))
     reader = _Reader(skipped, whole)
-    for key, value in _Shared(classes).values.items():
+    for key, value in _Shared(parts.values()).values.items():
         tokens[key] = reader.token(value)
     return tokens
 
@@ -94,10 +95,7 @@ def clear_caches(module: nn.Module) -> list[str]:
     Returns:
         The names of the cached functions.
     """
-    classes: dict[type, None] = {}
-    for part in module.modules():
-        classes.update(dict.fromkeys(_user_classes(type(part))))
-    caches = _Shared(classes).caches
+    caches = _Shared(module.modules()).caches
     for cache in caches.values():
         cache.cache_clear()
     return list(caches)
@@ -150,19 +148,23 @@ def _attributes(part: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 class _Shared:
-    """Memory that all objects of some classes share, found by following the classes' code.
+    """Memory that the objects of classes share, found by following the classes' code.
+
+    Args:
+        parts: submodules, whose classes are followed.
 
     Attributes:
         values: name -> attribute of a class or function, or global that the code uses.
         caches: name -> function with a ``functools.lru_cache``.
     """
 
-    def __init__(self, classes: Iterable[type]) -> None:
+    def __init__(self, parts: Iterable[nn.Module]) -> None:
         self.values: dict[str, object] = {}
         self.caches: dict[str, functools._lru_cache_wrapper[Any]] = {}
         self._visited: set[int] = set()
         self._functions: list[types.FunctionType] = []
-        self._classes = list(classes)
+        classes = chain.from_iterable(_user_classes(type(part)) for part in parts)
+        self._classes = list(dict.fromkeys(classes))
         while self._classes or self._functions:
             if self._classes:
                 self._follow_class(self._classes.pop())
