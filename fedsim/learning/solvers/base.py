@@ -434,7 +434,9 @@ class Solver(ABC):
         if len(y):
             losses = self.tested_losses(weights, outputs, y)
             loss = float(losses.sum(dtype=torch.float64)) / len(y)
-        return loss + l2 * self._squares(on_host(weights), l2_on) if l2 else loss
+        if not l2:
+            return loss
+        return loss + l2 * self._squares(on_host(weights), l2_on)
 
     def _squares(self, weights: Weights, l2_on: Penalised) -> float:
         """Return the sum of the squared entries of a model's kernels with the L2 penalty."""

@@ -331,7 +331,7 @@ class Cohort(Reference):
         try:
             with _noted_operations() as operations:
                 stacked = self.train_stack(self.watch.fresh(), kind, [(step, descent)])
-            places = self._compare_places(kind, step, descent)
+            lanes_agree = self._lanes_agree(kind, step, descent)
             plain = Reference.solve(self, step, descent)
         except FedsimError:
             raise
@@ -339,12 +339,13 @@ class Cohort(Reference):
             lines = str(error).strip().splitlines() or [""]
             return f"torch cannot stack it ({type(error).__name__}: {lines[0]})"
         self.one_by_one = tuple(operations)
-        if not places:
+        if not lanes_agree:
             return "the last bits of its gradients depend on the place in a stack"
         weights = on_host(plain.weights)
         change = float(np.linalg.norm(weights - on_host(solve.weights)))
         difference = float(np.linalg.norm(weights - on_host(stacked[0].weights)))
-        if difference > (_TOLERANCE_BF16 if self.in_bf16 else _TOLERANCE) * change:
+        tolerance = _TOLERANCE_BF16 if self.in_bf16 else _TOLERANCE
+        if difference > tolerance * change:
             return (
                 f"a step differs from plain torch by {difference:.2g}, of a change of {change:.2g}"
             )
@@ -363,8 +364,8 @@ class Cohort(Reference):
             return f"its module keeps {', '.join(sorted(self.watch.harmless))} between steps"
         return ""
 
-    def _compare_places(self, kind: StackKind, step: LocalSolve, descent: Descent) -> bool:
-        """Return whether models have gradients with the same bits at any place in a stack.
+    def _lanes_agree(self, kind: StackKind, step: LocalSolve, descent: Descent) -> bool:
+        """Return whether models have gradients with the same bits in any lane of a stack.
 
         Args:
             kind: what all trainings of the stack have in common.
