@@ -145,10 +145,10 @@ class Learning(Learner):
             Descriptions of the layers, or a module. If tensors are frozen it is a module, which has
             their values.
         """
-        if model.has_frozen or model.file is not None:
-            first = self._module(0, 0)
-            if model.has_frozen:
-                return first
+        if model.has_frozen:
+            return self._module(0, 0)
+        if model.file is not None:
+            self._module(0, 0)  # raises an error now if the file does not fit
         if self._architecture is not None:
             return self._architecture
         return self._module()
@@ -169,8 +169,8 @@ class Learning(Learner):
         if len(largest.train) < 2:
             return
         shard = replace(largest, train=largest.train[:SAMPLES])
-        first = self._initialised(0)
-        second = self._initialised(0)
+        first = self._module_weights(0)
+        second = self._module_weights(0)
         if first.tobytes() != second.tobytes():
             raise ScenarioError(
                 "the module of model.factory begins with other numbers each time that it is "
@@ -305,6 +305,7 @@ class Learning(Learner):
         await self._computing.compute(refs, stay=False)
 
     def compute_now(self, ref: Ref) -> None:
+        # a coroutine that never waits ends at its first step
         self._computing.may_wait = False
         with suppress(StopIteration):
             self._computing.compute([ref]).send(None)
@@ -443,20 +444,20 @@ class Learning(Learner):
             return None
         return math.fsum(ref.train_loss * weight for ref, weight in finite) / total
 
-    def _initial(self, count: int) -> Weights:
+    def _initial(self, index: int) -> Weights:
         """Return the weights of an initial model, drawn or from ``model.file``; float32 [d].
 
         Args:
-            count: index of the initial model.
+            index: index of the initial model.
 
         Raises:
             ScenarioError: models are to differ, but a file gives all of their weights.
         """
         has_file = self._model.file is not None
         if self._architecture is not None and not self._model.has_frozen and not has_file:
-            return self._draw(count)
-        weights = self._initialised(count)
-        if count and has_file and np.array_equal(weights, self._initial(0)):
+            return self._draw_weights(index)
+        weights = self._module_weights(index)
+        if index and has_file and np.array_equal(weights, self._initial(0)):
             raise ScenarioError(
                 f"model.file is {self._model.file!r}, which gives every number of the model, "
                 "and the strategy needs initial "
@@ -464,17 +465,17 @@ class Learning(Learner):
             )
         return weights
 
-    def _initialised(self, count: int) -> Weights:
+    def _module_weights(self, index: int) -> Weights:
         """Build the module of an initial model, and return its initial weights, float32 [d].
 
         Args:
-            count: index of the initial model.
+            index: index of the initial model.
         """
-        return flat_weights(list(numbers(self._module(0, count)).values()))
+        return flat_weights(list(numbers(self._module(0, index)).values()))
 
-    def _draw(self, *ids: int) -> Weights:
+    def _draw_weights(self, index: int) -> Weights:
         assert self._architecture is not None
-        return self._architecture.initial(self._streams.generator(_INIT, *ids))
+        return self._architecture.initial(self._streams.generator(_INIT, index))
 
     def _module(self, *ids: int) -> nn.Module:
         """Build the module that is trained, with LoRA, frozen tensors and ``model.file`` applied.
@@ -486,7 +487,7 @@ class Learning(Learner):
         seed = self._streams.word(_INIT, *ids) >> 1
         module = model.plain_module(self._shape, self._classes, seed)
         if self._architecture is not None:
-            load_weights(list(module.parameters()), self._draw(ids[-1]))
+            load_weights(list(module.parameters()), self._draw_weights(ids[-1]))
         fit(module, model.lora, model.train, self._streams.word(_ADAPTERS, *ids) >> 1)
         if model.file is not None:
             load(module, model.file, self._root)
