@@ -216,52 +216,91 @@ def steps_of(targets: Sequence[Twin]) -> deque[ModelStep]:
     The parts of a sum are in order. Values that are taken from a model, such as the tensors that a
     device keeps, come right after the model, which then need not stay in memory for them.
     """
-    steps: deque[ModelStep] = deque()
-    visited: set[Twin] = set()
-    done: set[Ref] = set()
-    taken = _taken_from(targets)
+    return _Planner(targets).steps
 
-    def append(ref: Twin) -> None:
+
+class _Needed(NamedTuple):
+    """Model that a later step needs.
+
+    Attributes:
+        ref: the model.
+        depth: count of sums that are in progress while the model is computed.
+    """
+
+    ref: Ref
+    depth: int
+
+
+class _Planner:
+    """Planner of the steps that compute models.
+
+    Args:
+        targets: the models.
+
+    Attributes:
+        steps: the steps, in order.
+    """
+
+    def __init__(self, targets: Sequence[Twin]) -> None:
+        self.steps: deque[ModelStep] = deque()
+        self._visited: set[Twin] = set()
+        self._planned: set[Ref] = set()
+        self._taken = _taken_from(targets)
+        for target in targets:
+            self._plan(target)
+
+    def _plan(self, target: Twin) -> None:
+        """Append the steps of a model, and before them the steps of all models that it needs.
+
+        A stack of iterators replaces recursion, as chains of models may be of any length.
+        """
+        stack = [iter([_Needed(target, 0)])]
+        while stack:
+            needed = next(stack[-1], None)
+            if needed is None:
+                stack.pop()
+                continue
+            ref, depth = needed
+            if isinstance(ref, Twin) and ref.recipe is not None and ref not in self._visited:
+                self._visited.add(ref)
+                stack.append(self._visit(ref, ref.recipe, depth))
+
+    def _visit(self, ref: Twin, recipe: Recipe, depth: int) -> Iterator[_Needed]:
+        """Append the steps of a model, and yield each model that it needs before the step with it.
+
+        The caller appends the steps of a yielded model before it takes the next one.
+        """
+        if isinstance(recipe, Mixed):
+            yield from self._visit_mix(ref, recipe, depth)
+        else:
+            for parent in parents(recipe):
+                yield _Needed(parent, depth)
+        self._append(ref)
+
+    def _visit_mix(self, ref: Twin, recipe: Mixed, depth: int) -> Iterator[_Needed]:
+        opens_early = depth < _OPEN_SUMS
+        if not opens_early:
+            for part, _ in recipe.parts:
+                yield _Needed(part, depth)
+        for position, (part, _) in enumerate(recipe.parts):
+            if opens_early:
+                is_open = position > 0  # the first part opens the sum
+                yield _Needed(part, depth + 1 if is_open else depth)
+            self.steps.append(ModelStep(ref, position))
+        if recipe.otherwise is not None:
+            yield _Needed(recipe.otherwise, depth)
+
+    def _append(self, ref: Twin) -> None:
+        """Append the step that computes a model, and the steps of values that are taken from it."""
         waiting = [ref]
         while waiting:
             computed = waiting.pop()
-            steps.append(ModelStep(computed))
-            done.add(computed)
-            for values in taken.get(computed, ()):
-                if values not in visited and _has_all(values, done):
-                    visited.add(values)
+            self.steps.append(ModelStep(computed))
+            self._planned.add(computed)
+            for values in self._taken.get(computed, ()):
+                if values not in self._visited and _has_all(values, self._planned):
+                    self._visited.add(values)
                     waiting.append(values)
-
-    def visit(ref: Twin, depth: int) -> Iterator[tuple[Ref, int]]:
-        recipe = ref.recipe
-        assert recipe is not None
-        if isinstance(recipe, Mixed):
-            nests = depth < _OPEN_SUMS
-            if not nests:
-                for part, _ in recipe.parts:
-                    yield part, depth
-            for position, (part, _) in enumerate(recipe.parts):
-                if nests:
-                    yield part, depth + (position > 0)  # the first part opens the sum
-                steps.append(ModelStep(ref, position))
-            if recipe.otherwise is not None:
-                yield recipe.otherwise, depth
-        else:
-            for parent in parents(recipe):
-                yield parent, depth
-        append(ref)
-
-    for target in targets:
-        roots: list[tuple[Ref, int]] = [(target, 0)]
-        stack = [iter(roots)]
-        while stack:  # no recursion: chains of models may be of any length
-            ref, depth = next(stack[-1], (None, 0))
-            if ref is None:
-                stack.pop()
-            elif isinstance(ref, Twin) and ref.recipe is not None and ref not in visited:
-                visited.add(ref)
-                stack.append(visit(ref, depth))
-    return steps
 
 
 def _taken_from(targets: Sequence[Twin]) -> dict[Twin, list[Twin]]:
