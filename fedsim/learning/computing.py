@@ -22,6 +22,7 @@ from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.derived import derived_of
 from fedsim.learning.functions import (
     FunctionCall,
+    NamedStream,
     carry_out_all,
     function_at,
     mean_state,
@@ -324,7 +325,7 @@ class ModelComputing:
         function = function_at(recipe.function)
         if function is weighted_sum and _are_resident(models):
             return self._sum(models, recipe.constants["coefficients"])
-        stream = None if recipe.stream is None else (self._streams, *recipe.stream)
+        stream = None if recipe.stream is None else NamedStream(self._streams, recipe.stream)
         weights = self.read(models)
         return FunctionCall(function, weights, recipe.constants, stream, recipe.size)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import SimulationError
+from fedsim.common.streams import Streams
 from fedsim.common.training import Places
 
 Function = Callable[..., NDArray[np.floating]]
@@ -97,6 +98,18 @@ def function_at(path: str) -> Function:
     return _KNOWN[path]
 
 
+class NamedStream(NamedTuple):
+    """Random stream from which a function of models draws.
+
+    Attributes:
+        streams: the random streams of the run.
+        name: purpose and integers of the stream.
+    """
+
+    streams: Streams
+    name: tuple[Any, ...]
+
+
 class FunctionCall(NamedTuple):
     """Call of a pure function of models, with its arguments, which a worker carries out.
 
@@ -104,15 +117,15 @@ class FunctionCall(NamedTuple):
         function: the function.
         models: the models, float32 [d] each, read-only; at least one.
         constants: name -> constant argument of the function.
-        stream: the streams of the run, then purpose and integers of the random stream that the
-            function receives as ``rng``; None if it draws no random numbers.
+        stream: the random stream whose generator the function receives as ``rng``; None if it draws
+            no random numbers.
         size: count of values in the result; None for a model.
     """
 
     function: Function
     models: Sequence[NDArray[np.float32]]
     constants: Mapping[str, Any]
-    stream: tuple[Any, ...] | None
+    stream: NamedStream | None
     size: int | None
 
 
@@ -132,8 +145,7 @@ def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
     for function, models, constants, stream, size in calls:
         arguments = dict(constants)
         if stream is not None:
-            streams, *name = stream
-            arguments["rng"] = streams.generator(*name)
+            arguments["rng"] = stream.streams.generator(*stream.name)
         with np.errstate(all="ignore"):  # non-finite inputs show in the result
             result = np.asarray(function(list(models), **arguments))
             result = result.astype(np.float32, copy=False)
