@@ -179,18 +179,16 @@ class LocalWork:
         """Carry out several local trainings at once, at most ``at_once``."""
         results: dict[int, Solved] = {}
         together: dict[int, tuple[LocalSolve, Descent]] = {}
+        solver = self._solver_of(jobs[0])  # if jobs can have different solvers, there is one job
         for position, job in enumerate(jobs):
             solve = self._local_solve(job)
             descent = self._descent(job)
             if job.recipe.training.result == "last-gradient":
-                results[position] = last_gradient(self._solver_of(job), solve, descent)
+                results[position] = last_gradient(solver, solve, descent)
             else:
                 together[position] = solve, descent
-        if together:
-            # if jobs can have different solvers, ``at_once`` is 1
-            solver = self._solver_of(jobs[next(iter(together))])
-            solved = solver.solve_all(list(together.values()))
-            results.update(zip(together, solved, strict=True))
+        solved = solver.solve_all(list(together.values()))
+        results.update(zip(together, solved, strict=True))
         return [results[position] for position in range(len(jobs))]
 
     def _solver_of(self, job: TrainingJob) -> Solver:
@@ -253,10 +251,11 @@ class LocalWork:
         assert isinstance(recipe, Best)
         shard = data.shard(recipe.device, recipe.version)
         samples = None
-        if recipe.batch is not None and recipe.batch[0] < len(shard.train):
+        if recipe.batch is not None:
             size, key = recipe.batch
-            generator = self._streams.generator("learning/batch", recipe.device, key)
-            samples = generator.choice(len(shard.train), size, replace=False)
+            if size < len(shard.train):
+                generator = self._streams.generator("learning/batch", recipe.device, key)
+                samples = generator.choice(len(shard.train), size, replace=False)
         return Question(shard, [self._models.named(model) for model in recipe.models], samples)
 
     def objectives(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
