@@ -169,9 +169,9 @@ class Watch:
             module = self.fresh()
             self._threads.copy = module
         module.uses += 1
-        uses = module.uses
-        is_power_of_two = uses & (uses - 1) == 0
-        is_due = is_power_of_two or (trains and (uses < _EVERY or uses % _EVERY == 0))
+        is_due = _is_power_of_two(module.uses)
+        if trains:
+            is_due |= module.uses < _EVERY or module.uses % _EVERY == 0
         checks_memory = self.is_on and (is_due or bool(self.harmless))
         checks_draws = self.is_on and (is_due or trains)
         carry_out = self._use_without_draws if checks_draws else _use
@@ -258,6 +258,10 @@ class Watch:
         if second_changes or not same(result, repeated):
             raise SimulationError(left_message(second_changes or new_changes, where))
         self.harmless.update(new_changes)
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def _use(module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str) -> R:
