@@ -230,7 +230,7 @@ def train(
     sizes: Sequence[int],
     solve: LocalSolve,
     descent: Descent,
-    form: Callable[..., TrainedEntry],
+    prepare_entry: Callable[..., TrainedEntry],
 ) -> float:
     """Train a model of dense layers in place, by compiled loops.
 
@@ -239,7 +239,7 @@ def train(
         sizes: count of features, then the count of outputs of each layer.
         solve: the device's start, samples and batches, of at least one step.
         descent: the rule of an SGD step.
-        form: ``_in_weight_space`` or ``_in_sample_space``, which prepares the first layer.
+        prepare_entry: ``_in_weight_space`` or ``_in_sample_space``, which prepares the first layer.
 
     Returns:
         The mean loss over the last epoch.
@@ -255,7 +255,7 @@ def train(
         first_constant = constants.first
         kernel_constants = constants.kernels
         bias_constants = constants.biases
-    entry, write = form(solve, layers.first, first_constant, descent)
+    entry, write = prepare_entry(solve, layers.first, first_constant, descent)
     kernels = _parameter(layers.kernels, kernel_constants, descent, flat.dtype)
     biases = _parameter(layers.biases, bias_constants, descent, flat.dtype, in_fours=False)
     as_number = flat.dtype.type
@@ -458,8 +458,8 @@ class Dense(Solver):
             return Solved(flat.numpy(), train_by_products(flat, self.sizes, solve, descent))
         if not solve.batches.steps:
             return Solved(flat.numpy(), float("nan"))
-        form = _in_sample_space if way == "sample space" else _in_weight_space
-        loss = train(flat.numpy(), self.sizes, solve, descent, form)
+        prepare_entry = _in_sample_space if way == "sample space" else _in_weight_space
+        loss = train(flat.numpy(), self.sizes, solve, descent, prepare_entry)
         return Solved(flat.numpy(), loss)
 
     @torch.inference_mode()
