@@ -54,8 +54,8 @@ def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
         raise ScenarioError(
             f"model.factory {path!r} made a {type(module).__name__}; it must make a torch.nn.Module"
         )
-    _refuse(module, path)
-    _prepare(module)
+    _refuse_untrainable(module, path)
+    _prepare_for_copies(module)
     return module
 
 
@@ -100,7 +100,7 @@ def make_seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
         return make()
 
 
-def _refuse(module: nn.Module, path: str) -> None:
+def _refuse_untrainable(module: nn.Module, path: str) -> None:
     """Raise ``ScenarioError`` if a user's module cannot be trained by federated averaging.
 
     Examples are lazy layers, scripted modules, and norms whose statistics cannot be averaged.
@@ -145,7 +145,7 @@ def _refuse(module: nn.Module, path: str) -> None:
         )
 
 
-def _prepare(module: nn.Module) -> None:
+def _prepare_for_copies(module: nn.Module) -> None:
     """Make a user's module fit for copying and for the flat model, in place.
 
     Buffers that are not finite, such as masks, are left out of the flat model. Tensors that belong
@@ -370,11 +370,11 @@ def samples_dtype(module: nn.Module) -> torch.dtype:
 
     This is the dtype of the module's float parameters if they have only one, else float32.
     """
-    kinds = set()
+    dtypes = set()
     for parameter in module.parameters():
         if parameter.is_floating_point():
-            kinds.add(parameter.dtype)
-    return kinds.pop() if len(kinds) == 1 else torch.float32
+            dtypes.add(parameter.dtype)
+    return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
 
 def example(samples: int, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
