@@ -82,7 +82,7 @@ def on_host(model: FlatModel) -> Weights:
 
 
 def difference(minuend: FlatModel, subtrahend: FlatModel) -> FlatModel:
-    """Return the difference of two models, at the place of the first one."""
+    """Return the difference of two models, on the host or torch device of the first one."""
     if isinstance(minuend, Tensor):
         return minuend - on_device(subtrahend, minuend.device)
     values: Weights = minuend - on_host(subtrahend)
@@ -90,7 +90,7 @@ def difference(minuend: FlatModel, subtrahend: FlatModel) -> FlatModel:
 
 
 def total(first: FlatModel, second: FlatModel) -> FlatModel:
-    """Return the sum of two models, at the place of the first one."""
+    """Return the sum of two models, on the host or torch device of the first one."""
     if isinstance(first, Tensor):
         return first + on_device(second, first.device)
     values: Weights = first + on_host(second)

@@ -475,12 +475,12 @@ def _concatenated(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def flat_result(parameters: Sequence[Tensor], solve: LocalSolve, descent: Descent) -> FlatModel:
-    """Concatenate trained tensors to a flat model, at the place of the start of the training.
+    """Concatenate trained tensors to a flat model, with the device and dtype of the start.
 
     Args:
         parameters: the trained tensors.
-        solve: the inputs of the training, whose start also has the dtype of the result.
-        descent: the rule of a step, whose held tensors get the values of the start.
+        solve: the inputs of the training, of which the start is used.
+        descent: the rule of a step; ranges that it holds get the values of the start.
 
     Returns:
         The model, float [d], in new memory.
