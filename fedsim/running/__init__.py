@@ -1,4 +1,4 @@
 """Reading a scenario file, building it into a run, and running, saving and resuming the run.
 
-Imports all rooms but ``lab`` and ``cli``.
+May import every package of fedsim except ``lab``, ``cli`` and ``deployed``.
 """

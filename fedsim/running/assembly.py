@@ -127,8 +127,8 @@ class Run:
         """Return the FLOPs of a sample in a smaller model, as a fraction of the whole model's FLOPs.
 
         Args:
-            by: the way in which the smaller model is cut from the whole model, such as ``width``.
-            size: its size, as the model's method ``cut`` takes it.
+            by: dimension in which the whole model is cut, such as ``width`` or ``rank``.
+            size: size of the smaller model in this dimension, such as half of the width.
         """
         smaller = self.scenario.model.cut(by, size)
         return smaller.flops(*self._shape_and_classes) / self.learner.flops_per_sample
@@ -194,7 +194,7 @@ class Run:
         )
 
     def _build_messages(self) -> None:
-        """Build what carries messages between the strategy's code on the server and on the devices."""
+        """Build the codecs, ``Dispatch`` (server) and ``ClientSide`` (devices), which exchange messages."""
         scenario = self.scenario
         down = Wire(scenario.messages.down, self.learner)
         up = Wire(scenario.messages.up, self.learner)
@@ -232,7 +232,10 @@ class Run:
 
     @property
     def fewer_layers(self) -> FewerLayers | None:
-        """Limits of trainings to the layers that fit into memory; None if such trainings fail."""
+        """Rule by which a device trains only the last layers that fit into its memory.
+
+        None if a training that does not fit fails instead (``population.short_of_memory``).
+        """
         if self.scenario.population.short_of_memory != "fewer-layers":
             return None
         return FewerLayers(self.population, self._tensors)
@@ -258,7 +261,7 @@ class Run:
         self.dispatch.connect(self.tasks, self.messages, self.strategy, self.client_halves)
 
     def _build_changes(self) -> None:
-        """Build what changes during the run: arrivals and departures, data, and processes of the world."""
+        """Build the changes during the run: arrivals, departures, data shifts, and world processes."""
         scenario = self.scenario
         dispatch = self.dispatch
         self.lifetimes = self._world.build_lifetimes(
@@ -288,9 +291,9 @@ class Run:
         self._shape_and_classes = learning.shape_and_classes
 
     def _rooflines(self, capacity: Capacity) -> Rooflines | None:
-        """Return the roofline model of training times.
+        """Return the roofline model, which computes training times from each device's hardware.
 
-        None if devices have no kinds, or if the strategy brings its own learning.
+        None if the scenario names no hardware of devices, or if the strategy trains by its own code.
         """
         if capacity.which is None or self.scenario.strategy.traits.brings_learning:
             return None
@@ -402,7 +405,7 @@ class Run:
     def device_columns(self) -> dict[str, AnyArray | list[Any]]:
         """Return the table ``devices.parquet`` as columns by name.
 
-        Large populations have rows only for devices that were asked.
+        Large populations have rows only for devices to which the server has sent a task.
         """
         population = self.population
         network = self.network
@@ -435,17 +438,17 @@ class Run:
         }
 
     def trace_columns(self) -> tuple[TraceColumns, TraceColumns] | None:
-        """Return two tables: the traces of links (values over time), and which link follows which.
+        """Return two tables: the traces (values over time), and the trace that each link follows.
 
-        The result is None without traces. Large populations have rows only for devices that were
-        asked.
+        The result is None without traces. Large populations have rows only for devices to which the
+        server has sent a task.
         """
         traces = self.network.traces
         return None if traces is None else traces.columns(self._devices_with(columns.MANY))
 
     @property
     def estimates(self) -> str:
-        """Text that names properties of the devices' kinds whose values are only estimates."""
+        """Text that names the properties of the devices' hardware whose values are only estimates."""
         energy = self.scenario.energy
         estimates_links = not self.scenario.network.has_device_rates
         estimates_energy = energy is not None and energy.preset is None
@@ -453,7 +456,10 @@ class Run:
 
     @property
     def at_once(self) -> int:
-        """Largest count of devices that can have a task at once, by the keys of the strategy."""
+        """Largest count of devices that can have a task at once.
+
+        It is the strategy's cohort size or ``concurrency``, or else the count of trainable devices.
+        """
         params = self.scenario.strategy
         devices = self.scenario.population.trainable
         if isinstance(params, RoundParams):
@@ -471,7 +477,7 @@ class Run:
 
     @property
     def outside_of_rules(self) -> list[str]:
-        """Warnings about values of this run outside the range for which such a formula was fitted."""
+        """Warnings about values of this run outside the range for which a formula was fitted."""
         network = self.scenario.network
         lines = [
             *network.outside_of_rules(),
@@ -484,15 +490,15 @@ class Run:
 
     @property
     def lists_all_devices(self) -> bool:
-        """Whether ``devices.parquet`` has all devices, instead of only those that were asked."""
+        """Whether ``devices.parquet`` has all devices, not only the devices that were sent a task."""
         return self.scenario.population.devices <= columns.MANY
 
     def _devices_with(self, most: int) -> NDArray[np.int64]:
-        """Return the IDs of the devices that tables list; int64, ascending.
+        """Return the IDs of the devices that have rows in a table; int64, ascending.
 
         Args:
-            most: the largest population of which all devices are listed. Of a larger one, those are
-                listed to which the server has sent a task.
+            most: largest population of which all devices have rows. In a larger population only
+                devices to which the server has sent a task have rows.
         """
         count = self.scenario.population.devices
         if count <= most:
@@ -502,7 +508,7 @@ class Run:
     def availability_columns(self, end: float) -> dict[str, AnyArray]:
         """Return the table ``availability.parquet`` as columns by name.
 
-        Large populations have rows only for devices that were asked.
+        Large populations have rows only for devices to which the server has sent a task.
 
         Args:
             end: time up to which changes are listed (s).
@@ -510,7 +516,7 @@ class Run:
         return changes(self._past, self._devices_with(_ALL_DEVICES), end, _MOST_CHANGES)
 
     def _fastest_download_s(self) -> float:
-        """Return the shortest time (s) of a model download by a device with the network to itself."""
+        """Return the shortest time (s) in which a device, alone in the network, downloads a model."""
         near = self.scenario.strategy.traits.at_edges
         size = self.dispatch.envelopes.down.model_bytes + self.learner.base_bytes
         fastest_s = math.inf

@@ -53,7 +53,7 @@ def conflicts(scenario: Sections) -> Iterator[str]:
 
 
 def _check_learning(scenario: Sections) -> Iterator[str]:
-    """Yield a message for each section about learning that the strategy does not use."""
+    """Yield a message for each section on learning that has no effect with this strategy."""
     strategy = scenario.strategy
     if strategy.traits.brings_learning:
         for section in SECTIONS_OF_LEARNING:
@@ -73,7 +73,7 @@ def _check_learning(scenario: Sections) -> Iterator[str]:
 
 
 def _check_draws(scenario: Sections) -> Iterator[str]:
-    """Yield a message if clients may be drawn twice, and the strategy needs each of them once."""
+    """Yield a message if a round may draw a client twice, and the strategy does not allow this."""
     strategy = scenario.strategy
     selection = strategy.selected_by
     if selection is None or not selection.repeats:
@@ -141,7 +141,7 @@ def _check_serverless(scenario: Sections) -> Iterator[str]:
 
 
 def _check_world(scenario: Sections) -> Iterator[str]:
-    """Yield a message for each pair of keys that exclude each other: devices, links, checkpoints."""
+    """Yield a message for each conflict between keys of devices, links, batteries and checkpoints."""
     population = scenario.population
     if scenario.drift is not None and population.samples is not None:
         yield (
@@ -251,7 +251,7 @@ def _check_objective(scenario: Sections) -> Iterator[str]:
 
 
 def _check_progress(scenario: Sections) -> Iterator[str]:
-    """Yield a message if tests are to be compared, and there is no test."""
+    """Yield a message for each key that compares tests, if nothing uses it or no model is tested."""
     stop = scenario.stop
     key = None
     if stop.patience is not None:
@@ -270,7 +270,10 @@ def _check_progress(scenario: Sections) -> Iterator[str]:
 
 
 def _check_tested_only(scenario: Sections) -> Iterator[str]:
-    """Yield a message if devices that never train have no model with which to be tested."""
+    """Yield a message if ``population.tested_only`` is given, and its devices cannot be tested.
+
+    These devices never train, so they need a model that other devices have trained.
+    """
     population = scenario.population
     strategy = scenario.strategy
     if population.tested_only is None:

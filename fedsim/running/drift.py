@@ -32,7 +32,7 @@ class DriftState(TypedDict):
 class Drift:
     """Part of a run that changes devices' data at the rounds or times given by ``[drift]``.
 
-    Random draws are the same for all strategies.
+    With equal seeds, the random draws are the same for all strategies.
     """
 
     def __init__(

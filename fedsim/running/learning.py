@@ -31,7 +31,8 @@ class LearningBuilder:
         data: the data of all devices; None if the run reads no data.
         samples: training samples of each device; int64 [devices].
         shape_and_classes: shape of a sample, and count of classes or outputs.
-        tensors: returns the tensors of the model; empty if the strategy brings its own learning.
+        tensors: function that returns the model's tensors; empty if the strategy trains by its own
+            code.
 
     Raises:
         ScenarioError, DataError: the data cannot be built, or do not fit the strategy.

@@ -134,8 +134,8 @@ def _status(error: Exception) -> int:
 def _reading(options: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Return a context manager for a command that reads run folders.
 
-    Within the context an error caused by a damaged run folder names that folder. If the command
-    reads no runs, the context does nothing.
+    Within the context, an error caused by a damaged run folder is replaced by a message that names
+    this folder. If the command reads no runs, the context does nothing.
 
     Args:
         options: the command's options and arguments by name. ``runs`` or ``run`` are the folders

@@ -1,7 +1,8 @@
-"""The models of a run as tensors, as its model files have them.
+"""The models of a run as named tensors, to be written to files in the run folder.
 
-The models of a family share one file, in which tensors are named ``index/tensor``. The weights of a
-model are read when its tensors are written, so that one model is in memory at a time.
+A model named ``file/index``, such as the model of a cluster, shares a file with others; its tensors
+are named ``index/tensor``. The weights of a model are read when its tensors are written, so that
+one model is in memory at a time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -70,7 +71,7 @@ class _ModelTensor(StoredTensor):
 
 
 async def last_models(run: "Run") -> Models:
-    """Return the strategy's current models, to be written to files; they are computed first.
+    """Compute the strategy's current models, and return them as tensors to be written to files.
 
     Args:
         run: the run.
@@ -90,6 +91,9 @@ async def best_models(run: "Run") -> Models:
 
     Args:
         run: the run.
+
+    Returns:
+        Name of a file -> its tensors by name.
     """
     files: Models = {}
     await _add(files, run, run.ending.progress.models)
@@ -109,10 +113,11 @@ async def _add(files: Models, run: "Run", models: Mapping[str, Ref]) -> None:
 
 
 def not_finite(models: Models) -> Iterator[str]:
-    """Yield the names of final models with weights that are infinite or NaN.
+    """Yield the file names of models with weights that are infinite or NaN.
 
     Args:
-        models: the models; weights on disk are not checked.
+        models: the models by file name. Weights on disk are not read, as each model stores whether
+            it is finite.
     """
     for name, tensors in models.items():
         if not all(map(_is_finite, tensors.values())):

@@ -1,7 +1,7 @@
-"""A finished run that goes on for more rounds, or for more simulated time.
+"""Continuing a finished run for more rounds, or for more simulated time.
 
-Such a run goes on from a checkpoint that was taken before its end. So the result is the one of a
-run that had the new end from the start, unless the strategy depends on the planned count of rounds.
+The run is resumed from a checkpoint that was saved before its end. So the result equals the result
+of a run with the new end, unless the strategy depends on the planned count of rounds.
 """
 
 from pathlib import Path
@@ -106,10 +106,10 @@ class Extension(NamedTuple):
 
 
 def refuse_former(folder: Path) -> None:
-    """Check that a run that is to go on was not written by an earlier version.
+    """Check that a run that is to be resumed was not written by an earlier version of fedsim.
 
     Args:
-        folder: the run folder, which need not be a whole one.
+        folder: the run folder; files may be missing.
 
     Raises:
         CheckpointError: the newest checkpoint has another format, or the scenario has former keys.
@@ -151,18 +151,18 @@ def find_checkpoint(folder: Path) -> Path:
 
 
 def refuse_dependent(run: "Run", planned: int | None) -> str | None:
-    """Check that a finished run can be continued: that its strategy did not use the planned end.
+    """Refuse to continue a finished run whose strategy depends on the planned count of rounds.
 
     Args:
-        run: the run with the later end, restored to a checkpoint before the former end.
-        planned: the count of rounds that was planned before; None if none was.
+        run: the run with the later end, restored to a checkpoint before its first end.
+        planned: count of rounds that was planned at first; None if the end was a time.
 
     Returns:
-        A note for the user if the strategy is the user's own, whose code may depend on the planned
-        count; otherwise None.
+        A note for the user if the strategy is not fedsim's, as its code may read the planned count;
+        otherwise None.
 
     Raises:
-        CheckpointError: the strategy has already acted by the planned count of rounds.
+        CheckpointError: the strategy has used the planned count, such as for a schedule.
     """
     if planned is None:
         return None

@@ -1,9 +1,9 @@
 """TOML tables before validation: reading, ``extends``, ``--set``, and changes of variants.
 
-A change is merged into the base key by key; a dotted key denotes nested tables. A change of
-``kind`` drops the base's other keys of that table, except in ``strategy``: keys that the new
-strategy takes too (cohort, epochs, deadline) stay. ``--set`` of a ``kind`` keeps such keys in every
-table.
+A file that extends another, and a variant of a study, are merged into their base key by key; a
+dotted key denotes nested tables. If they change the ``kind`` of a table, the base's other keys of
+this table are dropped. Only in ``strategy`` the keys that the new kind accepts stay, such as
+``deadline``. ``--set`` of a ``kind`` leaves the keys that the new kind accepts in any table.
 """
 
 import tomllib
@@ -54,10 +54,10 @@ def at(tables: Any, keys: Sequence[str]) -> Any:
 
 
 def _holds(change: Any, present: Any) -> bool:
-    """Whether a value in a scenario is already as a change would make it.
+    """Whether a value in a scenario equals the new value of a change.
 
-    A table also is so if it has all keys of the changed table with their values, or if the change
-    is the name of the table's ``kind``.
+    A table also equals a new table that has only some of its keys, if their values are equal, and a
+    new text that is its ``kind``.
 
     Args:
         change: the new value.
@@ -113,7 +113,7 @@ def apply_changes(
     root: type[Spec],
     tell: Callable[[str], object] = lambda _: None,
 ) -> list[SetChange]:
-    """Apply changes (``key.path=value``) to the tables of scenarios, in any order.
+    """Apply changes (``key.path=value``) to scenarios; the order of the changes does not matter.
 
     Whole tables are set before keys in them, and a ``kind`` before the other keys of its table. If
     a change alters the ``kind`` of a table, keys that the new kind lacks are dropped. Keys given by
@@ -122,11 +122,11 @@ def apply_changes(
     Args:
         scenarios: the tables of each scenario, which are altered.
         changes: the changes as text.
-        root: the spec of a scenario.
+        root: class of the whole scenario, which knows the keys of each table.
         tell: gets a message for each dropped key.
 
     Returns:
-        The changes.
+        The changes, parsed.
 
     Raises:
         ScenarioError: a change is malformed, removes a key that is not given, or is undone by
@@ -228,12 +228,12 @@ def _drop_strangers(
     changed_keys: Collection[tuple[str, ...]],
     tell: Callable[[str], object],
 ) -> None:
-    """Remove from a scenario the keys that a table does not take, as its ``kind`` was changed.
+    """Remove the keys that a table does not accept any more, because its ``kind`` was changed.
 
     Args:
         sections: the tables of the scenario, which are altered.
         keys: path of the table.
-        root: the spec of a scenario.
+        root: class of the whole scenario, which knows the keys of each table.
         changed_keys: keys that changes set; they stay, so that validation refuses them.
         tell: gets a message for each removed key.
     """

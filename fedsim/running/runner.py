@@ -71,13 +71,13 @@ class Job:
         out: the run folder; None for none.
         executor: runs the training and the tests of models.
         resume: whether to continue from the newest checkpoint of the folder.
-        more: the rounds or time by which the finished run in the folder goes on; None: it is
-            unfinished, or new.
+        more: additional rounds or time of a finished run in the folder; None for a new or an
+            unfinished run.
         live_every_s: real time between two intermediate results (s).
 
     Attributes:
         over: whether the run has ended, and its files are closed.
-        notes: notes (str) for the user on how the run goes on.
+        notes: sentences for the user on a run that is continued with ``more``.
 
     Raises:
         ScenarioError, DataError, RunFolderError: nothing was written.
@@ -124,7 +124,7 @@ class Job:
             self._lock = lock.pop_all()
 
     def _reopen(self, out: Path, lock: ExitStack) -> None:
-        """Lock the existing folder of the run that is resumed, and check that it is of this run."""
+        """Lock the folder of the run to resume, and check that it has this scenario's run."""
         self._refuse_other(out)
         lock.enter_context(locked(out))
         self._refuse_other(out)  # another process may have ended the run before the lock
@@ -157,10 +157,10 @@ class Job:
             )
 
     def _restore(self, out: Path, origins: snapshot.Origins) -> None:
-        """Continue from the newest checkpoint, and remove from the folder everything of later times.
+        """Restore the newest checkpoint, and remove all files that were written after it.
 
-        With ``more`` it is the newest checkpoint before the run's end, and the scenario in the
-        folder is replaced by the one with the later end.
+        With ``more``, the newest checkpoint before the run's end is restored, and the scenario in
+        the folder is replaced by the scenario with the later end.
 
         Args:
             out: the run folder.
@@ -180,7 +180,7 @@ class Job:
             files.write_text(out / files.SCENARIO, self.scenario.to_toml())
 
     def _listen(self, live_every_s: float) -> None:
-        """Subscribe to the run's records: they are written, cause checkpoints, and update results.
+        """Send the run's records to the recorder, the checkpointer and the live results.
 
         Args:
             live_every_s: real time between two copies of intermediate results to the folder (s).
@@ -194,7 +194,7 @@ class Job:
             self.simulation.listen(live_results.watch, kinds=("task-end",))
 
     def interrupt(self) -> None:
-        """End the run after all events of the present time; with a folder, it is saved to be resumed."""
+        """End the run after all events of the present time, and save it if it can be resumed."""
         if self.checkpointer is not None:
             self.checkpointer.request()
         self.simulation.interrupt()
@@ -293,7 +293,7 @@ class Job:
         )
 
     def _reason(self, status: str) -> str:
-        """Return why the run ended, as text for ``summary["stopped"]``; "it goes on" if it has not.
+        """Return why the run ended, for the summary's entry ``stopped``, or the text "it goes on".
 
         Args:
             status: status of the run.
@@ -306,11 +306,11 @@ class Job:
 
 
 def end_soon(job: Job, number: int) -> None:
-    """Signal handler that interrupts a run, which is then saved after its current instant.
+    """Signal handler that saves and ends a run after all events of its present simulated time.
 
-    If the run does not end in time, the process is ended, and the last checkpoint remains. If the
-    signal only announces the end of a batch job, the run may take any time, because a signal to end
-    will follow.
+    If this takes too long, the process is ended, and the run can be resumed from its last
+    checkpoint. After a signal that only announces the end of a batch job, there is no time limit,
+    because another signal will follow.
 
     Args:
         job: the run.

@@ -86,13 +86,13 @@ class Sections(Spec):
 
     @property
     def figures(self) -> list[EvaluationMetric]:
-        """Metrics with a column in the table of rounds: those of tests, and those that trainers report."""
+        """Metrics with a column in the table of rounds: metrics of tests, and of trainers' reports."""
         reported = starmap(reported_metric, self.training.reports.items())
         return [*self.objective.figures, *reported]
 
     @property
     def not_restorable(self) -> str | None:
-        """Reason why a run of the scenario cannot be resumed, as text for the user, or None."""
+        """Reason, as text for the user, why a run of the scenario cannot be resumed; None if it can."""
         return self.world.not_restorable or self.strategy.why_not.resuming
 
     def meters_in(self, context: MeterContext) -> Meters:

@@ -36,7 +36,7 @@ class Interruption:
     def exit_status(self) -> int:
         """Exit status of an interrupted command.
 
-        It has a special value if a batch system will start the command again.
+        It is ``PAUSED`` if a batch system will start the command again, otherwise ``INTERRUPTED``.
         """
         return PAUSED if self.number in ANNOUNCEMENTS else INTERRUPTED
 
@@ -52,7 +52,7 @@ def raise_interruption(number: int, frame: FrameType | None) -> None:
 def interrupted_once(
     interrupt: Callable[[int], None], again: Callable[..., object] = raise_interruption
 ) -> Iterator[Interruption]:
-    """Return a context in which a first signal asks a command to end, and a second one forces it.
+    """Return a context in which a first signal requests a command's end, and a second ends it at once.
 
     Args:
         interrupt: called with the first signal.

@@ -1,4 +1,4 @@
-"""Content of ``summary.json``, from a run and what its recorder has counted."""
+"""Content of ``summary.json``, from a run and the counts of its recorder."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,10 @@ def summarise(
 
     Args:
         run: the run.
-        recorder: has counted the run's records.
+        recorder: the run's recorder, which has the rows of rounds and the bytes.
         status: the run's status, such as ``done`` or ``failed``.
         stopped: why the run ended, as text for the user.
-        models_sha256: SHA-256 of the final models; None if the run goes on.
+        models_sha256: SHA-256 of the final models; None if none were written, as in a live summary.
         wall_s: real time of the run (s).
     """
     scenario = run.scenario

@@ -1,6 +1,6 @@
-"""Runs that can be stopped at any instant and continued to the bit.
+"""Runs that can be stopped at any time and resumed, with results that are equal in every bit.
 
-This module has ``[checkpoint]``, which sets how often a run is saved.
+This module has ``CheckpointSpec``, the section ``[checkpoint]`` of a scenario.
 """
 
 from pydantic import Field
@@ -12,16 +12,15 @@ from fedsim.common.units import PositiveSeconds
 class CheckpointSpec(Spec):
     """``[checkpoint]``: when a run is saved, so that it can be resumed.
 
-    Saving does not change the run.
-
-    A run is also saved when it is interrupted (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2).
+    Saving does not change the run. An interrupted run (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2) is
+    saved too.
 
     Attributes:
         rounds: number of rounds from one save to the next; None: not by rounds.
         time: simulated time from one save to the next; None: not by time.
-        last: whether the finished run can go on (``fedsim run --resume DIR --more 20``): it is also
-            saved after the last planned round but one, and the folder keeps the parts of its
-            tables, which take as much space as the tables.
+        last: whether the finished run can be continued (``fedsim run --resume DIR --more 20``). If
+            so, the run is also saved before the last planned round, and the folder keeps a second
+            copy of its tables, in parts.
     """
 
     rounds: int | None = Field(default=None, ge=1)

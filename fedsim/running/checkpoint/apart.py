@@ -67,10 +67,10 @@ class LinkedTensor(StoredTensor):
         return tensor.read()
 
     def move(self, path: Path) -> None:
-        """Let the array be read from another link to its file.
+        """Read the array from another hard link to its file from now on.
 
         Args:
-            path: path of that link.
+            path: path of the hard link.
         """
         self.path = path
         self._open = None
@@ -81,9 +81,9 @@ class LinkedTensor(StoredTensor):
 
 
 def is_apart(tensor: AnyTensor) -> TypeGuard[AnyTensor]:
-    """Return whether a checkpoint stores an array in a file of its own.
+    """Return whether an array is stored in a separate file, which later checkpoints can share.
 
-    This holds for large arrays that never change, so that later checkpoints can share the file.
+    True for large arrays that never change.
     """
     if tensor.nbytes < LEAST_BYTES:
         return False
@@ -94,7 +94,7 @@ class LinkedTensors:
     """Register of the large arrays of a run's checkpoints, which have files of their own.
 
     Attributes:
-        newest: id() of an array that was written to the newest checkpoint -> the array there.
+        newest: id() of an array in memory -> the array as stored in the newest checkpoint.
     """
 
     def __init__(self) -> None:
@@ -139,10 +139,10 @@ class LinkedTensors:
         return sha256
 
     def take(self, path: Path, tensor: AnyTensor, sha256: str) -> None:
-        """Register an array that was written to the newest checkpoint.
+        """Register an array that was just written to a new checkpoint.
 
         Args:
-            path: the file.
+            path: the array's file in the checkpoint.
             tensor: the array.
             sha256: SHA-256 of the file, as hexadecimal digits.
         """
@@ -160,10 +160,12 @@ class LinkedTensors:
         self._of_arrays[key] = forget, linked
 
     def replace_written(self, encoder: Encoder) -> None:
-        """Let models whose weights are in the temporary file be read from the new checkpoint instead.
+        """Read models from the new checkpoint instead of the scratch file, whose space becomes free.
+
+        The scratch file stores the weights that do not fit into memory.
 
         Args:
-            encoder: has encoded the checkpoint, with all its models.
+            encoder: encoder of the new checkpoint; its ``objects`` contain the models.
         """
         for value in encoder.objects:
             if isinstance(value, Ref) and isinstance(value.held, Written):
@@ -171,9 +173,9 @@ class LinkedTensors:
         self.newest.clear()
 
     def leave(self, folder: Path) -> None:
-        """Keep arrays readable whose only files are in a checkpoint that is about to be removed.
+        """Open the files of arrays that are in a checkpoint which is about to be removed.
 
-        Their files are opened, so that they can be read although they have no name any more.
+        An open file can be read after its last name is removed.
 
         Args:
             folder: folder of the checkpoint, which the caller removes afterwards.

@@ -120,15 +120,15 @@ class Encoder:
 
 
 def _is_range(value: object) -> bool:
-    """Return whether a value is a pair of two integers, as in ``Places``."""
+    """Return whether a value is a pair of integers: a range (begin, end) of a model's parameters."""
     return type(value) is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int
 
 
 def _field_of(instance: object, field: str) -> object:
-    """Return the value of an object's field as it is saved.
+    """Return the value of an object's field in the form in which a checkpoint stores it.
 
-    Of a model whose weights are on disk this is a reference to them, so that they are not read. Of a
-    model that is put together of others at each use it is the recipe, so that it takes no space.
+    Weights of a model on disk are stored as a reference, without reading them. A model that is
+    computed from other models at each use is stored as the recipe of this computation.
     """
     if isinstance(instance, Ref) and field == "value":
         held = instance.held
@@ -221,7 +221,10 @@ class Decoder:
                 object.__setattr__(shell, field.name, field.default)
 
     def _fill_weights(self, ref: Ref, value: Mapping[str, object]) -> None:
-        """Set the weights of a model: an array, or those that a recipe puts together of others."""
+        """Set the weights of a model from an array, or from a recipe that combines other models.
+
+        The recipe is applied after all objects are decoded.
+        """
         if "~array" in value:
             ref.held = self._weights(str(value["~array"]))
             return

@@ -196,7 +196,9 @@ def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 class Saving:
-    """Base of a class that saves a run whenever ``[checkpoint]`` says so, from the run's records.
+    """Base of a class that saves a run at the rounds or times given by ``[checkpoint]``.
+
+    It learns from the run's records that a round has ended or that time has passed.
 
     Args:
         spec: ``[checkpoint]`` of the scenario.
@@ -248,7 +250,7 @@ class Saving:
 
 
 class Checkpointer(Saving):
-    """Saves a run to its folder.
+    """Writer of a run's checkpoints to its folder.
 
     Args:
         spec: ``[checkpoint]`` of the scenario.
@@ -258,8 +260,8 @@ class Checkpointer(Saving):
         origins: fingerprints of the run's files.
 
     Attributes:
-        tell: called after each save, with the count of finished rounds and the simulated time (s).
-            The saved rounds survive a power cut.
+        tell: function that is called after each save, when the checkpoint is safely on the disk,
+            with the count of finished rounds and the simulated time (s).
     """
 
     def __init__(
@@ -287,7 +289,7 @@ class Checkpointer(Saving):
 def _snapshot(
     run: "Run", recorder: "Recorder", origins: Origins
 ) -> tuple[Encoder, store.Checkpoint]:
-    """Return the state of a run between two instants as a checkpoint, and its encoder."""
+    """Return a checkpoint of a run, and its encoder; all events of the present time are processed."""
     encoder = Encoder(_saved_classes(), _unsaved_fields())
     data = None
     if run.drift is not None:
@@ -312,13 +314,13 @@ def _snapshot(
 
 
 def encode_models(run: "Run") -> tuple[Encoder, dict[str, object]]:
-    """Return an encoder of all that has models in a checkpoint that would be saved now.
+    """Encode the parts of a run's state that contain models, as a checkpoint would store them now.
 
     Args:
         run: the run. It must have processed all events of the present simulated time.
 
     Returns:
-        The encoder, with the models among its ``objects``, and the tables.
+        The encoder, whose ``objects`` contain the models, and the encoded tables.
     """
     encoder = Encoder(_saved_classes(), _unsaved_fields())
     parts = _snapshot_parts(run)
@@ -383,12 +385,14 @@ class SavedRun(TypedDict):
         stopped: the reason of a requested end; None if there is none.
         alarms: kind, number and time (s) of each future alarm.
         recorder: state of the recorder.
-        data: sample count and data version of each device, if data shift.
+        data: sample count and data version of each device; None if data do not shift.
         parts: states of network, tasks and so on.
         processes: states of the world's processes.
         strategy: the strategy's ``state``.
         last: the last evaluation; None before the first.
-        served, unseen, progress: attributes of the evaluator with these names, or of its parts.
+        served: name of a model -> devices that the model has ever served; None for all.
+        unseen: accuracy of each device that never trains, in the last test.
+        progress: the best test so far (``StopRules.progress``).
     """
 
     origins: dict[str, str]
@@ -454,10 +458,10 @@ def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
 def _with_present_end(
     run: "Run", alarms: Sequence[tuple[str, int, float]]
 ) -> list[tuple[str, int, float]]:
-    """Return a checkpoint's alarms, with the end of the run at the time that the scenario has now.
+    """Return a checkpoint's alarms, with the alarm of the run's end moved to the scenario's end time.
 
-    This time may be later than the saved one (``--more``). The alarm of the end comes before all
-    other alarms of the same time, as it was set first.
+    The end time is later than in the checkpoint if the run is continued with ``--more``. The alarm
+    of the end comes before all other alarms of the same time, because a run sets it first.
 
     Args:
         run: the run that is restored, whose scenario has the time of the end.

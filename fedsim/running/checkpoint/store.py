@@ -94,7 +94,7 @@ def write(folder: Path, checkpoint: Checkpoint, linked: LinkedTensors | None = N
 
 
 def _model_file(place: Path, name: str) -> Path:
-    """Return the file of a large array of a checkpoint."""
+    """Return the path of the file that stores the large array ``name`` of a checkpoint."""
     return place / _MODELS / f"{name}.safetensors"
 
 
