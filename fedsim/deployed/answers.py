@@ -1,4 +1,4 @@
-"""Answers of nodes, which are checked before the server half sees them."""
+"""Reading and checking of devices' answers, before the strategy's server code receives them."""
 
 from functools import partial
 from typing import NamedTuple
@@ -38,10 +38,10 @@ class CheckedAnswer(NamedTuple):
 
     Attributes:
         packet: the answer.
-        is_late: whether the device itself has ended the task, as it was too slow.
+        is_late: whether the device has given up the task, as it could not end it in time.
         has_forgotten: whether the node has lost the stored state of its device.
-        shift: contents of the device's message about changed data, by name; empty if the data did
-            not change.
+        shift: numbers by name that the device sends because its data have changed
+            (``Client.on_shift``); empty if they have not changed.
     """
 
     packet: Packet
@@ -128,11 +128,11 @@ class AnswerReader:
 
 
 def _model_at(task: Task, place: ModelPlace) -> Ref:
-    """Return a model of a task's request, which an answer names as the base of its changes.
+    """Return the model of a task's request to which an answer has encoded the changes.
 
     Args:
         task: the task.
-        place: name of the request's content that holds the model, and index within a list.
+        place: the model's position in the request, as the answer gives it.
 
     Raises:
         PacketError: the request has no such model.

@@ -29,16 +29,20 @@ _halves: dict[tuple[str, int, float, str], DeviceHalf] = {}
 
 
 def client_half(scenario: Path, device: int, pace: float, slept: str) -> DeviceHalf:
-    """Return the object that acts for a device in a deployment; built only once per process.
+    """Return the object that runs a strategy's client code for a device in a deployment.
+
+    It is built once per process, and returned again at later calls.
 
     Args:
         scenario: the app's scenario file. Files with the same text have the same object.
         device: number of the device.
-        pace: ``pace`` of the run configuration: real seconds in a simulated one.
-        slept: ``slept`` of the run configuration: which of the scenario's times are slept.
+        pace: ``pace`` of the run configuration: real seconds per second of the scenario; 0 if the
+            device works as fast as it can.
+        slept: ``slept`` of the run configuration, one of ``SLEPT``: the times of the scenario that
+            the device imitates by sleeping.
 
     Raises:
-        SimulationError: ``slept`` has another value than ``SLEPT``.
+        SimulationError: ``slept`` is not one of ``SLEPT``.
     """
     if slept not in SLEPT:
         raise SimulationError(
@@ -96,16 +100,16 @@ def client_app(scenario: Path) -> ClientApp:
 
 
 def pace_of(value: object) -> float:
-    """Parse the key ``pace`` of the run configuration: real seconds per simulated second.
+    """Check the key ``pace`` of the run configuration: real seconds per second of the scenario.
 
     Args:
         value: the value in the run configuration.
 
     Returns:
-        The pace; 0 if nodes do not sleep.
+        The pace; 0 if nodes work as fast as they can, instead of sleeping to imitate the scenario.
 
     Raises:
-        SimulationError: the value is no finite number from 0.
+        SimulationError: the value is not a finite number of at least 0.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0.0 <= float(str(value)) < math.inf:
@@ -117,7 +121,7 @@ def pace_of(value: object) -> float:
 
 
 def _device_of(context: Context) -> int:
-    """Return the number of the device that a node is.
+    """Return the number of the device for which a node acts, from the node's configuration.
 
     Raises:
         SimulationError: the node's configuration has no such number.

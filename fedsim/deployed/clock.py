@@ -1,4 +1,4 @@
-"""A wall clock in place of the simulated one."""
+"""Clock of a deployment, which follows real time instead of simulated time."""
 
 import math
 import time
@@ -15,8 +15,8 @@ class WallClock(Simulation):
 
     Args:
         pace: real seconds in a second of this clock; 1.0 for real time.
-        look: called repeatedly while the clock waits. It sets alarms for messages that have
-            arrived.
+        look: function that is called repeatedly while the clock waits. It checks for messages, and
+            sets an alarm for each that has arrived.
         look_every_s: real time between two calls of ``look`` (s).
 
     Attributes:
@@ -37,10 +37,9 @@ class WallClock(Simulation):
 
     @property
     def wall(self) -> float:
-        """Present time of this clock (s), which goes on while events are processed.
+        """Present real time by this clock (s), rounded up to a tick (2^-30 s).
 
-        The time is rounded up to a tick (2^-30 s). ``now``, in contrast, stays the same while the
-        events of one time are processed.
+        It grows while events are processed, whereas ``now`` is the time of the present event.
         """
         return max(self.now, on_grid_after((time.time() - self.began) / self.pace))
 

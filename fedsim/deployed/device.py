@@ -1,4 +1,4 @@
-"""The client half on one machine: from a request to the answer, and the memory between requests."""
+"""A strategy's client code on a device's machine: it answers requests, and remembers its state."""
 
 import math
 import time
@@ -57,7 +57,7 @@ class _ClientAnswer(NamedTuple):
 
 
 class _AnswerEnvelopes(Envelopes):
-    """Builder of messages that stores the contents of the last answer, to be encoded later."""
+    """Builder of simulated messages that also stores a device's answer, to be encoded for Flower."""
 
     last: _ClientAnswer | None = None
 
@@ -207,14 +207,15 @@ class DeviceHalf:
     # time
 
     def _begin(self, task: Task, asked_at: float, size: int, clock: Callable[[], float]) -> None:
-        """Set when the device has received its request, which is where its work on the task begins.
+        """Set the time at which the device has received its request and begins to work on the task.
 
-        If it takes the scenario's times for downloads, this is the end of such a download.
+        If the device imitates the scenario's links, the time is computed from the request's size.
+        Otherwise it is the present time.
 
         Args:
             task: the task.
             asked_at: time at which the server sent the request, by its clock (s).
-            size: bytes of the request.
+            size: size of the request (bytes).
             clock: returns the present time by the server's clock (s).
         """
         self._steps = []
@@ -229,7 +230,8 @@ class DeviceHalf:
     def _model_s(self, device: int, direction: Direction) -> float:
         """Return the time (s) in which the device's link transfers a model.
 
-        With a pace it follows from the scenario; without, it is the time of the last download.
+        If the device imitates the scenario's times (``pace`` > 0), it is computed from the scenario.
+        Otherwise it is the measured time of the last download.
         """
         if self._pace:
             size = self._envelopes.wire(direction).model_bytes
@@ -328,16 +330,18 @@ class DeviceHalf:
         task.epochs = epochs
         task.trained = (*task.trained, epochs)
         task.steps = (*task.steps, step)
-        if epochs and isinstance(training.start, Ref) and not self._has_results(training):
+        if epochs and isinstance(training.start, Ref) and not self._needs_result(training):
             self._train_now(task, step.training)
         return True
 
     def _epochs_within(self, task: Task, step: Train, epoch_s: float) -> int:
-        """Return the count of a training's epochs that the device finishes within the time limit.
+        """Return how many epochs of a training the device finishes within the step's time limit.
+
+        It is 0 if the limit discards an unfinished training.
 
         Args:
             task: the task.
-            step: its training.
+            step: the training step, with its limit.
             epoch_s: time of an epoch (s).
         """
         planned = step.training.epochs
@@ -351,14 +355,14 @@ class DeviceHalf:
             return 0
         return max(0, fitting)
 
-    def _has_results(self, training: Training) -> bool:
-        """Whether a training needs the result of another training of the same task as its anchor."""
+    def _needs_result(self, training: Training) -> bool:
+        """Whether a training's proximal term refers to the result of another training of the task."""
         return not isinstance(training.proximal.anchor, Ref | None)
 
     def _train_now(self, task: Task, training: Training) -> None:
-        """Compute a training now instead of when its result is used, so that its time is real.
+        """Compute a training at once, not only when its result is used, so that it takes real time.
 
-        Without a pace, the device's speed is measured.
+        If the device works as fast as it can (``pace`` 0), the training also measures its speed.
         """
         ahead = TaskContext.of(task).ahead
         if len(ahead) != len(task.trained) - 1:
@@ -372,14 +376,14 @@ class DeviceHalf:
             self._speed = task.samples * training.epochs / seconds
 
     def _epoch_s(self, task: Task, training: Training) -> float:
-        """Return the time of an epoch on this device (s).
+        """Return the time of an epoch of a training on this device (s).
 
-        With a pace it follows from the scenario. Without one the device's speed is measured once,
-        by a training that is discarded.
+        If the device imitates the scenario's times (``pace`` > 0), it is computed from the scenario.
+        Otherwise it follows from the device's speed, which is measured before the first training.
 
         Args:
             task: the task.
-            training: its training.
+            training: the training.
         """
         if self._pace == 0.0:
             if self._speed is None:
@@ -388,11 +392,13 @@ class DeviceHalf:
         return float(self._population.training_s(self.device, training, task.samples))
 
     def _probe(self, task: Task, training: Training) -> float:
-        """Train two epochs, discard their results, and return the speed of the second (samples/s).
+        """Measure the device's speed (samples/s): train two epochs, and time the second.
+
+        The results are discarded.
 
         Args:
             task: the task, whose count of samples is used.
-            training: the training, of which an epoch is tried.
+            training: the training whose epochs are tried.
         """
         seconds = 0.0
         for _ in range(2):  # the first one also loads libraries
@@ -404,9 +410,9 @@ class DeviceHalf:
         return task.samples / max(seconds, 1e-6)
 
     def _limit_of(self, task: Task, limit: Limit) -> float:
-        """Return the time at which a limit ends the training of a task (s); infinity for no limit.
+        """Return the time (s) at which a limit ends the training of a task; infinity without limit.
 
-        If the limit reserves time for the upload, the training ends that much earlier.
+        Time that the limit reserves for the upload is subtracted.
         """
         until = math.inf if limit.stop_at is None else limit.stop_at
         if limit.budget is not None and task.budget_from is not None:
@@ -439,14 +445,16 @@ class DeviceHalf:
         return packet
 
     def _place_of(self, task: Task, start: Ref) -> ModelPlace | None:
-        """Return the position of a model in a task's request, so that the answer can refer to it.
+        """Find the model in a task's request from which the device has trained.
+
+        The answer encodes changes relative to this model, and names its position.
 
         Args:
             task: the task.
             start: the model from which the device has trained.
 
         Returns:
-            Name of the content and index within it; None if the request has no equal model.
+            Position of the model in the request; None if the request has no equal model.
         """
         instruction = TaskContext.of(task).instruction
         for place, model in models_in(instruction.contents):
@@ -469,8 +477,9 @@ class DeviceHalf:
             head: head of the request, with the last task whose answer has arrived.
 
         Returns:
-            Whether the node has lost state of the device: the server has received an answer that
-            the memory lacks, as the node was started anew, and answers change the device's state.
+            Whether the node has lost state of the device. It has if the server has received an
+            answer that the memory does not know, because the node was started anew, and if the
+            arrival of answers changes the device's state.
         """
         self._devices.states[self.device] = memory.state
         self._devices.residuals[self.device] = memory.residuals
@@ -497,10 +506,11 @@ class DeviceHalf:
         return False
 
     def _shift(self) -> dict[str, Json] | None:
-        """Return the message to the server on the device's changed data (``Client.on_shift``).
+        """Return the device's message to the server after a change of its data (``Client.on_shift``).
 
         Returns:
-            Name -> number; None if the data have not changed, or if the strategy sends no message.
+            Contents, name -> number; None if the data have not changed, or if the strategy sends no
+            message.
         """
         if not self._labels.has_changed:
             return None
@@ -512,14 +522,14 @@ class DeviceHalf:
 
     @property
     def _acts_on_arrival(self) -> bool:
-        """Whether the strategy's code on the device has a hook for the arrival of its answer."""
+        """Whether the strategy overrides ``Client.on_sent``, called when an answer has arrived."""
         return type(self._side.halves.of(self.device)).on_sent is not Client.on_sent
 
     def _memory_after(self, task: Task) -> DeviceMemory:
-        """Return what the device remembers after a task.
+        """Return the values that the node stores for its device after a task.
 
         Args:
-            task: the task, which the device has answered.
+            task: the answered task.
         """
         context = TaskContext.of(task)
         answer = context.answer
@@ -537,9 +547,10 @@ class DeviceHalf:
         )
 
     def _check_base(self, request: Packet) -> None:
-        """Raise ``SimulationError`` if the frozen tensors in a request differ from the device's own.
+        """Remove the frozen tensors, which no training changes, from a request, and check them.
 
-        The tensors are those that no training changes. They are removed from the request.
+        Raises:
+            SimulationError: they differ from the frozen tensors that the device has built.
         """
         payload = request.payloads.pop(BASE, None)
         if payload is None:

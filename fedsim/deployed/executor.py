@@ -33,12 +33,12 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux: the signal that a process gets w
 
 
 class ForkExecutor:
-    """Plug-in of Flower's SuperExec that passes each task to a process which forks (``execute``).
+    """Plug-in of Flower's SuperExec that writes each task to a pipe, for the process of ``execute``.
 
-    The task is written to a pipe.
+    That process carries out each task in a fork of itself.
 
     Args:
-        tasks: file descriptor of the pipe to that process.
+        tasks: file descriptor of the pipe.
     """
 
     def __init__(self, tasks: int) -> None:
@@ -51,10 +51,10 @@ class ForkExecutor:
         return supported_task_types, set()
 
     def wait_for_capacity(self, *_: object, **__: object) -> None:
-        """Return at once, as Flower need never wait before it launches a task."""
+        """Return at once: a task can be launched at any time."""
 
     def launch(self, spec: "ExecutionSpec") -> "LaunchResult":
-        """Write a task of Flower to the pipe, for the process that forks."""
+        """Write a task of Flower to the pipe."""
         from flwr.supercore.superexec.executor.types import LaunchResult
 
         line = json.dumps({"address": spec.runtime_api_address, "token": spec.token})
@@ -62,10 +62,10 @@ class ForkExecutor:
         return LaunchResult.accepted()
 
     def close(self) -> None:
-        """Do nothing; the process that forks ends when the pipe is closed."""
+        """Do nothing; the process of ``execute`` ends when the pipe is closed."""
 
     def reconcile(self) -> None:
-        """Do nothing: Flower calls this to look for tasks that have ended, and forks end by themselves."""
+        """Do nothing; Flower calls this to clean up after ended tasks, and ``execute`` does so itself."""
 
 
 def end_with_parent() -> None:
@@ -121,7 +121,9 @@ def _reap() -> None:
 
 
 def execute(app: Path, address: str, device: int) -> None:
-    """Carry out the tasks of a device's SuperNode, each in a fork of this process, until it ends.
+    """Carry out the tasks of a device's SuperNode, each in a fork of this process.
+
+    It returns when the process that asks the SuperNode for tasks has ended.
 
     Args:
         app: folder of the exported app.

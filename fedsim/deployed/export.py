@@ -84,8 +84,8 @@ def export(
 
     Args:
         scenario: the scenario.
-        folder: the app's folder, which is made; it may exist if it is empty.
-        config: entries of the run configuration in place of the defaults.
+        folder: the app's folder, which is created; an existing folder must be empty.
+        config: entries of Flower's run configuration that replace the defaults.
 
     Returns:
         The files that were written.
@@ -118,9 +118,9 @@ def export(
 
 
 def _deployed(scenario: Scenario) -> Scenario:
-    """Return a copy of a scenario without sections that a deployment replaces by real things.
+    """Return a copy of a scenario without the sections that have no effect in a deployment.
 
-    Such sections are availability, arrivals and costs, for example.
+    An example is the availability of devices, which is real in a deployment.
     """
     tables = scenario.model_dump(mode="python", exclude_none=True)
     for name in unused(scenario):
@@ -184,7 +184,7 @@ def _readme(scenario: Scenario) -> str:
 
 
 def _own_files(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
-    """Yield the Python files of the user that a scenario needs, by the import paths that it names.
+    """Yield the user's Python files that a scenario needs: modules that it names and their imports.
 
     Args:
         scenario: the scenario.
@@ -209,11 +209,11 @@ def _strategy_module(scenario: Scenario) -> str:
 
 
 def _files_of(module: ModuleType, done: set[Path]) -> Iterator[tuple[Path, Path]]:
-    """Yield a user's module, and those of the user's modules that it imports, each once.
+    """Yield the file of a user's module, and of each user's module that it imports, once each.
 
     Args:
-        module: the module.
-        done: files that were yielded before, which are left out; changed.
+        module: the module; nothing is yielded if it is not the user's.
+        done: files that were yielded before, which are skipped; new ones are added.
 
     Yields:
         The folder from which a module is imported, and its file.
@@ -231,7 +231,10 @@ def _files_of(module: ModuleType, done: set[Path]) -> Iterator[tuple[Path, Path]
 
 
 def _root(module: ModuleType, file: Path) -> Path | None:
-    """Return the folder from which a module is imported; None if it is installed."""
+    """Return the folder from which a user's module is imported; None for any other module.
+
+    A user's module is a Python file below the working directory that is not installed.
+    """
     here = Path.cwd().resolve()
     file = file.resolve()
     is_own = file.suffix == ".py" and here in file.parents

@@ -38,8 +38,8 @@ class LabelHistory:
 
         Args:
             device: ID of the device; not used, as a history is of one device.
-            version: None for the present data, ``USED`` for those of its last task, or 0 for those
-                of its first task.
+            version: None for the present data, ``USED`` for the data in its last task, or 0 for the
+                data in its first task.
         """
         if version is None:
             return self._present
@@ -51,7 +51,7 @@ class LabelHistory:
         """Restore the history that ``snapshot`` returned after the device's last task.
 
         Args:
-            counts: what ``snapshot`` returned; empty before the first task.
+            counts: the result of ``snapshot``; empty before the first task.
             has_arrived: whether the answer of the last task has arrived.
         """
         self.first = counts.get("first", self._present)

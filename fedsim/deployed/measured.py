@@ -1,4 +1,4 @@
-"""Run folder of a deployment: the tables of a simulated run, with times and bytes as measured."""
+"""Run folder of a deployment: the tables that a simulated run has, with measured times and bytes."""
 
 import bisect
 import math
@@ -28,13 +28,13 @@ _MESSAGES = ("sent", "received")
 
 @dataclass(slots=True)
 class _MeasuredTask:
-    """Account of a task in the records of a deployment, from which its steps are derived.
+    """Measured values of a task of a deployment, from which the records of its steps are made.
 
     Attributes:
         device: number of its device.
-        fields: device, round, group and task.
-        start: time at which it was asked for (s).
-        payloads: bytes by content, of the request (``down``) and the answer (``up``).
+        fields: fields of each record of the task: device, round, group and task ID.
+        start: time at which the server sent the request (s).
+        payloads: ``down`` (request) or ``up`` (answer) -> name and size (bytes) of each content.
         steps: the steps that its device has reported or logged.
     """
 
@@ -49,7 +49,8 @@ class _PlacedRecord(NamedTuple):
     """Record, and the numbers by which it is sorted.
 
     Attributes:
-        place: place among the records of the server half; a step is halfway between two of them.
+        place: index of the record among the server's records. A record of a device's step comes
+            between two of them, at an index that ends in .5.
         time: time of the record (s).
         order: number of the step's record within its task, from 1; 0 for other records.
         record: the record.
@@ -66,19 +67,17 @@ def with_steps(
     logged: Mapping[int, list[LoggedStep]],
     wire: WireCounters | None = None,
 ) -> list[Record]:
-    """Complete the records of a deployment by the steps that devices have logged.
-
-    Records of messages are replaced by records of steps.
+    """Replace the records of messages in a deployment by records of the devices' steps.
 
     Args:
-        records: the records of the server half, by time.
+        records: the server's records, in order of time.
         logged: task ID -> steps that its device has logged, for tasks without an answer.
         wire: counters of the links, which give the delivered bytes of messages that were cut off.
-            None if links have no counters. Then such a message has delivered no bytes, except the
-            request of a late device of which no step is known.
+            None if links have no counters. Then a message that was cut off has delivered no bytes;
+            only a late device without known steps is assumed to have its whole request.
 
     Returns:
-        The records, by time.
+        The records, in order of time.
     """
     tasks = _tasks_of(records, logged)
     times = [record.time for record in records]
@@ -128,12 +127,12 @@ def _tasks_of(
 
 
 def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -> Iterator[Record]:
-    """Yield begin and end of each step of a task that has ended.
+    """Yield the records ``step-start`` and ``step-end`` of each step of a task that has ended.
 
     Args:
         task: the task.
-        end: its record ``task-end``. Steps that were under way then end with the task's outcome.
-        wire: counters of the links.
+        end: its record ``task-end``. A step that was running at this time has the task's outcome.
+        wire: counters of the links; None if there are none.
     """
     outcome = end.fields["outcome"]
     is_complete = outcome == "done"
@@ -165,7 +164,7 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
 
 
 def _steps_until(task: _MeasuredTask, last: float, outcome: str) -> list[LoggedStep]:
-    """Return the steps of a task that had begun before the task ended, at least its download.
+    """Return the steps of a task that began before the task ended; the first is always included.
 
     Args:
         task: the task.
@@ -211,12 +210,12 @@ def write_run_folder(
     Args:
         out: the existing folder.
         scenario: the scenario of the app.
-        run: the server half's run.
-        records: its records with steps (``with_steps``).
-        ended: how the run ended.
-        models: tensors by name, for each file name.
-        best: models of the best test, as ``models``; empty without ``evaluation.keep_best``.
-        mark: describes the deployment, for the summary's entry ``measured``.
+        run: the run of the strategy's server code.
+        records: its records, with the steps of devices (``with_steps``).
+        ended: outcome of the run.
+        models: the last models: file name -> tensors by name.
+        best: models of the best test, in the same form; empty without ``evaluation.keep_best``.
+        mark: settings of the deployment, such as ``pace``, for the summary's entry ``measured``.
     """
     files.write_text(out / files.SCENARIO, scenario.to_toml())
     recorder = Recorder(out, run.meters)
@@ -244,7 +243,7 @@ def write_run_folder(
 
 
 class _ConnectionChange(NamedTuple):
-    """Change of a device's connection at a time (s): whether it is connected from then on."""
+    """Change of a device's connection: device, time (s), and whether it is connected from then on."""
 
     device: int
     time: float

@@ -22,7 +22,8 @@ class SentAnswer:
     Attributes:
         job, round, contents: the request, as attributes of ``Instruction``.
         reply: decoded contents of the answer by name, as ``Client.on_sent`` receives them.
-        residuals: residuals of the codec by content name, stored when the answer has arrived.
+        residuals: name of a content -> part that the codec did not send, which is added to the next
+            answer if this one arrives.
     """
 
     job: str
@@ -33,7 +34,7 @@ class SentAnswer:
 
     @classmethod
     def of(cls, instruction: Instruction, answer: CodedContents) -> Self:
-        """Return an answer, and the request that it answers, as the device remembers them."""
+        """Build the object from a request, and from the encoded answer to it."""
         return cls(
             instruction.job,
             instruction.round,
@@ -44,12 +45,12 @@ class SentAnswer:
 
     @property
     def instruction(self) -> Instruction:
-        """The request."""
+        """Request that the answer belongs to."""
         return Instruction(self.job, self.contents, self.round)
 
 
 def _without_lazy(contents: Mapping[str, object]) -> dict[str, object]:
-    """Return contents of a message without values that are computed only when they are read."""
+    """Return contents of a message without ``Lazy`` values, which are computed when they are read."""
     return {name: value for name, value in contents.items() if not isinstance(value, Lazy)}
 
 
@@ -58,11 +59,11 @@ class DeviceMemory:
     """Values that a node stores between two tasks of its device.
 
     Attributes:
-        state: ``Device.state``.
-        residuals: residuals of the codec by content name.
+        state: ``Device.state``, the strategy's values on the device.
+        residuals: name of a content -> part of it that the codec did not send, for the next answer.
         has_base: whether the device has the model's frozen tensors.
         speed: measured speed of the device (samples/s); None if it was not measured.
-        count: count of the device's tasks before its last task; -1 before the first.
+        count: index of the device's last task among its tasks, from 0; -1 before the first.
         last: answer of the last task; None if nothing depends on its arrival.
         labels: ``LabelHistory.snapshot``; empty before the first task.
     """
@@ -76,7 +77,7 @@ class DeviceMemory:
     labels: dict[str, Ints] = field(default_factory=dict)
 
     def write_to(self, packet: Packet, learner: Learner) -> None:
-        """Write the memory to a packet, in place of the packet's content.
+        """Replace the content of a packet by the memory.
 
         Args:
             packet: the packet.

@@ -1,4 +1,7 @@
-"""The nodes of a Flower deployment as the devices of a strategy."""
+"""Messages between a strategy's server code and the nodes of a Flower deployment.
+
+A node is the program that acts for one device.
+"""
 
 import logging
 import time
@@ -68,9 +71,9 @@ class Nodes:
 
     @property
     def refused(self) -> str:
-        """Text about nodes that have answered but cannot be used: sentences, each after "; ".
+        """Text on nodes that answered but cannot be used, to be appended to an error message.
 
-        Empty if there are none.
+        It has a sentence, after "; ", for each such node, and is empty if there are none.
         """
         return "".join(f"; {reason}" for reason in self._refused)
 
@@ -238,9 +241,9 @@ class Nodes:
         self._run.remote.receive(task.id, None, "lost")
 
     def _call_at_wall_time(self, action: Callable[[], None]) -> None:
-        """Schedule an action for the present time of the wall clock.
+        """Schedule an action as an event of the clock at the present real time.
 
-        Before the run begins, the action is carried out at once.
+        Before the clock has begun, the action is carried out at once.
         """
         if not self.clock_runs:
             action()
@@ -252,7 +255,7 @@ class Nodes:
         return Message(to_records(packet), dst_node_id=node, message_type=kind)
 
     def _note(self, kind: str, task: Task, packet: Packet, wall: float) -> None:
-        """Record a message with the bytes of its contents and the time of the day.
+        """Record that a message was sent or received, with the bytes of its contents.
 
         Args:
             kind: ``sent`` or ``received``.
@@ -275,7 +278,7 @@ class Nodes:
 
 
 def _failure_of(reply: Message | Exception) -> str:
-    """Return why a reply is an error; empty if it is none."""
+    """Return the error message of a failed reply; empty if the reply is not an error."""
     if isinstance(reply, Exception):
         return f"{type(reply).__name__}: {reply}"
     if not reply.has_error():

@@ -1,4 +1,4 @@
-"""Contents of messages as payloads, which have the bytes that a simulated message has."""
+"""Encoding of messages' contents as bytes, exactly as many as a simulated message counts."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ SHIFT = "shift"
 
 
 class ModelPlace(NamedTuple):
-    """Place of a model in the contents of a message.
+    """Position of a model in the contents of a message.
 
     Attributes:
         content: name of the content.
@@ -50,7 +50,7 @@ class ModelPlace(NamedTuple):
 
 
 class PlacedModel(NamedTuple):
-    """Model in the contents of a message, with its place."""
+    """Model in the contents of a message, with its position."""
 
     place: ModelPlace
     model: Ref
@@ -61,9 +61,10 @@ class Packet:
     """Message between server and device in a deployment, as it is sent between machines.
 
     Attributes:
-        head: job, round and the forms of all contents, JSON; its bytes are not counted.
+        head: JSON table with the job, the round, and the encoding of each content. The run does not
+            count its bytes.
         payloads: name of a content, with ``/index`` for an item of a list -> its bytes.
-        arrays: arrays of headers, whose bytes are not counted.
+        arrays: arrays to which the head refers; the run does not count their bytes.
     """
 
     head: dict[str, Json]
@@ -81,20 +82,21 @@ class Packet:
 
 @pure
 def total(models: list[AnyArray]) -> AnyArray:
-    """Return the sum of two arrays, float [d] each: a decoded change and the model at its start.
+    """Add a decoded change to the model from which it was computed.
 
-    A pure function for ``apply``.
+    Args:
+        models: the model and the change, float [d] each.
     """
     return models[0] + models[1]
 
 
 class ContentPacker:
-    """Converter of messages' contents to bytes and back, by the codec of a direction.
+    """Converter of messages' contents to bytes and back, for one direction (down or up).
 
     Args:
-        codec: the codec of the direction.
-        learner: names and computes models.
-        added_up: names of contents that device and server each add up.
+        codec: the codec of models in this direction.
+        learner: creates references to decoded models, and computes the models to send.
+        added_up: names of contents of which device and server each keep a running sum.
     """
 
     def __init__(self, codec: Codec, learner: Learner, added_up: Collection[str] = ()) -> None:
@@ -114,9 +116,9 @@ class ContentPacker:
 
         Args:
             contents: the contents by name.
-            bases: update -> the model from which it was trained, and its place in the request.
-            residuals: name of a content -> residual, the part that was lost when the sender encoded
-                it last.
+            bases: update -> the model from which it was trained, and its position in the request.
+            residuals: name of a content -> residual, the part that the codec left out when the
+                sender last encoded this content.
 
         Raises:
             SimulationError: a content cannot be sent.
@@ -208,7 +210,8 @@ class ContentPacker:
 
         Args:
             packet: the packet.
-            model_at: returns the model at a place of the request, on which changes are based.
+            model_at: function that returns the model at a position of the request, to which decoded
+                changes are added.
 
         Raises:
             PacketError: the packet cannot be read.
@@ -310,7 +313,7 @@ def _unpack_numbers(payload: bytes, form: Mapping[str, Json]) -> object:
 
 
 def models_in(contents: Mapping[str, object]) -> list[PlacedModel]:
-    """Return all models in the contents of a message, with their places, in order."""
+    """Return all models in the contents of a message, with their positions, in order."""
     models: list[PlacedModel] = []
     for name, value in contents.items():
         if isinstance(value, Ref):

@@ -1,4 +1,4 @@
-"""Values of packets that come from other machines, where they may have any form."""
+"""Checks of values in received messages, whose senders on other machines may send anything."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,21 +12,18 @@ ReadValue = TypeVar("ReadValue")
 
 
 class PacketError(SimulationError):
-    """Error that a received message cannot be read, as its sender is broken or not of fedsim.
-
-    Only the message is dropped; the run goes on.
-    """
+    """Error: a received message cannot be read. The message is dropped, and the run goes on."""
 
 
 def read_safely(name: str, read: Callable[[], ReadValue]) -> ReadValue:
-    """Call a function that reads a message, and convert any error of it to ``PacketError``.
+    """Call a function that reads a message, and convert any exception in it to ``PacketError``.
 
     Args:
-        name: names the message in the error.
-        read: the function. It may call code of a codec, which fails in its own ways.
+        name: name of the message, for the error.
+        read: the function. It may call a codec's code, which can raise any exception.
 
     Returns:
-        What the function has returned.
+        The function's value.
 
     Raises:
         PacketError: the message cannot be read.

@@ -1,4 +1,4 @@
-"""Packets as Flower's records."""
+"""Conversion of packets (messages of fedsim) to the content of Flower's messages, and back."""
 
 import json
 from functools import partial

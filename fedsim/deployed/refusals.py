@@ -1,4 +1,4 @@
-"""Refusals of scenarios that no deployment can run."""
+"""Sections of a scenario that a deployment refuses, or does not use."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ _SENDS_PARTS = ("heterofl", "hetlora", "flora")  # strategies that send some ten
 
 
 def refusals(scenario: Scenario) -> Iterator[str]:
-    """Yield, for each section of a scenario that cannot be deployed, the reason as a sentence."""
+    """Yield an error message for each part of a scenario that a deployment cannot carry out."""
     strategy = scenario.strategy
     kind = strategy.kind
     if scenario.learning == "off":
@@ -78,7 +78,7 @@ def _refused_training(scenario: Scenario) -> Iterator[str]:
 def unused(scenario: Scenario) -> Iterator[str]:
     """Yield the dotted key of each part of a scenario that has no effect in a deployment.
 
-    Real things take their place, such as the real availability of devices.
+    An example is the availability of devices, which is real in a deployment.
     """
     population = scenario.population
     if population.availability.kind != "always":

@@ -14,12 +14,12 @@ _LOOK_S = 0.1  # time between two questions of a thread (s)
 
 
 class Reply(NamedTuple):
-    """Reply to a message, as Flower has handed it over.
+    """Reply to a message of the server, as received from Flower.
 
     Attributes:
         name: ID of the message that is answered.
         wall: time of the day of the arrival (s since 1970).
-        content: the reply, or the error with which Flower has refused to hand it over.
+        content: the reply, or the exception that Flower raised when the reply was requested.
     """
 
     name: str
@@ -30,8 +30,8 @@ class Reply(NamedTuple):
 class Replies:
     """Threads that fetch the replies to messages from Flower.
 
-    Flower lists a reply when its upload begins, and the pull of a listed reply takes until the
-    upload ends. Each thread therefore pulls the reply to one message at a time.
+    Flower offers a reply as soon as its upload begins, and then a request for it waits until the
+    upload ends. Each thread therefore requests the reply to one message at a time.
 
     Args:
         grid: Flower's Grid.
@@ -46,7 +46,7 @@ class Replies:
         self._ended = Event()
 
     def expect(self, name: str) -> None:
-        """Start to fetch the reply to a message as soon as it has arrived.
+        """Add a message whose reply the threads will fetch.
 
         Args:
             name: ID of the message.

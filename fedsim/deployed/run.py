@@ -1,4 +1,4 @@
-"""The server half's run: its parts are a simulated run's, without a simulated world."""
+"""Run of a strategy's server code in a deployment: a ``Run`` whose devices are real."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SentContext(TaskContext):
-    """State of a task of a real device until its answer.
+    """State of a real device's task from the request to the answer.
 
     Attributes:
         outgoing: contents of the request before encoding.
@@ -41,9 +41,9 @@ class SentEnvelopes(Envelopes):
 
 
 class RemoteClientSide(ClientSide):
-    """Stand-in on the server for the devices' code, which in a deployment runs on other machines.
+    """Replacement, on the server, for the devices' code, which runs on other machines.
 
-    The contents of a device's answer are passed to the strategy when the answer has arrived.
+    It passes the contents of a device's answer to the strategy when the answer has arrived.
     """
 
     def arrived(self, task: Task, context: TaskContext) -> Mapping[str, object]:

@@ -58,10 +58,10 @@ def server_app(scenario: Path) -> ServerApp:
 
 
 def _number_in(config: Mapping[str, object], key: str) -> float:
-    """Return a number from 0 in the run configuration.
+    """Return a value of the run configuration that must be a number of at least 0.
 
     Raises:
-        SimulationError: the key has another value.
+        SimulationError: the value is no such number.
     """
     value = config[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0.0:
@@ -72,19 +72,19 @@ def _number_in(config: Mapping[str, object], key: str) -> float:
 
 
 class Deployment:
-    """A deployment from its first node to the files of its results, on the server's side.
+    """Server's side of a deployment: it waits for nodes, runs the strategy, and writes the results.
 
     Args:
         scenario: the scenario of the app.
         grid: Flower's Grid.
-        pace: real seconds in a second of the scenario, if nodes take the scenario's times; 0 for
-            real time, in which nodes work as fast as they can.
-        slept: ``slept`` of the run configuration, for the mark of the run folder.
+        pace: real seconds per second of the scenario, if nodes sleep to imitate the scenario's
+            times; 0 if nodes work as fast as they can, in real time.
+        slept: ``slept`` of the run configuration, to be noted in the summary.
 
     Attributes:
-        run: the server half's run.
-        records: all records so far; the measured times and bytes are in the kinds ``sent`` and
-            ``received``.
+        run: the run of the strategy's server code.
+        records: all records so far. Measured times and bytes are in records of the kinds ``sent``
+            and ``received``.
     """
 
     def __init__(self, scenario: Scenario, grid: Grid, pace: float, slept: str = SLEPT[0]) -> None:
@@ -167,7 +167,7 @@ class Deployment:
                 self._write(out, status, stopped)
 
     def _models(self, status: str) -> tuple[Models, Models]:
-        """Return the last and the best models; empty if an error does not allow to compute them."""
+        """Return the last and the best models; both are empty if a failed run cannot compute them."""
         try:
             return asyncio.run(last_models(self.run)), asyncio.run(best_models(self.run))
         except Exception as error:

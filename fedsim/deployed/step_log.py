@@ -38,7 +38,7 @@ class LoggedStep:
         name: name of the step, such as ``train``.
         start: begin of the step, by the server's clock (s).
         end: end of the step (s).
-        facts: other fields of the step's record, such as its epochs.
+        facts: other fields of the step's record by name, such as ``epochs``.
     """
 
     name: str
@@ -47,7 +47,7 @@ class LoggedStep:
     facts: dict[str, Json] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Json]:
-        """Return the step as a JSON-able value, from which ``read_step`` restores it."""
+        """Convert the step to a JSON table, from which ``read_step`` restores it."""
         return {"step": self.name, "start": self.start, "end": self.end, "facts": self.facts}
 
     def sizes(self) -> list[tuple[str, float]]:
@@ -111,9 +111,9 @@ class StepLog:
         self._write(step)
 
     def begin_upload(self, start: float, sizes: Mapping[str, int]) -> None:
-        """Note in the log's file, if there is one, that the upload of the answer begins.
+        """Write to the log's file, if there is one, that the upload of the answer begins.
 
-        The log then shows it even if the server never receives the answer.
+        So the upload is known even if the server never receives the answer.
 
         Args:
             start: begin of the upload (s).
@@ -128,7 +128,7 @@ class StepLog:
 
 
 def log_folder() -> Path | None:
-    """Return the folder for the logs of devices' steps, from the environment; None without one."""
+    """Return the folder of step logs, which an environment variable sets; None if it is not set."""
     text = os.environ.get(VARIABLE)
     return Path(text) if text else None
 

@@ -1,4 +1,4 @@
-"""Tasks of devices that work elsewhere, in place of the tasks of a simulated world."""
+"""Tasks that real devices carry out, in place of the tasks of simulated devices."""
 
 import math
 from collections import Counter
@@ -44,10 +44,10 @@ class RemoteTasks:
         dispatch: is notified of ended tasks.
 
     Attributes:
-        send: sends a task to its device; set by the server.
+        send: function that sends a task to its device; set by ``Nodes``.
         running: task ID -> task that has not ended.
         switched_off: devices whose node was connected and is gone.
-        arrivals: device -> the last of its answers that have arrived.
+        arrivals: device -> arrival of its last answer that the server has used.
         times_asked, times_selected: device -> count of its tasks, and of its selections.
     """
 

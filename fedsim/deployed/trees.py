@@ -1,4 +1,4 @@
-"""Values as JSON trees, whose arrays and models lie beside them in a list."""
+"""Conversion of values to JSON, with their arrays and models in a separate list, and back."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,15 +20,15 @@ from fedsim.learning.refs import Loss, Ref
 
 
 class TreeWriter:
-    """Writer of a device's state, and of other values, as JSON, with arrays and models kept apart.
+    """Converter of a device's state, and of other values, to JSON and a list of arrays.
 
-    In place of an array the JSON has its number.
+    In place of an array or a model, the JSON has the array's index in the list.
 
     Args:
         learner: computes the models in the values.
 
     Attributes:
-        arrays: the arrays of all values so far, in the order of their numbers.
+        arrays: the arrays of all values converted so far.
     """
 
     def __init__(self, learner: Learner) -> None:
@@ -138,7 +138,7 @@ def _read_model(tree: dict[str, Json], arrays: Sequence[AnyArray], learner: Lear
 
 
 def write_report(loss: Loss) -> Json:
-    """Return a loss, and other values that a trainer has reported, for ``read_report``."""
+    """Convert the loss, and other values that a trainer has reported, to JSON for ``read_report``."""
     return [loss.value, dict(loss.numbers)]
 
 

@@ -1,6 +1,6 @@
-"""Bytes on the links of nodes: counters of a router's devices, sampled while they change.
+"""Bytes on the links of nodes: byte counters of a router's network interfaces, sampled over time.
 
-``python -m fedsim.deployed.wire FILE CLIENTS`` samples the devices ``c1``, ``c2`` and so on, to
+``python -m fedsim.deployed.wire FILE CLIENTS`` samples the interfaces ``c1``, ``c2`` and so on, to
 which the nodes of the devices 0, 1 and so on are connected.
 """
 
@@ -50,9 +50,9 @@ class Passage(NamedTuple):
     """Time span in which a message passed over a device's link, and the bytes in it.
 
     Attributes:
-        first: time at which its first bytes were seen (s).
-        last: time at which all of its bytes were seen (s).
-        bytes: bytes that passed in the whole span, headers included.
+        first: time at which the link had carried its first bytes (s).
+        last: time at which the link had carried all of its bytes (s).
+        bytes: all bytes over the link in the whole span that was searched, headers included.
     """
 
     first: float
@@ -64,7 +64,7 @@ _SEEN = 0.03  # share of a message's bytes after which its passage counts as beg
 
 
 class WireCounters:
-    """Reader of byte counters: how many bytes had passed over each device's link at which time.
+    """Reader of byte counters, which gives the bytes over each device's link up to any time.
 
     Args:
         file: the file that ``sample`` has written.
