@@ -45,9 +45,9 @@ _WATCHED_S = 2.0  # real time (s) between two updates of a watched run
 
 
 class _Group(click.Group):
-    """Group of commands that prints usage errors without control characters, and as JSON if asked.
+    """Group of commands that prints the usage errors of all its commands.
 
-    It does so for errors of all commands in the group.
+    With ``--json`` an error is one JSON object, otherwise text without control characters.
     """
 
     def invoke(self, ctx: click.Context) -> object:
@@ -72,7 +72,8 @@ def main() -> None:
     """Simulate federated learning: what would a strategy cost in time, bytes and accuracy on
     real devices?
 
-    'fedsim VERB --help' explains a verb, 'fedsim describe WORD' a key or a kind of scenarios.
+    'fedsim VERB --help' explains a verb, 'fedsim describe WORD' a key of scenarios or a kind, such
+    as a strategy or a model.
     """
     # the other signals end a command like Ctrl-C
     if threading.current_thread() is threading.main_thread():
@@ -96,12 +97,12 @@ for _verb in (*BEGINNING, *STUDYING, *DEPLOYING, *EXPLAINING, *SHOWING):
 
 
 def _scenario_and_folder(scenario: str, out: Path | None, *, resume: bool) -> tuple[str, Path]:
-    """Return the scenario's file and the run folder of ``run``.
+    """Return the scenario's file and the run folder for ``fedsim run``, from its arguments.
 
     Args:
-        scenario: the argument SCENARIO, which is the run folder if a run goes on.
+        scenario: the argument SCENARIO: a file or a name, or the folder of a run to resume.
         out: the option ``--out``; None if it is not given.
-        resume: whether a run goes on.
+        resume: whether an existing run is resumed or continued.
 
     Raises:
         ScenarioError: a new run has no folder, or SCENARIO is a folder.
@@ -234,7 +235,7 @@ def run_command(
 
 
 def _say_notes(job: "Job") -> None:
-    """Print the notes for the user on a run that is about to begin to stderr."""
+    """Print notes on a run that is about to begin, such as its strategy's notes, to stderr."""
     strategy = job.scenario.strategy
     say(*job.scenario.stop.notes, *strategy.notes, *job.run.learner.notes, *job.notes, err=True)
 

@@ -82,11 +82,11 @@ def new_command(file: Path, **answers: Any) -> None:
 @click.argument("name", nargs=-1, required=True)
 @reported
 def describe_command(name: tuple[str, ...]) -> VerbOutcome:
-    """Say what NAME is, with its figures and their sources: a kind, a preset, a link, a key or
+    """Describe NAME, with its figures and their sources: a kind, a preset, a link, or a key or
     table of a scenario or study.
 
-    Such as: phone-mid, smartphone-4g, lte, fedbuff, energy.preset, study.parts. Any other words
-    are searched for.
+    Examples are phone-mid, smartphone-4g, lte, fedbuff, energy.preset and study.parts. Any other
+    words are searched for in all descriptions.
     """
     return _describe(" ".join(name), "describe")
 
@@ -206,7 +206,7 @@ def check_command(
 ) -> VerbOutcome:
     """Validate SCENARIO, and estimate its bytes, simulated time, real time and memory.
 
-    Nothing is run or written but a trial of the first steps.
+    Only the first steps of the run are tried; nothing is written.
     """
     from fedsim.clock.executors import make_executor
     from fedsim.lab.forecast import PATIENCE_S
@@ -263,7 +263,7 @@ def data_group() -> None:
 def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool) -> VerbOutcome:
     """Download the public data set NAME from its publisher, check it and unpack it.
 
-    Licence, size and host are printed first. Called again, it goes on where it was left.
+    Licence, size and host are printed first. The same command resumes an interrupted download.
     """
     from fedsim.lab.fetching.catalogue import find_dataset
     from fedsim.lab.fetching.fetch import fetch, plan_fetch
@@ -291,9 +291,9 @@ def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool)
 
 
 def _progress() -> "FetchProgress":
-    """Return a function that prints the progress of downloads in steps of 10 %.
+    """Return a function that prints the progress of downloads to stderr, in steps of 10 %.
 
-    It prints nothing unless a person may read stderr in a terminal.
+    It prints only if stderr is a terminal, and neither ``--quiet`` nor ``--json`` is given.
     """
     tenths: dict[str, int] = {}
     attended = is_attended()

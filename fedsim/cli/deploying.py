@@ -11,7 +11,7 @@ from fedsim.common.harmless import say
 
 @click.group("flower", short_help="Write a scenario as a Flower app.")
 def flower_group() -> None:
-    """Take a scenario to a deployment with Flower."""
+    """Write a scenario as an app for a real deployment with Flower."""
 
 
 @flower_group.command(
@@ -30,7 +30,7 @@ def flower_export_command(
 ) -> None:
     """Write SCENARIO, a file or a run folder, as a Flower app into the new folder APP.
 
-    The strategy's own server half and client half then run in real time, by 'flwr run APP'.
+    'flwr run APP' then runs the strategy's server code and client code in real time.
     """
     from fedsim.deployed.export import export
     from fedsim.records.reading import RunFolder

@@ -143,7 +143,7 @@ def compare_command(
 
 
 def _refuse_unused(goal: str | None, options: Mapping[str, object]) -> None:
-    """Reject options that have no effect with ``--published``."""
+    """Raise ``ScenarioError`` if an option is given that has no effect with ``--published``."""
     values = {
         "--target": options["targets"],
         "--budget": options["budget"],
@@ -175,8 +175,8 @@ def _refuse_unused(goal: str | None, options: Mapping[str, object]) -> None:
 )
 @reported
 def why_command(run: Path, number: int | None) -> VerbOutcome:
-    """Explain how long the rounds of RUN took: the critical path of one, or of all where the
-    simulated time went.
+    """Explain how long the rounds of RUN took: the critical path of one round, or the parts of
+    all rounds' simulated time.
     """
     from fedsim.lab.compare.critical_path import CriticalPaths
     from fedsim.lab.compare.critical_words import (
@@ -230,7 +230,7 @@ def whatif_command(
     """Run the scenario of RUN again with a change, in the same world, and show what that
     changed, side by side.
 
-    Beside the folders a page has both timelines, on one axis of time.
+    A page beside the folders shows both timelines on one time axis.
     """
     from fedsim.analysis.report import write_report
     from fedsim.lab.compare.critical_path import CriticalPaths

@@ -109,7 +109,7 @@ def port_of(watch: bool, port: int | None) -> int:
 
 
 def is_attended() -> bool:
-    """Whether a command shows its progress: stderr is a terminal; no ``--quiet``, no ``--json``."""
+    """Whether to show progress: stderr is a terminal, and no ``--quiet`` or ``--json`` is given."""
     return sys.stderr.isatty() and not is_quiet() and not prints_json()
 
 

@@ -1,4 +1,4 @@
-"""The output of verbs: the one place that prints a verb's result, as text or as JSON."""
+"""Output of commands (verbs): every result is printed here, as text or as JSON."""
 
 import json
 from collections.abc import Callable
@@ -26,10 +26,10 @@ class VerbOutcome:
     """Outcome of a command (verb) of ``fedsim``, to print as JSON or as text.
 
     Attributes:
-        make: returns the result, which ``--json`` prints.
-        show: prints the result as text for people.
+        make: function that returns the result object, which ``--json`` prints.
+        show: function that prints the result as text for people.
         status: the exit code.
-        complaints: lines that ``--quiet`` prints to stderr too.
+        complaints: lines about failures, which are printed to stderr even with ``--quiet``.
     """
 
     make: Callable[[], "VerbResult"]
@@ -64,11 +64,9 @@ _quiet_option = _flag("--quiet", _QUIET, "Print nothing but errors.")
 
 
 def reported(command: Callable[..., VerbOutcome]) -> Callable[..., None]:
-    """Turn a function that returns an outcome into a function for click that prints this outcome.
+    """Decorate a function that returns an outcome, so that it becomes a command that prints it.
 
-    It adds the options ``--json``, ``--quiet`` and ``--debug``.
-
-    It is used as a decorator.
+    The command also gets the options ``--json``, ``--quiet`` and ``--debug``.
     """
 
     @wraps(command)
@@ -120,11 +118,11 @@ def _report(mistake: Mistake) -> None:
 
 
 def print_usage_error(error: click.UsageError, message: str) -> None:
-    """Print an error in a command's arguments as JSON, for ``--json``.
+    """Print an error in a command's arguments as a JSON object.
 
     Args:
         error: click's error.
-        message: the message to print in place of the error's own.
+        message: message to print instead of the message in ``error``.
     """
     key = None
     nearest = None
@@ -149,5 +147,5 @@ def _print_error(
 
 
 def _as_json(result: "VerbResult") -> str:
-    """Return a result as JSON of ASCII characters; numbers that are not finite are null."""
+    """Convert a result to JSON text of ASCII characters; numbers that are not finite become null."""
     return json.dumps(json.loads(result.model_dump_json()), allow_nan=False)

@@ -68,7 +68,8 @@ def rehearse_command(
 ) -> None:
     """Run SCENARIO for real, on Flower's SuperLink and SuperNodes as processes of this machine.
 
-    It is simulated too; the page in --out compares both, before and after a calibration.
+    SCENARIO is also simulated. The page in --out compares the real run with the simulation, before
+    and after the simulation is calibrated to the real run.
     """
     from fedsim.lab.rehearsal.conduct import SHORT_WAIT_S, RehearsalPlan
     from fedsim.lab.rehearsal.loop import describe, rehearse_beside

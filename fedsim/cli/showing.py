@@ -153,8 +153,8 @@ def calibrate_command(
     by_client: bool,
     protocol: Literal["fluid", "tcp", "bbr"] | None,
 ) -> None:
-    """Fit a population and a network to LOG, the tasks of a real deployment (CSV, Parquet), or a
-    run folder.
+    """Fit a population and a network to LOG: a table of the tasks of a real deployment (CSV or
+    Parquet), or a run folder.
     """
     from fedsim.common.units import Bytes, Seconds, read_quantity
     from fedsim.lab.calibrate import calibrate
@@ -181,7 +181,8 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
     """Write RUNS (run folders, folders of studies) as one HTML page with pictures, tables and an
     interactive timeline.
 
-    They may still go on. With --watch nothing is written; Ctrl-C ends it, with status 0.
+    RUNS may be unfinished. With --watch the page is served and updated, nothing is written, and
+    Ctrl-C ends the command with status 0.
     """
     from fedsim.analysis.report import write_report
     from fedsim.analysis.watch import watch as serve

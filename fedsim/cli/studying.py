@@ -156,7 +156,10 @@ class StudyOptions(TypedDict):
 
 
 def _merge(sources: Sequence[str], out: Path, options: StudyOptions) -> VerbOutcome:
-    """Carry out ``fedsim study merge``; the exit status is 1 if runs are missing."""
+    """Merge the folders of a study's shards (``fedsim study merge``).
+
+    The exit status is 1 if runs of the study are missing in all folders.
+    """
     from fedsim.lab.study.merging import merge
 
     given = [name for name, value in options.items() if _is_given(name, value)]
@@ -191,7 +194,7 @@ def _is_given(name: str, value: object) -> bool:
 
 
 def _run_study(study: str, out: Path, options: StudyOptions) -> VerbOutcome:
-    """Carry out ``fedsim study STUDY``."""
+    """Run a study or, with ``--dry-run``, print its plan (``fedsim study STUDY``)."""
     from fedsim.lab.study.conduct import Conductor, StudyWorkers
     from fedsim.lab.study.plan import read_study
     from fedsim.lab.study.shards import StudyShard
@@ -231,13 +234,13 @@ def _run_study(study: str, out: Path, options: StudyOptions) -> VerbOutcome:
 
 
 def _read_rule(options: StudyOptions) -> dict[str, object] | None:
-    """Return the keys of the study's table ``[until_sure]`` that options set.
+    """Return the keys that command-line options set in the study's table ``[until_sure]``.
 
     Returns:
         Key -> value of its option; None without ``--until-sure``.
 
     Raises:
-        ScenarioError: such an option is given without ``--until-sure``.
+        ScenarioError: an option for this table is given without ``--until-sure``.
     """
     values: dict[str, object] = {
         "within": options["within"],
@@ -255,10 +258,10 @@ def _read_rule(options: StudyOptions) -> dict[str, object] | None:
 
 
 def _carry_out(conductor: "Conductor") -> VerbOutcome:
-    """Carry out the missing runs of a study, with a display of their progress.
+    """Carry out the missing runs of a study; show their progress, and print the errors of runs.
 
-    Errors of runs are printed. The outcome has exit status 1 if runs are missing at the end, or the
-    status of the signal that interrupted the study.
+    The exit status is 1 if runs failed or a search found no best trial. If a signal interrupted the
+    study, it is the status of this signal.
     """
     from fedsim.lab.study.pool import StudyProgress
     from fedsim.lab.terminal import Console
@@ -291,7 +294,7 @@ def _make_result(
 
 
 def _forecast(conductor: "Conductor") -> "StudyForecast | None":
-    """Return the predicted cost of a study; if its data cannot be read, print a note, return None."""
+    """Return the predicted cost of a study; print a note and return None if data cannot be read."""
     try:
         return conductor.forecast()
     except DataError as error:
@@ -300,10 +303,10 @@ def _forecast(conductor: "Conductor") -> "StudyForecast | None":
 
 
 def _show_plan(conductor: "Conductor", forecast: "StudyForecast | None") -> None:
-    """Print the selected runs of a study with their states, their share of the work, their cost.
+    """Print the selected runs of a study: their states, share of the work, and predicted cost.
 
     Args:
-        conductor: the conductor of the study.
+        conductor: object that has planned the study's runs.
         forecast: the predicted cost; None if it is not known.
     """
     from fedsim.lab.study.costs import forecast_lines
@@ -330,7 +333,7 @@ def _show_plan(conductor: "Conductor", forecast: "StudyForecast | None") -> None
 def _show_figures(conductor: "Conductor") -> None:
     """Print the most important results of a study, and the names of the files with all results.
 
-    For a search these are the trials; for a study with published values the comparison with them.
+    The results of a search are its trials. A study with published values is compared with them.
     """
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.published import CLAIMS
@@ -383,7 +386,8 @@ def bench_command(
     workers: int | None,
     allow_code: bool,
 ) -> VerbOutcome:
-    """Run strategies in six fixed scenarios, and rank them among those of the published board.
+    """Run strategies in six fixed scenarios, and rank them among the strategies of the published
+    board.
 
     STRATEGY is a kind ('fedsim list strategies'), the import path of a strategy of your own, the
     name of a line of the board, or 'all' for all lines of the board.

@@ -1,4 +1,5 @@
-"""Results of verbs as typed objects, which ``--json`` prints; ``schema`` has their JSON schemas.
+"""Results of commands (verbs) as typed objects, which ``--json`` prints.
 
-A verb imports the module of its result only to make it, as pydantic takes a while to load.
+``schema`` has their JSON schemas. A command imports the module of its result only when it creates
+the result, because pydantic takes a while to load.
 """

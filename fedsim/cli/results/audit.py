@@ -59,8 +59,9 @@ class AuditResult(VerbResult):
             run: the run folder.
             status: status of the run.
             findings: title of a check -> its problems.
-            not_checked: sentences on parts of the user that no check covers.
-            unchecked: entry that no check covers -> the reason.
+            not_checked: sentences on parts of the run that could not be checked, such as values that
+                the user's code has computed.
+            unchecked: column, key or entry of the run folder that no check covers -> the reason.
         """
         return cls(
             run=str(run),

@@ -10,7 +10,10 @@ from fedsim.lab.bench import BoardLine, places
 
 
 class BenchLineResult(ResultEntries):
-    """Strategy in a world of the bench. Costs are null unless all seeds reached the target."""
+    """Result of a strategy in one of the bench's fixed scenarios (worlds), over all seeds.
+
+    Costs are null if a seed missed the target accuracy.
+    """
 
     strategy: str
     """Name of the strategy."""
@@ -66,10 +69,10 @@ class BenchResult(VerbResult):
 
         Args:
             folder: folder of the study that holds the runs.
-            lines: the lines of the bench.
-            board: lines of the board, among which the new lines are ranked.
-            changed: names of the worlds' tables that differ from the tables of the board.
-            kept: file of the board into which the lines were written; None if they were not.
+            lines: new results, one per strategy and scenario.
+            board: published results, among which the new ones are ranked.
+            changed: names of the scenarios' tables that differ from the published scenarios.
+            kept: board file into which the new results were written; None if they were not.
         """
         by_name = {(line.strategy, line.world): line for line in (*board, *lines)}
         ranks = places([*by_name.values()])

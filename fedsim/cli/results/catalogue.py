@@ -27,10 +27,10 @@ class ListResult(VerbResult):
 
     @classmethod
     def of(cls, titled: Mapping[str, Sequence[tuple[str, str]]]) -> "ListResult":
-        """Return the names of the catalogue.
+        """Build the result from the catalogue of names.
 
         Args:
-            titled: dict from title to pairs of name and description.
+            titled: title, such as ``strategies`` -> pairs of name and description.
         """
         names = {}
         for title, entries in titled.items():
@@ -106,7 +106,7 @@ class DescribeResult(VerbResult):
 
     @classmethod
     def of(cls, verb: Literal["describe", "list"], name: str, lines: list[str]) -> "DescribeResult":
-        """Return the description of a name, with all kinds of the catalogue that have it.
+        """Build the result for a name, with all entries of the catalogue that have this name.
 
         Args:
             verb: the command that prints the description.

@@ -8,7 +8,7 @@ from fedsim.cli.results.parts import AnswerResult, TableResult, VerbResult
 
 
 class CompareResult(VerbResult):
-    """Result of ``fedsim compare``: all figures, and the answers."""
+    """Result of ``fedsim compare``: all figures, and the best lines of each world in words."""
 
     verb: Literal["compare"] = "compare"
     runs: list[str]

@@ -54,10 +54,10 @@ class FetchResult(VerbResult):
 
     @classmethod
     def of(cls, plan: FetchPlan, *, dry_run: bool) -> "FetchResult":
-        """Return the result of a download, from its plan.
+        """Build the result of a download from its plan.
 
         Args:
-            plan: the plan, as it was before the download.
+            plan: plan of the download, made before it: the files, and the states that they had.
             dry_run: whether nothing was downloaded.
         """
         status: Literal["done", "there", "dry-run"] = "done"

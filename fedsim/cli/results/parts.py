@@ -21,7 +21,10 @@ FORMAT: Literal[1] = 1
 
 
 class ResultEntries(BaseModel):
-    """Base of all objects that ``--json`` prints. A text after a field describes it in the schema."""
+    """Base of all objects that ``--json`` prints.
+
+    The docstring after a field becomes the field's description in the JSON schema.
+    """
 
     model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 
@@ -84,7 +87,7 @@ class ColumnResult(ResultEntries):
 
 
 class ShareCostResult(ResultEntries):
-    """Predicted cost of the runs of a shard that are not done, or of a study without shards."""
+    """Predicted cost of the runs that are not done, of one shard or of a study without shards."""
 
     runs: int
     """Count of the runs that are not done."""
@@ -159,7 +162,7 @@ class LossResult(ResultEntries):
 
 
 class DecisionResult(ResultEntries):
-    """Decision of ``--until-sure`` on the best line of a world."""
+    """Decision of ``fedsim study --until-sure`` on the best line (variant) of a world."""
 
     status: Literal["best", "tie", "budget", "open"]
     """``best``: one line is left. ``tie``: the leader is the best, or worse by no more than
@@ -212,7 +215,7 @@ class DecisionResult(ResultEntries):
 
 
 class AnswerResult(ResultEntries):
-    """Answer of a comparison for one world."""
+    """Answer of a comparison for one world, a set of devices, network and data."""
 
     world: str
     """Name of the world; empty if there is only one."""

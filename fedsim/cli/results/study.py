@@ -82,9 +82,9 @@ class StudyResult(VerbResult):
         """Return the result of a study.
 
         Args:
-            conductor: the conductor of the study.
-            status: how the study ended.
-            forecast: the predicted cost of the study; None for none.
+            conductor: object that has planned and carried out the study's runs.
+            status: status of the study.
+            forecast: predicted cost of the study; None without a forecast.
         """
         cost = None
         if forecast is not None:
