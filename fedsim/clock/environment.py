@@ -6,8 +6,8 @@ they were scheduled:
 1. ``URGENT``: starts and interruptions of processes (SimPy's own use of it);
 2. ``NORMAL``: everything that completes: the end of a flow or a computation, an arrival, any
    event of a process;
-3. ``CUT``: everything that interrupts: a device that disconnects, an empty battery, an outage.
-   What completes in the same instant has completed;
+3. ``CUT``: everything that interrupts: a device that disconnects, an empty battery, an outage. It
+   cannot interrupt work that completes in the same instant;
 4. ``SETTLE``: networks share their links again, once for all the changes of the instant;
 5. ``JOIN``: results of real work, in the order in which processes asked for them;
 6. ``SERVE``: the server handles its messages, one at a time;
@@ -65,10 +65,10 @@ class Signal(Event):
 
 
 class DirectProcess(Signal, simpy.Process):
-    """SimPy process whose start and end take no entries of the schedule, which saves time.
+    """SimPy process that starts and ends without events in the schedule, which saves time.
 
-    ``begin`` starts its generator; before it, the process cannot be interrupted. An exception in
-    the generator is raised to the caller that continued it.
+    ``begin`` starts its generator; before ``begin``, the process cannot be interrupted. An exception
+    in the generator is raised in the code that continued it.
     """
 
     env: "Environment"
@@ -194,12 +194,13 @@ class Environment(simpy.Environment):
     simulated time. A cancelled alarm never moves the clock.
 
     Attributes:
-        pending: future of the real computation (such as a training) for which the present event
-            waits, and the function that continues the event; None if none is awaited.
+        pending: pair of a future and a function. The present event waits for the future, a real
+            computation such as a training; the function then continues the event. None if no event
+            waits.
         handling: whether a handler of the server is running.
-        past: an event that has happened, with the value None.
-        moved: function that is called with the time (s) of the next event before the clock moves
-            to it; the time is infinity if there is no event.
+        past: an event that has already happened, with the value None.
+        moved: function to call before the clock moves, with the time (s) of the next event; infinity
+            if there is no event.
     """
 
     def __init__(self) -> None:
@@ -230,17 +231,17 @@ class Environment(simpy.Environment):
         return inf
 
     def _call_is_next(self) -> bool:
-        """Whether a call at the present time comes before the next event of the schedule."""
+        """Whether a function given to ``call`` is due before the next event of the schedule."""
         if not self._calls or not self._schedule:
             return bool(self._calls)
         when, priority, number, _ = self._schedule[0]
         return when > self._now or self._calls[0] < (priority, number)
 
     def advance(self) -> float:
-        """Process all events of the present time, or stop at one that waits for a real computation.
+        """Process events of the present time, until all are done or one waits for real work.
 
-        Real work is a computation in this or another process, such as a training. ``pending`` then
-        has its future, and the function that continues the waiting event.
+        Real work is a computation such as a training, in this process or another. If an event waits
+        for it, ``pending`` is set.
 
         Returns:
             The time of the next event (s); infinity if there is none.
@@ -341,7 +342,7 @@ class Environment(simpy.Environment):
             self._background.add(kind)
 
     def is_background(self, alarm: Alarm) -> bool:
-        """Return whether an alarm is of a kind that does not keep the run going."""
+        """Return whether an alarm is of a kind that does not prevent the end of a run."""
         return alarm.name[0] in self._background
 
     def can_rearm(self, kind: str) -> bool:

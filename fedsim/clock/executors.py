@@ -184,7 +184,7 @@ def _refuse_unplaced(device: str, resources: TaskResources) -> None:
 
 
 class Inline(Executor):
-    """Executor that runs each function at once in the calling thread, as a reference."""
+    """Executor that runs each function at once in the calling thread."""
 
     workers = 1
 
@@ -198,9 +198,10 @@ class Inline(Executor):
 
 
 class Threads(Executor):
-    """Executor with a pool of threads; torch, numpy and compiled loops release the global lock.
+    """Executor with a pool of threads.
 
-    ``submit_alone`` uses a pool of processes, or the thread if there is one worker.
+    Threads compute in parallel as far as torch, numpy and compiled loops release Python's global
+    lock. ``submit_alone`` uses a pool of processes, or the thread if there is one worker.
 
     Args:
         workers: count of threads, and of processes.

@@ -1,8 +1,8 @@
-"""Clock of a run: a SimPy environment that asyncio drives, with real work and records.
+"""Clock of a run: a SimPy environment stepped by asyncio, with real computations and records.
 
 The order of events within one instant is defined in ``fedsim.clock.environment``. No event is
-processed while the clock waits for real work, so that a run is equal in all bits whatever time the
-real work takes.
+processed while the clock waits for a real computation, so that the results do not depend on the
+real time that computations take.
 
 Times lie on a grid of 2^-30 s (0.93 ns), on which sums are exact in a float64 up to 2^23 s (97
 days). The distance of later times is the distance of float64 numbers (60 ns after ten years), and
@@ -155,10 +155,10 @@ class Simulation:
         env: SimPy's environment; it may be run and stepped as SimPy documents it, without ``run``
             below.
         now: the simulated time (s), read only; a faster ``env.now``.
-        settled: whether all events of the present time are processed, so that the run may be
-            saved, or the run is over.
+        settled: True after the run, and while functions given to ``between_instants`` run: the state
+            can then be saved.
         working: whether the executor runs a computation in this thread now.
-        end: the time (s) after which nothing happens.
+        end: time at which the run ends at the latest (s).
         ended: event that fires with the reason when the run is over;
             ``env.run(until=simulation.ended)``.
         idle: function that is called between the events of two times, and returns whether the run
@@ -254,9 +254,9 @@ class Simulation:
         return self.env.at(name, when, callback, priority)
 
     def unsettle(self, solve: Callable[[], None]) -> None:
-        """Call a function once at the present time, after other events and before the server acts.
+        """Call a function at the present time, after devices' events and before the server acts.
 
-        So the network computes its rates only once, after all flows of this time have begun or
+        By this the network computes its rates only once, after all flows of this time have begun or
         ended.
 
         Args:
@@ -349,7 +349,7 @@ class Simulation:
         self._finals.append(final)
 
     def at_close(self, close: Callable[[], None]) -> None:
-        """Register a function to call after the run, even a failed one, such as to close a file.
+        """Register a function to call after the run, even if the run fails.
 
         Args:
             close: the function, without arguments, such as one that closes a file.
@@ -416,9 +416,9 @@ class Simulation:
             yield self._watched.popleft()
 
     async def _drive(self) -> AsyncIterator[None]:
-        """Process the events of one time after the other until the run is over.
+        """Process the events of each time in turn, until the run is over.
 
-        It yields to asyncio's event loop often enough for other coroutines to go on.
+        Control returns to asyncio's event loop often enough for other coroutines to continue.
         """
         try:
             with _rare_collections():
@@ -491,8 +491,8 @@ class Simulation:
         """Run a handler of the server until it returns or waits for real work.
 
         Args:
-            handler: the handler, whose coroutine yields a ``Join`` for each wait; anything else that
-                it awaits raises ``SimulationError`` in it.
+            handler: the handler, as a generator. It yields a ``Join`` for each wait; if it awaits
+                anything else, ``SimulationError`` is raised in it.
         """
         self.env.handling = True
         try:

@@ -106,7 +106,7 @@ def refuse_within_run(path: Path) -> None:
 
 
 def holds_nothing(path: Path) -> bool:
-    """Return whether a folder is empty, apart from leftovers of a run that died at its start."""
+    """Return whether a folder is empty, except for leftovers of a run that was killed at its start."""
     return all(entry.name in (LOCK, SCENARIO + WRITING) for entry in path.iterdir())
 
 
@@ -221,13 +221,13 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Context manager to write a file atomically: it yields a temporary path that then replaces it.
+    """Context manager to write a file atomically: the block writes to a temporary path.
 
-    The file is replaced when the block has ended without an error. The folder of ``path`` is made
-    if it does not exist.
+    The temporary file replaces the file if the block ends without an error. The folder of ``path``
+    is created if it does not exist.
 
     Args:
-        path: path of a file that a user asked for.
+        path: path of a file that a user requested.
 
     Raises:
         RunFolderError: the system refuses to write there.
@@ -252,7 +252,7 @@ def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
 
     Args:
         folder: the run folder.
-        but: files to leave out, in addition to the summary and the lock.
+        but: files to skip, in addition to the summary and the lock.
     """
     others = {folder / SUMMARY, folder / LOCK, *but}
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path not in others)
@@ -331,8 +331,8 @@ def write_network(folder: Path, layout: Mapping[str, object] | None) -> None:
 
     Args:
         folder: the run folder.
-        layout: links and routes, JSON-able; None if the network reads no file, and then nothing is
-            written.
+        layout: links and routes, as JSON values; None if the network reads no file, and then
+            nothing is written.
     """
     if layout is not None:
         write_text(folder / NETWORK, json.dumps(layout, indent=1, allow_nan=False) + "\n")

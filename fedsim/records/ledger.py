@@ -73,7 +73,7 @@ def total(moved: Mapping[str, Any]) -> float:
 
 
 def show_peer(moved: Mapping[str, Any]) -> list[str]:
-    """Describe the bytes between devices, and of processes of the world, as texts for the user.
+    """Describe, as texts for the user, the bytes between devices and of the world's processes.
 
     Args:
         moved: the entry ``bytes`` of the run's summary.
@@ -119,7 +119,7 @@ class LedgerState(TypedDict):
         down, up, peer, wasted, by_purpose: as in ``Ledger``.
         by_task: task ID -> bytes so far, for running tasks.
         idle: task ID -> True if a training of the task finished no epoch.
-        at_edges: task ID -> bytes of tasks whose answers lie at an edge server.
+        at_edges: task ID -> bytes of the task, if its answer waits at an edge server.
     """
 
     down: float
@@ -195,9 +195,9 @@ class Ledger:
         self._at_edges[task] = 0.0
 
     def close_task(self, task: int, outcome: str) -> None:
-        """Close the account of a task; its bytes count as wasted if its work cannot be used.
+        """Close the account of a task, and count its bytes as wasted if its work cannot be used.
 
-        That is so if its outcome is not ``done``, or if its training finished no epoch.
+        Work cannot be used if the outcome is not ``done``, or if a training finished no epoch.
 
         Args:
             task: number of the task, one device's work in a round.
@@ -220,10 +220,10 @@ class Ledger:
         self.wasted += sum([self._at_edges.pop(task, 0.0) for task in tasks])
 
     def close_round(self, running: Collection[int]) -> None:
-        """Forget at the end of a round which answers lie at edge servers; the round has used them.
+        """End a round: answers at edge servers have been used, so they can no longer be lost.
 
         Args:
-            running: tasks that still run; their answers may still be lost.
+            running: IDs of tasks that still run; their answers may still be lost.
         """
         self._at_edges = {task: moved for task, moved in self._at_edges.items() if task in running}
 

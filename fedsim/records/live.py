@@ -31,8 +31,9 @@ class Live:
     Args:
         simulation: the clock.
         out: the run folder.
-        write: writes tables and summary to a folder.
-        every_s: least real time between two copies, and before the first copy (s).
+        write: function that writes the tables and the summary to a folder.
+        every_s: least real time between two copies, and before the first copy (s). Slow copies are
+            made less often.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class Live:
         self._asked = False
 
     def watch(self, _: "Record") -> None:
-        """Request a new copy after the present simulated time, if the last one is old enough.
+        """Request a new copy after all events of the present time, if the last copy is old enough.
 
         Args:
-            _: the record that was just emitted, which only shows that the run goes on.
+            _: the record that was just emitted; not used.
         """
         if not self._asked and time.monotonic() >= self._next:
             self._asked = True

@@ -1,4 +1,4 @@
-"""Display of runs and scenarios in a notebook: a few facts, as a line or a small table."""
+"""Display of runs and scenarios in a notebook, as one line of text or a small table."""
 
 import html
 from collections.abc import Mapping

@@ -122,7 +122,7 @@ class TableWriter:
         return self._path.with_suffix(f".part-{number:05d}.parquet")
 
     def _pack(self) -> None:
-        """Convert the collected rows to columns, and write them to a part if there are enough."""
+        """Convert the collected rows to columns, and write a part file if there are enough rows."""
         if self._rows:
             columns = zip(*self._rows, strict=True)
             arrays = [

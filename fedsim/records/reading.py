@@ -77,10 +77,10 @@ _VALUE_ERRORS = (ValueError, TypeError, KeyError, IndexError, ArithmeticError, A
 
 @contextmanager
 def making_sense(paths: Iterable[Path]) -> Iterator[None]:
-    """Context manager that turns errors from damaged run folders into a ``RunFolderError``.
+    """Context manager that converts exceptions caused by damaged run folders to ``RunFolderError``.
 
-    If a file was changed after the run, the message names the file. Errors with other causes are
-    raised unchanged.
+    If a file was changed after the run, the message names the file. Other exceptions are raised
+    unchanged.
 
     Args:
         paths: the run folders, or folders of studies, that the block reads.
@@ -262,13 +262,16 @@ class RunFolder:
 
     @cached_property
     def understood(self) -> Understood:
-        """Content of ``scenario.toml`` in the present keys, with what has no equal in this version."""
+        """Scenario of the run, with present keys instead of former ones.
+
+        Its ``lost`` names the former keys and values that have no equal in this version.
+        """
         with self._reading(files.SCENARIO):
             return understand(read_toml(self.path / files.SCENARIO))
 
     @cached_property
     def scenario(self) -> dict[str, Any]:
-        """Content of ``scenario.toml``; former keys are replaced by the present ones."""
+        """Content of ``scenario.toml``, with present keys instead of keys of earlier versions."""
         return self.understood.tables
 
     @property

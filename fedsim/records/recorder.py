@@ -29,12 +29,12 @@ class RecorderState(TypedDict):
     """State of ``Recorder`` in a checkpoint.
 
     Attributes:
-        parts: table -> sha256 of each of its parts.
+        parts: table -> sha256 of each file with some of its rows.
         chain: fingerprint of the records.
         ledger: bytes counted so far.
         rounds: rows of ``rounds.parquet`` so far.
         last_time: time of the last record (s).
-        starts: task ID -> begin of the running step (s).
+        starts: task ID -> start of the running step (s).
         moved: bytes down, up and between devices at the end of the last round.
         meters: states of the meters.
     """
@@ -126,7 +126,7 @@ class Recorder:
         """Add a message that has ended to the sums of bytes and to the table of messages.
 
         Args:
-            ended: the message; None, for a record that ends no message, changes nothing.
+            ended: the message; None if the record ends no message, and then nothing is done.
         """
         if ended is None:
             return
@@ -141,7 +141,7 @@ class Recorder:
 
         Args:
             time: time at which the round ended (s).
-            fields: fields of the record of its end; those that are columns of the table are taken.
+            fields: fields of the record ``round``, of which those that are columns become cells.
         """
         ledger = self.ledger
         down, up, peer = self._moved

@@ -3,11 +3,11 @@
 All records have the same named columns. All other fields of a record are in ``data``, as JSON with
 sorted keys.
 
-A transfer within the server's side has ``sender`` and ``receiver`` instead of device and task. If an
-edge server sends or receives it, it is a flow in the network. Otherwise it takes no time, uses no
-link and counts as ``up``. A transfer between a device and its edge server has the edge server as
-``sender`` or ``receiver``. A transfer between any other two endpoints, such as two devices, has the
-direction ``peer``, ``sender`` and ``receiver``.
+A transfer between a device and its edge server names the edge server as ``sender`` or ``receiver``.
+A transfer within the server's side has ``sender`` and ``receiver`` instead of device and task. With
+an edge server at one end it is a flow in the network. Otherwise it takes no time, uses no link and
+counts as ``up``. A transfer between any other two endpoints, such as two devices, has ``sender``,
+``receiver`` and the direction ``peer``.
 """
 
 import hashlib
@@ -37,9 +37,9 @@ _ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on")
 
 
 def is_act(kind: str) -> bool:
-    """Return whether records of a kind are made by a process of the world, such as an outage.
+    """Return whether records of a kind are emitted by a process of the world, such as an outage.
 
-    Such a process changes devices or the network; it belongs to the scenario, or is a user's own.
+    A process of the world changes devices or the network during a run.
 
     Args:
         kind: name of the kind of records.
@@ -246,9 +246,10 @@ def column(values: "Sequence[object] | AnyArray", kind: pa.DataType) -> pa.Array
 
 
 def names_column(values: "Sequence[str | None]") -> pa.Array:
-    """Return strings of which only few differ as a ``pyarrow`` column, as ``column`` does.
+    """Convert many strings, with few distinct values, to a ``pyarrow`` column.
 
-    Each of the different strings is converted once, which takes half of the time.
+    The result equals ``column(values, pa.string())`` and takes half of the time, because each
+    distinct string is converted only once.
 
     Args:
         values: the cells, in order; None becomes an empty cell.
@@ -330,7 +331,7 @@ def _encode_payload(purpose: str, size: float) -> str:
 
 
 def encode_payloads(payloads: "Payloads") -> str:
-    """Return the payloads of a message as JSON; most messages have payloads of earlier ones."""
+    """Return the payloads of a message as JSON. The text of a repeated payload is cached."""
     if len(payloads) == 1:
         return f"[{_encode_payload(*payloads[0])}]"
     return f"[{','.join([_encode_payload(*payload) for payload in payloads])}]"
