@@ -1,4 +1,4 @@
-"""Pictures of runs, drawn from run folders alone: they never touch the engine.
+"""Pictures of runs, drawn from run folders alone, without the code that simulates.
 
 ``pictures`` has all kinds of pictures by name. Each kind has a ``draw_...`` function, which returns
 one matplotlib ``Figure``. The function raises ``NothingToDrawError`` if a run holds nothing to

@@ -76,11 +76,12 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     """Draw test accuracy and metrics against rounds, simulated time, and bytes moved until then.
 
     A single run has marks of data shifts, arrivals, departures and reached deadlines, and a
-    second axis for the privacy spent. Runs without evaluation are only named.
+    second axis for the privacy loss (epsilon). A run without evaluation has a legend entry only.
 
     Args:
         runs: the runs.
-        series: one series per run, for names and looks; by default folders give the names.
+        series: one series per run, with its name and number, which determines colour and dash; by
+            default named after the folders.
 
     Raises:
         NothingToDrawError: no round was evaluated.
@@ -111,7 +112,7 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
 
 
 def _label(name: str) -> str:
-    """Return the axis label of a test figure."""
+    """Return the axis label for a measure of tests, such as ``accuracy``."""
     return "test accuracy (0 to 1)" if name == "accuracy" else f"test {name}"
 
 
@@ -160,7 +161,10 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 
 
 def figures_of(runs: Iterable[RunFolder]) -> list[str]:
-    """Return the names of at most three measures to draw: accuracy and metrics, else the loss."""
+    """Return the names of the measures of tests to draw: at most three of accuracy and metrics.
+
+    If no run has any of them, the loss is drawn.
+    """
     candidates = {"accuracy": None}
     rows: list[RecordData] = []
     for run in runs:
@@ -196,7 +200,10 @@ def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
 
 
 def _curve(run: RunFolder, name: str) -> pd.DataFrame:
-    """Return the curve of a test figure with all rounds; NaN if a round was not evaluated."""
+    """Return a measure of tests as a curve with one row per round, as in ``curves_of``.
+
+    ``value`` is NaN if the round was not evaluated.
+    """
     table = run.table(ROUNDS).to_pandas()
     sizes = table.filter(["bytes_down", "bytes_up", "bytes_peer"]).sum(axis=1)
     columns = {

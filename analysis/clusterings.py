@@ -150,13 +150,13 @@ def _grid(part: Figure | SubFigure, count: int) -> list[Axes]:
 
 @style.styled
 def draw_similarity(run: RunFolder) -> Figure:
-    """Draw the similarities or distances of every two devices that the server saw.
+    """Draw a matrix of the similarities or distances of devices for each clustering by the server.
 
-    Devices are ordered by the groups that the server made of them. Titles have the means within
+    Devices are ordered by the groups into which the server put them. Titles have the means within
     and across groups, without the diagonal. All panels share one scale; of more than six
     clusterings six are drawn, evenly spread. If cosines of updates were recorded
-    (``evaluation.cosines``), a panel below shows them in each round, within groups and across
-    them, as in CFL's Fig. 3.
+    (``evaluation.cosines``), a panel below shows them by round, within groups and across
+    groups, as in CFL's Fig. 3.
 
     Raises:
         NothingToDrawError: the run has recorded neither similarities nor cosines.
@@ -193,7 +193,10 @@ def draw_similarity(run: RunFolder) -> Figure:
 
 
 def _draw_over_time(part: SubFigure, cosines: list[RecordData], splits: Ints) -> None:
-    """Draw the cosines of each kind of pairs by round: the mean, and a band from low to high."""
+    """Draw cosines of devices' updates by round, for pairs within groups and pairs across groups.
+
+    A line is the mean over the pairs, a band goes from the lowest to the highest.
+    """
     panel = part.subplots()
     rounds = [row["round"] for row in cosines]
     unknown = [np.nan] * 3
@@ -385,17 +388,17 @@ def _embedding_legend(selection: list[Clustering]) -> list[Artist]:
 
 
 def _source(clustering: Clustering) -> str:
-    """Return the name of the values from which the points of a clustering are made."""
+    """Return the values from which a clustering's points are computed, such as ``distances``."""
     if clustering.features is not None:
         return "features"
     return "similarities" if clustering.alike else "distances"
 
 
 def _coordinates(clustering: Clustering) -> Floats:
-    """Return points of the devices, float64 [n, m]: features, or points made from the matrix.
+    """Return points of the devices, float64 [n, m]: the features, or else points from the matrix.
 
-    Points that are made from the matrix have its distances, at least roughly. If neither features
-    nor a matrix was recorded, the result is [n, 0].
+    The distances of points from the matrix are about the distances in the matrix. If neither
+    features nor a matrix was recorded, the result is [n, 0].
     """
     if clustering.features is not None:
         return clustering.features

@@ -66,11 +66,11 @@ class ReportedGrouping:
 
 
 def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
-    """Read every grouping of the run by data size, in order. Tiers by latency are left out.
+    """Read every grouping of devices by data size in a run, in order of time.
 
-    Each grouping has the sizes that devices had reported until then: the count of samples after a
-    task outside of rounds that is done, the largest size in the record ``split`` after a split, and
-    none after the device was lost, left, or ran flat.
+    A device reports its count of samples in a task outside of rounds, and after a split of its data
+    the size of the largest part. Each grouping has the sizes reported so far, except for devices
+    whose task was lost, that left, or that ran flat. Tiers by latency are skipped.
     """
     by_latency = run.scenario.get("strategy", {}).get("tiers_from") == "latency"
     table = run.table(DEVICES).select(["device", "samples"])
@@ -93,7 +93,13 @@ def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
 
 
 def _read_grouping(data: RecordData, number: int, sizes: Ints) -> ReportedGrouping:
-    """Return the grouping of a record. ``data`` has ``bounds`` for clusters, ``bins`` for tiers."""
+    """Return the grouping that a record describes.
+
+    Args:
+        data: data of the record: ``members``, and ``bounds`` for clusters or ``bins`` for tiers.
+        number: index of the round.
+        sizes: data sizes that devices have reported (samples), int64 [n].
+    """
     members = tuple(int(count) for count in data["members"])
     if "bounds" in data:
         word = "cluster"

@@ -53,7 +53,8 @@ class _EnergyBar(NamedTuple):
     Attributes:
         label: label of the series.
         summaries: section ``energy`` of the summary of each run that has one.
-        phases: DataFrame of joules, with a row per run and a column per phase or place.
+        phases: DataFrame of joules, with a row per run and a column per phase of devices, such as
+            training, or part of the server's side.
     """
 
     label: str
@@ -115,7 +116,7 @@ def _draw_bars(
     Args:
         panel: the panel.
         bars: the bars, the first on top.
-        phases: phases of devices, and places of the server's side, that are stacked in a bar.
+        phases: phases of devices, and parts of the server's side, that are stacked in a bar.
         label: label of the axis, without its unit.
         has_carbon: whether the texts beside the bars have the carbon emissions.
     """
@@ -148,23 +149,23 @@ def _bar_legend(bars: Sequence[_EnergyBar]) -> list[Artist]:
     return handles
 
 
-def _wasted_in_words(books: Sequence[RecordData]) -> str:
+def _wasted_in_words(summaries: Sequence[RecordData]) -> str:
     """Return a text on the mean share of devices' energy that was wasted; empty if none was."""
     shares = []
-    for book in books:
-        total = sum(book["by_phase"][phase] for phase in PHASES)
+    for summary in summaries:
+        total = sum(summary["by_phase"][phase] for phase in PHASES)
         if total:
-            shares.append(book["wasted"] / total)
+            shares.append(summary["wasted"] / total)
     if not any(shares):
         return ""
     return f", {show_share(float(np.mean(shares)))} wasted"
 
 
-def _carbon_in_words(books: Sequence[RecordData]) -> str:
+def _carbon_in_words(summaries: Sequence[RecordData]) -> str:
     """Return a text on the mean carbon emissions; empty if they were not counted."""
-    if "grams" not in books[0]:
+    if "grams" not in summaries[0]:
         return ""
-    grams = float(np.mean([book["grams"] for book in books]))
+    grams = float(np.mean([summary["grams"] for summary in summaries]))
     if grams >= 1000:
         return f", {grams / 1000:.3g} kg CO2"
     return f", {grams:.3g} g CO2"

@@ -40,11 +40,12 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
 
     Args:
         runs: the runs.
-        series: one series per run, for names and looks; by default folders give the names.
+        series: one series per run, with its name and number, which determines colour and dash; by
+            default named after the folders.
 
     Raises:
         NothingToDrawError: no round had a selection, a run has no server, or a run's table of
-            devices has only the devices that were asked.
+            devices has only the devices to which the server sent a task.
     """
     if series is None:
         series = each_alone(runs)
@@ -84,8 +85,8 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
 def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
     """Return waiting times of devices at the ends of at most 800 rounds, evenly spread.
 
-    The waiting time of a present device counts from its last selection (0 rounds if it was
-    selected in this round); from its arrival if it was never selected.
+    The waiting time of a present device counts from its last selection, and is 0 rounds if it was
+    selected in this round. If it was never selected, it counts from the device's arrival.
 
     Args:
         run: the run.
@@ -141,7 +142,7 @@ def selections_of_groups(run: RunFolder) -> pd.DataFrame:
 
 
 def _draw_groups(panel: Axes, by_group: Sequence[pd.DataFrame], colours: Sequence[str]) -> None:
-    """Draw counts of selections as a bar per group and run; failed ones are hatched on top."""
+    """Draw counts of selections as a bar per group and run; failed selections are hatched on top."""
     all_groups: set[int] = set()
     for table in by_group:
         all_groups.update(table.index)

@@ -39,7 +39,7 @@ _OUTLINED = ("move", "lost", "left", "battery", "split")
 
 
 def number_rounds(panel: Axes, numbers: Ints, places: Floats, label: str, tick: float = 0) -> None:
-    """Write the numbers of some rounds above a panel, so that they do not overlap.
+    """Write round numbers above a panel, at an axis on top; some are skipped to avoid overlap.
 
     Args:
         panel: the panel, whose limits are set.
@@ -71,11 +71,11 @@ def mark_rows(
     unit: float,
     size: float | None = None,
 ) -> list[Artist]:
-    """Draw marks of the kinds ``MARKS`` within the panel's limits, in the rows of their devices.
+    """Draw marks of events, such as data shifts and moves, in the rows of their devices.
 
     Args:
-        panel: the panel, whose limits are set.
-        marks: marks of a run; marks of other kinds, or of devices without a row, are skipped.
+        panel: the panel, whose limits are set; marks outside of them are skipped.
+        marks: marks of a run. Marks of a kind not in ``MARKS``, or without a row, are skipped.
         rows: the row of each device.
         unit: unit of the panel's time axis (s).
         size: size of the marks (points); by default it suits the count of rows.

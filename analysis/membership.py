@@ -50,9 +50,9 @@ def draw_membership(run: RunFolder) -> Figure:
     """Draw the group (cluster) of each device over time.
 
     A row per device has the colours of its groups, thin bars for pre-training, and marks of moves,
-    shifts of data, arrivals and departures. Rows are ordered by last group, then first assignment;
-    at most 1,500 are shown, evenly spread. Below are the sizes of the groups, of all devices, and
-    the agreement of the groups with the true ones if these are known.
+    shifts of data, arrivals and departures. Rows are ordered by the device's last group, then by the
+    time of its first assignment; at most 1,500 are shown, evenly spread. Below are the sizes of the
+    groups, over all devices, and the agreement with the true groups if these are known.
 
     Raises:
         NothingToDrawError: no device is ever in a group.
@@ -435,7 +435,10 @@ def _draw_split(
     rows: dict[int, float],
     size: float,
 ) -> None:
-    """Connect a cluster with its children, and add the row in their middle to ``rows``."""
+    """Draw a cluster's split: lines to its children, and a dot.
+
+    The cluster's row, in the middle of its children's rows, is added to ``rows``.
+    """
     child_rows = [rows[id(child)] for child in cluster.children]
     row = sum(child_rows) / 2
     rows[id(cluster)] = row

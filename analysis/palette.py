@@ -1,7 +1,7 @@
 """Colours of pictures, and looks of lines and marks that several pictures share.
 
-The palette is by Okabe and Ito (2008), whose colours stay apart for the colour-blind. Work that
-counts has cool colours, and wasted work has warm and dark colours.
+The palette is by Okabe and Ito (2008), whose colours the colour-blind can tell apart. Useful work
+has cool colours, and wasted work has warm and dark colours.
 """
 
 from collections.abc import Iterable
@@ -88,7 +88,7 @@ def lighten(colour: str, share: float) -> tuple[float, float, float]:
 
 
 def line_of(number: int, width: float) -> Look:
-    """Return the look of a line. Successive lines differ in colour and dash.
+    """Return colour, dash and width of a line. Successive lines differ in colour and dash.
 
     After 13 and after 26 lines, the colours are paler.
 

@@ -1,5 +1,5 @@
 """Figures for papers: vector files in the width of a column, from runs and studies.
 
-Each figure is one file: a function that measures, with a typed result, and one that draws the
-result. ``fedsim figures`` writes them.
+Each kind of figure has a module, with a function that computes the numbers and a function that
+draws them. ``fedsim figures`` writes the figures.
 """

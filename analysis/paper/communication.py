@@ -81,10 +81,11 @@ class CommunicationLine:
 
     Attributes:
         name: name of the line.
-        number: index of the line, which gives its look.
+        number: index of the line, which determines its colour, dash and mark.
         runs: bytes to the target of each run.
-        curve: accuracy, or the target's metric, against bytes: bytes, mean, lowest and highest of
-            the seeds, where every seed has a test on both sides.
+        curve: accuracy, or the target's metric, against bytes. A point has bytes, and mean, lowest
+            and highest value over the seeds. The curve covers the range that the tests of every seed
+            cover.
     """
 
     name: str
@@ -147,7 +148,7 @@ def measure_communication(
     """Return the bytes that each run of each line moved until it reached a target.
 
     Args:
-        series: the lines.
+        series: the lines of the figure, each with the runs of a variant or scenario.
         targets: possible targets, the hardest first. The first that all runs reach is used, or else
             the first that any run reaches.
         otherwise: targets among which one is chosen in the same way if no run reaches any of

@@ -28,7 +28,7 @@ class FigureRequest:
         width: width of each figure (inches).
         targets: possible targets of the communication cost, the hardest first.
         otherwise: targets that are used if no run reaches any of ``targets``.
-        rounds: indices of the rounds that ``rounds`` draws; empty for the default.
+        rounds: indices of the rounds that the figure ``rounds`` draws; empty for the default.
     """
 
     series: Sequence[Series]
@@ -43,7 +43,8 @@ class PaperKind(NamedTuple):
 
     Attributes:
         draw: draws the figure; raises ``NothingToDrawError`` if it does not apply.
-        is_by_line: whether there is a figure for each line, of its first run.
+        is_by_line: whether each line (variant with its seeds) has a separate figure, which shows its
+            first run.
     """
 
     draw: Callable[[FigureRequest], PaperFigure]
@@ -157,9 +158,9 @@ def write_figures(
         only: lines to draw, see ``read_series``; by default all.
         width: width of each figure (inches).
         formats: endings out of ``FORMATS``.
-        target: target of the communication cost; by default one that a study declares, or a usual
-            accuracy, as high as all runs reach.
-        rounds: indices of the rounds that ``rounds`` draws.
+        target: target of the communication cost; by default the highest target that all runs reach,
+            out of the targets that the studies declare or else usual accuracies.
+        rounds: indices of the rounds that the figure ``rounds`` draws.
 
     Returns:
         The written figures, and the figures that do not apply to the runs.
@@ -206,7 +207,11 @@ def write_figures(
 
 
 def _parts(name: str, series: Sequence[Series]) -> list[tuple[str, Sequence[Series]]]:
-    """Return the lines of each file of a figure, with the name of the line if there are several."""
+    """Divide the lines of a figure among separate files, if the figure is drawn per line.
+
+    Returns:
+        Pairs of a line's name and the lines to draw. The name is empty if there is only one file.
+    """
     if not FIGURES[name].is_by_line:
         return [("", series)]
     if len(series) == 1:

@@ -67,8 +67,8 @@ def _select(facts: Sequence[Mapping[str, str]], only: Sequence[str]) -> list[int
     """Return the numbers of the lines that ``only`` selects.
 
     Args:
-        facts: the values of each line by key.
-        only: texts as of ``read_series``.
+        facts: for each line, key -> value: its variant, and its values of the study's grid.
+        only: texts ``VARIANT`` or ``KEY=VALUE``, as in ``read_series``.
     """
     wishes: dict[str, set[str]] = {}
     for text in only:
@@ -106,11 +106,7 @@ def declared_targets(paths: Sequence[Path]) -> list[Target]:
 
 
 def refuse_more(figure: str, series: Sequence[Series], most: int) -> None:
-    """Reject a figure of more lines than it has room for.
-
-    Raises:
-        PictureError: there are more than ``most`` series.
-    """
+    """Raise ``PictureError`` if a figure has more than ``most`` lines, for which it has room."""
     if len(series) > most:
         names = [entry.name for entry in series[:_MOST_NAMED]]
         raise style.PictureError(

@@ -38,11 +38,11 @@ class Members:
     Attributes:
         attempts: tasks of the run.
         devices: IDs of the drawn devices, from the top row down; ordered by last group.
-        marks: events of the drawn devices, as in ``fedsim.lab.reading.history.MARKS``, without
-            the moves of a split of a whole group.
-        times: simulated times (s) at which a count of members changed, and the run's end.
-        sizes: count of members from each time on, by group; -1 for devices without a group. Only
-            devices that are present count.
+        marks: events of the drawn devices, of the kinds in ``fedsim.lab.reading.history.MARKS``.
+            Moves because a whole group was split are left out.
+        times: simulated times (s) at which the size of a group changed, and the run's end.
+        sizes: group -> count of its present members from each of ``times`` on; the key -1 is for
+            devices without a group.
     """
 
     attempts: Attempts
@@ -117,7 +117,7 @@ def draw_members(series: Series, width: float) -> PaperFigure:
 
 
 def _group_look(group: int) -> palette.Look:
-    """Return the look of a group: its colour, and a hatch if another group is as dark in grey."""
+    """Return the look of a group: its colour, and a hatch if it would look like another in grey."""
     look: palette.Look = {"facecolor": membership_colour(group), "linewidth": 0}
     hatch = _HATCHES[group % len(_HATCHES)]
     if group != NO_GROUP and hatch:

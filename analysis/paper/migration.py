@@ -86,11 +86,13 @@ class MigrationLine:
         name: name of the line.
         seeds: count of runs.
         times: simulated times (s) [n]; the last is the end of the run that ended first.
-        counts: cumulative counts of events until each time, by kind (``EVENTS``), over seeds.
-        devices: counts of devices present and of members of groups at each time, over seeds.
-        purity: purity (0..1) of the groups after the last round until each time; None before the
-            first; an empty tuple if the true groups are unknown.
-        totals: counts of events of whole runs by kind, over seeds.
+        counts: kind of event (``EVENTS``) -> count of events until each of ``times``, as mean and
+            range over seeds.
+        devices: ``present`` or ``grouped`` (in a group) -> count of such devices at each of
+            ``times``.
+        purity: purity (0..1) of the groups at each of ``times``, as of the last round; None before
+            the first. Empty if the true groups are unknown.
+        totals: kind of event -> count of events in a whole run.
     """
 
     name: str
@@ -116,10 +118,10 @@ class MigrationLine:
 
 
 def event_times(attempts: Attempts) -> dict[str, Floats]:
-    """Return the times (s) of a run's events by kind, ascending.
+    """Return the times (s) of a run's events by kind (``EVENTS``), ascending.
 
-    Kinds are those of ``EVENTS``. A move is an assignment from one group to another. The moves of a
-    split of a whole group are none. A pre-training counts at its begin.
+    A move is an assignment from one group to another, but not because a whole group was split. The
+    time of a pre-training is its start.
     """
     history = attempts.history
     times: dict[str, list[float]] = {kind: [] for kind in EVENTS}
@@ -178,13 +180,13 @@ def measure_migration(series: Series) -> MigrationLine:
 
 
 def _spreads(values: Sequence[Floats | Ints]) -> tuple[Spread, ...]:
-    """Return the spread over seeds at each time, from an array per seed."""
+    """Return mean, lowest and highest over seeds at each time, from an array [times] per seed."""
     table = np.array(values, dtype=float)
     return tuple(map(Spread.of, table.T.tolist()))
 
 
 def _members(attempts: Attempts, times: Floats) -> dict[str, Floats]:
-    """Return the counts of present devices and of members of groups at each time, float64 [n]."""
+    """Return the counts of devices that are present, and in a group, at each time, float64 [n]."""
     history = attempts.history
     stays = history.stays
     counts = {}
@@ -199,7 +201,10 @@ def _members(attempts: Attempts, times: Floats) -> dict[str, Floats]:
 
 
 def _purity(runs: Sequence[RunFolder], times: Floats) -> tuple[Spread | None, ...]:
-    """Return the purity of the last round that ended until each time, over seeds."""
+    """Return the purity of the groups at each time, as of the last ended round, over seeds.
+
+    None at times before a seed's first value; empty if a run has no values.
+    """
     curves = []
     for run in runs:
         rows = [row for row in run.rounds if row["purity"] is not None]

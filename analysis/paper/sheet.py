@@ -216,9 +216,9 @@ def panel_stacks(
 
 
 def pools(rounds: int, pooled: int) -> list[tuple[int, int]]:
-    """Divide consecutive rounds into pools, each of which is drawn as one point.
+    """Divide a run's rounds into pools of consecutive rounds, each of which is drawn as one point.
 
-    A last pool with less than half of its rounds is left out, since it would be far noisier.
+    The last pool is dropped if it has less than half as many rounds, as its means would be noisy.
 
     Args:
         rounds: count of rounds.
@@ -250,7 +250,7 @@ def line_look(number: int) -> palette.Look:
 
 
 def title_of(name: str, words: str, room: float) -> str:
-    """Return the title of a panel, on two lines if one has no room for it.
+    """Return the title of a panel, as two lines of text if it is too long for one.
 
     Args:
         name: name of the line that the panel shows.

@@ -1,8 +1,8 @@
 """Straggling over a whole run: shares of clients that were valid, late and lost, by round.
 
-A client is an attempt of ``fedsim.lab.reading.attempts``: a task in a round. A round of an
-asynchronous strategy is a version of its model, and a task belongs to the version that it began
-with. A round of a strategy with edge servers has the tasks of all its edge rounds.
+A client is a task of a device in a round (``fedsim.lab.reading.attempts``). A round of an
+asynchronous strategy is a version of its model, and a task belongs to the version from which it
+began. A round of a strategy with edge servers has the tasks of all its edge rounds.
 """
 
 import math
@@ -57,7 +57,8 @@ class StragglingPoint:
         first: index of the first round.
         last: index of the last round.
         clients: count of clients, over all seeds.
-        shares: shares (0..1) by outcome, over seeds; a seed without clients is left out.
+        shares: outcome -> share of the clients (0..1), as mean and range over seeds. Seeds without
+            clients in these rounds are left out.
     """
 
     first: int
@@ -74,12 +75,11 @@ class StragglingLine:
         name: name of the line.
         seeds: count of runs.
         counts_versions: whether its rounds are versions of an asynchronous server's model.
-        pooled: count of rounds that each point counts together.
-        points: points in the order of the rounds; they end with the run of the fewest rounds.
-        clients: count of clients in all rounds of all seeds.
-        stopped: count of clients that were at work when their run ended; ``clients`` leaves them
-            out.
-        shares: shares (0..1) by outcome over all rounds of a run, over seeds.
+        pooled: count of rounds that are drawn together as one point.
+        points: points in the order of the rounds, up to the last round that all runs have.
+        clients: count of clients in all rounds of all seeds, without ``stopped``.
+        stopped: count of clients that were at work when their run ended.
+        shares: outcome -> share of the clients (0..1) in a whole run, as mean and range over seeds.
     """
 
     name: str
@@ -125,7 +125,8 @@ def measure_straggling(series: Series) -> StragglingLine:
         series: runs of one scenario.
 
     Raises:
-        NothingToDrawError: no server asks devices in this strategy, or no client's work ended.
+        NothingToDrawError: the strategy has no server that selects clients, or no client's work
+            ended.
     """
     runs = [*map(attempts_of, series.runs)]
     if any(map(is_without_server, runs)):
@@ -162,7 +163,7 @@ def measure_straggling(series: Series) -> StragglingLine:
 
 
 def is_without_server(attempts: Attempts) -> bool:
-    """Whether devices of a run train in rounds that no server opens and for which none asks."""
+    """Whether a run has no server: its server opens no rounds, and no device downloads from it."""
     if attempts.openings:
         return False
     return not any(step.kind == "download" for step in attempts.activities.steps)
@@ -179,10 +180,10 @@ def _count(attempts: Attempts) -> dict[int, Counter[str]]:
 def _point(
     counts: Sequence[dict[int, Counter[str]]], first: int, last: int
 ) -> StragglingPoint | None:
-    """Return the shares in the rounds ``first`` to ``last``; None if no client was asked.
+    """Return the shares of outcomes in the rounds ``first`` to ``last``; None without clients.
 
     Args:
-        counts: clients by outcome, by round, for each run.
+        counts: for each run: index of a round -> count of its clients by outcome.
         first: index of the first round.
         last: index of the last round.
     """

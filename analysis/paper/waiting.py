@@ -87,7 +87,7 @@ class RoundWait:
 class WaitingPoint:
     """Mean times of some consecutive rounds over seeds, drawn as one point.
 
-    Times are in s since the begin of a round.
+    Times are in s since the start of a round.
 
     Attributes:
         first: index of the first round.
@@ -95,7 +95,8 @@ class WaitingPoint:
         half_s: until half of the clients were done.
         others_s: until all but the slowest were done.
         end_s: until the slowest were done.
-        waited_s: means of the wait by outcome of the slowest; they sum to the wait.
+        waited_s: outcome of the slowest clients -> mean wait for them in all these rounds; the sum
+            over outcomes is the mean wait.
     """
 
     first: int
@@ -128,13 +129,14 @@ class WaitingLine:
     Attributes:
         name: name of the line.
         seeds: count of runs.
-        pooled: count of rounds that each point counts together.
+        pooled: count of rounds that are drawn together as one point.
         points: points in the order of the rounds.
         rounds: the rounds of each run.
         share: share (0..1) of the rounds' time that was waiting for the slowest, over seeds.
         awaited: devices of each run, the most awaited first.
-        ranks: share (0..1) of the waiting by rank of the device, over seeds.
-        rest: share (0..1) of the waiting for all devices beyond these ranks, over seeds.
+        ranks: share (0..1) of the waiting that was for the most awaited device of a run, for the
+            second, and so on, over seeds.
+        rest: share (0..1) of the waiting for all other devices, over seeds.
     """
 
     name: str
@@ -270,7 +272,10 @@ def _point(seeds: Sequence[Sequence[RoundWait]]) -> WaitingPoint:
 
 
 def _mean(seeds: Sequence[Sequence[RoundWait]], name: str) -> Spread:
-    """Return the spread over seeds of the mean of an attribute of ``RoundWait``."""
+    """Return mean and range over seeds of the attribute ``name`` of ``RoundWait``.
+
+    The value of a seed is the mean over its rounds.
+    """
     get = attrgetter(name)
     means = [float(np.mean([*map(get, waits)])) for waits in seeds]
     return Spread.of(means)
