@@ -98,16 +98,16 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
         - ``counts``: whether the task is a client of the round, see ``Attempts.clients``;
         - ``samples``, ``part``: samples to train on; the number of the part of the device's data
           from 1 on, or 0 for undivided data;
-        - ``splits``: whether the device split its data after this;
-        - ``downloads``: begin and end of each download;
-        - ``trainings``: begin of each training, and the ends of its epochs;
-        - ``epoch_ends``, ``epochs``: ends of all epochs, and the number that counted;
-        - ``begun``, ``done``, ``train_end``: begin of the first training, end of the last whole
-          epoch, end of training;
-        - ``sends``, ``answered``, ``cut``: begin of the upload, its end if complete, and its end
-          if cut;
-        - ``limit``, ``deadline``, ``ended``: the deadline of training and of the round, and the
-          end of the task.
+        - ``splits``: whether the device split its data after this task;
+        - ``downloads``: start and end of each download;
+        - ``trainings``: start of each training, and the ends of its epochs;
+        - ``epoch_ends``, ``epochs``: ends of all epochs, and the number of epochs that counted;
+        - ``begun``, ``done``, ``train_end``: start of the first training, end of the last whole
+          epoch, end of the last training;
+        - ``sends``, ``answered``, ``cut``: start of the upload, its end if it was complete, and its
+          end if it was cut off;
+        - ``limit``, ``deadline``, ``ended``: the deadline of the training, the deadline of the
+          round, and the end of the task.
     """
     attempts = Attempts(Activities(history))
     selection = frozenset(rounds)

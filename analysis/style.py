@@ -329,11 +329,11 @@ def with_strategy(name: str, run: RunFolder) -> str:
 
 
 def step_for(count: int, most: int) -> int:
-    """Return the least step n of 1, 2, 5, 10, 20, 50 ... for which every n-th entry is enough.
+    """Return the least n of 1, 2, 5, 10, 20, 50 ... so that every n-th entry makes at most ``most``.
 
     Args:
         count: count of entries.
-        most: greatest count of entries to keep; ``count / n`` is at most this.
+        most: greatest value of ``count / n``.
     """
     least = max(count / most, 1.0)
     power = 10 ** math.floor(math.log10(least))
@@ -341,7 +341,10 @@ def step_for(count: int, most: int) -> int:
 
 
 def headline(runs: Sequence[RunFolder]) -> str:
-    """Return the headline of a picture: scenario, and strategy and seed or the count of runs."""
+    """Return the headline of a picture: the scenario, and in brackets further properties.
+
+    These are strategy and seed of a single run, or the count of several runs.
+    """
     name, *further = dict.fromkeys(short(str(run.summary["name"]), 70) for run in runs)
     is_unnamed = name == _UNNAMED and not further
     if len(runs) == 1:

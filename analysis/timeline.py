@@ -85,7 +85,7 @@ def draw_timeline(
         rounds: show only rounds ``rounds[0]`` to ``rounds[1] - 1``, numbered from 0 as in the
             records.
         window: show only this span, from and to (simulated s); ``rounds`` overrides it.
-        devices: show at most this many, evenly spread over the order.
+        devices: greatest count of devices shown, evenly spread over the order.
         order: ``speed`` (fastest on top), ``first`` (first at work on top) or ``number``.
 
     Returns:
@@ -255,9 +255,9 @@ def _mark_task_ends(axes: Axes, view: View, has_room: bool) -> list[Artist]:
 
 
 def _draw_limits(axes: Axes, view: View) -> list[Artist]:
-    """Draw the end of T, a device's time for training, in its lane; return the legend's entries.
+    """Draw a line in each lane where the time limit T of a training ends; return legend entries.
 
-    Many lanes or rounds leave no room for these lines.
+    Nothing is drawn if many lanes or rounds leave no room for these lines.
     """
     if not _has_room(view):
         return []
@@ -308,7 +308,7 @@ def _draw_bars(
 
 
 def _places(view: View, spans: Sequence[TimeSpan], least: float) -> tuple[Floats, Floats, Ints]:
-    """Return starts and ends of bars on the time axis, and their lanes; [n] each.
+    """Return starts and ends of bars, in units of the time axis, and their lanes; [n] each.
 
     Args:
         view: the part of the run to draw.

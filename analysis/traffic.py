@@ -1,8 +1,8 @@
 """Bytes by direction and purpose, over simulated time and in total, with the wasted part.
 
-A byte is wasted when its task did not end as ``done``, or trained no epoch that counts, as in
-``fedsim.records.ledger``. Bytes between parts of the server's side belong to no task and are never
-wasted; the ledger counts them as up.
+A byte is wasted if its task did not end as ``done``, or if the task's training finished no epoch, as
+in ``fedsim.records.ledger``. Bytes between parts of the server's side belong to no task and are
+never wasted; the ledger counts them as up.
 """
 
 from collections.abc import Sequence
@@ -122,7 +122,7 @@ def _useful_tasks(run: RunFolder) -> set[int]:
     """Return the IDs of useful tasks, whose bytes are not wasted.
 
     A task is useful if it is done, its training (if any) finished an epoch, and its update was not
-    lost on the way to the server. So far, open tasks of a run that may go on are useful too.
+    lost on the way to the server. In an unfinished run, open tasks count as useful too.
     """
     history = History(run)
     trained = history.steps.query("step == 'train' and data.notna()")

@@ -27,7 +27,7 @@ class View:
     """Part of a run within a span of time, with a lane for each device that worked in it.
 
     If the availability of only some devices is known, the other devices have no lane. Records at
-    the span's start belong to the time before it.
+    the time of the span's start are not within the span, unless it is 0.
 
     Args:
         history: the run's records.
@@ -153,7 +153,7 @@ def _choose_devices(at_work: Ints, with_phases: Ints, most: int) -> Ints:
 
     Args:
         at_work: the devices that worked, from the top lane down.
-        with_phases: devices whose availability is known; if empty, it is known of none.
+        with_phases: devices whose availability is known; only they get a lane, unless it is empty.
         most: greatest count of lanes.
     """
     candidates = at_work[np.isin(at_work, with_phases)] if len(with_phases) else at_work

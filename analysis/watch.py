@@ -48,8 +48,8 @@ class Growing(LivePage):
         """Rebuild the report if a run has changed since the last build; return whether it did.
 
         Args:
-            at_once: whether to rebuild it even if it was rebuilt just before. So it is if all runs
-                have ended.
+            at_once: whether to rebuild the report even if it was rebuilt just before. Once all runs
+                have ended, this is always so.
         """
         lines: list[str] = []
         for path in self._paths:
@@ -87,7 +87,7 @@ class Growing(LivePage):
         return True
 
     def _say_unreadable(self, error: Exception, now: float) -> None:
-        """Say that a folder cannot be read, unless the run has just replaced its files."""
+        """Show that a folder cannot be read, unless this can be because a run replaces its files."""
         if self._unreadable_since is None:
             self._unreadable_since = now
         if now - self._unreadable_since >= _DAMAGED_S:
@@ -130,7 +130,7 @@ def watch(
 ) -> None:
     """Serve the growing report of folders until ``over`` is set.
 
-    Open pages then get the last report, which takes them 5 s at most.
+    After that, browsers have at most 5 s to receive the last report.
 
     Args:
         paths: folders of runs or studies.

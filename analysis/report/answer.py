@@ -34,13 +34,14 @@ def answers(
 ) -> Iterator[Markup | None]:
     """Yield the part of a report's page on the best lines: text and drawings for each world.
 
-    The figures of the first world are open, and all other figures are folded.
+    A line is a variant or scenario with its seeds. The drawings of the first world are visible; the
+    reader opens the drawings of other worlds.
 
     Args:
-        worlds: the answers. The first six are shown, and the rest is only counted.
-        colours: colour of each line by its place.
+        worlds: the answers, one per world. The first six are shown; the others are only counted.
+        colours: index of a line -> its colour.
         hint: remark on the certainty of all answers.
-        is_over: whether all runs are done; otherwise, the answers are those so far.
+        is_over: whether all runs are done; if not, sentences begin with "So far".
     """
     for place, answer in enumerate(worlds[:_MOST_WORLDS]):
         yield from _answer(answer, place, colours, hint, is_over=is_over)
@@ -75,7 +76,10 @@ def _answer(
 
 
 def _first_sentence(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Markup:
-    """Return the answer to the goal; the sentence is strong if the lead is certain for good."""
+    """Return the sentence on the best line by the goal, the first ranking, as a paragraph.
+
+    It is in bold if all runs are done and the lead is significant.
+    """
     prefix = answer.target_prefix(goal)
     if not is_over:
         return el("p", f"{_so_far(prefix)}{goal.sentences[0]}", class_="answer")
@@ -86,7 +90,7 @@ def _first_sentence(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Mar
 
 
 def _so_far(prefix: str) -> str:
-    """Return the beginning of a sentence on runs that are not all done, with a target's prefix."""
+    """Return "So far, " and ``prefix``, as the beginning of a sentence on unfinished runs."""
     return f"So far, {prefix[:1].lower()}{prefix[1:]}"
 
 
@@ -96,7 +100,7 @@ def sentence(text: str) -> str:
 
 
 def _other_goals(answer: WorldAnswer, place: int) -> Markup | None:
-    """Return a list with a sentence on each ranking but the goal's, linked to its drawing."""
+    """Return a list with a sentence on each ranking except the goal, linked to its drawing."""
     entries = []
     for ranking in answer.rankings[1:]:
         if ranking.in_short:
@@ -112,7 +116,7 @@ def _anchor(place: int) -> str:
 def _figures(
     answer: WorldAnswer, colours: dict[int, str], *, is_over: bool
 ) -> Iterator[Markup | None]:
-    """Yield the best line's costs, and drawings of the goal."""
+    """Yield the costs of the best line, and drawings of the goal's ranking."""
     goal = answer.rankings[0] if answer.rankings else None
     if goal is not None and goal.sentences:
         yield _best_figures(answer, goal, is_over=is_over)
@@ -132,7 +136,7 @@ def _figures(
 def _folds(
     answer: WorldAnswer, place: int, colours: dict[int, str], hint: str, *, is_over: bool
 ) -> Iterator[Markup]:
-    """Yield folded parts: the certainty of the answer, then other rankings and pairs of costs."""
+    """Yield parts that the reader opens: how sure the answer is, other rankings, pairs of costs."""
     goal = answer.rankings[0] if answer.rankings else None
     if goal is not None and goal.sentences:
         prefix = answer.target_prefix(goal)
@@ -155,7 +159,7 @@ def _folds(
 
 
 def _key(ranking: Ranking) -> Markup | None:
-    """Return the key of the signs in rankings; None if each line has one run."""
+    """Return the legend of the signs in rankings, such as intervals; None if lines have one run."""
     if all(line.of == 1 for line in ranking.entries):
         return None
     signs = (
@@ -204,9 +208,9 @@ def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Marku
 
 
 def _cheapest(answer: WorldAnswer, goal: Ranking, measure: Measure) -> RankedLine | None:
-    """Return the best line by ``measure``.
+    """Return the line that is best by ``measure``.
 
-    None if ``measure`` is the goal, or if no line is ranked by it.
+    None if ``measure`` is the goal, or if no line is ranked by ``measure``.
     """
     if measure == goal.measure:
         return None

@@ -13,9 +13,9 @@ _FEW = 3  # least count of ticks of a logarithmic axis
 
 @dataclass(frozen=True)
 class Axis:
-    """Axis of a drawing in a report, from ``low`` to ``high``.
+    """Axis of a drawing in a report, from ``low`` to ``high``; on a log scale if ``is_log``.
 
-    Both ends are positive if it is logarithmic.
+    Both ends of a logarithmic axis are positive.
     """
 
     low: float

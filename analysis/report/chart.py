@@ -2,8 +2,8 @@
 
 ``chart.js`` draws the lines.
 
-The page contains uPlot (MIT, 51 kB), the smallest library that has bands, dashes and a cursor and
-that loads nothing.
+The page contains the library uPlot (MIT, 51 kB), the smallest one that draws bands, dashes and a
+cursor without loading other files.
 """
 
 from collections.abc import Sequence

@@ -33,7 +33,7 @@ def draw_key_picture(run: RunFolder) -> Markup | None:
 
 
 def draw_run(entry: DetailedRun, several: bool) -> Iterator[Markup]:
-    """Yield the pictures of a run that no other part of the page shows, folded.
+    """Yield the pictures of a run that are in no other part of the page; the reader opens them.
 
     Args:
         entry: the run.
@@ -54,13 +54,15 @@ def draw_run(entry: DetailedRun, several: bool) -> Iterator[Markup]:
 def draw_series(
     alone: Sequence[Series], series: Sequence[Series], *, several: bool, omitted: str = ""
 ) -> Iterator[Markup]:
-    """Yield pictures of runs, folded: of the runs in ``alone``, or of the means of ``series``.
+    """Yield the pictures of several runs side by side, which the reader opens.
+
+    Pictures of means over seeds show all series, other pictures the single runs in ``alone``.
 
     Args:
-        alone: runs that are drawn on their own, each a series.
+        alone: some runs, each a series of one run.
         series: all runs.
         several: whether the report has several runs.
-        omitted: name of a picture that is left out.
+        omitted: name of a picture to skip.
     """
     runs = _list_runs(series)
     single_runs = _list_runs(alone)
@@ -84,7 +86,7 @@ def _list_runs(series: Sequence[Series]) -> list[RunFolder]:
 def _folded(
     name: str, several: bool, source: RunFolder | Sequence[RunFolder], *series: object
 ) -> Iterator[Markup]:
-    """Yield a picture as a fold; nothing if the picture does not apply."""
+    """Yield a picture in a part that the reader opens; nothing if the picture does not apply."""
     figure = draw(name, source, *series)
     if figure is not None:
         anchor = None if several else name

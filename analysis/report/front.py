@@ -1,4 +1,4 @@
-"""Drawing of a Pareto front with numbered cells, and the names of the cells below."""
+"""Drawing of a Pareto front: variants as numbered dots in a plane of two costs, with their names."""
 
 import math
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
     Variants on the Pareto front, and close to it, have numbers.
 
     Args:
-        front: the Pareto front with all cells.
-        colours: colour of each line by its place.
+        front: the Pareto front, and all variants.
+        colours: index of a variant's line -> its colour.
     """
     x_axis = _CostAxis.of(front.first, [point.first for point in front.points])
     y_axis = _CostAxis.of(front.second, [point.second for point in front.points])
@@ -83,7 +83,7 @@ class _CostAxis:
     """Axis of a cost, in a unit that suits its values.
 
     Attributes:
-        axis: the axis, in units.
+        axis: the axis, whose ends are numbers of units.
         unit: the unit.
     """
 
@@ -134,7 +134,7 @@ def _text(text: str, x: float, y: float, anchor: str) -> Markup:
 
 
 def _steps(places: Sequence[_Corner]) -> Markup:
-    """Return a line of steps through the cells of the front."""
+    """Return a line of steps through the dots of the Pareto front."""
     x, y = places[0]
     steps = " ".join(f"H{x} V{y}" for x, y in places[1:])
     return el("path", d=f"M{x} {y} {steps}", class_="step")

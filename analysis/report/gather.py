@@ -32,10 +32,12 @@ class DetailedRun(NamedTuple):
 class Subject:
     """Subject of a report: the runs of the given folders, and their comparison.
 
+    A line is a variant or scenario with its runs over seeds.
+
     Attributes:
         comparison: comparison of the lines.
         names: names of the lines.
-        order: places of the lines, the best first; unranked lines keep their order.
+        order: indices of the lines, the best first; unranked lines follow in their order.
         runs: runs of all lines.
         detailed: runs that the page shows in detail: the first run of each line, the best line
             first, then the second run of each line, and so on.
@@ -67,7 +69,7 @@ class Subject:
         return series
 
     def alone(self, most: int) -> list[Series]:
-        """Return a series for each of the first ``most`` detailed runs, with the look of its line."""
+        """Return a series for each of the first ``most`` detailed runs, in the colour of its line."""
         ranks = {id(self.lines[place]): rank for rank, place in enumerate(self.order)}
         series = []
         for entry in self.detailed[:most]:
@@ -110,7 +112,7 @@ def gather(paths: Sequence[str | Path]) -> Subject:
 
 
 def _order_lines(comparison: Comparison) -> tuple[int, ...]:
-    """Return the places of all lines: ranked lines, the best first, then unranked lines."""
+    """Return the indices of all lines: ranked lines, the best first, then unranked lines."""
     lines = comparison.lines
     order: list[int] = []
     if not lines.are_runs:

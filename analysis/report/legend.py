@@ -73,7 +73,7 @@ def _step_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
 
 
 def _message_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
-    """Return the legend of messages outside of tasks, which have two tracks in a lane."""
+    """Return the legend of messages outside of tasks: sent ones above received ones in a lane."""
     ways = (("upload", "message sent", 1, "5"), ("download", "message received", 0, "9"))
     entries = []
     for step, text, is_sent, top in ways:
@@ -138,7 +138,7 @@ def _values(column: str, timelines: Sequence[TimelineData]) -> set[int]:
 
 
 def _has(timelines: Sequence[TimelineData], column: str, least: float = 0) -> bool:
-    """Whether a column of any timeline has a value of at least ``least``."""
+    """Whether the column ``column`` of any timeline has a value of at least ``least``."""
     return any((data.columns[column] >= least).any() for data in timelines)
 
 

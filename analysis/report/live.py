@@ -36,7 +36,7 @@ def read_live(paths: Sequence[Path]) -> LiveReport:
         paths: folders of runs and studies.
 
     Raises:
-        RunFolderError: a folder is damaged, or replaces its files.
+        RunFolderError: a folder is damaged, or a run is just replacing its files.
     """
     planned = progress.read_progress(paths)
     section = progress.section(planned)

@@ -85,7 +85,7 @@ def headline_figures(run: RunFolder) -> Markup:
 
 
 def _last(name: str, run: RunFolder) -> str:
-    """Return the name of a figure's last value: its final value if the run is done."""
+    """Return the label of a measure's last value: ``final NAME``, or ``NAME so far`` if unfinished."""
     return f"final {name}" if run.is_done else f"{name} so far"
 
 
@@ -236,7 +236,7 @@ def _run_list(name: str, entries: tuple[DetailedRun, ...], selected: int) -> Mar
 
 
 def details(place: int, entry: DetailedRun, several: bool) -> Iterator[Markup]:
-    """Yield the details of a run, folded: pictures, and tables of devices and rounds.
+    """Yield details of a run that the reader opens: pictures, and tables of devices and rounds.
 
     Args:
         place: index of the run on the page, from 0.
@@ -266,7 +266,7 @@ def details(place: int, entry: DetailedRun, several: bool) -> Iterator[Markup]:
 
 
 def section_of_run(place: int, entry: DetailedRun) -> Markup:
-    """Return the part of a page of several runs on one of them.
+    """Return the part about one run, on a page of several runs.
 
     Args:
         place: index of the run on the page, from 0.
@@ -277,7 +277,7 @@ def section_of_run(place: int, entry: DetailedRun) -> Markup:
 
 
 def waiting(run: RunFolder) -> Markup | None:
-    """Return a part of the page on the critical path of a run, with two of its rounds.
+    """Return the part of the page on the critical paths of a run's rounds, with two examples.
 
     Returns:
         The part of the page; None if the run has no rounds or took no time.

@@ -36,13 +36,16 @@ def in_short(entry: DetailedRun) -> Markup:
 
 
 def scenario(run: RunFolder) -> Markup:
-    """Return the scenario of a single run, folded."""
+    """Return the part of the page with a run's scenario, which the reader opens."""
     about = "its kinds and sizes, and the file with every default"
     return fold("Scenario", *_scenario(run), anchor="scenario", about=about)
 
 
 def _scenario(run: RunFolder) -> Iterator[Markup]:
-    """Yield the scenario in short, remarks on rules that the run used, and the whole scenario."""
+    """Yield a summary of the scenario, remarks on its limits, and the whole scenario.
+
+    The remarks name estimated values, and values outside the range for which a formula was fitted.
+    """
     scenario = tables.without_places(run.scenario)
     yield el("p", plain(_scenario_in_short(scenario), _LONGEST))
     if "estimates" in run.summary:
@@ -123,7 +126,7 @@ def _unfinished(subject: Subject) -> Iterator[Markup]:
 
 
 def _about(text: str) -> Iterator[Markup]:
-    """Yield the description of a study; a long one is folded."""
+    """Yield the description of a study. The reader opens a long one."""
     if len(text) > _LONG_ABOUT:
         yield el("details", el("summary", "What this study asks"), el("p", text))
     elif text:
@@ -131,7 +134,7 @@ def _about(text: str) -> Iterator[Markup]:
 
 
 def comparison(subject: Subject) -> Iterator[Markup]:
-    """Yield parts on several runs, folded: curves, pictures, scenarios and tables."""
+    """Yield parts on several runs that the reader opens: curves, pictures, scenarios and tables."""
     curves = chart(subject.series)
     if curves:
         title = "How the lines get there"

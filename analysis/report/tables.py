@@ -84,7 +84,7 @@ def comparison(table: ComparedTable, order: Sequence[int]) -> Iterator[Markup]:
 
     Args:
         table: the table.
-        order: indices of the rows in the order to show; ignored unless it has all rows.
+        order: indices of the rows in the order to show; not used if it lacks rows.
     """
     count = len(table.columns[0].cells)
     if len(order) != count:
@@ -98,7 +98,7 @@ def comparison(table: ComparedTable, order: Sequence[int]) -> Iterator[Markup]:
 
 
 def of_columns(columns: Sequence[ComparedColumn], order: Sequence[int]) -> Markup:
-    """Return columns of a comparison as one HTML table.
+    """Return columns of a comparison's table as one HTML table.
 
     Args:
         columns: the columns.
@@ -224,9 +224,9 @@ def read_devices(run: RunFolder) -> pd.DataFrame:
     """Return a DataFrame with one row per device that worked, most waste first.
 
     Returns:
-        Columns of the devices' table; ``tasks``, and their count by outcome; ``worked_s`` and
-        ``wasted_s`` (of tasks whose work was not used), the ``share`` that was wasted (0..1), and
-        ``bytes``.
+        ``device``, ``speed``, ``samples`` and other columns of ``devices.parquet``; ``tasks``, the
+        count of tasks, and a count per outcome other than ``done``; ``worked_s``; ``wasted_s``, the
+        time of tasks whose work was not used, and its ``share`` (0..1); and ``bytes``.
     """
     history = History(run)
     steps = history.steps.assign(length=history.steps["end"] - history.steps["start"])
@@ -342,7 +342,7 @@ def _round_columns(run: RunFolder) -> list[_TableColumn]:
 
 
 def without_places(value: Any) -> Any:
-    """Return a scenario without paths of folders on the machine of its run."""
+    """Return a scenario, or a part of it, without the paths of folders on the run's machine."""
     if isinstance(value, dict):
         return {key: without_places(item) for key, item in value.items() if key != "root"}
     if isinstance(value, list):

@@ -87,8 +87,8 @@ class TimelineData(NamedTuple):
     """Data of a run's timeline on the page.
 
     Attributes:
-        header: facts about the run, for JSON.
-        columns: arrays for ``markup.pack``, by name.
+        header: values about the run, for JSON.
+        columns: name -> array, for ``markup.pack``.
         kinds: kinds of the run's steps. The column ``step`` has indices of this list.
     """
 
@@ -291,7 +291,10 @@ class _ColumnsOfLanes:
         }
 
     def _limits(self) -> Columns:
-        """Return the ends of T, the time for training, within the run; each in its device's lane."""
+        """Return when the time limit T of each task's training ends, with the lane of its device.
+
+        Limits that end after the run are left out.
+        """
         rows: list[tuple[int, float]] = []
         for attempt in self.attempts.all:
             if attempt.limit is None or attempt.device not in self.lanes:
@@ -305,9 +308,10 @@ class _ColumnsOfLanes:
         }
 
     def _messages(self) -> Columns:
-        """Return the messages outside of tasks, each in the lanes of its sender and its receiver.
+        """Return messages outside of tasks, each in the lanes of its sender and its receiver.
 
-        Messages of which nothing was sent, as to a device that is away, are left out.
+        Messages of which no byte was sent, such as to an unreachable device, are left out. Of very
+        many messages, some are returned, evenly spread.
         """
         messages = [entry for entry in self.activities.messages if entry.device_ends()]
         some = style.evenly(len(messages), min(len(messages), _MOST_MESSAGES))
