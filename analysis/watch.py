@@ -23,7 +23,7 @@ from fedsim.records.live import LIVE
 
 _LOOK_S = 0.5  # time between two checks of the folders (s)
 _SHARE = 4  # least time between two reports, in durations of one report
-_DAMAGED_S = 5.0  # time for which a folder that cannot be read is taken to be in change (s)
+_DAMAGED_S = 5.0  # time after which an unreadable folder counts as damaged, not as in change (s)
 _MOST_LINES = 40  # most runs of studies of which the page shows a line
 _LAST_S = 5.0  # longest time in which open pages take the last report (s)
 _DRAWN = "there is something to show: the first page is drawn, which takes some seconds"

@@ -69,7 +69,7 @@ EVENTS: dict[str, palette.Look] = {
         "marker": "D",
     },
 }
-"""Looks of cumulative counts by kind of event."""
+"""Kind of event -> look of its line in the figure."""
 
 DEVICES: dict[str, palette.Look] = {
     "present": {"label": "devices present", "color": palette.GREY, "linestyle": "-"},

@@ -50,7 +50,7 @@ OUTCOMES: dict[str, palette.Look] = {
     "late": {"color": palette.VERMILLION, "linestyle": (0, (4, 1.5)), "marker": "^"},
     "lost": {"color": palette.BLACK, "linestyle": (0, (1, 1.2)), "marker": "s"},
 }
-"""Looks of lines by the outcome of attempts."""
+"""Outcome of a task -> look of its line in figures."""
 
 NumberRow: TypeAlias = dict[str, float | int | str | None]
 """Row of the table beside a figure: the drawn numbers by name."""

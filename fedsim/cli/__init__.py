@@ -51,7 +51,7 @@ class _Group(click.Group):
     """
 
     def invoke(self, ctx: click.Context) -> object:
-        words = [*ctx.args]  # they are gone once a verb is invoked
+        words = [*ctx.args]  # click empties the list when it invokes a verb
         try:
             return super().invoke(ctx)
         except click.UsageError as error:

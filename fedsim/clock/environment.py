@@ -118,7 +118,7 @@ class Alarm(Signal):
         ring: the function to call; None after the call or after ``cancel``.
     """
 
-    # it has been triggered
+    # for SimPy, an alarm is an event that has been triggered
     _ok = True
     _value = None
 

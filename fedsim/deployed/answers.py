@@ -27,7 +27,7 @@ from fedsim.learning.refs import Ref
 from fedsim.world.task import Task
 
 _OUTCOMES = ("done", "late")
-_PLAIN = (bool, int, float, str)  # values that are no arrays of a strategy's own
+_PLAIN = (bool, int, float, str)  # a strategy may also send counts of samples as an array
 _USUAL = ("update", "samples", "epochs")  # contents of the default ``Client.reply``
 
 

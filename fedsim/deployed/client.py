@@ -21,9 +21,10 @@ from fedsim.version import __version__
 PARTITION = "partition-id"
 """Key of a node's configuration: the number of the device, from 0."""
 SLEPT = ("all", "training")
-"""Values of ``slept`` in the run configuration, with a ``pace``.
+"""Values of ``slept`` in the run configuration: the times of the scenario that a node imitates.
 
-A node takes the scenario's times for messages and computations, or for computations only.
+``all``: times of messages and of computations; ``training``: times of computations only. They have
+an effect only if ``pace`` is above 0.
 """
 _halves: dict[tuple[str, int, float, str], DeviceHalf] = {}
 

@@ -48,7 +48,7 @@ from fedsim.world.task import Task
 
 _SERIALS_A_TASK = 1 << 20
 _SERIALS_A_DEVICE = 1 << 40
-_PROBE_KEY = (1 << 31) - 1  # key of the shuffles of a training whose time alone is of interest
+_PROBE_KEY = (1 << 31) - 1  # random key of trainings that only measure time
 
 
 class _ClientAnswer(NamedTuple):

@@ -29,9 +29,9 @@ from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 
 FORGOT = "forgot"
-"""Entry of an answer's head: the node has lost the state that its device had."""
+"""Entry of an answer's head, present if the node has lost the state of its device."""
 SHIFT = "shift"
-"""Entry of an answer's head: the client half's message about changed data, numbers by name."""
+"""Entry of an answer's head: the device's message about its changed data, numbers by name."""
 
 
 class ModelPlace(NamedTuple):

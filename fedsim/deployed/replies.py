@@ -10,7 +10,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 _MOST_THREADS = 32
-_LOOK_S = 0.1  # time between two questions of a thread (s)
+_LOOK_S = 0.1  # real time between two requests of a thread to Flower (s)
 
 
 class Reply(NamedTuple):

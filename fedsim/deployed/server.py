@@ -29,7 +29,7 @@ from fedsim.running.runner import FAILED
 from fedsim.running.scenario import Scenario, load
 
 EVENTS = "events.jsonl"
-"""File of the records, one JSON object a line: what was measured, with times (s)."""
+"""File with all records, including measured times (s) and bytes, one JSON object per line."""
 _log = logging.getLogger("flwr")
 _LOOK_S = 0.02  # real time between two looks for messages (s)
 
@@ -161,7 +161,7 @@ class Deployment:
             try:
                 stopped = asyncio.run(clock.run())
                 status = "done"
-            finally:  # what was measured and learned until an error is kept
+            finally:  # results until an error are kept
                 self._nodes.end()
                 file.close()
                 self._write(out, status, stopped)

@@ -20,9 +20,10 @@ from fedsim.deployed.reading import (
 )
 
 VARIABLE = "FEDSIM_STEP_LOGS"
-"""Environment variable with a folder, in which each node logs its steps.
+"""Environment variable with the path of a folder, in which each node logs its steps.
 
-A server on the same machine reads there the steps of tasks whose answers have not arrived.
+A server on the same machine reads the logs, to learn the steps of tasks whose answers did not
+arrive.
 """
 BEGAN = "began"
 """File in that folder with the time of the day at which the server's clock began."""
@@ -36,7 +37,7 @@ class LoggedStep:
 
     Attributes:
         name: name of the step, such as ``train``.
-        start: begin of the step, by the server's clock (s).
+        start: start of the step, by the server's clock (s).
         end: end of the step (s).
         facts: other fields of the step's record by name, such as ``epochs``.
     """
@@ -116,7 +117,7 @@ class StepLog:
         So the upload is known even if the server never receives the answer.
 
         Args:
-            start: begin of the upload (s).
+            start: start of the upload (s).
             sizes: name of a content of the answer -> its size (bytes).
         """
         self._write(LoggedStep(UPLOAD, start, start, {"bytes": dict(sizes)}))

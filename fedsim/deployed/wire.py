@@ -90,7 +90,7 @@ class WireCounters:
         Args:
             device: number of the device.
             direction: ``down`` or ``up``.
-            start: begin of the span (s).
+            start: start of the span (s).
             end: end of the span (s).
         """
         times = self._times.get(device, [])
@@ -107,7 +107,7 @@ class WireCounters:
             device: number of the device.
             direction: ``down`` or ``up``.
             size: size of the message (bytes).
-            start: begin of the span (s).
+            start: start of the span (s).
             end: end of the span (s).
 
         Returns:

@@ -48,9 +48,9 @@ def is_act(kind: str) -> bool:
 
 
 OF_TASKS = ("task-start", "step-start", "step-end", "task-end")
-"""Kinds of the most frequent records.
+"""Kinds of the most frequent records, which are about tasks.
 
-They have device, round, group and task, and their fields are not changed after the record.
+Their fields include device, round, group and task, and are not changed after they are emitted.
 """
 
 
@@ -115,9 +115,9 @@ ROUNDS = pa.schema(
 LATER = {"wire_bytes": "delivered"} | dict.fromkeys(
     ("epsilon", *_meter_columns("round"), "bytes_peer", *OF_PEERS)
 )
-"""Column that tables of older versions lack -> column whose values it then has.
+"""Column that tables of older versions may lack -> column from which it is then read.
 
-None: all cells of the column are then empty.
+None if the missing column is read as empty cells.
 """
 
 DEVICES = pa.schema(
@@ -132,9 +132,9 @@ DEVICES = pa.schema(
 )
 
 ASKED = "asked"
-"""Value of ``device_rows`` in a summary if ``DEVICES`` has rows only for devices that were asked.
+"""Value of ``device_rows`` in a summary if only devices that were sent a task have rows in ``DEVICES``.
 
-This is so in runs with very many devices. In any other run each device has a row.
+This holds for runs with very many devices. In any other run each device has a row.
 """
 
 AVAILABILITY = pa.schema([("device", pa.int32()), ("time", pa.float64()), ("on", pa.bool_())])
@@ -175,7 +175,10 @@ OWN_TRAINING = {
     "batch_size": Column("batch_size", "", "samples in a batch, in place of training.batch_size"),
     "lr": Column("lr", "", "learning rate, in place of training.lr"),
 }
-"""Key of ``[population.local]`` -> column of ``devices.parquet``, in which NaN is no own value."""
+"""Key of ``[population.local]`` -> column of ``devices.parquet``.
+
+A cell is NaN if the device has the scenario's value.
+"""
 
 
 def typed(columns: "Mapping[str, type]") -> pa.Schema:

@@ -70,7 +70,7 @@ class Run:
     """
 
     envelopes_type: ClassVar[type[Envelopes]] = Envelopes
-    """Builder of the messages of tasks; a run in real time also keeps what it sends."""
+    """Class that builds the messages of tasks; a deployment replaces it."""
 
     def __init__(
         self, scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None

@@ -22,7 +22,7 @@ SECTIONS_OF_LEARNING = (
     "messages",
     "evaluation",
 )
-"""Names of the sections that a strategy with its own learning does not use."""
+"""Names of the sections that have no effect if the strategy trains by its own code."""
 
 
 def conflicts(scenario: Sections) -> Iterator[str]:

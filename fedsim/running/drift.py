@@ -52,7 +52,7 @@ class Drift:
         self._arm(0)
 
     def begin_round(self, number: int) -> None:
-        """Apply the shift of data that is due at the begin of a round, if any.
+        """Apply the shift of data that is due at the start of a round, if any.
 
         Repeated calls for one round do nothing.
 

@@ -67,7 +67,7 @@ def _holds(change: Any, present: Any) -> bool:
         return all(_holds(value, present.get(key)) for key, value in change.items())
     if isinstance(present, Mapping) and isinstance(change, str):
         present = present.get("kind")
-    # nan, which validation refuses by name, does not equal itself
+    # ``is`` holds for nan, which does not equal itself; validation refuses it by name
     return change is present or bool(change == present)
 
 

@@ -40,7 +40,7 @@ class AuditResult(VerbResult):
     checks: list[CheckedPart]
     """Outcome of each check."""
     not_checked: list[str]
-    """Sentences on parts of the user that no check covers."""
+    """Sentences on parts of the run that could not be checked, such as values of user code."""
     unchecked: list[UncheckedEntry]
     """Entries that no check covers; empty without ``--unchecked``."""
 

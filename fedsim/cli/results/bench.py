@@ -18,9 +18,9 @@ class BenchLineResult(ResultEntries):
     strategy: str
     """Name of the strategy."""
     world: str
-    """Name of the world."""
+    """Name of the fixed scenario, without the strategy."""
     place: int | None
-    """Rank among the board and these lines, from 1; null if a seed missed the target."""
+    """Rank among the published and the new results, from 1; null if a seed missed the target."""
     seeds: int
     """Count of seeds."""
     reached: int
@@ -52,9 +52,10 @@ class BenchResult(VerbResult):
     lines: list[BenchLineResult]
     """Results, one for each strategy and world."""
     changed: list[str]
-    """Tables of worlds that differ from the board's; places mean nothing if there are any."""
+    """Names of the scenarios' tables that differ from the published ones. If there are any, ranks
+    mean nothing."""
     kept: str | None
-    """The board on which the lines were put; null without ``--keep``."""
+    """File of the board into which the new results were written; null without ``--keep``."""
 
     @classmethod
     def of(

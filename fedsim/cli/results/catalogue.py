@@ -98,7 +98,7 @@ class DescribeResult(VerbResult):
 
     verb: Literal["describe", "list"] = "describe"
     name: str
-    """The name that was asked for."""
+    """The argument NAME of the command."""
     kinds: list[KindResult]
     """Names of the catalogue that equal ``name``."""
     lines: list[str]

@@ -34,7 +34,7 @@ class FetchResult(VerbResult):
     status: Literal["done", "there", "dry-run"]
     """``there`` if nothing was missing."""
     title: str
-    """What it is, and its authors."""
+    """Title of the data set, and its authors."""
     licence: str
     """Its licence, in words."""
     page: str
@@ -46,9 +46,9 @@ class FetchResult(VerbResult):
     use: str
     """How a scenario uses the data set."""
     download_bytes: int
-    """Bytes that were missing before the command; at most, if a size is not published."""
+    """Bytes that were missing before the command; an upper limit if a size is not published."""
     disk_bytes: int
-    """Bytes of disk that the command needs while it works; at most."""
+    """Upper limit of the disk space that the command needs while it works (bytes)."""
     files: list[FetchedFileResult]
     """Its files."""
 

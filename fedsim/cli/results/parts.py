@@ -92,7 +92,7 @@ class ShareCostResult(ResultEntries):
     runs: int
     """Count of the runs that are not done."""
     untold: int
-    """Count of those runs whose cost is unknown, and left out here."""
+    """Count of those runs whose cost is unknown; it is not included in the costs below."""
     real_s: float
     """Real time until the last run has ended (s)."""
     worker_s: float
@@ -168,7 +168,7 @@ class DecisionResult(ResultEntries):
     """``best``: one line is left. ``tie``: the leader is the best, or worse by no more than
     ``within``. ``budget``: the budget is spent. ``open``: more seeds are needed."""
     measure: str
-    """Figure by which lines are compared."""
+    """Name of the cost or metric by which lines are compared."""
     leader: str | None
     """The best line; null unless the status is ``best`` or ``tie``."""
     contenders: list[str]
@@ -176,7 +176,7 @@ class DecisionResult(ResultEntries):
     losses: list[LossResult]
     """Lines that are worse, in the order in which they were dropped."""
     missed: list[str]
-    """Lines that lack the figure in a run, such as one that misses the target."""
+    """Lines without a value of this measure in some run, such as lines that missed the target."""
     error: float
     """Greatest probability that the decision is wrong."""
     within: float

@@ -34,9 +34,10 @@ class StudyRunResult(ResultEntries):
     label: str
     """Name of the run for people, with its variant and seed."""
     state: Literal["done", "resume", "anew", "new"]
-    """``done``; ``resume`` or ``anew`` if it was begun; ``new``."""
+    """``done``; ``resume``: to be resumed from a checkpoint; ``anew``: begun, but to be run from the
+    start; ``new``: not begun."""
     error: str | None = None
-    """Message of the error with which the run failed now."""
+    """Error message, if the run failed in this command; otherwise null."""
 
 
 class ShardResult(ResultEntries):
@@ -67,7 +68,7 @@ class StudyResult(VerbResult):
     most_runs: int | None = None
     """Budget of runs of ``--until-sure``, which may add runs; null without it."""
     cost: StudyCostResult | None = None
-    """Predicted cost, of a dry run; null with ``--no-trial``, or if data cannot be read."""
+    """Predicted cost, only for ``--dry-run``; null with ``--no-trial``, or if data cannot be read."""
     answers: list[AnswerResult] = Field(default_factory=list)
     """One answer per world; empty for a dry run, an interrupted study and a search."""
     tables: list[TableResult] = Field(default_factory=list)

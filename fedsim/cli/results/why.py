@@ -16,13 +16,13 @@ class PathStepResult(ResultEntries):
     task: int | None
     """Task of the step; null if it has none."""
     start_s: float
-    """Begin (simulated s)."""
+    """Start (simulated s)."""
     end_s: float
     """End (simulated s)."""
     outcome: str
     """``done``, or the reason why the step was cut short."""
     shared_s: float
-    """Time of a transfer that was due to traffic of others (s)."""
+    """Time by which the traffic of others delayed a transfer (s)."""
 
     @classmethod
     def of(cls, step: PathStep) -> "PathStepResult":

@@ -19,7 +19,7 @@ from fedsim.learning.scratch import Written
 from fedsim.running.checkpoint.codec import Encoder
 
 LEAST_BYTES = 1 << 20
-"""Least size of an array that has a file of its own (bytes). A file takes time to be synced."""
+"""Least size of an array that is stored in a separate file (bytes); each file takes time to sync."""
 
 _NAME = "weights"  # name of the tensor in a file
 

@@ -214,7 +214,7 @@ class Saving:
         rounds = run.scenario.stop.rounds
         self._last = rounds if spec.last else None
         run.simulation.env.require_rearm()
-        if self._last == 1:  # no round comes before the last one: the run is saved at its begin
+        if self._last == 1:  # no round comes before the last one: the run is saved at its start
             self.request()
 
     def watch(self, record: Record) -> None:
