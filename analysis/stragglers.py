@@ -108,8 +108,8 @@ def _choose_rounds(
     """Choose the rounds to draw.
 
     Returns:
-        The reason to draw a round by the round's index, in order (empty if the user chose it),
-        and a text for the title.
+        A dict from index of a round to the reason to draw it, ascending, and a text for the title.
+        The reason is empty if the user chose the round.
     """
     if not trained:
         raise style.NothingToDrawError(
@@ -137,10 +137,10 @@ def worst_rounds(history: History, trained: list[int], count: int) -> dict[int, 
     Args:
         history: the run's records.
         trained: indices of the rounds with training.
-        count: count of the worst rounds.
+        count: count of the rounds with most failed tasks to choose.
 
     Returns:
-        The reason to draw a round by its index, in order.
+        Index of a round -> reason to draw it, ascending.
     """
     ends = history.of("task-end")
     has_failed = ~ends["outcome"].isin(["done", "stopped"])

@@ -39,7 +39,10 @@ _COLOURS = {"down": palette.STEPS["download"], "up": palette.STEPS["upload"]}
 
 
 def capacity(run: RunFolder) -> dict[str, float | None]:
-    """Return the capacity of the server's link, ``down`` and ``up`` (bytes/s); None if unlimited."""
+    """Return the capacity of the server's link by direction, ``down`` and ``up`` (bytes/s).
+
+    None if the link is unlimited, or if the scenario gives no such number.
+    """
     server = run.scenario.get("network", {}).get("server", {})
     limits: dict[str, float | None] = {}
     for direction in _DIRECTIONS:

@@ -181,7 +181,7 @@ def write_figures(
     result = WrittenFigures()
     drawings: list[_Drawing] = []
     for name in figures or FIGURES:
-        for line, lines in _parts(name, series):
+        for line, lines in _split_by_line(name, series):
             try:
                 figure = FIGURES[name].draw(FigureRequest(lines, width, targets, otherwise, rounds))
             except style.NothingToDrawError as error:
@@ -206,7 +206,7 @@ def write_figures(
     return result
 
 
-def _parts(name: str, series: Sequence[Series]) -> list[tuple[str, Sequence[Series]]]:
+def _split_by_line(name: str, series: Sequence[Series]) -> list[tuple[str, Sequence[Series]]]:
     """Divide the lines of a figure among separate files, if the figure is drawn per line.
 
     Returns:

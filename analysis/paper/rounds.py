@@ -46,7 +46,7 @@ class ChosenRounds:
 
     Attributes:
         history: records of the run.
-        reasons: the reason to draw a round, by its index; empty if the user chose it.
+        reasons: index of a round -> reason to draw it; an empty text if the user chose it.
         attempts: tasks of the rounds, as ``read_attempts`` returns them.
     """
 

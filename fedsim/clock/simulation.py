@@ -473,7 +473,8 @@ class Simulation:
     def _goes_on(self, due: float) -> bool:
         """Return whether the run continues with the next event.
 
-        It ends if it was stopped or interrupted, if no event is left, or at the end of the clock.
+        It ends if it was stopped or interrupted, if no event is left, if ``idle`` says that it is
+        over, or at the end of the clock.
 
         Args:
             due: time of the next event (s), infinity if there is none.

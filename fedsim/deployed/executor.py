@@ -74,7 +74,7 @@ def end_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
-def _ask(address: str, tasks: int) -> None:
+def _fetch_tasks(address: str, tasks: int) -> None:
     """Fetch tasks from the SuperNode until the process is killed, and write them to a pipe.
 
     Args:
@@ -144,7 +144,7 @@ def execute(app: Path, address: str, device: int) -> None:
     reader, writer = os.pipe()
     if not os.fork():
         os.close(reader)
-        _ask(address, writer)
+        _fetch_tasks(address, writer)
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as tasks:

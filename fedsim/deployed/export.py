@@ -192,8 +192,8 @@ def _own_files(scenario: Scenario) -> Iterator[tuple[Path, Path]]:
     Yields:
         The folder from which a module is imported, and its file. Installed packages are left out.
     """
-    names = {type(part).__module__ for part in _parts(scenario)}
-    names |= {path.partition(":")[0] for path in _paths(scenario)}
+    names = {type(part).__module__ for part in _tables_in(scenario)}
+    names |= {path.partition(":")[0] for path in _import_paths(scenario)}
     names.add(_strategy_module(scenario))
     done: set[Path] = set()
     for name in sorted(names):
@@ -219,7 +219,7 @@ def _files_of(module: ModuleType, done: set[Path]) -> Iterator[tuple[Path, Path]
         The folder from which a module is imported, and its file.
     """
     file = Path(getattr(module, "__file__", None) or "")
-    root = _root(module, file)
+    root = _import_folder(module, file)
     if root is None or file in done:
         return
     done.add(file)
@@ -230,7 +230,7 @@ def _files_of(module: ModuleType, done: set[Path]) -> Iterator[tuple[Path, Path]
             yield from _files_of(other, done)
 
 
-def _root(module: ModuleType, file: Path) -> Path | None:
+def _import_folder(module: ModuleType, file: Path) -> Path | None:
     """Return the folder from which a user's module is imported; None for any other module.
 
     A user's module is a Python file below the working directory that is not installed.
@@ -245,20 +245,20 @@ def _root(module: ModuleType, file: Path) -> Path | None:
     return file.parents[depth]
 
 
-def _parts(value: object) -> Iterator[BaseModel]:
+def _tables_in(value: object) -> Iterator[BaseModel]:
     """Yield a table of a scenario and all tables within it."""
     if isinstance(value, BaseModel):
         yield value
         for name in type(value).model_fields:
-            yield from _parts(getattr(value, name))
+            yield from _tables_in(getattr(value, name))
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _parts(item)
+            yield from _tables_in(item)
 
 
-def _paths(scenario: Scenario) -> Iterator[str]:
+def _import_paths(scenario: Scenario) -> Iterator[str]:
     """Yield the import paths of users' code that a scenario names, such as ``mine:Chain``."""
-    for part in _parts(scenario):
+    for part in _tables_in(scenario):
         for name in type(part).model_fields:
             text = getattr(part, name)
             if isinstance(text, str) and re.fullmatch(r"[\w.]+:\w+", text):

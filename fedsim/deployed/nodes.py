@@ -97,7 +97,7 @@ class Nodes:
         if reply.name in self._greetings:
             self._welcome(self._greetings.pop(reply.name), reply.content)
         elif reply.name in self._unanswered:
-            self._take(self._unanswered.pop(reply.name), reply.wall, reply.content)
+            self._receive_answer(self._unanswered.pop(reply.name), reply.wall, reply.content)
 
     def _look_for_nodes(self) -> None:
         present = set(self._grid.get_node_ids())
@@ -196,10 +196,10 @@ class Nodes:
         message = self._message(packet, self._node_of[task.device], "train")
         (name,) = self._grid.push_messages([message])
         self._unanswered[name] = task
-        self._note("sent", task, packet, time.time())
+        self._record_message("sent", task, packet, time.time())
         self._replies.expect(name)
 
-    def _take(self, task: Task, wall: float, reply: Message | Exception) -> None:
+    def _receive_answer(self, task: Task, wall: float, reply: Message | Exception) -> None:
         failure = _failure_of(reply)
         if isinstance(reply, Exception) or failure:
             _log.warning("device %d is lost: %s", task.device, failure)
@@ -219,7 +219,7 @@ class Nodes:
         except PacketError as error:
             self._reject(task, error)
             return
-        self._note("received", task, answer.packet, wall)
+        self._record_message("received", task, answer.packet, wall)
         if task.id not in remote.running:
             return
         if answer.has_forgotten:
@@ -254,7 +254,7 @@ class Nodes:
     def _message(self, packet: Packet, node: int, kind: str) -> Message:
         return Message(to_records(packet), dst_node_id=node, message_type=kind)
 
-    def _note(self, kind: str, task: Task, packet: Packet, wall: float) -> None:
+    def _record_message(self, kind: str, task: Task, packet: Packet, wall: float) -> None:
         """Record that a message was sent or received, with the bytes of its contents.
 
         Args:

@@ -116,7 +116,7 @@ class Recorder:
         elif kind == "updates-lost":
             self.ledger.count_as_wasted(fields["tasks"])
         elif kind == "round":
-            self._take_round(time, fields)
+            self._add_round(time, fields)
         elif kind in MESSAGES:
             self._add_transfer(transfer_of(time, kind, fields, time))
         if len(self._rows) >= _ROWS_AT_ONCE:
@@ -136,7 +136,7 @@ class Recorder:
         if self._tables:
             self._transfers.append((*ended[:11], encode_payloads(ended.payloads), *ended[12:]))
 
-    def _take_round(self, time: float, fields: Mapping[str, object]) -> None:
+    def _add_round(self, time: float, fields: Mapping[str, object]) -> None:
         """Append a row to the table of rounds, with the bytes that moved since the previous round.
 
         Args:

@@ -141,7 +141,7 @@ def apply_changes(
         for sections in scenarios:
             _set(sections, change)
             if change.keys[-1] == "kind":
-                _drop_strangers(sections, change.keys[:-1], root, changed_keys, tell)
+                _drop_unknown_keys(sections, change.keys[:-1], root, changed_keys, tell)
     for change in parsed:
         # one change may remove a table of which another change sets a key
         is_renewed = change.value is None and _is_given_within(change.keys, changed_keys)
@@ -221,7 +221,7 @@ def _unset(sections: Tables, keys: Sequence[str]) -> bool:
     return isinstance(table, dict) and table.pop(keys[-1], None) is not None
 
 
-def _drop_strangers(
+def _drop_unknown_keys(
     sections: Tables,
     keys: tuple[str, ...],
     root: type[Spec],
@@ -250,8 +250,8 @@ def _drop_strangers(
     if not spec:
         return
     given = {path[: len(keys) + 1] for path in changed_keys}
-    strangers = [key for key in table if key not in spec.takes() and (*keys, key) not in given]
-    for key in strangers:
+    unknown_keys = [key for key in table if key not in spec.takes() and (*keys, key) not in given]
+    for key in unknown_keys:
         value = table.pop(key)
         tell(
             f"{'.'.join([*keys, key])} = {show_value(value)} is dropped: {table['kind']!r} "

@@ -1,4 +1,4 @@
-"""The installed packages whose kinds a scenario uses."""
+"""Installed plug-in packages that define parts of a scenario, such as its strategy."""
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, version

@@ -112,7 +112,7 @@ class Origins:
         root = scenario.data.own_folder()
         self._file_hashes: dict[str, str] = {}
         for section, spec in sections.items():
-            for key, file in _files(section, spec):
+            for key, file in _named_files(section, spec):
                 self._file_hashes[key] = _hash_files(find_file(file, root))
 
     @cached_property
@@ -178,7 +178,7 @@ def _hash_data(data: "FederatedData") -> str:
     return digest.hexdigest()
 
 
-def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
+def _named_files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield each file that a table of a scenario names with a key ``file``, also in nested tables.
 
     Args:
@@ -190,7 +190,7 @@ def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
     """
     for name, value in spec:
         if isinstance(value, Spec):
-            yield from _files(f"{key}.{name}", value)
+            yield from _named_files(f"{key}.{name}", value)
         elif name == "file" and value is not None:
             yield key, value
 

@@ -146,7 +146,7 @@ def read(place: Path) -> Checkpoint:
     try:
         manifest = read_json(place / _MANIFEST)
         if manifest["format"] != _FORMAT:
-            raise _other_format(place, manifest["format"])
+            raise _format_error(place, manifest["format"])
         state = read_bytes(place / _STATE)
         arrays = open_tensors(place / _ARRAYS, hashed=True)
         fingerprints = {_STATE: hashlib.sha256(state).hexdigest(), _ARRAYS: arrays.sha256}
@@ -168,7 +168,7 @@ def read(place: Path) -> Checkpoint:
         raise damaged(f"{type(error).__name__}: {error}") from None
 
 
-def _other_format(place: Path, number: object) -> CheckpointError:
+def _format_error(place: Path, number: object) -> CheckpointError:
     """Return the error for a checkpoint of another format."""
     return CheckpointError(
         f"the checkpoint {str(place)!r} is of format {number!r}, and this fedsim reads {_FORMAT}: "
@@ -190,7 +190,7 @@ def refuse_other_format(place: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         return  # ``read`` says what is damaged
     if number != _FORMAT:
-        raise _other_format(place, number)
+        raise _format_error(place, number)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
