@@ -36,7 +36,7 @@ _HEADERS = {
 
 
 class PageState(TypedDict):
-    """State of a page that is rebuilt while runs go on, as browsers receive it.
+    """State of a page that is rebuilt while its runs are unfinished, as browsers receive it.
 
     Attributes:
         version: count of pages so far; 0 before the first.
@@ -54,7 +54,7 @@ class PageState(TypedDict):
 
 
 class LivePage:
-    """Newest page of runs that go on, with its state; browsers wait for the next state.
+    """Newest page of unfinished runs, with its state; browsers wait for the next state.
 
     Args:
         says: text of the first state.

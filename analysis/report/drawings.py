@@ -127,7 +127,7 @@ def draw(name: str, source: RunFolder | Sequence[RunFolder], *series: object) ->
     Args:
         name: name of the picture, as in ``pictures``.
         source: the run or the runs.
-        series: the same runs as series, if the picture takes them.
+        series: the same runs as series, if the function of the picture has this argument.
     """
     kind: PictureKind = (OF_ONE | OF_SEVERAL)[name]
     try:

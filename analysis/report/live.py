@@ -1,4 +1,4 @@
-"""The live page of runs and studies that may go on."""
+"""The live page of runs and studies that may be unfinished."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from fedsim.lab.reading.study_folder import is_study
 
 
 class LiveReport(NamedTuple):
-    """Newest report of runs or studies that may still go on.
+    """Newest report of runs or studies that may be unfinished.
 
     Attributes:
         page: the page as HTML.

@@ -84,7 +84,7 @@ def build(subject: Subject, *, live: bool = False, progress: Markup | None = Non
 
     Args:
         subject: the runs of the report.
-        live: whether runs may still go on; the title then says so.
+        live: whether runs may be unfinished; the title then begins with "Live".
         progress: section on the progress of studies, shown first.
     """
     several = len(subject.runs) > 1

@@ -1,4 +1,4 @@
-"""Progress of studies that go on, as a part of their live page."""
+"""Progress of unfinished studies, as a part of their live page."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

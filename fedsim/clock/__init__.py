@@ -1,4 +1,4 @@
-"""Simulated clock on SimPy, and executors of real work, for which the clock stands still.
+"""Simulated clock on SimPy, and executors of real computations, during which the clock stops.
 
 The package imports ``common``.
 """

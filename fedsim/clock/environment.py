@@ -9,7 +9,7 @@ they were scheduled:
 3. ``CUT``: everything that interrupts: a device that disconnects, an empty battery, an outage. It
    cannot interrupt work that completes in the same instant;
 4. ``SETTLE``: networks share their links again, once for all the changes of the instant;
-5. ``JOIN``: results of real work, in the order in which processes asked for them;
+5. ``JOIN``: results of real computations, in the order in which processes began to wait for them;
 6. ``SERVE``: the server handles its messages, one at a time;
 7. ``LAST``: the end of the run.
 """
@@ -238,9 +238,9 @@ class Environment(simpy.Environment):
         return when > self._now or self._calls[0] < (priority, number)
 
     def advance(self) -> float:
-        """Process events of the present time, until all are done or one waits for real work.
+        """Process events of the present time, until all are done or one waits for a real computation.
 
-        Real work is a computation such as a training, in this process or another. If an event waits
+        A real computation, such as a training, runs in this process or another. If an event waits
         for it, ``pending`` is set.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Executors, which run the real work of a simulation, such as local training.
+"""Executors, which run the real computations of a simulation, such as local training.
 
 The choice of an executor changes the real time of a run, but no result. Work that must be the only
 work in its process goes to worker processes of this machine, which carry out one call at a time.

@@ -149,7 +149,7 @@ class Simulation:
 
     Args:
         blueprint: the ``Scenario`` whose world to build, or None for a bare clock.
-        executor: executor of real work; by default this thread.
+        executor: carries out real computations, such as trainings; by default in this thread.
 
     Attributes:
         env: SimPy's environment; it may be run and stepped as SimPy documents it, without ``run``
@@ -268,7 +268,8 @@ class Simulation:
         """Run a coroutine of the server now, after the present events of devices and network.
 
         Args:
-            handler: coroutine function without arguments, which may only await real work (``join``).
+            handler: coroutine function without arguments. It may only await results of real
+                computations (``join``).
         """
         if not self._over:
             self.env.call(lambda: self._handle(handler().__await__()), SERVE)
@@ -279,7 +280,7 @@ class Simulation:
         Args:
             function: the function to call.
             args: its arguments.
-            alone: whether the process of the work may run no other function at the same time.
+            alone: whether the function needs a process that runs no other function at the same time.
 
         Returns:
             The future of the result.
@@ -292,7 +293,7 @@ class Simulation:
             self.working = False
 
     def join(self, work: "Future[Any]") -> Join:
-        """Return an event for the result of real work; the clock stands still until it is done.
+        """Return an event for the result of a real computation; the clock stops until it is done.
 
         Args:
             work: the future, of ``submit``.
@@ -489,7 +490,7 @@ class Simulation:
         return True
 
     def _handle(self, handler: Generator[object, None, None]) -> None:
-        """Run a handler of the server until it returns or waits for real work.
+        """Run a handler of the server until it returns or waits for a real computation.
 
         Args:
             handler: the handler, as a generator. It yields a ``Join`` for each wait; if it awaits

@@ -74,10 +74,10 @@ class DeviceHalf:
     Args:
         scenario: the scenario of the app.
         device: number of the device, which selects its part of the data.
-        pace: real seconds in a second of the scenario, if the device takes the scenario's times;
-            0 if it works as fast as it can.
-        sleeps_links: whether a device with a pace takes the scenario's times for downloads and
-            uploads too, and not only for its computations.
+        pace: real seconds per second of the scenario, if the device sleeps to imitate the scenario's
+            times; 0 if it works as fast as it can.
+        sleeps_links: whether a device with a ``pace`` above 0 imitates the scenario's times of
+            downloads and uploads too, not only of computations.
 
     Raises:
         SimulationError: the scenario has no such device.

@@ -39,7 +39,8 @@ class Sections(Spec):
 
     Attributes:
         name: title in reports; never part of a path or a command.
-        seed: one seed gives every strategy the same world.
+        seed: seed of all random draws. With one seed, every strategy meets the same devices, network
+            and data.
         learning: ``on``, or ``off`` for time and bytes only.
         data: the data source, and the partition over devices.
         model: the model.
