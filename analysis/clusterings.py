@@ -193,9 +193,9 @@ def draw_similarity(run: RunFolder) -> Figure:
 
 
 def _draw_over_time(part: SubFigure, cosines: list[RecordData], splits: Ints) -> None:
-    """Draw cosines of devices' updates by round, for pairs within groups and pairs across groups.
+    """Draw cosines of the updates of two devices by round, for each kind of pairs (``_PAIRS``).
 
-    A line is the mean over the pairs, a band goes from the lowest to the highest.
+    A line is the mean over the pairs; a band goes from the lowest to the highest.
     """
     panel = part.subplots()
     rounds = [row["round"] for row in cosines]

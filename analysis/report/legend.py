@@ -73,7 +73,7 @@ def _step_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
 
 
 def _message_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
-    """Return the legend of messages outside of tasks: sent ones above received ones in a lane."""
+    """Return legend entries for messages outside of tasks: sent ones are above received ones."""
     ways = (("upload", "message sent", 1, "5"), ("download", "message received", 0, "9"))
     entries = []
     for step, text, is_sent, top in ways:
