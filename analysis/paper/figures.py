@@ -206,7 +206,7 @@ def write_figures(
     return result
 
 
-def _parts(name: str, series: Sequence[Series]) -> list[tuple[str, Sequence[Series]]]:
+def _split_by_line(name: str, series: Sequence[Series]) -> list[tuple[str, Sequence[Series]]]:
     """Divide the lines of a figure among separate files, if the figure is drawn per line.
 
     Returns:

@@ -230,7 +230,7 @@ def _files_of(module: ModuleType, done: set[Path]) -> Iterator[tuple[Path, Path]
             yield from _files_of(other, done)
 
 
-def _root(module: ModuleType, file: Path) -> Path | None:
+def _import_folder(module: ModuleType, file: Path) -> Path | None:
     """Return the folder from which a user's module is imported; None for any other module.
 
     A user's module is a Python file below the working directory that is not installed.

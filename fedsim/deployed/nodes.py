@@ -254,7 +254,7 @@ class Nodes:
     def _message(self, packet: Packet, node: int, kind: str) -> Message:
         return Message(to_records(packet), dst_node_id=node, message_type=kind)
 
-    def _note(self, kind: str, task: Task, packet: Packet, wall: float) -> None:
+    def _record_message(self, kind: str, task: Task, packet: Packet, wall: float) -> None:
         """Record that a message was sent or received, with the bytes of its contents.
 
         Args:
