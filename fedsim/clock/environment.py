@@ -238,9 +238,9 @@ class Environment(simpy.Environment):
         return when > self._now or self._calls[0] < (priority, number)
 
     def advance(self) -> float:
-        """Process events of the present time, until all are done or one waits for real work.
+        """Process events of the present time, until all are done or one waits for a real computation.
 
-        Real work is a computation such as a training, in this process or another. If an event waits
+        A real computation, such as a training, runs in this process or another. If an event waits
         for it, ``pending`` is set.
 
         Returns:
