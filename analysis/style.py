@@ -329,11 +329,13 @@ def with_strategy(name: str, run: RunFolder) -> str:
 
 
 def step_for(count: int, most: int) -> int:
-    """Return the least n of 1, 2, 5, 10, 20, 50 ... so that every n-th entry makes at most ``most``.
+    """Return the least n of 1, 2, 5, 10, 20, 50 ... for which ``count / n`` is at most ``most``.
+
+    Pictures draw or label only every n-th entry.
 
     Args:
         count: count of entries.
-        most: greatest value of ``count / n``.
+        most: greatest count of entries to draw or label.
     """
     least = max(count / most, 1.0)
     power = 10 ** math.floor(math.log10(least))

@@ -158,7 +158,7 @@ class StudyOptions(TypedDict):
 def _merge(sources: Sequence[str], out: Path, options: StudyOptions) -> VerbOutcome:
     """Merge the folders of a study's shards (``fedsim study merge``).
 
-    The exit status is 1 if runs of the study are missing in all folders.
+    The exit status is 1 if a run of the study is in none of the folders.
     """
     from fedsim.lab.study.merging import merge
 

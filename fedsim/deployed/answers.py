@@ -128,7 +128,7 @@ class AnswerReader:
 
 
 def _model_at(task: Task, place: ModelPlace) -> Ref:
-    """Return the model of a task's request to which an answer has encoded the changes.
+    """Return the model in a task's request relative to which an answer encodes its changes.
 
     Args:
         task: the task.

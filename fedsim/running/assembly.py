@@ -127,8 +127,8 @@ class Run:
         """Return the FLOPs of a sample in a smaller model, as a fraction of the whole model's FLOPs.
 
         Args:
-            by: dimension in which the whole model is cut, such as ``width`` or ``rank``.
-            size: size of the smaller model in this dimension, such as half of the width.
+            by: the way in which the whole model is cut: ``width``, ``rank`` or ``adapters``.
+            size: share of channels (0..1) for ``width``, rank of the adapters for ``rank``, or 1.
         """
         smaller = self.scenario.model.cut(by, size)
         return smaller.flops(*self._shape_and_classes) / self.learner.flops_per_sample

@@ -155,7 +155,7 @@ def refuse_dependent(run: "Run", planned: int | None) -> str | None:
 
     Args:
         run: the run with the later end, restored to a checkpoint before its first end.
-        planned: count of rounds that was planned at first; None if the end was a time.
+        planned: count of rounds that was planned at first; None if no count was planned.
 
     Returns:
         A note for the user if the strategy is not fedsim's, as its code may read the planned count;
