@@ -175,7 +175,7 @@ class Scratch:
         Args:
             key: ``id()`` of the model.
         """
-        self._used -= self._in_memory.pop(key).size
+        _, size = self._in_memory.pop(key)
         self._substitutes.pop(key, None)
 
     def _free_one(self) -> None:
@@ -193,7 +193,8 @@ class Scratch:
         Args:
             key: ``id()`` of the model.
         """
-        ref = self._in_memory[key].reference()
+        reference, _ = self._in_memory[key]
+        ref = reference()
         if ref is not None and isinstance(ref.held, np.ndarray):
             ref.held = self._substitutes.get(key) or self._write(ref.held)
         self._forget(key)
