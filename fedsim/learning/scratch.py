@@ -105,7 +105,8 @@ class Scratch:
         self.most_held_bytes = 0
         self._room = room
         self._used = 0
-        self._in_memory: dict[int, _ModelInMemory] = {}  # by id(ref), the first stored first
+        # id(ref) -> the ref and its size (bytes), the first stored first
+        self._in_memory: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._substitutes: dict[int, StoredTensor] = {}  # id(ref) -> its substitute
         self._file: list[int] = []  # file descriptor; empty until the file is open
         weakref.finalize(self, _close, self._file).atexit = False
@@ -201,7 +202,14 @@ class Scratch:
 
     def _write(self, weights: Weights) -> Written:
         length = len(weights)
-        place = self._allocate(length, weights.nbytes)
+        places = self._places.get(length)
+        if places:
+            place = places.pop()
+        else:
+            place = self._end
+            self._end += weights.nbytes
+            self.peak_bytes = max(self.peak_bytes, self._end)
+        self._live += 1
         written = Written(self, place, length)  # its deletion frees the place if writing fails
         try:
             self._put(weights, place)
