@@ -106,9 +106,7 @@ class TestSamples(NamedTuple):
         devices: the devices.
         owner: index in ``devices`` of each sample's device, int64 [samples].
         order: numbers of the samples, sorted by their images' IDs, int64 [samples].
-        blocks: blocks of distinct images, by ascending ID. With each block come its n samples, in
-            ``order``: the index of each sample's image within the block, int64 [n], and the
-            samples' targets, [n, ...].
+        blocks: blocks of distinct images, by ascending ID, and their samples in ``order``.
         bytes: memory of the fields and of the images (bytes).
     """
 
