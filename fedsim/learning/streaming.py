@@ -575,6 +575,17 @@ class Stream:
         return again.value
 
 
+def _mean_state(recipe: Mixed, mix: _Sum) -> Mapping[str, AnyArray]:
+    states = []
+    for (_, weight), state, is_finite in zip(recipe.parts, mix.states, mix.finite, strict=True):
+        if is_finite:
+            states.append((state, weight))
+    mean = mean_state(states)
+    if not mean and recipe.otherwise is not None and recipe.otherwise.state:
+        return recipe.otherwise.state
+    return mean
+
+
 def _forget(ref: Twin) -> None:
     """Remove the recipe of a computed twin, unless a recipe that has the twin may be used again.
 
