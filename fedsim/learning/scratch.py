@@ -105,8 +105,7 @@ class Scratch:
         self.most_held_bytes = 0
         self._room = room
         self._used = 0
-        # id(ref) -> the ref and its size (bytes), the first stored first
-        self._in_memory: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._in_memory: dict[int, _ModelInMemory] = {}  # by id(ref), the first stored first
         self._substitutes: dict[int, StoredTensor] = {}  # id(ref) -> its substitute
         self._file: list[int] = []  # file descriptor; empty until the file is open
         weakref.finalize(self, _close, self._file).atexit = False
@@ -176,7 +175,7 @@ class Scratch:
         Args:
             key: ``id()`` of the model.
         """
-        _, size = self._in_memory.pop(key)
+        self._used -= self._in_memory.pop(key).size
         self._substitutes.pop(key, None)
 
     def _free_one(self) -> None:
@@ -194,22 +193,14 @@ class Scratch:
         Args:
             key: ``id()`` of the model.
         """
-        reference, _ = self._in_memory[key]
-        ref = reference()
+        ref = self._in_memory[key].reference()
         if ref is not None and isinstance(ref.held, np.ndarray):
             ref.held = self._substitutes.get(key) or self._write(ref.held)
         self._forget(key)
 
     def _write(self, weights: Weights) -> Written:
         length = len(weights)
-        places = self._places.get(length)
-        if places:
-            place = places.pop()
-        else:
-            place = self._end
-            self._end += weights.nbytes
-            self.peak_bytes = max(self.peak_bytes, self._end)
-        self._live += 1
+        place = self._allocate(length, weights.nbytes)
         written = Written(self, place, length)  # its deletion frees the place if writing fails
         try:
             self._put(weights, place)
