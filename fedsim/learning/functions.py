@@ -117,8 +117,8 @@ class FunctionCall(NamedTuple):
         function: the function.
         models: the models, float32 [d] each, read-only; at least one.
         constants: name -> constant argument of the function.
-        stream: the streams of the run, then purpose and integers of the random stream that the
-            function receives as ``rng``; None if it draws no random numbers.
+        stream: the random stream whose generator the function receives as ``rng``; None if it draws
+            no random numbers.
         size: count of values in the result; None for a model.
     """
 
