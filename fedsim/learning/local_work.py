@@ -187,11 +187,8 @@ class LocalWork:
                 results[position] = last_gradient(solver, solve, descent)
             else:
                 together[position] = solve, descent
-        if together:
-            # if jobs can have different solvers, ``at_once`` is 1
-            solver = self._solver_of(jobs[next(iter(together))])
-            solved = solver.solve_all(list(together.values()))
-            results.update(zip(together, solved, strict=True))
+        solved = solver.solve_all(list(together.values()))
+        results.update(zip(together, solved, strict=True))
         return [results[position] for position in range(len(jobs))]
 
     def _solver_of(self, job: TrainingJob) -> Solver:
