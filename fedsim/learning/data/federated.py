@@ -482,53 +482,33 @@ def pooled(
     Raises:
         ScenarioError: the data set has no such column.
     """
-    pool = _pool_of(raw) if column is None else _pool_by_column(raw, column)
+    x = np.concatenate([raw.x_train, raw.x_test])
+    y = np.concatenate([raw.y_train, raw.y_test])
+    pool = Pool(x, y, raw.classes, vocabulary=raw.vocabulary)
+    if column is not None:
+        groups, labels = np.unique(_column_of(raw, column), return_inverse=True)
+        labels = labels.astype(np.int64)
+        pool = replace(pool, y=labels, classes=len(groups), targets=y, outputs=raw.classes)
+    elif y.ndim > 1 or y.dtype != np.int64:
+        labels = np.zeros(len(y), np.int64)
+        targets = y if y.size else None
+        pool = replace(pool, y=labels, classes=1, targets=targets, outputs=raw.classes)
+        pool = replace(pool, labelled=False)
     if normalize == "standardize" and not raw.vocabulary:
-        mean, std = _mean_and_std(pool.x if over_test else raw.x_train)
+        mean, std = _mean_and_std(x if over_test else raw.x_train)
         pool = replace(pool, mean=mean, std=std + np.float32(_STD_FLOOR))
     elif normalize == "pixel":
         pool = replace(pool, scale=1.0 / raw.peak)
     return Dataset(raw.name, pool, len(raw.y_train))
 
 
-def _pool_of(raw: Raw) -> Pool:
-    x = np.concatenate([raw.x_train, raw.x_test])
-    y = np.concatenate([raw.y_train, raw.y_test])
-    if y.ndim == 1 and y.dtype == np.int64:
-        return Pool(x, y, raw.classes, vocabulary=raw.vocabulary)
-    return Pool(
-        x,
-        np.zeros(len(y), np.int64),
-        classes=1,
-        targets=y if y.size else None,
-        outputs=raw.classes,
-        vocabulary=raw.vocabulary,
-        labelled=False,
-    )
-
-
-def _pool_by_column(raw: Raw, column: str) -> Pool:
-    """Return a pool whose labels, by which partitions deal, are the values of a column.
-
-    The labels or targets of the data set become the targets, which a model learns.
-
-    Raises:
-        ScenarioError: the data set has no such column.
-    """
-    if column not in raw.columns:
-        names = ", ".join(raw.columns) or "none"
-        raise ScenarioError(
-            f"data.column is {column!r}; the columns of '{raw.name}' are "
-            f"{names}{nearest(column, raw.columns)}"
-        )
-    groups, labels = np.unique(raw.columns[column], return_inverse=True)
-    return Pool(
-        np.concatenate([raw.x_train, raw.x_test]),
-        labels.astype(np.int64),
-        len(groups),
-        targets=np.concatenate([raw.y_train, raw.y_test]),
-        outputs=raw.classes,
-        vocabulary=raw.vocabulary,
+def _column_of(raw: Raw, column: str) -> NDArray[np.int64]:
+    if column in raw.columns:
+        return raw.columns[column]
+    names = ", ".join(raw.columns) or "none"
+    raise ScenarioError(
+        f"data.column is {column!r}; the columns of '{raw.name}' are "
+        f"{names}{nearest(column, raw.columns)}"
     )
 
 
