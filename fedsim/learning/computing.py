@@ -6,7 +6,7 @@ frees each model after its last use.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import chain
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedsim.clock.simulation import Simulation
-from fedsim.common.arrays import AnyArray
 from fedsim.common.streams import Streams
 from fedsim.learning import scratch
 from fedsim.learning.data.federated import FederatedData
@@ -25,7 +24,6 @@ from fedsim.learning.functions import (
     NamedStream,
     carry_out_all,
     function_at,
-    mean_state,
     weighted_sum,
 )
 from fedsim.learning.local_work import LocalWork
@@ -48,7 +46,7 @@ from fedsim.learning.resident_models import (
 )
 from fedsim.learning.scratch import ComputedWeights, Scratch, Weights
 from fedsim.learning.streaming import WAITING, ResultOf, Stream
-from fedsim.learning.sums import coefficients_of
+from fedsim.learning.sums import coefficients_of, state_of
 
 _REQUESTS = 8  # requests per worker and wave; with fewer, workers would idle at a wave's end
 
@@ -268,7 +266,9 @@ class ModelComputing:
             elif isinstance(recipe, Mixed):
                 first.settle(self._mix(first, recipe))
                 if first.state is not None:
-                    first.state = _mix_states(recipe)
+                    models = [model for model, _ in recipe.parts]
+                    finite = [model.finite for model in models]
+                    first.state = state_of(recipe, finite, [model.state for model in models])
             self._hold(wave, recipes)
 
     def _hold(self, wave: Sequence[Ref], recipes: Sequence[Recipe | None]) -> None:
@@ -485,24 +485,3 @@ class ModelComputing:
 def _are_resident(models: Sequence[Ref]) -> bool:
     """Return whether at least one of several computed models lies on the torch device."""
     return any(isinstance(model.held, ResidentWeights) for model in models)
-
-
-def _mix_states(recipe: Mixed) -> Mapping[str, AnyArray]:
-    """Return the weighted mean of the trainers' states that belong to the models of a mix.
-
-    A trainer's state is an array by name that the trainer keeps between trainings. Models that are
-    not finite are left out.
-
-    Args:
-        recipe: the mix.
-
-    Returns:
-        The mean; if no model has a state, the state of the mix's substitute, or an empty dict.
-    """
-    states = [(part.state, weight) for part, weight in recipe.parts if part.finite]
-    mean = mean_state(states)
-    if mean:
-        return mean
-    if recipe.otherwise is not None and recipe.otherwise.state:
-        return recipe.otherwise.state
-    return {}

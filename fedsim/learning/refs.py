@@ -147,19 +147,19 @@ def parents(recipe: Recipe) -> list["Ref"]:
     return [ref for ref in refs if ref is not None]
 
 
-def renamed(recipe: Recipe, names: Mapping["Ref", "Ref"]) -> Recipe:
+def with_models_replaced(recipe: Recipe, replacements: Mapping["Ref", "Ref"]) -> Recipe:
     """Return a copy of a recipe in which some models are replaced by other models.
 
     Args:
         recipe: description of the computation of a model.
-        names: model -> its replacement.
+        replacements: model -> its replacement.
     """
 
     def of(ref: "Ref") -> "Ref":
-        return names.get(ref, ref)
+        return replacements.get(ref, ref)
 
     def of_optional(ref: "Ref | None") -> "Ref | None":
-        return None if ref is None else names.get(ref, ref)
+        return None if ref is None else replacements.get(ref, ref)
 
     match recipe:
         case Trained(training=training, before=before):

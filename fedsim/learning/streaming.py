@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, Protocol
 from fedsim.common.arrays import AnyArray
 from fedsim.common.machine import return_memory
 from fedsim.learning.derived import Derived, derived_of
-from fedsim.learning.functions import mean_state
 from fedsim.learning.refs import (
     Applied,
     Best,
@@ -31,10 +30,10 @@ from fedsim.learning.refs import (
     Recipe,
     Ref,
     parents,
-    renamed,
+    with_models_replaced,
 )
 from fedsim.learning.scratch import ComputedWeights, Scratch, Weights
-from fedsim.learning.sums import coefficients_of
+from fedsim.learning.sums import coefficients_of, state_of
 
 WAITING = 2
 """Results per worker that may be in progress, or ready and not yet used."""
@@ -183,7 +182,7 @@ def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list
         stack += parents(recipe)
     replacements: dict[Ref, Ref] = {**twins, **computed}
     for ref, twin in twins.items():
-        recipe = renamed(recipes[ref], replacements)
+        recipe = with_models_replaced(recipes[ref], replacements)
         twin.recipe = recipe
         for parent in parents(recipe):
             if isinstance(parent, Twin):
@@ -527,7 +526,7 @@ class Stream:
         self._calculator.note_left_out(ref, left_out)
         ref.settle(await self._weights_of(ref, recipe, mix))
         if ref.state is not None:
-            ref.state = _mean_state(recipe, mix)
+            ref.state = state_of(recipe, mix.finite, mix.states)
         self._settled(ref, recipe)
         if recipe.otherwise is not None:
             self._use(recipe.otherwise)
@@ -573,17 +572,6 @@ class Stream:
             await self._compute_all(twins_of([again], stay=True, again=True))
         assert again.value is not None
         return again.value
-
-
-def _mean_state(recipe: Mixed, mix: _Sum) -> Mapping[str, AnyArray]:
-    states = []
-    for (_, weight), state, is_finite in zip(recipe.parts, mix.states, mix.finite, strict=True):
-        if is_finite:
-            states.append((state, weight))
-    mean = mean_state(states)
-    if not mean and recipe.otherwise is not None and recipe.otherwise.state:
-        return recipe.otherwise.state
-    return mean
 
 
 def _forget(ref: Twin) -> None:

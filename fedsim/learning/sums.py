@@ -1,8 +1,10 @@
-"""Coefficients of a mix (weighted sum of models), from which non-finite models are left out."""
+"""Coefficients and state of a mix (weighted sum of models) without its non-finite models."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from fedsim.common.arrays import AnyArray
+from fedsim.learning.functions import mean_state
 from fedsim.learning.refs import Mixed
 
 
@@ -34,3 +36,29 @@ def coefficients_of(recipe: Mixed, finite: Sequence[bool]) -> list[float] | None
         return None
     factor = total / rest
     return [coefficient * factor for coefficient in coefficients]
+
+
+def state_of(
+    recipe: Mixed, finite: Sequence[bool], states: Sequence[Mapping[str, AnyArray] | None]
+) -> Mapping[str, AnyArray]:
+    """Return the weighted mean of the trainers' states that belong to the models of a mix.
+
+    A trainer's state has arrays by name that the trainer keeps between trainings. Models that are
+    not finite are left out.
+
+    Args:
+        recipe: the mix.
+        finite: for each part, whether its weights are finite.
+        states: the state of each part; None if the part has none.
+
+    Returns:
+        The mean; if no model has a state, the state of ``recipe.otherwise``, or an empty dict.
+    """
+    weighted = []
+    for (_, weight), state, is_finite in zip(recipe.parts, states, finite, strict=True):
+        if is_finite:
+            weighted.append((state, weight))
+    mean = mean_state(weighted)
+    if not mean and recipe.otherwise is not None and recipe.otherwise.state:
+        return recipe.otherwise.state
+    return mean
