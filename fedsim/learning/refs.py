@@ -7,7 +7,7 @@ all models that only this recipe needs.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -327,7 +327,22 @@ def weights_of(ref: Ref) -> Weights:
     return weights
 
 
+# order in which types of recipes are computed; those of rank 0 are computed one by one
 _RANKS: dict[type[Recipe], int] = {Initial: 0, Mixed: 0, Applied: 1, Best: 2, Trained: 3}
+
+
+class _ReadyModel(NamedTuple):
+    """Model whose parents are computed, in the order in which such models are taken.
+
+    Attributes:
+        rank: place of the model's type of recipe.
+        serial: serial of the model, by which the oldest is the first.
+        ref: the model.
+    """
+
+    rank: int
+    serial: int
+    ref: Ref
 
 
 class Waves:
@@ -344,7 +359,7 @@ class Waves:
     """
 
     def __init__(self, targets: Iterable[Ref]) -> None:
-        self._ready: list[tuple[int, int, Ref]] = []
+        self._ready: list[_ReadyModel] = []
         self._missing: dict[Ref, int] = {}
         self._children: dict[Ref, list[Ref]] = {}
         stack = list(targets)
@@ -360,7 +375,7 @@ class Waves:
                     self._add(ref, ref.recipe)
 
     def _add(self, ref: Ref, recipe: Recipe) -> None:
-        heappush(self._ready, (_RANKS[type(recipe)], ref.serial, ref))
+        heappush(self._ready, _ReadyModel(_RANKS[type(recipe)], ref.serial, ref))
 
     def __len__(self) -> int:
         """Return the count of models that are not computed yet."""
@@ -370,10 +385,10 @@ class Waves:
         """Yield the waves, lists of models that can be computed together, in order."""
         ready = self._ready
         while ready:
-            rank, _, ref = heappop(ready)
-            wave = [ref]
-            while rank and ready and ready[0][0] == rank:
-                wave.append(heappop(ready)[2])
+            first = heappop(ready)
+            wave = [first.ref]
+            while first.rank and ready and ready[0].rank == first.rank:
+                wave.append(heappop(ready).ref)
             yield wave
             for ref in wave:
                 del self._missing[ref]
