@@ -94,7 +94,16 @@ class ByTrainer(Reference):
             for name, rule in rules(descent, trained).items():
                 trained[name].requires_grad_(trained[name].requires_grad and rule.lr > 0)
             outcome = self._call_trainer(module.module, context)
-        generators = find_draws(before, self.device)
+        self._refuse_draws(find_draws(before, self.device), places)
+        return self._read_outcome(outcome, trained, context, solve, descent)
+
+    def _refuse_draws(self, generators: list[str], places: list[str]) -> None:
+        """Raise ``SimulationError`` if the trainer has drawn random numbers that are not seeded.
+
+        Args:
+            generators: names of the global generators that were used.
+            places: files and lines of draws from the operating system's entropy.
+        """
         if generators:
             raise SimulationError(
                 f"{self._label} draws from the global generator of {' and of '.join(generators)}, "
@@ -107,7 +116,6 @@ class ByTrainer(Reference):
                 f"{', '.join(places[:5])}; allowed is a generator of its own, seeded by "
                 "context.seed"
             )
-        return self._read_outcome(outcome, trained, context, solve, descent)
 
     @property
     def _label(self) -> str:
