@@ -122,7 +122,9 @@ def _pass_forward(
     sizes = network.sizes
     outputs = memory.outputs
     bias = network.biases.weight
-    _enter(entry, step, batch, bias[0], sizes[0], memory.scratch, memory.every, outputs[0])
+    _pass_first_layer(
+        entry, step, batch, bias[0], sizes[0], memory.scratch, memory.every, outputs[0]
+    )
     rows = memory.every[: len(batch)]
     for layer in range(1, len(sizes)):
         hidden = outputs[layer - 1]
@@ -183,7 +185,7 @@ def _of(stack: Parameter, layer: int) -> Parameter:
 
 
 @compiled
-def _enter(
+def _pass_first_layer(
     entry: FirstLayer,
     step: int,
     batch: Positions,

@@ -24,9 +24,9 @@ def descend_kernel(
     Its gradient is error^T features[batch], where ``error`` is the gradient with respect to the
     layer's outputs, [b, outputs], and ``features`` are the layer's inputs.
     """
-    target, scale = _prepare(kernel, rule, rule.kernels, rule.mu)
+    target, scale = _apply_terms(kernel, rule, rule.kernels, rule.mu)
     add_products(target, outputs, target.shape[1], features, batch, error, scale)
-    _follow(kernel, rule)
+    _follow_velocity(kernel, rule)
 
 
 @compiled
@@ -38,7 +38,7 @@ def descend_along(
     The gradient of A is ``error`` for the samples of the batch, and 0 for all other samples of the
     device. The proximal term pulls A to 0.
     """
-    target, scale = _prepare(entry.kernel, rule, rule.kernels, rule.mu - rule.mu)
+    target, scale = _apply_terms(entry.kernel, rule, rule.kernels, rule.mu - rule.mu)
     for rank in range(len(batch)):
         sample = batch[rank]
         for output in range(outputs):
@@ -46,7 +46,7 @@ def descend_along(
                 target[sample, output] += scale * error[rank, output]
             else:
                 target[output, sample] += scale * error[rank, output]
-    _follow(entry.kernel, rule)
+    _follow_velocity(entry.kernel, rule)
 
 
 @compiled
@@ -56,15 +56,15 @@ def descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, ru
     Its gradient is the sum of ``error``, the gradient with respect to the layer's outputs, over the
     batch.
     """
-    target, scale = _prepare(bias, rule, rule.biases, rule.mu)
+    target, scale = _apply_terms(bias, rule, rule.biases, rule.mu)
     for rank in range(count):
         for output in range(outputs):
             target[0, output] += scale * error[rank, output]
-    _follow(bias, rule)
+    _follow_velocity(bias, rule)
 
 
 @compiled
-def _prepare(
+def _apply_terms(
     part: Parameter, rule: Rule, shrinkage: np.floating, mu: np.floating
 ) -> tuple[AnyFloats, np.floating]:
     """Apply all terms of an SGD step to a parameter except the gradient of the loss, in place.
@@ -109,7 +109,7 @@ def _prepare(
 
 
 @compiled
-def _follow(part: Parameter, rule: Rule) -> None:
+def _follow_velocity(part: Parameter, rule: Rule) -> None:
     """Complete an SGD step with momentum: subtract lr x velocity from the weights, in place."""
     for row in range(len(part.velocity)):
         for column in range(part.velocity.shape[1]):
