@@ -70,11 +70,11 @@ class DataSpec(Spec):
         if "partition" not in data and _kind(data.get("source")) == "synthetic":
             data = {"partition": SyntheticSizes(), **data}
         kind = _kind(data.get("partition", "iid"))
-        recipe: type[Partition] = Iid  # a user's own partition has the defaults of iid
+        partition: type[Partition] = Iid  # a user's own partition has the defaults of iid
         if isinstance(kind, str) and kind in PARTITIONS.known:
-            recipe = PARTITIONS.class_of(kind)
-        augmentation = Augmentation() if recipe.usually_augmented else "none"
-        return {"normalize": recipe.usual_normalize, "augmentation": augmentation, **data}
+            partition = PARTITIONS.class_of(kind)
+        augmentation = Augmentation() if partition.usually_augmented else "none"
+        return {"normalize": partition.usual_normalize, "augmentation": augmentation, **data}
 
     @model_validator(mode="after")
     def _fits_together(self) -> "DataSpec":
