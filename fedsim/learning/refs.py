@@ -335,7 +335,7 @@ class _ReadyModel(NamedTuple):
     """Model whose parents are computed, in the order in which such models are taken.
 
     Attributes:
-        rank: place of the model's type of recipe.
+        rank: position of the recipe's type in the order of computation (``_RANKS``).
         serial: serial of the model, by which the oldest is the first.
         ref: the model.
     """

@@ -357,7 +357,7 @@ def add_product(total: Tensor, product: Tensor, model: Tensor, coefficient: floa
 
 
 class MixSum:
-    """Sum of coefficient x model, to which models are added one by one, where they lie.
+    """Sum of coefficient x model, to which models are added one by one, on host or torch device.
 
     The sum begins on the host, and moves to the torch device with the first model that was computed
     there. Its bits are those of ``weighted_sum`` of the same models in the same order.

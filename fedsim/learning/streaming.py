@@ -303,9 +303,9 @@ class _Planner:
 
 
 def _taken_from(targets: Sequence[Twin]) -> dict[Twin, list[Twin]]:
-    """Map uncomputed models to the results that are parts of them, such as tensors that stay.
+    """Map uncomputed models to the values that are taken from them, such as a device's tensors.
 
-    They are recognised by their size (``Applied.size``), which is not the size of a model.
+    Such values are results of functions that have a size (``Applied.size``), as they are no models.
     """
     taken: dict[Twin, list[Twin]] = {}
     seen: set[Twin] = set()

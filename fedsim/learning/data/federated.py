@@ -134,7 +134,7 @@ class Shard:
         train, test: pool indices, int32. A training image may occur several times, with different
             augmentations.
         quarter_turns: quarter turns by which images are rotated, counter-clockwise.
-        label_map: new label of each class, int64 [C]; None: labels stay.
+        label_map: new label of each class, int64 [C]; None to keep the labels.
         augment_seed: sample j of ``train`` is augmented by the draw (augment_seed, j); None: no
             augmentation.
         flips: whether the label l of a training sample, after ``label_map``, becomes C - 1 - l.

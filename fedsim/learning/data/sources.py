@@ -58,7 +58,8 @@ class Source(Spec):
         """Read the data set.
 
         Args:
-            root: the folder of data folders, ``data.root``; None for the default places.
+            root: the folder of data folders, ``data.root``; None for the working directory, and
+                then ``$FEDSIM_DATA``.
 
         Returns:
             Training and test samples with their labels.
@@ -85,7 +86,8 @@ class Source(Spec):
         The data set is loaded for it if the class does not declare both in ``known``.
 
         Args:
-            root: the folder of data folders, ``data.root``; None for the default places.
+            root: the folder of data folders, ``data.root``; None for the working directory, and
+                then ``$FEDSIM_DATA``.
         """
         if self.known is not None:
             return self.known

@@ -170,7 +170,7 @@ class ByTrainer(Reference):
             descent: the rule of a step.
 
         Raises:
-            SimulationError: the return value or the state has another form.
+            SimulationError: the return value has no such two mappings, or the state no tensors.
         """
         try:
             tensors, numbers = outcome
