@@ -452,7 +452,7 @@ def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
 def _results(weights: Tensor, solves: Sequence[LocalSolve]) -> list[FlatModel]:
     """Return the trained models of a stack, each on the host or torch device, as its start.
 
-    Models for the host are copied there all in one.
+    Models for the host are all brought there in one copy.
 
     Args:
         weights: the models of all lanes on the torch device, float [W, d].

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsim.common.arrays import AnyArray
-from fedsim.common.errors import FedsimError, ScenarioError
+from fedsim.common.errors import ScenarioError
 from fedsim.common.training import Batching, LocalEpochs
 from fedsim.learning.draws import find_draws, generators_kept, global_states
 from fedsim.learning.entropy import entropy_watched
@@ -37,7 +37,7 @@ from fedsim.learning.solvers.watched import (
     draws_message,
     entropy_message,
     left_message,
-    show_failure,
+    run_user_code,
 )
 from fedsim.learning.transfers import to_device
 
@@ -111,14 +111,7 @@ def _training(weights: Weights, x: Tensor, y: Tensor, key: int) -> LocalSolve:
 
 
 def _run_user_code(work: Callable[[], R]) -> R:
-    """Call code of a user's module, and return its result; its errors become ``ScenarioError``."""
-    try:
-        return work()
-    except FedsimError:
-        raise
-    except Exception as error:
-        message = f"the model or its loss failed {_WHERE}: {show_failure(error)}"
-        raise ScenarioError(message) from error
+    return run_user_code(work, _WHERE, ScenarioError)
 
 
 def _train(solver: Reference, module: ModuleCopy, solve: LocalSolve) -> Solved:

@@ -268,17 +268,18 @@ def _use(module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str) -> R:
     return run_user_code(lambda: work(module), where)
 
 
-def run_user_code(work: Callable[[], R], where: str) -> R:
+def run_user_code(
+    work: Callable[[], R], where: str, error_type: type[FedsimError] = SimulationError
+) -> R:
     """Call code of a user's module and loss, and return its result.
-
-    Errors become ``SimulationError``.
 
     Args:
         work: the code, called without arguments.
         where: text that names the use, for error messages.
+        error_type: type of the error that replaces an error of the code.
 
     Raises:
-        SimulationError: the code raises an error; the message has the file and line.
+        FedsimError: the code raises an error; the message has the file and line.
     """
     try:
         return work()
@@ -286,7 +287,7 @@ def run_user_code(work: Callable[[], R], where: str) -> R:
         raise
     except Exception as error:
         message = f"the model or its loss failed {where}: {show_failure(error)}"
-        raise SimulationError(message) from error
+        raise error_type(message) from error
 
 
 def show_failure(error: Exception) -> str:
