@@ -152,7 +152,8 @@ class TestSets:
         key = None if devices is None else tuple(devices)
         samples = self._lists.pop(key, None)
         if samples is None:
-            samples = self._gather(range(len(self._versions)) if devices is None else devices)
+            every_device = range(len(self._versions))
+            samples = self._gather(every_device if devices is None else devices)
         self._lists[key] = samples
         while len(self._lists) > 1 and self._list_bytes() > _KEPT_BYTES:
             oldest = next(iter(self._lists))
@@ -173,7 +174,8 @@ class TestSets:
         sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
         owner = np.repeat(np.arange(len(shards)), sizes)
         index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
-        y = _mapped(pool.y[index] if pool.targets is None else pool.targets[index], owner, shards)
+        targets = pool.y if pool.targets is None else pool.targets
+        y = _mapped(targets[index], owner, shards)
         images, image = np.unique(index + turns[owner] * len(pool.y), return_inverse=True)
         order = np.argsort(image, kind="stable")
         numbers = int(np.prod(pool.shape))
