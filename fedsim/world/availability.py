@@ -272,7 +272,8 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
         Columns ``device`` int64, ``time`` (s) float64 and ``on`` bool; [rows] each.
     """
     count = len(devices)
-    # By multiples of the golden ratio, the first devices in this order are evenly spread.
+    # In the order of multiples of the golden ratio (modulo 1), the devices whose rows are within
+    # ``most`` are spread evenly over all devices.
     devices = devices[np.argsort(np.arange(count) * _GOLDEN % 1, kind="stable")]
     time = np.zeros(count)
     last_state = np.full(count, -1)

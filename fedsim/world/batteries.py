@@ -145,7 +145,7 @@ class _Course:
             # a tail does not continue after the restart of a flat device
             point.tail = 0.0 if point.flat else point.tail
         else:
-            # The level may exceed its bounds by the energy of half a tick.
+            # ``to`` is rounded to a tick: without the bounds, the level could pass them.
             point.level = min(max(0.0, point.level + self.net * seconds), self.capacity)
         point.at = to
 
@@ -344,9 +344,8 @@ class Batteries:
         load = self._loads[device]
         self._loads[device] = Load(was_flat=load.was_flat)
         point = self._point(device)
-        if (
-            is_flat and not load.was_flat
-        ):  # The level is 0 within a tick. A device that was flat before may have charged.
+        # The level is 0 within a tick. A device that was flat before may have charged.
+        if is_flat and not load.was_flat:
             point.level = 0.0
             point.flat = True
             point.tail = 0.0
@@ -379,11 +378,11 @@ class Batteries:
         for device in sorted(self._paths):
             self._emit_battery(device)
 
-    # the state of a battery, and its linear course up to the next breakpoint
-
     def _coefficient(self, device: int, name: str) -> float:
         coefficient: float = self._columns[name].item(device)
         return coefficient
+
+    # the level of a battery, which is linear between times at which its power changes (breakpoints)
 
     def _point(self, device: int) -> _Point:
         return _Point(*self._points[device].tolist())

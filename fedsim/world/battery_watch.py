@@ -53,8 +53,6 @@ class BatteryWatch:
             return None
         return self.batteries
 
-    # begins and ends of tasks and steps
-
     def begin_task(self, task: Task) -> None:
         battery = self._find_batteries(task)
         if battery is not None:
@@ -84,8 +82,6 @@ class BatteryWatch:
         battery = self._find_batteries(task)
         if battery is not None:
             battery.stop(task.device)
-
-    # alarms for flat batteries
 
     def runs_flat(self, task: Task, until: float) -> bool:
         """Return whether the battery of a task's device runs flat in the running step by a time.

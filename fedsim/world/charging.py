@@ -135,9 +135,9 @@ class _Days:
     def span(self, device: int, time: float) -> Span:
         begins = self._begins.item(device)
         lasts = self._lasts.item(device)
-        # may be -1, for a phase that began before the run
+        # -1 for a phase that began before the run
         day = math.floor((time - begins) / DAY_S)
-        # after 97 days, rounding may make the quotient a tick too small
+        # after 97 days (``EXACT_S``), rounding may make the difference too small
         if time >= begins + (day + 1) * DAY_S:
             day += 1
         start = begins + day * DAY_S

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _BARE = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf")
-_REFUSED = object()  # value of ``empty`` by which empty cells are an error
+_REFUSED = object()  # default of ``empty``: an empty cell is an error
 _STEMS = ("device", "client", "node", "user", "phone", "worker", "participant")
 _SHORT_IDS = ("id", "Id", "ID", "cid", "uid", "index", "Index")
 _PANDAS_INDEXES = ("", "Unnamed: 0", "__index_level_0__")

@@ -52,9 +52,9 @@ class EpochTimer:
             self.hosts = Hosts(self._simulation, host, self._end_epoch)
         self._simulation.env.declare_alarm("look-ahead", self._set_look)
         self.paces: dict[int, float] = {}
-        # task whose pace has changed -> ends of its epochs, up to the running epoch (s)
+        # ID of a task whose pace has changed -> ends of its epochs, up to the running epoch (s)
         self._fixed_ends: dict[int, list[float]] = {}
-        # device -> budget (s) that its last task has used
+        # device -> time (s) of its budget that its last task has used
         self._budget_used: dict[int, float] = {}
 
     def take_budget(self, device: int) -> float:
@@ -67,8 +67,6 @@ class EpochTimer:
             The time; 0 if the task had no budget (``Limit.budget``).
         """
         return self._budget_used.pop(device, 0.0)
-
-    # begins of computations
 
     def begin(self, task: Task, training: Training | None) -> None:
         """Begin the computation of a task's step, and set the alarm for its end.
@@ -181,15 +179,13 @@ class EpochTimer:
             alone_s = self._runner.network.nominal_s(
                 task.device, "up", limit.reserve_upload, near=task.edge is not None
             )
-            # The last byte is noticed at the next tick, or by rounding at the second next tick.
+            # The end of the message is noticed at the next tick, or by rounding one tick later.
             reserve_s = alone_s
             if on_grid(alone_s) != alone_s:
                 reserve_s = on_grid_after(alone_s) + TICK_S
         if limit.reserve_s:
             reserve_s += on_grid_after(limit.reserve_s) + TICK_S
         return reserve_s
-
-    # computations on hosts
 
     def _begin_on_host(self, task: Task, plan: Plan) -> None:
         task.epoch_ends = []
@@ -222,8 +218,6 @@ class EpochTimer:
         elif now < plan.limit:  # otherwise the alarm of the limit rings in this instant
             jitter = self._compute.jitter(task.device, now, plan.jitter_of)
             self.hosts.compute(task, plan.epoch_s * jitter)
-
-    # ends of computations
 
     def end(self, task: Task, limit: Limit, cause: Cause | None) -> dict[str, object]:
         """End the running computation of a task.

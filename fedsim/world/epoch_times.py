@@ -19,8 +19,9 @@ from fedsim.world.columns import alike, distinct, each
 from fedsim.world.phases import Phases
 
 _TICKS_PER_SECOND = 1 << 30
-_PHASES_AHEAD = 4_000  # count of slow phases per look-ahead, which takes some 10 ms
-# s; exceeds rounding errors. An epoch that begins by this tolerance is still cut off at the limit.
+_PHASES_AHEAD = 4_000  # count of slow phases per look-ahead; it then takes some 10 ms
+# tolerance (s) above rounding errors: an epoch begins even if its expected end is this much later
+# than the limit, but is cut off at the limit
 _TIE_S = 2 / _TICKS_PER_SECOND
 
 
@@ -63,7 +64,7 @@ class EpochTimes:
         self._sigma = each(lambda place: sigmas[place], which)
         self._factor = 1.0
         self._mean_rate = 1.0
-        self._phases = None  # phases of devices, which are on while a device is not slow
+        self._phases = None  # on phases are those in which a device is not slow
         self.reach_s = math.inf
         if slow is not None:
             self._factor = slow.factor

@@ -65,7 +65,7 @@ class Phases:
         self._first = f"{purpose}/first"
         self._means = (mean_off, mean_on)
         self._share_on = mean_on / (mean_on + mean_off)
-        # s; a look-up over less time than this cannot have too many phases
+        # A look-up over less time (s) cannot have too many phases.
         self._far_s = _MOST_PHASES * min(mean_on, mean_off)
         self._rows = DeviceRows(devices)
         # Phase of the last look-up in each row of the cache. Before the first look-up it ends at 0.
@@ -160,7 +160,7 @@ class Phases:
         ticks = round(-math.log(uniform) * self._means[on] * _TICKS_PER_SECOND)
         return max(TICK_S, ticks / _TICKS_PER_SECOND)
 
-    # vectorised look-ups
+    # the same look-ups for many devices at once
 
     def _walk_to(self, devices: Ints, rows: Ints, times: Floats) -> None:
         """Find for each device the on or off phase in which its time lies, and cache it.
@@ -217,7 +217,7 @@ class Phases:
         ends[:, 0] = end
         ends[:, 1:] = self._lengths(devices, count[:, None] + ahead, states)
         np.cumsum(ends, axis=1, out=ends)
-        # the column of the phase in which each device's time lies, or of the last one
+        # column of the phase in which each device's time lies; the last column if the time is later
         passed = np.minimum((ends <= times[:, None]).sum(axis=1), len(ahead))
         line = np.arange(len(devices))
         self._count[rows] = count + passed
@@ -239,8 +239,8 @@ class Phases:
         uniforms = self._streams.uniforms(self._purpose, devices[:, None], counts)
         means = np.where(on, self._means[1], self._means[0])
         ticks = -np.log(uniforms) * means * _TICKS_PER_SECOND
-        # The logarithms of numpy and ``math`` may differ in their last bits. If the rounding of a
-        # length to ticks depends on these bits, the logarithm of ``math`` is used.
+        # numpy's logarithm may differ in its last bits from that of ``math``, used by ``_length``.
+        # If these bits decide how a length is rounded to ticks, ``math`` is used here as well.
         close = np.abs(ticks - np.floor(ticks) - 0.5) <= ticks * _LAST_BITS
         exact = np.array([-math.log(uniform) for uniform in uniforms[close].tolist()])
         ticks[close] = exact * means[close] * _TICKS_PER_SECOND

@@ -246,7 +246,7 @@ class Meters:
                 self._steps.append((entry, meter))
             if type(meter).on_transfer is not Meter.on_transfer:
                 self._transfers.append((entry, meter))
-        self._starts: dict[int, float] = {}  # task -> start of its running step (s)
+        self._starts: dict[int, float] = {}  # task ID -> start of its running step (s)
         self._last_totals: dict[str, float] = {}  # column -> total at the end of the last round
 
     def __bool__(self) -> bool:

@@ -148,17 +148,17 @@ class EnergyMeter(Meter):
         self._grams = np.zeros(len(columns["zone"]))
         self._books = {phase: np.zeros_like(self._grams) for phase in PHASES}
         self.by_phase = dict.fromkeys((*PHASES, *PLACES), 0.0)
-        # joules of tasks whose work was not used, because they failed or had no epoch that counts
+        # energy of tasks whose work was not used (J): they failed, or had no epoch that counts
         self.wasted = 0.0
         self.grams: float | None = 0.0 if self._zones else None
         self._places_since = 0.0
-        # running task -> its begin (s), and the energy that it has drawn in addition to idle (J)
+        # running task's ID -> its begin (s), and the energy that it has drawn beyond idle (J)
         self._tasks: dict[int, tuple[float, float]] = {}
-        # task -> whether it trained without an epoch that counts
+        # task ID -> whether the task trained without an epoch that counts
         self._idlers: dict[int, bool] = {}
-        # task -> its joules, for tasks whose updates are at an edge server and may be lost there
+        # task ID -> energy (J) of a task whose update is at an edge server and may be lost there
         self._at_edges: dict[int, float] = {}
-        # device -> begin of its radio's tail (s), the task, and whether the task is wasted
+        # device -> begin of its radio's tail (s), task ID, and whether the task is wasted
         self._tails: dict[int, tuple[float, int, bool]] = {}
 
     def totals(self, time: float) -> dict[str, float | None]:

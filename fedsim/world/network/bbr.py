@@ -21,11 +21,11 @@ PROBE_ROUND_TRIP = 3
 _HIGH_GAIN = 2 / math.log(2)
 _PHASES = np.array([1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
 _WINDOW_GAIN = 2.0
-_FILTER_ROUNDS = 10  # round trips of the filter of bandwidth
-FILTER_S = 10.0  # time of the filter of round trips (s)
-_LEAST_PROBE_S = 0.2  # time with a small window (s)
+_FILTER_ROUNDS = 10  # round trips over which the estimate of the bandwidth is a maximum
+FILTER_S = 10.0  # time over which the estimate of the round trip is a minimum (s)
+_LEAST_PROBE_S = 0.2  # least time in PROBE_ROUND_TRIP, with a small window (s)
 _LEAST_WINDOW = 4.0  # segments
-_FULL_GROWTH = 1.25  # growth of the bandwidth in a round trip of a pipe that is not full
+_FULL_GROWTH = 1.25  # least growth of the bandwidth a round trip while the pipe is not full
 _FULL_ROUNDS = 3  # round trips without that growth until the pipe counts as full
 
 
@@ -122,7 +122,7 @@ def first_estimates(round_trip: float, window: float, now: float, key: int) -> d
         now: the time (s).
         key: random bits, from which the first phase of ``PROBE_BANDWIDTH`` follows.
     """
-    phase = key % (len(_PHASES) - 1)  # any but the one that drains
+    phase = key % (len(_PHASES) - 1)  # of all phases but phase 1, which drains the queue
     return {
         "state": STARTUP,
         "rates": window / round_trip,

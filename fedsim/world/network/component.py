@@ -24,7 +24,7 @@ from fedsim.world.network.steady import MOST_STEP_S, SteadyFlows
 
 _STEP_SHARE = 1 / 4  # length of a step as a share of a round trip on empty links
 _QUEUE_SHARE = 1 / 4  # length of a step as a share of the time in queues
-_LEAST_BUSY = 1e-6  # part of a step that a moving flow takes at least
+_LEAST_BUSY = 1e-6  # least part of a step in which the bytes of an ending flow move
 _PATIENCE_STEPS = 4  # steps between two attempts to plan one step until the next end of a flow
 
 Memories = list[tuple[tuple[int, int], SenderMemory]]
@@ -74,8 +74,6 @@ class LinkComponent(SteadyFlows):
         self._plan: StepPlan | None = None
         self._told = -math.inf  # time up to which ``take_ended`` has returned ends
         self._steps_until_look = 0
-
-    # changes
 
     def add(self, flow: NewFlow, now: float) -> None:
         """Add a flow that begins now.
@@ -182,8 +180,6 @@ class LinkComponent(SteadyFlows):
     def round_trip(self, flow_id: int) -> float:
         """Return the round trip of a flow on empty links (s)."""
         return self.senders.round_trip.item(self.row_of(flow_id))
-
-    # time
 
     @property
     def is_planned(self) -> bool:
@@ -341,8 +337,6 @@ class LinkComponent(SteadyFlows):
             memories.append((connection, memory))
         self._select(~rows)
         return memories
-
-    # plans
 
     def plan(self) -> None:
         """Compute and store how all bytes move in the next time step, without moving them.
@@ -534,8 +528,6 @@ class LinkComponent(SteadyFlows):
         after = length_s * parts[over] * np.clip(reached, 0.0, 1.0)
         ends[over] = np.maximum(self._since + after, math.nextafter(self._since, math.inf))
         return ends, parts
-
-    # queries
 
     def sent(self, flow_id: int, at: float) -> float:
         """Return the bytes of a flow that have arrived by a time.

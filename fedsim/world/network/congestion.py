@@ -22,17 +22,17 @@ RENO_BETA = 0.5
 LEAST_WINDOW = 2.0
 """Smallest window (segments; RFC 5681, section 3.1)."""
 
-# segments by which Reno's window grows for a window of acknowledgements, so that it has CUBIC's mean
-# (RFC 9438, section 4.3)
+# segments by which a window grows for a window of acknowledgements, so that with CUBIC's factor
+# after a loss it has the mean of Reno's window (RFC 9438, section 4.3)
 _FRIENDLY_SHARE = 3 * (1 - CUBIC_BETA) / (1 + CUBIC_BETA)
-_GROWTH_BEFORE_LOSS = 1.05  # least growth of CUBIC's window a round trip (Linux)
+_GROWTH_BEFORE_LOSS = 1.05  # least factor of CUBIC's window a round trip (Linux)
 _SLOW_PACING = 2.0  # windows a round trip in slow start (Linux)
 _PACING = 1.2  # windows a round trip after slow start (Linux)
 _HYSTART_LEAST_WINDOW = 16.0  # segments (Ha and Rhee, 2011)
-_HYSTART_SAMPLES = 8  # acknowledgements of a round trip (RFC 9406, section 4.3)
-_HYSTART_LEAST_S = 0.004  # bounds of the rise of the round trip (s; RFC 9406, section 4.3)
+_HYSTART_SAMPLES = 8  # acknowledgements needed in a round trip (RFC 9406, section 4.3)
+_HYSTART_LEAST_S = 0.004  # bounds of the rise that ends slow start (s; RFC 9406, section 4.3)
 _HYSTART_MOST_S = 0.016
-_HYSTART_SHARE = 1 / 8  # of the round trip
+_HYSTART_SHARE = 1 / 8  # rise that ends slow start, as a share of the round trip
 
 
 def cubic_window(elapsed_s: Floats, peak: Floats, after_loss: Floats) -> Floats:
@@ -247,7 +247,7 @@ def grow(
     friendly_before = np.where(starts, window, senders.friendly)
     origin = np.maximum(senders.peak, epoch_window)
     curve = cubic_window(elapsed + delay, origin, epoch_window)
-    # Linux: a sender that has lost nothing yet does not know its share
+    # Linux: before the first loss the free rate is unknown, and the curve may grow too slowly
     least = np.where(senders.peak > 0, window, _GROWTH_BEFORE_LOSS * window)
     target = np.minimum(np.maximum(curve, least), 1.5 * window)
     cubic = (target - window) / window * acked

@@ -122,6 +122,6 @@ class Connections:
         estimates["round_since"] = before["round_since"] + idle_s
         estimates["phase_since"] = before["phase_since"] + idle_s
         if now > before["least_since"] + FILTER_S:
-            # an idle time has emptied the queues, and needs no small window
+            # the idle time has emptied the queues, so that no small window has to do so
             estimates["least_since"] = now
         return estimates

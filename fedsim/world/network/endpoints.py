@@ -97,7 +97,7 @@ class Endpoints(ABC):
         self.hosts = {name: servers + number for number, name in enumerate(built.hosts)}
         self.endpoints = servers + len(built.hosts)
         self.access: dict[Direction, Floats] = {"down": built.down, "up": built.up}
-        # Not on the clock's grid, because weights depend on latencies, which may be a few ticks.
+        # Not rounded to ticks: weights depend on latencies, and a latency may be only a few ticks.
         self._own_latency = latency
         to_server = latency
         if built.edges is not None:
@@ -191,8 +191,6 @@ class Endpoints(ABC):
         """
         raise SimulationError(f"there is no cell {place}: the network has none")
 
-    # latencies
-
     def latency_s(self, source: int, destination: int) -> float:
         """Return the delay before a flow's first byte leaves (s), rounded to the clock's ticks.
 
@@ -275,7 +273,7 @@ class Endpoints(ABC):
         """
         return each(in_ticks, self._own_latency[devices])
 
-    # built rates
+    # rates as built, before any trace or other change of a link
 
     def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
         """Return the rate of a flow between the server and each device if no other flow is running.

@@ -80,7 +80,7 @@ class QueuedFlows:
         self._waiting = np.zeros((0, 1))  # bytes in the queue of each link of a route
         # bytes in queues by the time at which they came, oldest first, [flows, hops, batches]
         self._batches = np.zeros((0, 1, 1))
-        self._arriving = np.zeros((0, 1))  # bytes between a link and the next
+        self._arriving = np.zeros((0, 1))  # bytes on the way from each link to the next
         self.senders = Senders.none()
         self.bbr = BbrSenders.none()
         self._losses = RandomLosses(rules.packet)
@@ -90,8 +90,6 @@ class QueuedFlows:
         self._has_bbr = False  # whether any flow uses BBR; ``bbr`` has no rows if not
         self._acked: Floats | None = None  # bytes acknowledged by now, if known, [flows]
         self._known_delays: Floats | None = None  # result of ``_delays``, if nothing has changed
-
-    # queries
 
     def __len__(self) -> int:
         return len(self._id)

@@ -47,8 +47,6 @@ class Queueing:
         self.steps = 0
         self.cuts = 0
 
-    # changes
-
     def begin(
         self,
         flow_id: int,
@@ -165,8 +163,6 @@ class Queueing:
             self._interrupt(component, now)
             component.set_round_trip(flow_id, round_trip)
 
-    # components
-
     def _component_of(self, flow_id: int) -> LinkComponent:
         return next(component for component in self.components if component.has_flow(flow_id))
 
@@ -227,8 +223,6 @@ class Queueing:
         self._plan(list(self.components))
         self._find_next_end()
 
-    # time
-
     def advance(self, until: float) -> list[tuple[float, int]]:
         ended: list[tuple[float, int]] = []
         while self.next_end <= until:
@@ -242,8 +236,6 @@ class Queueing:
                     self._plan([component])
             self._find_next_end()
         return sorted(ended)
-
-    # queries
 
     def sent(self, flow_id: int, at: float) -> float:
         return self._component_of(flow_id).sent(flow_id, at)

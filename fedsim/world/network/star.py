@@ -20,11 +20,14 @@ from fedsim.world.network.flow import Flow
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 
-_UNITS = 2.0**40  # units of rate per byte/s
-_WEIGHTS = 2**40  # units of weight per weight of 1
-# s; largest reading of the virtual clock before it is set to 0. There its last bit is 10^-12 s.
+# Rates and weights are counted in integer units, so that their sums are exact.
+_UNITS = 2.0**40  # per byte/s
+_WEIGHTS = 2**40  # per weight of 1
+# time at the present level (s) after which the virtual clock is set to 0; the last bit of its
+# reading is then worth 10^-12 s
 _SET_BACK_S = 2.0**12
-# s; time after which the last bit of a time, 3 10^-11 s, is corrected for
+# simulated time (s) from which the rounding of ends is corrected, as the last bit of a time is then
+# worth 3 10^-11 s
 _LATE_S = 2.0**17
 # A heap may have this many dead entries more than it has live entries.
 _SLACK = 64
@@ -36,7 +39,7 @@ Units = int | float
 def _in_units(rate: float) -> Units:
     if rate == math.inf:
         return rate
-    return max(1, round(rate * _UNITS)) if rate else 0  # an int, so that sums are exact
+    return max(1, round(rate * _UNITS)) if rate else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -111,8 +114,8 @@ class StarDirection:
         self._room = _in_units(capacity) * _WEIGHTS
         self._free_weight = 0  # total weight of free flows, in units
         self._level = math.inf  # water level w (bytes/s per weight)
-        self._pushes = 0  # count of pushed ends since dead entries were dropped
-        self._changes = 0  # count of changes since the clocks were set to 0
+        self._pushes = 0  # count of entries put on the heaps of ends since dead ones were dropped
+        self._changes = 0  # count of computed levels since the clocks (V, the tiers') were set to 0
         self._clock = 0.0  # virtual clock V (bytes per weight) at _since
         self._since = 0.0
         self._tiers: dict[Units, Tier] = {}
@@ -121,8 +124,6 @@ class StarDirection:
         # dead if its tier has changed since.
         self._ends: list[list[tuple[float, Units]]] = [[], []]
         self._caps: list[list[Units]] = [[], []]  # negative for capped tiers: largest first
-
-    # starts and ends of flows
 
     def enter(
         self,
@@ -214,7 +215,7 @@ class StarDirection:
         return ended
 
     def _is_live(self, tier: Tier, end: float, flow_id: int) -> bool:
-        flow = self._flows.get(flow_id)  # its flow may have another cap by now
+        flow = self._flows.get(flow_id)  # None if it has ended; its cap may have changed
         return flow is not None and flow.tier is tier and flow.end == end
 
     def _drop(self, flow_id: int) -> Tier:
@@ -230,8 +231,6 @@ class StarDirection:
         if not tier.count:
             del self._tiers[tier.cap]
         return tier
-
-    # real and virtual clock
 
     def _move(self, now: float) -> None:
         if now > self._since:
@@ -253,8 +252,6 @@ class StarDirection:
             tier.end = tier.since + ((first - tier.clock) / tier.rate if tier.rate else math.inf)
         self._pushes += 1
         heappush(self._ends[tier.is_free], (tier.end, tier.cap))
-
-    # water level
 
     def share(self, now: float) -> None:
         self.changed = False
@@ -358,8 +355,6 @@ class StarDirection:
             # sorted lists are heaps
             self._caps[is_free] = sorted(tier.cap if is_free else -tier.cap for tier in tiers)
             self._ends[is_free] = sorted((tier.end, tier.cap) for tier in tiers)
-
-    # queries
 
     def sent(self, flow_id: int, at: float) -> float:
         flow = self._flows[flow_id]

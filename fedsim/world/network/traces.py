@@ -22,7 +22,8 @@ TraceColumns = dict[str, list[object]]
 """Columns of a table by name."""
 
 _PURPOSE = "world/link-trace"
-_TRACE = 0  # draws of a link: its trace, and its place in it at simulated time 0
+# numbers of a link's two draws: its trace, and its position in the trace at simulated time 0
+_TRACE = 0
 _PLACE = 1
 _NO_RATES = (" latency", " loss")  # ends of the names of traces that are no rates
 
@@ -61,7 +62,7 @@ class StepTrace:
         self.length = on_grid(end - begin)
         for time, value in zip(times, values, strict=True):
             since = on_grid(time - begin)
-            if self.since and self.since[-1] == since:  # shorter than a tick
+            if self.since and self.since[-1] == since:  # the earlier value lasted less than a tick
                 self.since.pop()
                 self.values.pop()
             if not self.values or self.values[-1] != value:
@@ -216,7 +217,7 @@ class LinkTraces:
         self.shared = shared
         self._used: dict[str, _TracedLink] = {}  # name -> link with flows
         self._links_of: dict[int, list[str]] = {}  # flow ID -> its links with traces
-        self._changes: list[tuple[float, str]] = []  # heap of next changes, some of them outdated
+        self._changes: list[tuple[float, str]] = []  # heap of (time (s), link); some are outdated
 
     def of(self, link: str) -> PlacedTrace | None:
         """Return the trace of a link; None for a link without a trace.
@@ -312,7 +313,7 @@ class LinkTraces:
     def _schedule(self, link: str, used: _TracedLink, now: float) -> None:
         trace, ahead = used.placed
         used.next = trace.next_change(now + ahead) - ahead
-        if used.next <= now:  # long after the begin of the run, rounding may give a past time
+        if used.next <= now:  # late in a run, rounding may give a past time
             used.next = math.nextafter(now, math.inf)
         if used.next < math.inf:
             heappush(self._changes, (used.next, link))
@@ -332,8 +333,6 @@ class LinkTraces:
             if trace.at(position) == 0 and trace.next_change(position) == math.inf:
                 dead.append(f"{link} (trace {trace.name!r})")
         return dead
-
-    # the run folder
 
     def columns(self, devices: Ints) -> tuple[TraceColumns, TraceColumns]:
         """Return two tables for the run folder: the traces, and which link follows which.
