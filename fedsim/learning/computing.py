@@ -109,7 +109,7 @@ class ModelComputing:
         self.workers = simulation.executor.workers
         self.may_wait = True
         self.scratch = ResidentScratch(self.room, models) if models.stays else Scratch(self.room)
-        # during a part-by-part computation: its records, which are sorted at its end
+        # records of a part-by-part computation, which are written at its end; None at other times
         self._records: list[_DelayedRecord] | None = None
 
     async def compute(self, targets: Iterable[Ref], *, stay: bool = True) -> None:
@@ -248,7 +248,7 @@ class ModelComputing:
         finally:
             self._records = records
 
-    # computation in waves
+    # computation in waves, if memory has room for all models
 
     async def _compute_waves(self, waves: Waves) -> None:
         for wave in waves:

@@ -81,7 +81,7 @@ def derived_of(recipe: Recipe | None, models: Sequence[Ref | None]) -> Derived |
     model, values = models
     if model is None or values is None or model.held is None or values.held is None:
         return None
-    if isinstance(model.held, Derived):  # a chain would be read from its first model on
+    if isinstance(model.held, Derived):  # to read a chain, each of its models would have to be read
         return None
     length = model.held.shape[0]
     is_small = values.held.shape[0] <= MOST_SHARE * length

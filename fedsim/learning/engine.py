@@ -120,7 +120,7 @@ class Learning(Learner):
             self._try(data)
         if isinstance(self._solver, Cohort):
             self._try_stack(self._solver, data)
-        # ``Dense``, the only other solver, computes on the host
+        # ``Dense``, the only solver that is no ``Reference``, computes on the host
         models_room = None if isinstance(self._solver, Reference) else 0.0
         self._models = ResidentModels(device, models_room)
         self._work = LocalWork(self._solver, training, samples, self._models, streams)
@@ -288,8 +288,6 @@ class Learning(Learner):
 
     def free_derived(self) -> None:
         self._computing.scratch.free_substituted()
-
-    # computed values of models
 
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
         await self._computing.compute(refs)

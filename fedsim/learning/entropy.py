@@ -17,7 +17,8 @@ from typing import ClassVar
 
 from fedsim.learning.remains import is_of_user
 
-_GENERATORS = ("numpy", "random", "secrets", "uuid")  # modules whose draws are their caller's
+# modules whose draws are attributed to their caller
+_GENERATORS = ("numpy", "random", "secrets", "uuid")
 
 _lock = threading.Lock()
 _thread = threading.local()

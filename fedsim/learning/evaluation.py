@@ -64,7 +64,7 @@ class Evaluation:
                 facts.setdefault(name, []).extend(entries)
         correct = [each.correct for each in evaluations if each.correct is not None]
         has_accuracy = len(correct) == len(evaluations)
-        no_counts = np.empty(0, np.int64)  # the result for an empty list of evaluations
+        no_counts = np.empty(0, np.int64)  # as numpy cannot concatenate an empty list
         return cls(
             devices,
             np.concatenate([no_counts, *correct]) if has_accuracy else None,

@@ -146,7 +146,7 @@ def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
         arguments = dict(constants)
         if stream is not None:
             arguments["rng"] = stream.streams.generator(*stream.name)
-        with np.errstate(all="ignore"):  # non-finite inputs show in the result
+        with np.errstate(all="ignore"):  # no warnings: non-finite inputs show in the result
             result = np.asarray(function(list(models), **arguments))
             result = result.astype(np.float32, copy=False)
         shape = models[0].shape if size is None else (size,)

@@ -179,7 +179,8 @@ class LocalWork:
         """Carry out several local trainings at once, at most ``at_once``."""
         results: dict[int, Solved] = {}
         together: dict[int, tuple[LocalSolve, Descent]] = {}
-        solver = self._solver_of(jobs[0])  # if jobs can have different solvers, there is one job
+        # ``Dense`` alone has a second solver for some jobs, and takes one job at a time
+        solver = self._solver_of(jobs[0])
         for position, job in enumerate(jobs):
             solve = self._local_solve(job)
             descent = self._descent(job)
@@ -274,7 +275,7 @@ class LocalWork:
         results = []
         for shard, models, samples in questions:
             x, y = self._samples.train(shard, samples)
-            inputs = x.clone()  # in torch's own memory, which is aligned
+            inputs = x.clone()  # the last bits depend on alignment: torch aligns memory
             losses = []
             for model in models:
                 weights = self._models.flat(model)

@@ -256,7 +256,7 @@ class TorchModel(PartedModel):
             shape: shape of a sample.
             classes: count of classes.
         """
-        from fedsim.learning.modules import fit  # imports torch
+        from fedsim.learning.modules import fit  # here, as it imports torch, which is slow
 
         return fit(self.plain_module(shape, classes), self.lora, self.train)
 
@@ -470,7 +470,7 @@ class ModuleModel(TorchModel):
         return factory
 
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
-        from fedsim.learning.modules import build  # loads torch
+        from fedsim.learning.modules import build  # here, as it imports torch, which is slow
 
         return build(self.factory, self.args, seed)
 

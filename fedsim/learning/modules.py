@@ -155,10 +155,10 @@ def _prepare_for_copies(module: nn.Module) -> None:
         for key, buffer in part.named_buffers(recurse=False):
             if buffer.requires_grad:
                 part._buffers[key] = buffer.detach()
-            if is_number(buffer) and not torch.isfinite(buffer).all():  # such as a mask of -inf
+            if is_number(buffer) and not torch.isfinite(buffer).all():  # for example a mask of -inf
                 part._non_persistent_buffers_set.add(key)
         for hook in part._forward_pre_hooks.values():
-            if isinstance(hook, WeightNorm):  # the hook computes this attribute in each pass
+            if isinstance(hook, WeightNorm):  # torch cannot copy the attribute that it computes
                 setattr(part, hook.name, getattr(part, hook.name).detach())
 
 

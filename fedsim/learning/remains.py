@@ -42,7 +42,7 @@ _WRAPPERS = (
     functools.partialmethod,
     functools._lru_cache_wrapper,
 )
-_STRUCTURE = frozenset(vars(nn.Module()))  # attributes of torch's own, which are not compared
+_STRUCTURE = frozenset(vars(nn.Module()))  # attributes of every module, which are not compared
 _HOOKS = sorted(name for name in _STRUCTURE if name.endswith("hooks"))
 _NORMS = nn.modules.batchnorm._NormBase
 _COUNT = "num_batches_tracked"
@@ -74,7 +74,7 @@ def remains(
     tokens: dict[str, Token] = {}
     parts = {}
     for part_name, part in module.named_modules():
-        # the key of a keyed dropout is set in each step
+        # fedsim's modules change by design: the key of a keyed dropout is set in each step
         if not type(part).__module__.startswith("fedsim."):
             parts[part_name] = part
     for part_name, part in parts.items():

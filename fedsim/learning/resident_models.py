@@ -30,8 +30,8 @@ from fedsim.learning.transfers import FlatModel, to_device, to_host
 
 _SHARE = 0.15  # share of a GPU's free memory, when the run begins, for models
 _MOST_STORED = 0.5  # share of this memory for stored models; the rest is for new results and copies
-_TRIED = 20  # models of a trial sum
-_TRIED_WEIGHTS = 1 << 12  # weights of each model of a trial sum
+_TRIED = 20  # count of models in a trial sum
+_TRIED_WEIGHTS = 1 << 12  # count of weights of each model in a trial sum
 
 
 def room_of(device: torch.device) -> float:

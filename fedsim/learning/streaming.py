@@ -283,7 +283,7 @@ class _Planner:
                 yield _Needed(part, depth)
         for position, (part, _) in enumerate(recipe.parts):
             if opens_early:
-                is_open = position > 0  # the first part opens the sum
+                is_open = position > 0  # the sum takes up memory from its first part on
                 yield _Needed(part, depth + 1 if is_open else depth)
             self.steps.append(ModelStep(ref, position))
         if recipe.otherwise is not None:

@@ -30,7 +30,7 @@ from that token and earlier tokens.
 NO_GROUP = -1
 """True group (``FederatedData.truth``) of a device whose shifted data belong to no group."""
 
-# added to each standard deviation, as FedProx and Ditto do: border pixels never change
+# added to each standard deviation, as FedProx and Ditto do; that of border pixels may be 0
 _STD_FLOOR = 0.001
 _BLOCK = 4096
 

@@ -21,7 +21,7 @@ from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import Dataset, Pool, Raw, TokenShape
 from fedsim.learning.data.mistakes import find_wrong_raw, find_wrong_sizes
 
-_MOST_NUMBERS = 1_000_000_000  # greatest count of values in the drawn samples (4 GB)
+_MOST_NUMBERS = 1_000_000_000  # greatest count of values in the drawn samples (4 GB as float32)
 
 
 _RAW = "a Raw of finite samples, and as many labels of 0 to 'classes' - 1"
@@ -154,7 +154,7 @@ def _rows() -> NDArray[np.uint8]:
         if file.is_file():
             with gzip.open(regular(file), "rt", encoding="ascii") as lines:
                 return np.loadtxt(lines, delimiter=",", dtype=np.uint8)
-    from sklearn.datasets import load_digits  # if the file has moved
+    from sklearn.datasets import load_digits  # slow, so only if the file has moved
 
     return np.column_stack(load_digits(return_X_y=True)).astype(np.uint8)
 

@@ -65,7 +65,7 @@ class DataSpec(Spec):
         if not isinstance(data, Mapping):
             return data
         data = cls.with_present_names(data)
-        if data.get("normalize") == "standardise":  # as it was written before
+        if data.get("normalize") == "standardise":  # former spelling
             data["normalize"] = "standardize"
         if "partition" not in data and _kind(data.get("source")) == "synthetic":
             data = {"partition": SyntheticSizes(), **data}

@@ -18,7 +18,7 @@ from fedsim.common.training import Batching, Contrast, LocalEpochs, LocalSteps, 
 from fedsim.learning.scratch import Weights
 from fedsim.learning.transfers import FlatModel, difference, on_host, total
 
-_NARROW = 64  # batches up to this size are always padded to the full batch size
+_NARROW = 64  # a full batch of at most this size is never narrowed to a device's samples
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from fedsim.learning.solvers.watched import ModuleCopy
 from fedsim.learning.spec import LANES, Trainer, TrainingSession
 from fedsim.learning.transfers import FlatModel, on_device, on_host, to_device, to_host
 
-_ALIGNED = 16  # samples of a lane's batch are a multiple of this, so that all lanes begin alike
+_ALIGNED = 16  # sizes of padded batches are multiples of this, which aligns each lane's memory
 _TOLERANCE = 1e-2  # norm of the trial's difference from plain torch, relative to the change
 _TOLERANCE_BF16 = 5e-2  # tolerance for products in bfloat16, which has 8 binary digits
-_STEEP = 2.0**24  # learning rate with which the bits of a gradient become those of a weight
+_STEEP = 2.0**24  # learning rate that shows the last bits of a gradient in the weights of float32
 _NOISE = 0.1  # standard deviation of the noise that makes the weights of lanes differ
 _NO_RULE = "There is a performance drop because we have not yet implemented the batching rule for "
 

@@ -20,7 +20,8 @@ _config: Any = config
 # which are pickles
 _config._config_fname = ""
 _config.reload_config()
-_config.DISABLE_JIT = 0  # NUMBA_DISABLE_JIT=1: functions for machine code do not run as Python
+# ignore NUMBA_DISABLE_JIT=1: functions that are written for numba do not run as plain Python
+_config.DISABLE_JIT = 0
 
 _caching: Any = caching  # has no stubs
 _njit: Any = partial(

@@ -157,7 +157,7 @@ def _in_sample_space(
     gram = start.new_zeros(count, columns)
     torch.mm(samples, samples.t(), out=gram[:, :count])
     bases = [start]
-    # the gradient has the proximal term mu (W - W_0), and C
+    # the gradient has -mu W_0 of the proximal term, whose mu W is in the shrinkage, and C
     shares = [_shares(1.0, -descent.mu, descent, steps)]
     if constant is not None:
         bases.append(torch.tensor(constant))

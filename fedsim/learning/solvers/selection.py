@@ -58,7 +58,7 @@ def pick(
                 "form, in float32, on a CPU; allowed are training.solver = 'reference' and "
                 "'cohort', and training.precision = 'float32'"
             )
-        from fedsim.learning.solvers.dense import Dense  # imports numba
+        from fedsim.learning.solvers.dense import Dense  # here, as it imports numba, which is slow
 
         return Dense(model)
     else:

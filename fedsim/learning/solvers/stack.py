@@ -256,7 +256,7 @@ class Stack:
             tensor = flat[name]
             if tensor.requires_grad and rule.lr:  # a held tensor has the learning rate 0
                 self._shrinkage[name] = rule.shrinkage(name in solver.kernels, tensor.ndim)
-        self._dropout_keys = []  # names of buffers
+        self._dropout_keys = []  # names of the buffers that hold the keys of dropout
         for name, part in losses.named_modules():
             if isinstance(part, KeyedDropout):
                 self._dropout_keys.append(f"{name}.key")
@@ -356,7 +356,7 @@ class Stack:
             gradients, sums = self._gradients(self._tensors, self._fixed, plan.keys[step], batch)
             active = None if plan.all_active[step] else plan.is_active[step]
             steps.take(self._tensors, self._with_terms(gradients), active)
-            # a number in torch.where would be copied to the device in each step
+            # unlike the 0.0 of torch.where, this one is not copied to the device in each step
             totals += sums.masked_fill(~plan.counts_loss[step], 0.0).double()
         return totals
 
@@ -396,7 +396,7 @@ def where_active(active: Tensor | None, moved: Tensor, weight: Tensor) -> Tensor
     """
     if active is None:
         return moved
-    # a factor 0 would not stop a lane that has diverged
+    # a factor of 0 would not do: 0 times the infinite step of a diverged lane is NaN
     return torch.where(_along(active, weight), moved, weight)
 
 
