@@ -28,11 +28,11 @@ from fedsim.common.errors import SimulationError
 
 CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 
-# Count of schedule entries up to which cancelled alarms are kept. Above it, they are dropped when
-# the schedule has twice as many entries as it had live ones.
+# Count of schedule entries up to which cancelled alarms are kept. A longer schedule drops them
+# whenever it has become twice as long as it was after it last dropped them.
 _ROOM = 1024
 
-# What ``advance`` reads if the schedule is empty.
+# Entry that ``advance`` uses if the schedule is empty.
 _NEVER: tuple[float, int, int, Any] = (inf, LAST, 0, None)
 
 Name = tuple[str, int]
@@ -125,7 +125,7 @@ class Alarm(Signal):
     def __init__(
         self, env: "Environment", name: Name, when: float, ring: Callable[[], object]
     ) -> None:
-        self.env = env  # what ``Event.__init__`` does
+        self.env = env  # as ``Event.__init__`` does; its call would take time
         self.callbacks = []
         self.name = name
         self.when = when
@@ -326,8 +326,6 @@ class Environment(simpy.Environment):
         cannot be cancelled, which takes less time than an alarm.
         """
         heappush(self._calls, (priority, next(self._eid), ring))
-
-    # alarms in snapshots
 
     def declare_alarm(self, kind: str, rearm: Rearm, *, in_background: bool = False) -> None:
         """Declare a kind of alarms, so that checkpoints can store and restore them.

@@ -114,7 +114,7 @@ def make_executor(
     """
     if workers is not None and workers < 1:
         raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
-    # a device with a number is one of all GPUs, so every worker needs to see all of them
+    # The number in "cuda:1" counts all GPUs, so that workers cannot each see one GPU only.
     gpus = usable_gpus() if device == "cuda" else []
     if name is None:
         name = "processes" if len(gpus) > 1 and workers != 1 else "threads"

@@ -98,7 +98,7 @@ class Record(NamedTuple):
 Sink = Callable[[Record], None]
 Handler = Callable[[], Awaitable[None]]
 
-_make_record = tuple.__new__  # half the time of the constructor that NamedTuple writes
+_make_record = tuple.__new__  # takes half the time of NamedTuple's constructor
 
 
 class Blueprint(Protocol):
@@ -118,7 +118,7 @@ class Blueprint(Protocol):
         """
 
 
-# for each running run: thresholds of the garbage collector before it
+# thresholds of the garbage collector before each run that has not ended
 _running: list[tuple[int, int, int]] = []
 
 
@@ -445,8 +445,8 @@ class Simulation:
                             breath = time.perf_counter()
                         due = self.env.peek()  # other coroutines may have set alarms
                     self.env.move(due)
-                self._over = True  # handlers of messages do not run any more
-                # the first event is ``ended``
+                self._over = True  # from here on, handlers of messages do not run
+                # the event ``ended``, and all others up to now, come before the first function
                 for final in (lambda: None, *self._finals):
                     final()
                     while self.env.peek() <= self.now:
