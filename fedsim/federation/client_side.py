@@ -177,8 +177,6 @@ class ClientSide:
         encoding_s = self.envelopes.encoding_s(step.limit.reserve_upload)
         return replace(step, limit=replace(step.limit, reserve_s=encoding_s))
 
-    # results of a task's steps
-
     def _result(self, task: Task, context: TaskContext) -> LocalResult:
         """Return what a device has computed in a task whose computations are done.
 

@@ -21,7 +21,7 @@ from fedsim.federation.notices import NoticeKind
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
 
-_BYTES_TO_LOOK_AT = 200  # memory for phase and ID of one device
+_BYTES_TO_LOOK_AT = 200  # memory (bytes) for phase and ID of one device
 _INTEGERS = (int, np.integer)
 _LEAST_ASKED = 16  # devices checked at once for availability; one takes about as long as 16
 
@@ -295,8 +295,6 @@ class Clients:
                 break
             earlier.add(device)
         return device, " twice"
-
-    # former names
 
     def online(self) -> list[int]:
         """Former name of ``idle_devices``."""

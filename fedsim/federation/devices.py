@@ -327,8 +327,6 @@ class Devices:
         """The model whose weights are all 0."""
         return self.learner.zero()
 
-    # checkpoints
-
     def snapshot(self) -> DevicesState:
         """Return the state of all devices for ``restore``.
 

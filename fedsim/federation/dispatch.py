@@ -164,8 +164,6 @@ class Dispatch:
             )
         await self.strategy.on_start()
 
-    # tasks
-
     def ask(
         self,
         device: int,
@@ -244,8 +242,6 @@ class Dispatch:
         """Notify the strategy of lost tasks and waiting notices of a device that is on again."""
         self.lost_tasks.on_switched_on(device)
         self.notices.on_switched_on(device)
-
-    # checkpoints
 
     def snapshot(self) -> DispatchState:
         """Return the state for ``restore``; the clock saves the times of timers and notices."""

@@ -111,8 +111,6 @@ class EdgeChannel:
         self.with_base.discard(edge)
         self._simulation.post(partial(self._strategy.on_edge_lost, edge))
 
-    # checkpoints
-
     def snapshot(self) -> EdgeChannelState:
         """Return the state for ``restore``."""
         return {

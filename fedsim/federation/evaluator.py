@@ -158,7 +158,7 @@ class Evaluator:
         if self._spec.score == "historical":
             self._note_served(models)
         if self._is_due(number):
-            # before the test computes the updates, as computed ones have no first epoch any more
+            # before the test, which computes the updates: a computed update keeps no first epoch
             trained = self._trained_models(updates)
             tested = await self._test_models(models, self._accuracy_over(strategy.score))
             if tested is None:

@@ -114,8 +114,6 @@ class Notices:
         for kind in kinds:
             self.tell_at(kind, device, self._tasks.next_on(device, self._simulation.now))
 
-    # checkpoints
-
     def snapshot(self) -> list[tuple[str, int]]:
         """Return the postponed notices for ``restore``; the clock saves the other notices."""
         return [(kind.value, device) for kind, device in self.postponed]

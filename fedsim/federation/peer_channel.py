@@ -59,8 +59,6 @@ class PeerChannel:
         ended = PeerMessage(message.source, message.destination, outcome, arrived)
         self._simulation.post(partial(self._strategy.on_peer_message, ended))
 
-    # checkpoints
-
     def snapshot(self) -> dict[int, Contents]:
         """Return the messages that have not ended for ``restore``."""
         return self.in_transit

@@ -59,8 +59,6 @@ class Server:
         )
         self.edges = ServerEdges(dispatch)
 
-    # time
-
     @property
     def now(self) -> float:
         """Simulated time (s)."""
@@ -135,8 +133,6 @@ class Server:
             least: count of clients; None: none is needed, and no device is looked at.
         """
         return least is not None and len(self.clients.reachable()) < least
-
-    # messages
 
     def ask(
         self,
@@ -244,8 +240,6 @@ class Server:
             The result of the future.
         """
         return await self._simulation.join(work)  # type: ignore[no-any-return]
-
-    # randomness, records, the end
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
         """Return a random generator that depends on the run's seed and these arguments alone.

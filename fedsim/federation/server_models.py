@@ -207,7 +207,7 @@ class ServerModels:
                 f'the strategy looks at {sent[0].what} that devices sent, but learning = "off" '
                 'has none; set learning = "on"'
             )
-        values = await learner.values(refs)  # all computed together
+        values = await learner.values(refs)  # computes all models together, before each is read
         match sent[0].what:
             case "loss":
                 losses = [await learner.train_loss([(ref, 1.0)]) for ref in refs]

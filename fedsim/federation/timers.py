@@ -83,8 +83,6 @@ class Timers:
         else:
             await self._on_timer(name)
 
-    # checkpoints
-
     def snapshot(self) -> TimersState:
         """Return the state for ``restore``; the clock saves the times at which timers ring."""
         names = {alarm.name[1]: name for name, alarm in self._alarms.items()}

@@ -111,8 +111,6 @@ class UnrecordedUpdates:
             for task, weight in weights.items()
         ]
 
-    # checkpoints
-
     def snapshot(self) -> UnrecordedUpdatesState:
         """Return the state for ``restore``."""
         return {"unrecorded": self.unrecorded, "finished": self.finished}
