@@ -122,7 +122,8 @@ def show_error(error: Exception, folder: Path | None = None) -> str:
 
 def _full_disk(error: Exception, folder: Path | None) -> str:
     name = getattr(error, "filename", None)
-    full = folder if name is None else Path(os.fsdecode(name)).parent  # may be $TMPDIR
+    # $TMPDIR, not ``folder``, if a temporary file could not be written
+    full = folder if name is None else Path(os.fsdecode(name)).parent
     output = folder or full
     disk = "the disk"
     advice = "try again"

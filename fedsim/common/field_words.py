@@ -296,7 +296,7 @@ KINDS = {
     "gpt": "'transformer'",
     "gpt2": "'transformer'",
     "bert": "'transformer'",
-    # server optimisers and trainers
+    # trainers, server optimisers and strategies
     "adam": _TORCH,
     "adamw": _TORCH,
     "rmsprop": _TORCH,

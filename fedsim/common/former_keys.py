@@ -27,7 +27,7 @@ Former = Mapping[str, str | Removed]
 """Former key of a table -> its replacement, a present key or a key and value, or ``Removed``."""
 
 TRAINING: Former = {"init": Removed("glorot")}
-DATA: Mapping[str, str] = {"normalise": "normalize"}  # the former name is read too, with a note
+DATA: Mapping[str, str] = {"normalise": "normalize"}  # ``DataSpec`` reads the former name too
 POWER_LAW: Former = {"sigma": Removed(2.0), "minimum_per_class": Removed(5)}
 FEMNIST: Former = {"classes_per_device": Removed(3), "per_class": Removed(4000)}
 DITTO: Former = {"seed": Removed(233), "classes_per_device": Removed(5)}

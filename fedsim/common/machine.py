@@ -169,8 +169,8 @@ def _limits(system: Path, name: str) -> Iterator[str]:
     """
     mount = system / "sys/fs/cgroup"
     group = mount / _group_path(system)
-    # a container without a namespace for groups reads a path that its mount lacks: only the
-    # groups that exist are read, at last the one at the mount itself
+    # A container without a cgroup namespace of its own sees the host's path, of which its mount may
+    # lack some folders. These folders are skipped, up to the mount itself.
     for folder in (group, *group.parents):
         text = _text(folder / name)
         if text is not None:

@@ -120,9 +120,6 @@ def returns(
     return declare
 
 
-# checks of numbers
-
-
 def find_outside(
     *,
     above: float = -math.inf,
@@ -182,9 +179,6 @@ def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
     if value.shape != (length,) or value.dtype.kind not in "iuf":
         return f"an array of {value.dtype} of shape {value.shape}"
     return find(value)
-
-
-# checks of types
 
 
 def is_of_type(hint: object) -> Check:
@@ -296,9 +290,6 @@ def _hint_of(override: Override) -> object:
     if get_origin(hint) is ClassVar:
         hint = get_args(hint)[0]
     return override.root if hint is Self else hint
-
-
-# checking hooks
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 from fedsim.common.arrays import AnyArray
 from fedsim.common.files import open_file
 
-# types of tensors in the order in which a file has them, by numpy's names
+# numpy's name of a type -> its code; a file has the tensors in the order of these types
 _CODES = {
     "uint64": "U64",
     "int64": "I64",

@@ -302,7 +302,7 @@ _ROUNDS_UP = 0.9995  # share of a unit from which three digits show a whole one
 # numbers between these are shown without decimals and exponents
 _LEAST_WHOLE = 999.5
 _MOST_WHOLE = 1e9
-_LEAST_MINUTE_S = 59.95  # shown with three digits it is a whole minute
+_LEAST_MINUTE_S = 59.95  # from here on, three digits show 60 s, a whole minute
 
 
 def show_seconds(value: float) -> str:
