@@ -27,7 +27,7 @@ from fedsim.world.steps import TaskStep
 
 _NONE = array("d")
 _AT, _LEVEL, _FLAT, _TAIL = range(4)  # columns of ``Batteries._points``
-_AHEAD_S = 3_600.0  # s until the next check of a battery during a transfer, whose end is unknown
+_AHEAD_S = 3_600.0  # time until the next check of a battery in a transfer, whose end is unknown (s)
 
 
 class BatteriesState(TypedDict):

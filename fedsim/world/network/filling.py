@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
 
-_ROUNDING = 4  # ends that differ by so many units in the last place count as equal
+_ROUNDING = 4  # ends that differ by at most this many units in the last place count as equal
 
 Route = Iterable[tuple[str, float]]
 """Links of a flow, as name and present rate (bytes/s) of each link."""

@@ -320,7 +320,7 @@ class Network(RunningFlows):
         for flow in unlimited:
             self._rule(flow).leave(flow.id, now)
             self._arrive(self._running.pop(flow.id), now)
-        # own link -> flow whose rate it caps, in a network that is not general
+        # name of an own link -> flow whose rate the link caps; empty in a general network
         capped: dict[str, Flow] = {}
         if not self._general:
             for flow in self._running.values():
