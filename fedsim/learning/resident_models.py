@@ -420,7 +420,8 @@ class ResidentScratch(Scratch):
     def __init__(self, room: float, models: ResidentModels) -> None:
         super().__init__(room)
         self._models = models
-        self._resident: OrderedDict[int, weakref.ref[Ref]] = OrderedDict()  # id(ref) -> the ref
+        # by id(ref), the next to be freed first
+        self._resident: OrderedDict[int, weakref.ref[Ref]] = OrderedDict()
 
     def hold(self, ref: Ref, substitute: StoredTensor | None = None) -> None:
         if not isinstance(ref.held, ResidentWeights):

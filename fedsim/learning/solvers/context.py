@@ -222,7 +222,7 @@ def contrastive_terms(
         previous: representations by the device's previous model, [b, r].
         temperature: temperature of the term.
     """
-    current = current.to(received.dtype)  # it is bfloat16 in mixed precision
+    current = current.to(received.dtype)  # in mixed precision ``current`` is bfloat16
     to_received = functional.cosine_similarity(current, received)
     to_previous = functional.cosine_similarity(current, previous)
     return functional.softplus((to_previous - to_received) / temperature)

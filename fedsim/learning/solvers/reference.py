@@ -42,7 +42,7 @@ from fedsim.learning.transfers import FlatModel, on_device, on_host, to_host
 _APPLIED_AT_ONCE = 1 << 16
 _ALIGNED = 16  # samples in a forward pass are a multiple of this, to end at a cache line's end
 _HALVES = (torch.float16, torch.bfloat16)
-_REPEATED_STEPS = 3  # steps of each thread's first training that are repeated
+_REPEATED_STEPS = 3  # first steps that each thread trains twice, to compare the results
 _TEST_KEY = 0x7E57  # key of random draws in tests, equal for all models and devices
 _LOSS_KEY = 0x7E58  # key of random draws in the loss of tests
 

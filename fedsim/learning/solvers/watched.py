@@ -21,7 +21,7 @@ from fedsim.learning.modules import copy_module, numbers
 from fedsim.learning.remains import Token, differences, remains
 
 R = TypeVar("R")
-_EVERY = 8  # trainings from one check of the memory to the next
+_EVERY = 8  # trainings from one check of what the module keeps to the next
 _TRIES = 3  # repetitions after which draws are attributed to the module, not to another thread
 
 
