@@ -35,7 +35,7 @@ async def mean_after_changes(
         The new mean, with the length of ``mean``.
     """
     add = partial(server.models.mix, rescale=False)
-    weight = 1.0 / server.setting.devices  # of a device's state in the mean
+    weight = 1.0 / server.setting.devices  # weight of one device's state in the mean
     if aggregation.protection != "robust":
         weighted_changes = [(change, weight) for change in changes]
         return add([(mean, 1.0), *weighted_changes], otherwise=mean)
