@@ -93,7 +93,7 @@ class Returns:
 
 _ANYTHING = Returns()
 _declared: dict[object, Returns] = {}  # function of a base class's hook -> its rule
-_checking: set[tuple[type, str]] = set()  # user's class and hook that checks its results already
+_checking: set[tuple[type, str]] = set()  # (class, hook) whose results are checked already
 
 
 def returns(

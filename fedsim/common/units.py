@@ -18,10 +18,10 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from fedsim.common.errors import ScenarioError, nearest
 
-TICK_S = 2.0**-30  # s; step of the clock's grid, on which sums of times are exact
-EXACT_S = 2.0**23  # s (97 days); up to this time sums of times on the grid are exact in a float64
-# end of the simulated time, 317 years; there float64s are 2 us apart, and much later a second would
-# be too short to change the time
+TICK_S = 2.0**-30  # step of the clock's grid (s)
+EXACT_S = 2.0**23  # time (s; 97 days) up to which sums of times on the grid are exact in a float64
+# end of the simulated time (s), 317 years; near it float64s are 2 us apart, and much later a second
+# would be too short to change the time
 CLOCK_END_S = 1e10
 # shortest wait (s), which must advance the clock even near its end
 _LEAST_WAIT_S = 1e-3
