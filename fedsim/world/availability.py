@@ -294,7 +294,7 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
         time[walking] = until
         row_counts[walking] += is_change
         fitting = int(np.searchsorted(np.cumsum(row_counts), most, side="right"))
-        # a phase of a user's class may not end later than it begins
+        # without ``now < until``, a user's phase that ends when it begins would be walked forever
         walking = walking[(now < until) & (until <= end) & (walking < fitting)]
     place = np.concatenate(places)
     rows = np.flatnonzero(place < fitting)

@@ -29,7 +29,7 @@ _SET_BACK_S = 2.0**12
 # simulated time (s) from which the rounding of ends is corrected, as the last bit of a time is then
 # worth 3 10^-11 s
 _LATE_S = 2.0**17
-# A heap may have this many dead entries more than it has live entries.
+# count of ends, beyond two for each tier, that are put on the heaps until dead ones are dropped
 _SLACK = 64
 
 Units = int | float

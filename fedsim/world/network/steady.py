@@ -98,7 +98,7 @@ class SteadyFlows(AcknowledgedFlows):
         flight = bottlenecks.rates * senders.round_trip
         window = senders.window * packet
         beta = CUBIC_BETA if self._rules.control == "cubic" else RENO_BETA
-        # a queue of this part of the flight never runs dry after a loss
+        # a queue that may be at least this long never runs dry after a loss
         keeps = bottlenecks.lengths >= (1 / beta - 1) * flight + packet
         grows = senders.window < senders.threshold
         has_queue = (bottlenecks.waiting > packet) & keeps & ~grows
