@@ -275,7 +275,7 @@ class LocalWork:
         results = []
         for shard, models, samples in questions:
             x, y = self._samples.train(shard, samples)
-            inputs = x.clone()  # the last bits depend on alignment: torch aligns memory
+            inputs = x.clone()  # aligned by torch, as the last bits of results depend on it
             losses = []
             for model in models:
                 weights = self._models.flat(model)
