@@ -314,7 +314,7 @@ KINDS = {
     "scatterandgather": "'fedavg'",
     "fedsgd": "'fedavg' with training.batch_size of all samples and local_epochs = 1",
     "perfedavg": "'fedper' or 'fedrep', which keep layers on each device",
-    # data
+    # data sources and partitions
     "shakespeare": "'text', or 'tff' and 'leaf', which read files of all speakers",
     "femnist": "'tff' or 'leaf' by writer, or 'emnist' with data.partition = 'femnist'",
     "stackoverflow": "'tff'",

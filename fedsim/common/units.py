@@ -298,7 +298,7 @@ def unit_factor(unit: str, kind: object) -> float:
     return quantity.units[forms[unit]]
 
 
-_ROUNDS_UP = 0.9995  # share of a unit from which three digits show a whole one
+_ROUNDS_UP = 0.9995  # share of a unit that three digits round up to a whole one
 # numbers between these are shown without decimals and exponents
 _LEAST_WHOLE = 999.5
 _MOST_WHOLE = 1e9

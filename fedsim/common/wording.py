@@ -37,7 +37,7 @@ def in_words(problem: ErrorDetails) -> str:
             entry = value
             if isinstance(value, dict):
                 entry = 10
-            elif isinstance(value, str) and number is not None:  # without its quotes
+            elif isinstance(value, str) and number is not None:  # shown without quotes
                 entry = round(number) if number == round(number) else number
             return f"it must be a list, such as {show_value([entry])}"
         case "string_type":
