@@ -99,26 +99,29 @@ def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
     kinds = ("task-start", "arrival", "departure", "round")
     columns = ("time", "kind", "device", "round")
     population = run.table(DEVICES)
-    last = np.full(population.num_rows, -1.0 if clock == "round" else 0.0)
+    # in rounds, a device that was never selected has waited for 1 round at the end of the round in
+    # which it came, so that it counts as selected in the round before
+    one_round = int(clock == "round")
+    last = np.full(population.num_rows, 0.0 - one_round)
     present = np.nan_to_num(population.column("arrival").to_numpy().astype(float)) <= 0
     rounds = set(style.evenly(run.summary["rounds"], _MOST).tolist())
     ended = 0
     rows = []
-    tick = int(clock == "round")
     for time, kind, device, number in run.events_of(kinds, columns):
         now = ended if clock == "round" else time
         if kind == "task-start" and number is not None:
             last[device] = now
         elif kind == "arrival":
             present[device] = True
-            last[device] = now - tick
+            last[device] = now - one_round
         elif kind == "departure":
             present[device] = False
         elif kind == "round":
             if ended in rounds and present.any():
                 waiting = (now - last)[present]
                 p90 = np.percentile(waiting, 90)
-                rows.append((now + tick, waiting.mean(), p90, waiting.max()))
+                at = now + one_round  # ``ended`` does not count this round yet
+                rows.append((at, waiting.mean(), p90, waiting.max()))
             ended += 1
     return pd.DataFrame(rows, columns=["at", "mean", "p90", "longest"], dtype=float)
 

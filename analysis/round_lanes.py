@@ -368,6 +368,7 @@ def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> N
     queue: palette.Look = {"facecolor": palette.STEPS["queue"], "gid": "queue"}
     upload: palette.Look = {"facecolor": palette.STEPS["upload"], "gid": "upload"}
     cut: palette.Look = {"gid": "cut-upload", "edgecolor": colour, **_CUT}
+    # columns of begin and end, half the height, look
     phases: tuple[tuple[str, str, float, palette.Look], ...] = (
         ("done", "unfinished", _UNFINISHED, unfinished),
         ("train_end", "queued", _MESSAGE, queue),

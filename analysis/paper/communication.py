@@ -1,7 +1,7 @@
 """Communication cost: bytes until a target, by direction and seed, and accuracy against bytes."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -200,7 +200,7 @@ def _bytes_of(run: RunFolder, target: Target) -> BytesToTarget:
     seed = int(run.summary["seed"])
     reached = until(run.rounds, target, run.summary)["rounds"]
     if reached is None:
-        return BytesToTarget(seed, None, None)
+        return BytesToTarget(seed, parts=None, round=None)
     number = int(reached) - 1
     parts = dict.fromkeys(DIRECTIONS, 0.0)
     for row in run.rounds:
@@ -279,34 +279,40 @@ def _draw_curves(panel: Axes, cost: Communication) -> None:
     panel.grid(axis="y")
 
 
+def _draw_bar(panel: Axes, place: int, sizes: Mapping[str, float], unit: float) -> float:
+    """Draw bytes by direction as one bar, and return its length in the unit."""
+    length = 0.0
+    for name, size in sizes.items():
+        if size:
+            panel.barh(
+                place,
+                size / unit,
+                left=length,
+                height=0.62,
+                edgecolor="white",
+                linewidth=0,
+                gid=name,
+                **DIRECTIONS[name],
+            )
+        length += size / unit
+    return length
+
+
 def _draw_bars(panel: Axes, cost: Communication) -> None:
     totals = [run.total for line in cost.lines for run in line.runs if run.total is not None]
     unit = style.unit_for(max(totals), style.BYTES)
     for place, line in enumerate(cost.lines):
-        base = 0.0
-        for name, size in line.means.items():
-            if size:
-                panel.barh(
-                    place,
-                    size / unit.size,
-                    left=base,
-                    height=0.62,
-                    edgecolor="white",
-                    linewidth=0,
-                    gid=name,
-                    **DIRECTIONS[name],
-                )
-            base += size / unit.size
+        length = _draw_bar(panel, place, line.means, unit.size)
         reached = [run.total / unit.size for run in line.runs if run.total is not None]
         if len(line.runs) > 1:
             panel.plot(reached, [place] * len(reached), gid="seeds", clip_on=False, **_SEED)
-        words = f"{base:.3g}" if line.means else ""
+        words = f"{length:.3g}" if line.means else ""
         if line.has_missed:
             missed = sum(run.parts is None for run in line.runs)
             words = f"{words} ({missed} of {len(line.runs)} missed)".strip()
         panel.annotate(
             words,
-            (max([base, *reached]), place),
+            (max([length, *reached]), place),
             (4, 0),
             textcoords="offset points",
             va="center",

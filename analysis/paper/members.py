@@ -212,12 +212,12 @@ def _numbers(series: Series, members: Members) -> list[NumberRow]:
         if stay.device in with_row:
             add("stay", stay.device, stay.start, stay.end, group=stay.group)
     for mark in members.marks:
-        add(mark.kind, mark.device, mark.time, None)
+        add(mark.kind, mark.device, mark.time, end=None)
     for attempt in members.attempts.all:
         if attempt.is_preparation and attempt.device in with_row:
             for step in attempt.of_kind("train"):
                 add("pre-training", attempt.device, step.start, step.end)
     for group, sizes in members.sizes.items():
         for time, size in zip(members.times.tolist(), sizes.tolist(), strict=True):
-            add("size", None, time, None, group=group, devices=size)
+            add("size", device=None, start=time, end=None, group=group, devices=size)
     return rows

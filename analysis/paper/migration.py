@@ -277,17 +277,21 @@ def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None
         panel.set_ylim(bottom=0)
     panels[0].set_xlim(0, float(x[-1]))
     if len(panels) > 2:
-        places = []
-        spreads = []
-        for place, spread in zip(x.tolist(), line.purity, strict=False):
-            if spread is not None:
-                places.append(place)
-                spreads.append(spread)
-        _draw_curve(panels[2], np.array(places), spreads, _PURITY | {"gid": "purity"})
-        panels[2].set_ylim(0, 1.02)
-        panels[2].set_ylabel("purity")
+        _draw_purity(panels[2], line, x)
     for panel in panels:
         panel.grid(axis="y")
+
+
+def _draw_purity(panel: Axes, line: MigrationLine, x: Floats) -> None:
+    places = []
+    spreads = []
+    for place, spread in zip(x.tolist(), line.purity, strict=False):
+        if spread is not None:
+            places.append(place)
+            spreads.append(spread)
+    _draw_curve(panel, np.array(places), spreads, _PURITY | {"gid": "purity"})
+    panel.set_ylim(0, 1.02)
+    panel.set_ylabel("purity")
 
 
 def _draw_curve(panel: Axes, x: Floats, spreads: Sequence[Spread], look: palette.Look) -> None:

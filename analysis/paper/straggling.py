@@ -98,7 +98,7 @@ class StragglingLine:
             for outcome, share in point.shares.items():
                 rows.append(self._row(outcome, share, point.clients, point.first, point.last))
         for outcome, share in self.shares.items():
-            rows.append(self._row(outcome, share, self.clients, None, None))
+            rows.append(self._row(outcome, share, self.clients, first=None, last=None))
         return rows
 
     def _row(

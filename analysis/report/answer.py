@@ -160,7 +160,7 @@ def _folds(
 
 def _key(ranking: Ranking) -> Markup | None:
     """Return the legend of the signs in rankings, such as intervals; None if lines have one run."""
-    if all(line.of == 1 for line in ranking.entries):
+    if all(line.run_count == 1 for line in ranking.entries):
         return None
     signs = (
         (el("circle", cx=10, cy=6.5, r=4), "mean of the seeds"),
@@ -184,8 +184,8 @@ def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Marku
     best = goal.whole[0]
     title = f"best by {goal.measure.name}"
     remark = ""
-    if best.of > 1:
-        remark = f"figures are means of {best.of} seeds"
+    if best.run_count > 1:
+        remark = f"figures are means of {best.run_count} seeds"
     if not goal.is_named:
         title = f"first by {goal.measure.name}"
         if goal.measure.is_cost:
@@ -255,8 +255,8 @@ def _ranking_row(line: RankedLine, ranking: Ranking, axis: Axis, colour: str) ->
         title += ", a reference"
     if line.line_index == ranking.baseline:
         title += ", the baseline"
-    is_whole = len(line.values) == line.of
-    figure = f"{len(line.values)} of {line.of}"
+    is_whole = len(line.values) == line.run_count
+    figure = f"{len(line.values)} of {line.run_count}"
     if is_whole:
         figure = ranking.show(line.mean.mean)
     if ranking.is_sure and line is ranking.whole[0]:
@@ -296,7 +296,7 @@ def _draw_dots(line: RankedLine, axis: Axis, most: float, colour: str) -> Markup
     The interval ends at ``most``, with an arrow if it exceeds the axis.
     """
     mean = line.mean
-    is_whole = len(line.values) == line.of
+    is_whole = len(line.values) == line.run_count
 
     def stroke(first: float, last: float, y1: int, y2: int, look: str) -> Markup:
         x1 = round(_DOTS_WIDTH * axis.clipped_share(first), 1)

@@ -56,9 +56,9 @@ def chart(series: Sequence[Series]) -> list[Markup]:
     runs: list[RunFolder] = []
     for line in series:
         runs += line.runs
-    name = figures_of(runs)[0]
+    metric = figures_of(runs)[0]
     try:
-        curves = curves_of(series, name)
+        curves = curves_of(series, metric)
     except style.NothingToDrawError:
         return []
     rounds, time, size = axes_of(curves, runs)
@@ -66,11 +66,12 @@ def chart(series: Sequence[Series]) -> list[Markup]:
     columns: dict[str, AnyArray] = {}
     for axis_index, axis in enumerate(axes):
         columns |= _columns(axis_index, axis, curves)
-    figure = _figure(name, series, axes, columns, is_noisy=_is_noisy(curves))
+    figure = _figure(metric, series, axes, columns, is_noisy=_is_noisy(curves))
+    # keys of columns end in the index of their axis; time is the first
     means = columns["mean0"].reshape(len(series), _POINTS)
-    table = _table(name, series, time, columns["x0"], means)
+    table = _table(metric, series, time, columns["x0"], means)
     return [
-        el("h3", f"{name.capitalize()} against time, bytes and rounds", id="accuracy"),
+        el("h3", f"{metric.capitalize()} against time, bytes and rounds", id="accuracy"),
         el("figure", figure, class_="chart", data_block="chart-data"),
         el("details", el("summary", "The same as a table"), table),
     ]
@@ -81,8 +82,10 @@ def _columns(
 ) -> dict[str, AnyArray]:
     """Return the points of all lines against one axis, for ``chart.js``.
 
-    The array of horizontal positions is float32 [_POINTS]. The arrays of mean, low and high are
-    float32 [lines * _POINTS], line by line.
+    Returns:
+        The keys end in the index of the axis, such as 0. ``x0`` has the horizontal positions,
+        float32 [_POINTS]; ``mean0``, ``low0`` and ``high0`` have the values, float32 [lines *
+        _POINTS], line by line.
     """
     bands = [band(curve, axis.column) for curve in curves]
     end = max(float(line["at"].max()) for line in bands if len(line))
@@ -111,7 +114,7 @@ def _is_noisy(curves: Sequence[Sequence[pd.DataFrame]]) -> bool:
 
 
 def _figure(
-    name: str,
+    metric: str,
     series: Sequence[Series],
     axes: Sequence[CurveAxis],
     columns: dict[str, AnyArray],
@@ -130,7 +133,7 @@ def _figure(
         "bands": _BANDS,
         "axes": [axis.label for axis in axes],
         "lines": lines,
-        "figure": "test accuracy (0 to 1)" if name == "accuracy" else f"test {name}",
+        "figure": "test accuracy (0 to 1)" if metric == "accuracy" else f"test {metric}",
     }
     options = [el("option", axis.label, value=place) for place, axis in enumerate(axes)]
     choices = [("all", len(lines)), ("none", 0)]
@@ -141,7 +144,7 @@ def _figure(
     against = el("label", "against ", el("select", *options))
     toolbar = el("div", against, *buttons, el("label", box, " smoothed"), class_="toolbar")
     entries = [el("li", _button(place, line)) for place, line in enumerate(lines)]
-    label = f"{name.capitalize()} of {counted(len(lines), 'line')}. {_HINT}"
+    label = f"{metric.capitalize()} of {counted(len(lines), 'line')}. {_HINT}"
     return join(
         toolbar,
         el("ul", *entries, class_="key"),
@@ -153,12 +156,12 @@ def _figure(
 
 
 def _table(
-    name: str, series: Sequence[Series], time: CurveAxis, times: AnyArray, means: AnyArray
+    metric: str, series: Sequence[Series], time: CurveAxis, times: AnyArray, means: AnyArray
 ) -> Markup:
     """Return a table of the mean of each line at some times.
 
     Args:
-        name: name of the metric.
+        metric: name of the metric.
         series: the lines.
         time: the axis of time.
         times: times in its unit; float32 [_POINTS].
@@ -171,7 +174,7 @@ def _table(
         rows.append([line.name, *cells])
     heads = ["line", *(f"{times[point]:.3g}" for point in points)]
     caption = (
-        f"Mean {name} of each line, not smoothed, at some times: {time.label}. A dash: the line has "
+        f"Mean {metric} of each line, not smoothed, at some times: {time.label}. A dash: the line has "
         "no figure yet, or one of its seeds has ended."
     )
     return tables.grid(heads, rows, [True, *[False] * _TABLE_POINTS], caption)

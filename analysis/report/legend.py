@@ -116,14 +116,14 @@ def _sign_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
 
 def _line_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
     word = common_word(data.header["round_word"] for data in timelines)
-    entries = [(_line("#283036", None), f"{word}'s end")]
+    entries = [(_line("#283036"), f"{word}'s end")]
     if _has(timelines, "path_lane"):
         path = el("path", d="M0 10 H9 V3 H20", class_="path")
         entries.append((_icon(path), f"critical path: what each {word} waited for"))
     if _has(timelines, "round_deadline", least=1):
         entries.append((_line(palette.DEADLINE["color"], "4 3"), "deadline that was reached"))
     if _has(timelines, "limit_lane"):
-        entries.append((_line(palette.LIMIT["color"], None), "T, the deadline of a training"))
+        entries.append((_line(palette.LIMIT["color"]), "T, the deadline of a training"))
     if _has(timelines, "act"):
         entries.append((_line(palette.PURPLE, "1 2"), "a process of the world acts"))
     return entries
@@ -152,7 +152,7 @@ def _swatch(colour: str, hatch: str | None = None) -> Markup:
     return _icon(*shapes)
 
 
-def _line(colour: str, dashes: str | None) -> Markup:
+def _line(colour: str, dashes: str | None = None) -> Markup:
     return _icon(
         el("path", d="M10 0 V13", stroke=colour, stroke_width="2", stroke_dasharray=dashes)
     )

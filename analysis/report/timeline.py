@@ -194,6 +194,7 @@ class _ColumnsOfLanes:
         }
 
     def _steps(self) -> Columns:
+        """Return the steps lane by lane; times and numbers as differences, which pack better."""
         steps = self._in_lanes(self.attempts.steps)
         steps.sort(key=lambda step: (self.lanes[step.device], step.start, step.task))
         first = self._first_positions(steps)
@@ -202,7 +203,10 @@ class _ColumnsOfLanes:
             """Return for each step the value of the previous step in its lane; 0 for the first step."""
             shifted = np.zeros(len(values), dtype=np.int64)
             shifted[1:] = values[:-1]
-            shifted[first[first < len(values)]] = 0
+            begins = first[
+                first < len(values)
+            ]  # an empty lane at the end begins after the last step
+            shifted[begins] = 0
             return shifted
 
         start = self._ticks([step.start for step in steps])

@@ -30,7 +30,7 @@ CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 
 # Count of schedule entries up to which cancelled alarms are kept. A longer schedule drops them
 # whenever it has become twice as long as it was after it last dropped them.
-_ROOM = 1024
+_LEAST_TRIM_LENGTH = 1024
 
 # Entry that ``advance`` uses if the schedule is empty.
 _NEVER: tuple[float, int, int, Any] = (inf, LAST, 0, None)
@@ -213,7 +213,7 @@ class Environment(simpy.Environment):
         self._schedule: list[Any] = self._queue
         # heap of the calls at the present time: priority, number among all events, function
         self._calls: list[tuple[int, int, Callable[[], object]]] = []
-        self._room = _ROOM
+        self._trim_length = _LEAST_TRIM_LENGTH
         self._rearms: dict[str, Rearm] = {}
         self._background: set[str] = set()
         self._is_saved = False
@@ -250,12 +250,12 @@ class Environment(simpy.Environment):
         schedule = self._schedule
         now = self._now
         while self.pending is None:
-            due = schedule[0] if schedule else _NEVER
-            when = due[0]
-            if calls and (when > now or calls[0] < due[1:]):
-                heappop(calls)[2]()
+            when, priority, number, event = schedule[0] if schedule else _NEVER
+            # a call is at the present time; of equal priority, the earlier scheduled comes first
+            if calls and (when > now or calls[0] < (priority, number)):
+                _, _, function = heappop(calls)
+                function()
                 continue
-            event = due[3]
             if type(event) is not Alarm:
                 if when > now:
                     return when
@@ -381,14 +381,14 @@ class Environment(simpy.Environment):
 
     def trim(self) -> None:
         """Remove cancelled alarms from the schedule if it has become long, to free memory."""
-        if len(self._schedule) > self._room:
+        if len(self._schedule) > self._trim_length:
             self._schedule[:] = [
                 entry
                 for entry in self._schedule
                 if type(entry[3]) is not Alarm or entry[3].ring is not None
             ]
             heapify(self._schedule)
-            self._room = max(_ROOM, 2 * len(self._schedule))
+            self._trim_length = max(_LEAST_TRIM_LENGTH, 2 * len(self._schedule))
 
     def restart(self, now: float) -> None:
         """Set the clock to ``now`` (s) and empty the schedule, before a run is restored."""
@@ -399,6 +399,7 @@ class Environment(simpy.Environment):
         self._now = now
 
     def join(self, work: "Future[Any]") -> Join:
+        """Return an event that fires with the result of ``work``; the clock waits for it."""
         join = Join(self, work)
         if self.active_process is not None:
             self.call(partial(setattr, self, "pending", (work, join.resolve)), JOIN)

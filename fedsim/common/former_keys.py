@@ -257,7 +257,7 @@ class _FormerTable:
         for key in keys:
             self.table.pop(key, None)
 
-    def lose(self, key: str, value: object) -> None:
+    def note_lost(self, key: str, value: object) -> None:
         """Append a former key and its value, which present keys cannot express, to ``lost``."""
         shown = str(value).lower() if isinstance(value, bool) else repr(value)
         self._lost.append(f"{self._name}.{key} = {shown}")
@@ -272,7 +272,7 @@ class _FormerTable:
                 continue
             value = self.take(key)
             if not isinstance(now, Removed) or value != now.left:
-                self.lose(key, value)
+                self.note_lost(key, value)
 
 
 def _convert_data(data: Table) -> None:
@@ -313,11 +313,11 @@ def _convert_deadline(strategy: _FormerTable, kind: str) -> None:
             "since": since or "download",
         }
         if kind in _PLAIN_DEADLINE:
-            strategy.lose("relative_deadline", times)
+            strategy.note_lost("relative_deadline", times)
     elif since == "download" and deadline is not None:
         strategy.table["deadline"] = {"kind": "fixed", "time": deadline, "since": since}
         if kind in _PLAIN_DEADLINE:
-            strategy.lose("deadline_from", since)
+            strategy.note_lost("deadline_from", since)
 
 
 def _convert_shift(strategy: _FormerTable) -> Table:
@@ -339,19 +339,19 @@ def _convert_cfl(strategy: _FormerTable, tables: Table) -> None:
         "paper" if strategy.take("split_step", "children") == "parent" else "published-code"
     )
     if strategy.take("sweep", default=False):
-        strategy.lose("sweep", value=True)
+        strategy.note_lost("sweep", value=True)
     if "split_rounds" in table:
         strategy.drop("eps1", "eps2", "eps1_relative", "eps2_ratio")
     for given, derived, left in (("eps1", "eps1_relative", 0.2), ("eps2", "eps2_ratio", 2.5)):
         share = strategy.take(derived, left)
         if given not in table and share != left:
-            strategy.lose(derived, share)
+            strategy.note_lost(derived, share)
 
 
 def _convert_fesem(strategy: _FormerTable, tables: Table) -> None:
     strategy.table["follows"] = "published-code"
     if not strategy.take("sweep", default=True):
-        strategy.lose("sweep", value=False)
+        strategy.note_lost("sweep", value=False)
 
 
 def _convert_ifca(strategy: _FormerTable, tables: Table) -> None:
@@ -361,7 +361,10 @@ def _convert_ifca(strategy: _FormerTable, tables: Table) -> None:
 
 
 def _convert_flexcfl(strategy: _FormerTable, tables: Table) -> None:
+    """Write the keys of FlexCFL as ``moment``, ``clusterer``, ``measure`` and ``follows``."""
     table = strategy.table
+
+    # moment
     moment: Table = {"kind": "pre-training", **_convert_shift(strategy)}
     moment["devices"] = strategy.take("alpha", 20)
     steps = strategy.take("pretrain_iterations")
@@ -375,34 +378,41 @@ def _convert_flexcfl(strategy: _FormerTable, tables: Table) -> None:
     if newcomers == "random":
         moment["newcomers"] = "random"
         if on_arrival and "arrivals" in tables.get("population", {}):
-            strategy.lose("on_arrival", value=True)
+            strategy.note_lost("on_arrival", value=True)
     else:
         moment["newcomers"] = "arrival" if on_arrival else "selection"
     table["moment"] = moment
+
+    # measure and clusterer
     cold_start = strategy.take("cold_start", "edc")
     if cold_start == "random-centers":
         table["clusterer"] = {"kind": "random"}
         table["measure"] = "edc"
     else:
         table["measure"] = cold_start
+
+    # follows
     after = strategy.take("epochs_after_cold_start", "full")
     is_paper = after == "less"
     table["follows"] = "paper" if is_paper else "published-code"
     sweep = strategy.take("sweep", default=True)
     if sweep == is_paper:
-        strategy.lose("sweep", sweep)
+        strategy.note_lost("sweep", sweep)
     inter_group = strategy.take("inter_group", "normalised")
     if table.get("eta_g") and (inter_group == "literal") != is_paper:
-        strategy.lose("inter_group", inter_group)
+        strategy.note_lost("inter_group", inter_group)
 
 
 _LCFL_MEASURES = {"grad-cos": "update-cos"}  # it was the cosine of whole updates
 
 
 def _convert_lcfl(strategy: _FormerTable, tables: Table) -> None:
+    """Write the keys of LCFL as ``measure``, ``moment``, ``clusterer`` and ``follows``."""
     table = strategy.table
     metric = strategy.take("metric", "lcfl")
     table["measure"] = _LCFL_MEASURES.get(metric, metric)
+
+    # moment
     former = {
         key: strategy.take(key)
         for key in (
@@ -426,6 +436,8 @@ def _convert_lcfl(strategy: _FormerTable, tables: Table) -> None:
         moment["steps"] = former["warmup_iterations"]
     moment["deadline"] = former["exchange_deadline"]
     table["moment"] = {key: value for key, value in moment.items() if value is not None}
+
+    # clusterer and follows
     table["clusterer"] = {"kind": strategy.take("clustering", "k-medoids")}
     start = strategy.take("start", "build")
     table["follows"] = "paper"

@@ -201,6 +201,7 @@ def _parts_of(annotation: object) -> set[object]:
 
 
 def _is_narrower_part(own: object, inherited: object) -> bool:
+    """Whether every value of ``own`` is a value of ``inherited``; neither type is a union."""
     if own == inherited:
         return True
     if get_origin(own) is Literal:
@@ -210,6 +211,7 @@ def _is_narrower_part(own: object, inherited: object) -> bool:
         return all(type(value) is inherited for value in get_args(own))
     if not isinstance(own, type) or not isinstance(inherited, type):
         return False
+    # a bool is no int in a scenario, though its class is a subclass
     return issubclass(own, inherited) and own is not bool
 
 

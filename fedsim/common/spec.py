@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from types import NoneType
-from typing import Annotated, ClassVar, Self, cast
+from typing import Annotated, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -322,11 +322,7 @@ def json_schema(spec: type[Spec], handler: GetJsonSchemaHandler) -> JsonSchemaVa
         spec: the class of the table.
         handler: pydantic's generator of the larger schema.
     """
-    schema: dict[str, object] = {**spec.__pydantic_core_schema__}
-    if schema["type"] == "model":
-        schema["ref"] = f"{spec.__module__}.{spec.__qualname__}:{id(spec)}"
-    definition = cast(CoreSchema, schema)
-    return handler(core_schema.definitions_schema(definition, []))
+    return handler(core_schema.definitions_schema(spec.__pydantic_core_schema__, []))
 
 
 def summary(spec: type) -> str:

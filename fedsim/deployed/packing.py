@@ -1,4 +1,14 @@
-"""Encoding of messages' contents as bytes, exactly as many as a simulated message counts."""
+"""Encoding of messages' contents as bytes, exactly as many as a simulated message counts.
+
+The head of a packet says how each content is packed. The entry of a content has these keys:
+
+- of a model: ``model``, its length; also ``base``, the place of the model to which a change is
+  added, and ``loss``, if there are such;
+- of computed numbers (``Lazy``): ``lazy``, their kind, and ``count``;
+- of numbers: ``numbers``, the name of their type, ``wire``, the type of the payload, and ``shape``;
+- of a list with models: ``items``, the entries of its items;
+- of an ``Opaque``: ``opaque``, the value, and ``bytes``; of a ``Header``: ``header``, the value.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,25 +135,25 @@ class ContentPacker:
         """
         packet = Packet({})
         writer = TreeWriter(self._learner)
-        forms: dict[str, Json] = {}
+        entries: dict[str, Json] = {}
         for name, value in contents.items():
             if isinstance(value, Header):
-                forms[name] = {"header": writer.write(value.value)}
+                entries[name] = {"header": writer.write(value.value)}
             elif isinstance(value, Opaque):
-                forms[name] = {"opaque": writer.write(value.value), "bytes": value.bytes}
+                entries[name] = {"opaque": writer.write(value.value), "bytes": value.bytes}
             elif isinstance(value, Ref):
-                forms[name] = self._pack_model(packet, name, name, value, bases, residuals)
+                entries[name] = self._pack_model(packet, name, name, value, bases, residuals)
             else:
-                forms[name] = self._pack_other(packet, name, value)
-        packet.head["contents"] = forms
+                entries[name] = self._pack_other(packet, name, value)
+        packet.head["contents"] = entries
         packet.arrays = writer.arrays
         return packet
 
     def _pack_other(self, packet: Packet, name: str, value: object) -> Json:
+        """Pack a content that is not a model, and return its entry in the head."""
         if isinstance(value, Lazy):
             packet.payloads[name] = self._lazy_values(value).astype("<f4").tobytes()
             return {"lazy": value.what, "count": value.count}
-        is_list = isinstance(value, list | tuple)
         if isinstance(value, list | tuple) and any(isinstance(item, Ref) for item in value):
             items: list[Json] = []
             for index, item in enumerate(value):
@@ -153,7 +163,7 @@ class ContentPacker:
                 else:
                     items.append(self._pack_other(packet, place, item))
             return {"items": items}
-        if not is_list and not isinstance(value, int | float | np.number | np.ndarray):
+        if not isinstance(value, list | tuple | int | float | np.number | np.ndarray):
             raise SimulationError(
                 f"the content {name!r} of a message is a {type(value).__name__}, which a "
                 "deployed strategy cannot send; allowed are models, numbers, Lazy, Opaque and "
@@ -162,8 +172,10 @@ class ContentPacker:
         array = np.asarray(value)
         wire = "<f4" if array.dtype.kind == "f" else "<i4"
         packet.payloads[name] = array.astype(wire).tobytes()
-        form = type(value).__name__ if is_list or isinstance(value, int | float) else "array"
-        return {"numbers": form, "wire": wire, "shape": list(array.shape)}
+        type_name = "array"
+        if isinstance(value, list | tuple | int | float):
+            type_name = type(value).__name__
+        return {"numbers": type_name, "wire": wire, "shape": list(array.shape)}
 
     def _lazy_values(self, content: Lazy) -> AnyArray:
         ref = content.ref
@@ -186,19 +198,28 @@ class ContentPacker:
         bases: Mapping[Ref, PlacedModel],
         residuals: Mapping[str, Ref],
     ) -> Json:
+        """Pack a model, and return its entry in the head.
+
+        Args:
+            packet: the packet, which gets the payload.
+            place: name of the payload.
+            name: name of the content; empty for an item of a list, which has no residual.
+            model: the model.
+            bases, residuals: as the arguments of ``pack``.
+        """
         base = bases.get(model)
         start = None if base is None else base.model
         parts = self._encode(name, model, start, residuals.get(name))
         sent = value_of(self._learner, parts.sent)
         exact = value_of(self._learner, parts.exact)
         packet.payloads[place] = self._codec.pack(sent, exact)
-        form: dict[str, Json] = {"model": len(sent)}
+        entry: dict[str, Json] = {"model": len(sent)}
         if parts.start is not None and base is not None:
-            form["base"] = [base.place.content, base.place.position]
+            entry["base"] = [base.place.content, base.place.position]
         if model.loss is not None:
             self._learner.compute_now(model)
-            form["loss"] = write_report(model.loss)
-        return form
+            entry["loss"] = write_report(model.loss)
+        return entry
 
     def _encode(self, name: str, model: Ref, base: Ref | None, residual: Ref | None) -> CodedParts:
         codec = self._codec.for_added_up if name in self._added_up else self._codec
@@ -217,10 +238,10 @@ class ContentPacker:
             PacketError: the packet cannot be read.
         """
         contents: dict[str, object] = {}
-        forms = table_of(entry_of(packet.head, "contents"), "contents")
-        for name, form in forms.items():
+        entries = table_of(entry_of(packet.head, "contents"), "contents")
+        for name, entry in entries.items():
             label = f"the content {show_value(name)}"
-            read = partial(self._unpack, packet, name, table_of(form, label), model_at)
+            read = partial(self._unpack, packet, name, table_of(entry, label), model_at)
             contents[name] = read_safely(label, read)
         return contents
 
@@ -228,33 +249,44 @@ class ContentPacker:
         self,
         packet: Packet,
         place: str,
-        form: Mapping[str, Json],
+        entry: Mapping[str, Json],
         model_at: Callable[[ModelPlace], Ref],
     ) -> object:
-        if "header" in form:
-            return Header(read_tree(form["header"], packet.arrays, self._learner))
-        if "opaque" in form:
-            size = finite_of(entry_of(form, "bytes"), "bytes")
-            return Opaque(read_tree(form["opaque"], packet.arrays, self._learner), size)
-        if "items" in form:
+        """Return the content that a payload and its entry in the head have.
+
+        Args:
+            packet: the packet.
+            place: name of the payload.
+            entry: entry of the content, or of an item of a list.
+            model_at: returns the model at a place of the request.
+
+        Raises:
+            PacketError: the packet has no such payload, or it cannot be read.
+        """
+        if "header" in entry:
+            return Header(read_tree(entry["header"], packet.arrays, self._learner))
+        if "opaque" in entry:
+            size = finite_of(entry_of(entry, "bytes"), "bytes")
+            return Opaque(read_tree(entry["opaque"], packet.arrays, self._learner), size)
+        if "items" in entry:
             values = []
-            for index, item in enumerate(list_of(form["items"], "items")):
+            for index, item in enumerate(list_of(entry["items"], "items")):
                 fields = table_of(item, "an item")
                 values.append(self._unpack(packet, f"{place}/{index}", fields, model_at))
             return values
         if place not in packet.payloads:
             raise PacketError(f"it has no payload {show_value(place)}")
         payload = packet.payloads[place]
-        if "model" in form:
-            return self._unpack_model(payload, form, model_at)
-        if "lazy" in form:
-            return self._unpack_lazy(payload, form)
-        return _unpack_numbers(payload, form)
+        if "model" in entry:
+            return self._unpack_model(payload, entry, model_at)
+        if "lazy" in entry:
+            return self._unpack_lazy(payload, entry)
+        return _unpack_numbers(payload, entry)
 
     def _unpack_model(
-        self, payload: bytes, form: Mapping[str, Json], model_at: Callable[[ModelPlace], Ref]
+        self, payload: bytes, entry: Mapping[str, Json], model_at: Callable[[ModelPlace], Ref]
     ) -> Ref:
-        size = count_of(form["model"], "the length of a model")
+        size = count_of(entry["model"], "the length of a model")
         length = int(self._learner.parameters)
         if size != length:
             raise PacketError(f"a model has {size} numbers, and the scenario's has {length}")
@@ -263,20 +295,20 @@ class ContentPacker:
             raise PacketError(f"a model has {len(payload)} bytes, and {expected:.0f} are expected")
         sent = self._learner.received(self._codec.unpack(payload, size))
         model = sent
-        if "base" in form:
-            name, index = pair_of(form["base"], "base")
+        if "base" in entry:
+            name, index = pair_of(entry["base"], "base")
             number = None if index is None else count_of(index, "the index of a base")
             base = model_at(ModelPlace(text_of(name, "the name of a base"), number))
             model = self._learner.apply(total, [base, sent])
-        if "loss" in form:
-            model.loss = read_report(form["loss"])
+        if "loss" in entry:
+            model.loss = read_report(entry["loss"])
         return model
 
-    def _unpack_lazy(self, payload: bytes, form: Mapping[str, Json]) -> Lazy:
+    def _unpack_lazy(self, payload: bytes, entry: Mapping[str, Json]) -> Lazy:
         values = np.frombuffer(payload, "<f4").astype(np.float32)
-        what = text_of(form["lazy"], "the kind of computed numbers")
-        if len(values) != entry_of(form, "count"):
-            raise PacketError(f"it has {len(values)} numbers, and its count is {form['count']}")
+        what = text_of(entry["lazy"], "the kind of computed numbers")
+        if len(values) != entry_of(entry, "count"):
+            raise PacketError(f"it has {len(values)} numbers, and its count is {entry['count']}")
         ref = self._learner.received(values)
         match what:
             case "loss":
@@ -292,15 +324,15 @@ class ContentPacker:
         return Lazy(what, ref, len(values))
 
 
-def _unpack_numbers(payload: bytes, form: Mapping[str, Json]) -> object:
-    wire = text_of(entry_of(form, "wire"), "wire")
+def _unpack_numbers(payload: bytes, entry: Mapping[str, Json]) -> object:
+    wire = text_of(entry_of(entry, "wire"), "wire")
     if wire not in ("<f4", "<i4"):
         raise PacketError(f"numbers have the type {show_value(wire)}; allowed are '<f4' and '<i4'")
-    shape = list_of(entry_of(form, "shape"), "shape")
+    shape = list_of(entry_of(entry, "shape"), "shape")
     sizes = [count_of(size, "a size of an array") for size in shape]
     array = np.frombuffer(payload, wire).reshape(sizes)
     array = array.astype(np.float64 if wire == "<f4" else np.int64)
-    match entry_of(form, "numbers"):
+    match entry_of(entry, "numbers"):
         case "array":
             return array
         case "list":

@@ -107,7 +107,7 @@ class ClientSide:
             changes.append(self._add_time_to_encode)
         return changes
 
-    def begin_real(self, device: int, context: TaskContext) -> None:
+    def begin_real_function(self, device: int, context: TaskContext) -> None:
         """Start the function that ``Client.real`` returns for a device's task, if it has not been started.
 
         Args:
@@ -144,7 +144,7 @@ class ClientSide:
             self.devices.with_base.add(task.device)
         client = self.halves.of(task.device)
         if type(client).real is not Client.real:
-            self.begin_real(task.device, context)
+            self.begin_real_function(task.device, context)
         if context.real is not None:  # the simulated time stands still until the work is done
             context.instruction.value = context.real.result()
             context.real = None

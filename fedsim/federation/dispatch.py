@@ -179,7 +179,8 @@ class Dispatch:
         request = self.envelopes.request(device, contents, job, round_number)
         if continues:
             self.updates.continue_task(device, round_number)
-        self.updates.finished.pop(device, None)
+        # the new task is the last one now, and is not done
+        self.updates.continuable.pop(device, None)
         edge = self.messages.edge_of(device) if at_edge else None
         task = self.tasks.start(
             device,
@@ -190,8 +191,9 @@ class Dispatch:
             edge=edge,
             context=request.context,
         )
+        # with several workers, the function of ``Client.real`` runs while simulated time goes on
         if self.simulation.executor.workers > 1:
-            self.client_side.begin_real(device, request.context)
+            self.client_side.begin_real_function(device, request.context)
         return task.id
 
     def end(self, task: int, cause: Cause) -> None:

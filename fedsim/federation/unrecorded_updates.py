@@ -16,7 +16,7 @@ class UnrecordedUpdatesState(TypedDict):
     """State of ``UnrecordedUpdates`` in a checkpoint: its attributes of these names."""
 
     unrecorded: dict[int, tuple[int, list[int]]]
-    finished: dict[int, tuple[int, int]]
+    continuable: dict[int, tuple[int, int]]
 
 
 class UnrecordedTask(NamedTuple):
@@ -39,13 +39,13 @@ class UnrecordedUpdates:
     Attributes:
         unrecorded: task -> round of the task and serials of the models in its answer, for each
             answer that no record ``aggregate`` has named.
-        finished: device -> ID and round of the device's last task, if that task is done and was
+        continuable: device -> ID and round of the device's last task, if that task is done and was
             asked for a round.
     """
 
     def __init__(self) -> None:
         self.unrecorded: dict[int, tuple[int, list[int]]] = {}
-        self.finished: dict[int, tuple[int, int]] = {}
+        self.continuable: dict[int, tuple[int, int]] = {}
 
     def add(self, task: int, device: int, round_number: int, contents: Contents) -> None:
         """Enter the answer of a task that is done and was asked for a round.
@@ -56,7 +56,7 @@ class UnrecordedUpdates:
             round_number: round of the task.
             contents: the contents of the answer by name.
         """
-        self.finished[device] = task, round_number
+        self.continuable[device] = task, round_number
         serials = [value.serial for value in contents.values() if type(value) is Ref]
         if serials:
             self.unrecorded[task] = round_number, serials
@@ -73,7 +73,7 @@ class UnrecordedUpdates:
         Raises:
             SimulationError: the device's last task was not asked for this round, or is not done.
         """
-        task, last_round = self.finished.get(device, (None, None))
+        task, last_round = self.continuable.get(device, (None, None))
         if task is not None and last_round == round_number:
             self.unrecorded.pop(task, None)
             return
@@ -113,9 +113,9 @@ class UnrecordedUpdates:
 
     def snapshot(self) -> UnrecordedUpdatesState:
         """Return the state for ``restore``."""
-        return {"unrecorded": self.unrecorded, "finished": self.finished}
+        return {"unrecorded": self.unrecorded, "continuable": self.continuable}
 
     def restore(self, state: UnrecordedUpdatesState) -> None:
         """Restore the state from ``snapshot``."""
         self.unrecorded = state["unrecorded"]
-        self.finished = state["finished"]
+        self.continuable = state["continuable"]

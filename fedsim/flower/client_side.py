@@ -108,6 +108,7 @@ def carry_out(job: AppJob) -> AppReply:
 
 
 def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
+    """Call the ClientApp in this thread, and check and measure its reply."""
     message = job.message
     metadata = message.metadata
     app = half.loaded
@@ -122,19 +123,14 @@ def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
     with ExitStack() as stack:
         stack.enter_context(half.in_use(job.seeds[1]))
         stack.enter_context(running(call))
-        get_count = _count(job, stack)
+        get_count = _start_counting(job, stack)
         try:
             reply = app(message, context)
         except Exception as error:
             raise SimulationError(
                 f"{label} raised {error_of_app(error, job.app.folder)}"
             ) from error
-    is_message = isinstance(reply, Message)
-    if not is_message or reply.metadata.reply_to_message_id != metadata.message_id:
-        raise SimulationError(
-            f"{label} answered with {show_value(reply)}, a {type(reply).__name__}; allowed is a "
-            f"Message that is a reply to the one that it got{_place_of(app, message)}"
-        )
+    _check_reply(reply, app, message, label)
     source = reply
     if isinstance(call.reply, Message) and call.reply.has_content():
         source = call.reply  # mods of the app may hide its content
@@ -148,6 +144,19 @@ def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
     )
 
 
+def _check_reply(reply: object, app: ClientApp, message: Message, label: str) -> None:
+    """Raise ``SimulationError`` if the value that an app has returned is no reply to a message."""
+    if (
+        isinstance(reply, Message)
+        and reply.metadata.reply_to_message_id == message.metadata.message_id
+    ):
+        return
+    raise SimulationError(
+        f"{label} answered with {show_value(reply)}, a {type(reply).__name__}; allowed is a "
+        f"Message that is a reply to the one that it got{_place_of(app, message)}"
+    )
+
+
 def _examples_of(reply: Message) -> float | None:
     """Return a reply's metric ``num-examples``; None if it is missing, negative or not finite."""
     if reply.has_error():
@@ -158,7 +167,7 @@ def _examples_of(reply: Message) -> float | None:
     return examples
 
 
-def _count(job: AppJob, stack: ExitStack) -> Callable[[], float | None]:
+def _start_counting(job: AppJob, stack: ExitStack) -> Callable[[], float | None]:
     """Start to count FLOPs or samples in this thread, as ``job.counts`` requests.
 
     Args:

@@ -424,7 +424,7 @@ class Beginning:
         self, core: "Learning", trainings: list[UsedTraining], patience_s: float
     ) -> float:
         first = trainings[:1]
-        await _train_s(core, first, 1)  # warm-up: the first training does extra work
+        await _train_s(core, first, most_steps=1)  # warm-up: the first training does extra work
         pilot = min(_PILOT_STEPS, self.steps_of(first[0]))
         guess = await _train_s(core, first, pilot) / pilot
         most = max(_PILOT_STEPS, int(patience_s / guess))
@@ -432,7 +432,7 @@ class Beginning:
             return await _train_s(core, first, most) / most
         totals = np.cumsum([self.steps_of(training) for training in trainings])
         count = max(1, int(np.searchsorted(totals * guess, patience_s, side="right")))
-        return await _train_s(core, trainings[:count], None) / float(totals[count - 1])
+        return await _train_s(core, trainings[:count], most_steps=None) / float(totals[count - 1])
 
 
 async def _train_s(

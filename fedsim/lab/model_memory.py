@@ -284,7 +284,7 @@ def _saved_bytes(run: Run, counts: ModelCounts, rounds: float) -> float:
         rounds: count of rounds of the whole run.
     """
     scenario = run.scenario
-    all_saves = _saves(scenario.checkpoint, rounds, scenario.stop.simulated_time)
+    all_saves = _count_saves(scenario.checkpoint, rounds, scenario.stop.simulated_time)
     saves = min(_SAVES, all_saves)
     if not saves:
         return 0.0
@@ -299,7 +299,7 @@ def _saved_bytes(run: Run, counts: ModelCounts, rounds: float) -> float:
     return counts.alive_bytes + (saves - 1) * changed
 
 
-def _saves(spec: CheckpointSpec, rounds: float, end_s: float | None) -> int:
+def _count_saves(spec: CheckpointSpec, rounds: float, end_s: float | None) -> int:
     """Return how often a run saves checkpoints.
 
     Args:

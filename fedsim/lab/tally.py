@@ -55,7 +55,7 @@ class Tally(Learner):
 
     @override
     def _name(self, prefix: str, recipe: Recipe | None, device: int | None = None) -> Ref:
-        ref = super()._name(prefix, None, device)
+        ref = super()._name(prefix, recipe=None, device=device)
         ref.recipe = recipe
         return ref
 

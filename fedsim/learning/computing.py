@@ -192,7 +192,7 @@ class ModelComputing:
         recipe = ref.recipe
         submit = self._simulation.submit
         if isinstance(recipe, Best):
-            return ResultOf(submit(self._work.objectives, [self._work.question(ref, self._data)]))
+            return ResultOf(submit(self._work.objectives, [self._work.choice_job(ref, self._data)]))
         if isinstance(recipe, Initial):
             return self._initial(recipe.count)
         call = self._call(ref)
@@ -285,8 +285,8 @@ class ModelComputing:
             self.scratch.hold(ref, derived_of(computed, models))
 
     async def _choose(self, refs: Sequence[Ref]) -> None:
-        questions = [self._work.question(ref, self._data) for ref in refs]
-        results = await self._submit_chunks(self._work.objectives, questions)
+        jobs = [self._work.choice_job(ref, self._data) for ref in refs]
+        results = await self._submit_chunks(self._work.objectives, jobs)
         for ref, objectives in zip(refs, results, strict=True):
             ref.choose(objectives)
 

@@ -47,9 +47,13 @@ class Derived(StoredTensor):
     @property
     def recipe(self) -> Applied:
         """Recipe of ``spliced`` with these weights as result, which a checkpoint stores instead."""
-        constants = {"places": self._places}
         return Applied(
-            _SPLICED, (self._model, self._values), constants, None, None, leave_out=False
+            _SPLICED,
+            (self._model, self._values),
+            constants={"places": self._places},
+            stream=None,
+            otherwise=None,
+            leave_out=False,
         )
 
     def read(self) -> Weights:

@@ -30,8 +30,8 @@ from fedsim.learning.functions import DataFunction
 from fedsim.learning.learner import Learner
 from fedsim.learning.local_work import LocalWork
 from fedsim.learning.models import Layered, Model, TorchModel
-from fedsim.learning.module_files import load
-from fedsim.learning.modules import as_real, fit, frozen_tensors, numbers
+from fedsim.learning.module_files import load_file
+from fedsim.learning.modules import adapt_and_freeze, as_real, frozen_tensors, trained_tensors
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Ref, Trained
 from fedsim.learning.resident import ResidentSamples
@@ -146,9 +146,9 @@ class Learning(Learner):
             their values.
         """
         if model.has_frozen:
-            return self._module(0, 0)
+            return self._module(0)
         if model.file is not None:
-            self._module(0, 0)  # raises an error now if the file does not fit
+            self._module(0)  # raises an error now if the file does not fit
         if self._architecture is not None:
             return self._architecture
         return self._module()
@@ -270,7 +270,7 @@ class Learning(Learner):
     ) -> Ref:
         x, y = self._data.train_samples(self._data.shard(device, version))
         values = np.asarray(function(x, y, **constants), dtype=np.float32).reshape(-1)
-        ref = self._name("values", None, device)
+        ref = self._name("values", recipe=None, device=device)
         ref.settle(values)
         return ref
 
@@ -312,7 +312,7 @@ class Learning(Learner):
     def frozen(self) -> NDArray[np.float32]:
         if not self.base_bytes:
             return super().frozen()
-        tensors = frozen_tensors(self._module(0, 0))
+        tensors = frozen_tensors(self._module(0))
         parts = [as_real(tensor.detach()).to(torch.float32).reshape(-1) for tensor in tensors]
         return to_host(torch.cat(parts))
 
@@ -453,7 +453,7 @@ class Learning(Learner):
         """
         has_file = self._model.file is not None
         if self._architecture is not None and not self._model.has_frozen and not has_file:
-            return self._draw_weights(index)
+            return self._draw(self._architecture, index)
         weights = self._module_weights(index)
         if index and has_file and np.array_equal(weights, self._initial(0)):
             raise ScenarioError(
@@ -469,24 +469,27 @@ class Learning(Learner):
         Args:
             index: index of the initial model.
         """
-        return flat_weights(list(numbers(self._module(0, index)).values()))
+        return flat_weights(list(trained_tensors(self._module(index)).values()))
 
-    def _draw_weights(self, index: int) -> Weights:
-        assert self._architecture is not None
-        return self._architecture.initial(self._streams.generator(_INIT, index))
+    def _draw(self, architecture: Architecture, index: int) -> Weights:
+        return architecture.initial(self._streams.generator(_INIT, index))
 
-    def _module(self, *ids: int) -> nn.Module:
+    def _module(self, index: int | None = None) -> nn.Module:
         """Build the module that is trained, with LoRA, frozen tensors and ``model.file`` applied.
 
         Args:
-            ids: integers that select the random stream of the initial weights.
+            index: index of the initial model whose weights the module gets; None if only the form
+                of the module is used.
         """
         model = self._model
+        ids = () if index is None else (0, index)
+        # torch's seeds are signed, so that a word gives 63 bits
         seed = self._streams.word(_INIT, *ids) >> 1
         module = model.plain_module(self._shape, self._classes, seed)
-        if self._architecture is not None:
-            load_weights(list(module.parameters()), self._draw_weights(ids[-1]))
-        fit(module, model.lora, model.train, self._streams.word(_ADAPTERS, *ids) >> 1)
+        if self._architecture is not None and index is not None:
+            load_weights(list(module.parameters()), self._draw(self._architecture, index))
+        adapters_seed = self._streams.word(_ADAPTERS, *ids) >> 1
+        adapt_and_freeze(module, model.lora, model.train, adapters_seed)
         if model.file is not None:
-            load(module, model.file, self._root)
+            load_file(module, model.file, self._root)
         return module

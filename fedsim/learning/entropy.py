@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import ClassVar
 
-from fedsim.learning.remains import is_of_user
+from fedsim.learning.hidden_memory import is_of_user
 
 # modules whose draws are attributed to their caller
 _GENERATORS = ("numpy", "random", "secrets", "uuid")

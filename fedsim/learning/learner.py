@@ -119,7 +119,7 @@ class Learner:
         Args:
             update: the result of the training, which must not be computed yet.
         """
-        return self._name("gradient", None, update.device)
+        return self._name("gradient", recipe=None, device=update.device)
 
     def best(
         self,
@@ -181,7 +181,7 @@ class Learner:
             raise SimulationError(
                 f"an array of shape {np.shape(weights)} is no model; allowed is [{self.parameters}]"
             )
-        return self._name("model", None)
+        return self._name("model", recipe=None)
 
     def received(self, values: NDArray[np.float32], device: int | None = None) -> Ref:
         """Return a reference to an array that another process, such as a real device, has computed.
@@ -190,7 +190,7 @@ class Learner:
             values: a model, or other values, float32 [any length].
             device: index of the device that has computed the array; None for no device.
         """
-        ref = self._name("model", None, device)
+        ref = self._name("model", recipe=None, device=device)
         ref.settle(values)
         return ref
 
@@ -209,11 +209,11 @@ class Learner:
             version: version of its data.
             constants: its other arguments, by name.
         """
-        return self._name("values", None, device)
+        return self._name("values", recipe=None, device=device)
 
     def zero(self) -> Ref:
         """Return a reference to the model whose weights are all 0."""
-        return self._name("model", None)
+        return self._name("model", recipe=None)
 
     def apply(
         self,

@@ -1,4 +1,9 @@
-"""Local trainings and choices of models for many devices, which workers carry out."""
+"""Local trainings and choices of models for many devices, which workers carry out.
+
+A *recipe* says how a model is computed. A *job* is a recipe with the device's data, as it is sent to
+a worker. There it becomes a ``LocalSolve``, the tensors of one training, from which a solver makes a
+``Solved``.
+"""
 
 import math
 from collections.abc import Sequence
@@ -53,7 +58,7 @@ class TrainingJob(NamedTuple):
         return len(self.shard.train if self.samples is None else self.samples)
 
 
-class Question(NamedTuple):
+class ChoiceJob(NamedTuple):
     """Inputs of a choice on a worker: which of several models fits a device's samples best.
 
     Attributes:
@@ -214,6 +219,7 @@ class LocalWork:
         )
 
     def _local_solve(self, job: TrainingJob) -> LocalSolve:
+        """Collect the tensors, batches and keys of random numbers of a training, on a worker."""
         recipe = job.recipe
         training = recipe.training
         x, y = self._samples.train(job.shard, job.samples)
@@ -241,7 +247,7 @@ class LocalWork:
             state=before.state if before is not None and before.finite else None,
         )
 
-    def question(self, ref: Ref, data: FederatedData) -> Question:
+    def choice_job(self, ref: Ref, data: FederatedData) -> ChoiceJob:
         """Collect the inputs of a choice among models.
 
         Args:
@@ -257,23 +263,23 @@ class LocalWork:
             if size < len(shard.train):
                 generator = self._streams.generator("learning/batch", recipe.device, key)
                 samples = generator.choice(len(shard.train), size, replace=False)
-        return Question(shard, [self._models.named(model) for model in recipe.models], samples)
+        return ChoiceJob(shard, [self._models.named(model) for model in recipe.models], samples)
 
-    def objectives(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
+    def objectives(self, jobs: Sequence[ChoiceJob]) -> list[NDArray[np.float64]]:
         """Compute each model's training objective on a device's samples, for choices of models.
 
         Args:
-            questions: for each choice of a model, the models and the device's data.
+            jobs: for each choice of a model, the models and the device's data.
 
         Returns:
-            For each question each model's mean loss over the samples plus the L2 penalty, float64
+            For each job each model's mean loss over the samples plus the L2 penalty, float64
             [models].
         """
         one_thread()
         solver = self._solver
         rule = self._training.sgd
         results = []
-        for shard, models, samples in questions:
+        for shard, models, samples in jobs:
             x, y = self._samples.train(shard, samples)
             inputs = x.clone()  # aligned by torch, as the last bits of results depend on it
             losses = []

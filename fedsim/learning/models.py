@@ -256,23 +256,23 @@ class TorchModel(PartedModel):
             shape: shape of a sample.
             classes: count of classes.
         """
-        from fedsim.learning.modules import fit  # here, as it imports torch, which is slow
+        from fedsim.learning.modules import adapt_and_freeze  # here, as it imports torch: slow
 
-        return fit(self.plain_module(shape, classes), self.lora, self.train)
+        return adapt_and_freeze(self.plain_module(shape, classes), self.lora, self.train)
 
     def base_bytes(self, shape: Shape, classes: int) -> float:
-        from fedsim.learning.modules import frozen_numbers
+        from fedsim.learning.modules import count_frozen_numbers
 
-        return 4.0 * frozen_numbers(self.fitted(shape, classes))
+        return 4.0 * count_frozen_numbers(self.fitted(shape, classes))
 
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
-        from fedsim.learning.modules import numbers, real_shape
+        from fedsim.learning.modules import real_shape, trained_tensors
 
         module = self.fitted(shape, classes)
         parts = dict(module.named_modules())
         parameters = {id(parameter) for parameter in module.parameters()}
         tensors = []
-        for name, tensor in numbers(module).items():
+        for name, tensor in trained_tensors(module).items():
             part_name, _, _ = name.rpartition(".")
             layer = type(parts[part_name]).__name__.removeprefix("LoRA")
             tensor_shape = real_shape(tensor)
@@ -352,10 +352,12 @@ class Layered(TorchModel):
         return module_of(self.architecture(shape, classes))
 
     def fitted(self, shape: Shape, classes: int) -> "nn.Module":
-        from fedsim.learning.modules import fit
+        from fedsim.learning.modules import adapt_and_freeze
         from fedsim.learning.solvers.reference import module_of
 
-        return fit(module_of(self.architecture(shape, classes), "meta"), self.lora, self.train)
+        return adapt_and_freeze(
+            module_of(self.architecture(shape, classes), "meta"), self.lora, self.train
+        )
 
     def base_bytes(self, shape: Shape, classes: int) -> float:
         if not self.has_frozen:

@@ -207,7 +207,7 @@ def is_number(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def numbers(module: nn.Module) -> dict[str, Tensor]:
+def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the trained and sent tensors of a module, which make up its flat model.
 
     For each submodule these are its trained parameters, then its persistent float buffers (such as
@@ -219,14 +219,14 @@ def numbers(module: nn.Module) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     listed: set[int] = set()
     for name, part in module.named_modules():
-        for key, tensor in _part_numbers(part):
+        for key, tensor in _trained_of_part(part):
             if id(tensor) not in listed:
                 listed.add(id(tensor))
                 tensors[_join(name, key)] = tensor
     return tensors
 
 
-def _part_numbers(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _trained_of_part(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield name and tensor of each tensor of a submodule that is trained and sent."""
     for key, parameter in part.named_parameters(recurse=False):
         if parameter.requires_grad:
@@ -258,7 +258,7 @@ def as_tensor_like(values: Tensor, like: Tensor) -> Tensor:
     return torch.view_as_complex(shaped) if like.is_complex() else shaped
 
 
-def frozen_numbers(module: nn.Module) -> int:
+def count_frozen_numbers(module: nn.Module) -> int:
     """Count the values in a module's frozen tensors, which are neither trained nor sent."""
     return _count(frozen_tensors(module))
 
@@ -270,7 +270,7 @@ def frozen_tensors(module: nn.Module) -> list[Tensor]:
         for key, buffer in part.named_buffers(recurse=False):
             if key not in part._non_persistent_buffers_set and is_number(buffer):
                 tensors[id(buffer)] = buffer
-    trained = {id(tensor) for tensor in numbers(module).values()}
+    trained = {id(tensor) for tensor in trained_tensors(module).values()}
     return [tensor for number, tensor in tensors.items() if number not in trained]
 
 
@@ -393,7 +393,9 @@ def example(samples: int, shape: Shape, dtype: torch.dtype = torch.float32) -> T
     return torch.zeros(samples, *shape, dtype=dtype)
 
 
-def fit(module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int = 0) -> nn.Module:
+def adapt_and_freeze(
+    module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int = 0
+) -> nn.Module:
     """Add low-rank adapters to a module, and freeze the tensors that are not trained, in place.
 
     Args:
@@ -504,7 +506,7 @@ def _freeze(module: nn.Module, patterns: Patterns) -> None:
     Raises:
         ScenarioError: a pattern matches no tensor, or no tensor is left to be trained.
     """
-    trained = matching(list(numbers(module)), patterns, "model.train", "tensor")
+    trained = matching(list(trained_tensors(module)), patterns, "model.train", "tensor")
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in trained)
     for name, part in module.named_modules():

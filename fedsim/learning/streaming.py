@@ -131,7 +131,8 @@ class Twin(Ref):
         children: count of occurrences of the model in recipes of other twins, which may compute it
             again.
         stays: whether the weights must stay in memory after the computation.
-        spare: recipe of a computed model, by which it can be computed again after it is freed.
+        spare: recipe of a computed model; ``recipe`` gets it back when the weights are freed, so that
+            the model can be computed again.
     """
 
     original: "weakref.ref[Ref] | None" = None
@@ -173,6 +174,7 @@ def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list
         recipe = ref.recipe
         if recipe is None or ref in twins:
             continue
+        # a twin is not needed if its model has its weights again
         original = ref.outside if isinstance(ref, Twin) else None
         if original is not None and original.held is not None:
             computed[ref] = original
@@ -278,7 +280,7 @@ class _Planner:
 
     def _visit_mix(self, ref: Twin, recipe: Mixed, depth: int) -> Iterator[_Needed]:
         opens_early = depth < _OPEN_SUMS
-        if not opens_early:
+        if not opens_early:  # all parts are computed before the sum begins
             for part, _ in recipe.parts:
                 yield _Needed(part, depth)
         for position, (part, _) in enumerate(recipe.parts):

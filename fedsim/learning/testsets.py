@@ -168,6 +168,7 @@ class TestSets:
         return self._data.shard(device, int(self._versions[device]))
 
     def _gather(self, devices: Sequence[int]) -> TestSamples:
+        """Collect the test samples of devices, with each distinct image once."""
         pool = self._data.pool
         shards = list(map(self.shard, devices))
         turns = np.array([shard.quarter_turns % 4 for shard in shards], dtype=np.int64)
@@ -176,35 +177,37 @@ class TestSets:
         index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
         targets = pool.y if pool.targets is None else pool.targets
         y = _mapped(targets[index], owner, shards)
-        images, image = np.unique(index + turns[owner] * len(pool.y), return_inverse=True)
-        order = np.argsort(image, kind="stable")
-        numbers = int(np.prod(pool.shape))
+        # an image is a sample in a number of quarter turns
+        image_ids = index + turns[owner] * len(pool.y)
+        images, image_of_sample = np.unique(image_ids, return_inverse=True)
+        order = np.argsort(image_of_sample, kind="stable")
+        numbers_per_image = int(np.prod(pool.shape))
         if pool.vocabulary:
-            numbers *= max(1, pool.outputs)
+            numbers_per_image *= max(1, pool.outputs)
         size = 8 * (len(devices) + len(images) + 4 * len(y))
-        image_bytes = 4 * numbers * len(images)
+        image_bytes = 4 * numbers_per_image * len(images)
         keep = image_bytes <= _KEPT_BYTES
         if keep:
             size += image_bytes
-        width = max(1, _BLOCK_NUMBERS // numbers)
-        blocks = self._blocks(images, image[order], y[order], width, keep)
+        width = max(1, _BLOCK_NUMBERS // numbers_per_image)
+        blocks = self._blocks(images, image_of_sample[order], y[order], width, keep=keep)
         return TestSamples(list(devices), owner, order, blocks, size)
 
     def _blocks(
-        self, images: Ints, image: Ints, targets: AnyArray, width: int, keep: bool
+        self, images: Ints, image_of_sample: Ints, targets: AnyArray, width: int, *, keep: bool
     ) -> list[BlockSamples]:
         """Divide distinct images, and the samples that have them, into blocks.
 
         Args:
             images: IDs of the distinct images, ascending, int64.
-            image: index in ``images`` of each sample's image, ascending, int64 [samples].
+            image_of_sample: index in ``images`` of each sample's image, ascending, int64 [samples].
             targets: targets of the samples, [samples, ...].
             width: count of images in a block.
             keep: whether the blocks keep their images in memory.
         """
         starts = range(0, len(images), width)
-        ends = np.searchsorted(image, starts[1:])
-        indices = np.split(image % width, ends)
+        ends = np.searchsorted(image_of_sample, starts[1:])
+        indices = np.split(image_of_sample % width, ends)
         parts = np.split(targets, ends)
         blocks = []
         for start, block_image, block_targets in zip(starts, indices, parts, strict=False):

@@ -88,6 +88,7 @@ class FedAsync(Asynchronous[FedAsyncParams]):
         weight = self.params.weight(self.state.version, staleness)
         before = self.state.model
         parts = [(before, 1.0 - weight), (message["update"], weight)]
+        # ``otherwise`` is for an update that has all the weight and is not finite
         model = self.server.models.mix(parts, otherwise=before)
         update = self.entry(message, base)
         update.weight = weight

@@ -350,13 +350,17 @@ class Synchronous(Combining[S]):
             record["training_limit"] = training_limit_s
         elif rule is not None:
             state.limit = rule.limit_s(state.deadline, state.round)
-        deadline = None
+        recorded_deadline = None
         if self._round_limit is not None:
             deadline = server.timer("deadline", server.now + self._round_limit)
-        if self.params.traits.late_goes_on:
-            deadline = None
+            if not self.params.traits.late_goes_on:  # else late tasks go on after it
+                recorded_deadline = deadline
         server.emit(
-            "round-start", round=state.round, selected=len(devices), deadline=deadline, **record
+            "round-start",
+            round=state.round,
+            selected=len(devices),
+            deadline=recorded_deadline,
+            **record,
         )
         for device in devices:
             self._ask(device)
@@ -392,6 +396,7 @@ class Synchronous(Combining[S]):
         return task
 
     async def on_timer(self, name: str) -> None:
+        # the table of phases in the docstring of the class has the timers
         match name:
             case "retry" | "round":
                 self._open_round()

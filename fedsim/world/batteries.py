@@ -321,7 +321,7 @@ class Batteries:
         load = self._loads[device]
         until = self._simulation.now + _AHEAD_S
         if load.was_flat:
-            return FlatPrediction(until, False, False)
+            return FlatPrediction(until, is_flat=False, is_at_risk=False)
         reserve = load.byte * remaining
         load.is_at_risk = reserve >= point.level
         load.rate = 0.0
@@ -395,6 +395,17 @@ class Batteries:
     def _find_course(
         self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0
     ) -> _Course:
+        """Return how the energy changes from a point on, until the power or the state changes.
+
+        This is when the device is plugged in or out, when its radio falls asleep, or when its
+        battery is full, flat, or charged enough to restart the device.
+
+        Args:
+            device: index of the device.
+            point: state of the battery at the begin of the course.
+            watts: power of the device's task (W).
+            reserve: energy that is subtracted from the capacity (J).
+        """
         capacity = self._coefficient(device, "capacity_j") - reserve
         charge = self._coefficient(device, "charge_w")
         idle = 0.0
@@ -406,7 +417,7 @@ class Batteries:
         if point.flat:
             net = charge
             watts = 0.0
-            target = self._restart * capacity
+            target = self._restart * capacity  # the device restarts at this level
         else:
             idle = self._coefficient(device, "idle_w")
             if point.at < point.tail:
@@ -415,10 +426,11 @@ class Batteries:
             net = charge - idle - watts
             if net >= 0 and point.level >= capacity:
                 net = 0.0
-                charge = idle + watts
+                charge = idle + watts  # a full battery is charged with what is drawn
             target = capacity if net > 0 else 0.0
         course = _Course(end, net, charge, idle, watts, capacity)
         if net:
+            # a course lasts for a tick at least
             reached = max(on_grid(point.at + (target - point.level) / net), point.at + TICK_S)
             if reached <= end:
                 course.end = reached
@@ -468,6 +480,8 @@ class Batteries:
         """Update a battery to the present time: subtract the energy drawn since its last update.
 
         The energy of transferred bytes is spread evenly over the time since the last update.
+        ``predict`` has put it into the power of a task that is at risk, because the battery may run
+        flat within the message; then only the difference to the bytes is subtracted.
 
         Args:
             device: index of the device.
@@ -476,23 +490,23 @@ class Batteries:
         point = self._point(device)
         load = self._loads.get(device, Load())
         now = self._simulation.now
-        owed = load.byte * (moved - load.moved)
+        bytes_j = load.byte * (moved - load.moved)
         seconds = now - point.at
         watts = load.total
         if load.is_at_risk:
-            owed -= load.byte * load.rate * seconds
+            bytes_j -= load.byte * load.rate * seconds
         elif load.moves and seconds > 0:
-            watts = watts + owed / seconds
-            owed = 0.0
+            watts = watts + bytes_j / seconds
+            bytes_j = 0.0
         if seconds > 0:
             course = self._follow_breakpoints(device, point, now, watts, keep=True)
             if now > point.at:
                 course.follow(point, now)
-        elif not owed:
+        elif not bytes_j:
             return
-        # ``owed`` may be below 0 by rounding
-        point.level = min(max(0.0, point.level - owed), self._coefficient(device, "capacity_j"))
-        point.drawn += owed
+        # ``bytes_j`` may be below 0 by rounding
+        point.level = min(max(0.0, point.level - bytes_j), self._coefficient(device, "capacity_j"))
+        point.drawn += bytes_j
         load.moved = max(moved, load.moved)
         self._store_point(device, point)
 

@@ -236,14 +236,15 @@ def build_world(
     simulation = Simulation()
     spec = sections.population
     streams = Streams(seed)
-    world = WorldBuilder(simulation, streams, spec, sections.network, None)
+    world = WorldBuilder(simulation, streams, spec, sections.network, root=None)
     samples = np.zeros(spec.devices, dtype=np.int64)
     if spec.samples is not None:
-        samples = spec.sizes(streams, None)
-    world.build_devices(samples, spec.reference_flops or 1.0, None)
-    world.build_tasks(_ignore, lambda task: (), _ignore)
-    world.build_lifetimes(_ignore)
-    return world.build_processes(sections.world.processes, _ignore).world
+        samples = spec.sizes(streams, root=None)
+    # a sample costs as much as one of the reference model
+    world.build_devices(samples, flops=spec.reference_flops or 1.0, rooflines=None)
+    world.build_tasks(on_edge_lost=_ignore, next_steps=lambda task: (), on_task_end=_ignore)
+    world.build_lifetimes(on_arrival=_ignore)
+    return world.build_processes(sections.world.processes, on_switched_on=_ignore).world
 
 
 def _ignore(_: object) -> None:  # callback of a world without a server

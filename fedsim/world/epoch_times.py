@@ -112,7 +112,8 @@ class EpochTimes:
             return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(fitting, 0))]
         ends: list[float] = []
         while len(ends) < epochs and start < limit and start <= horizon:
-            start = self._finish(device, start, epoch_s * self.jitter(device, start, task), horizon)
+            work_s = epoch_s * self.jitter(device, start, task)
+            start = self._end_of_epoch(device, start, work_s, horizon)
             ends.append(start)
         return ends
 
@@ -155,13 +156,17 @@ class EpochTimes:
             normal = self._streams.normal("world/jitter/task", device, task)
         return math.exp(sigma * normal - sigma**2 / 2)
 
-    def _finish(self, device: int, start: float, work_s: float, horizon: float) -> float:
+    def _end_of_epoch(self, device: int, start: float, work_s: float, horizon: float) -> float:
+        """Return the time (s) at which an epoch ends that takes ``work_s`` seconds at full speed.
+
+        If this is beyond the horizon, the result may be a lower bound beyond the horizon.
+        """
         if self._phases is None:
             return start + on_grid(work_s)
         self._phases.check_walk(device, start, min(horizon, start + work_s / self._mean_rate))
         while True:
             span = self._phases.span(device, start)
-            rate = 1.0 if span.on else self._factor
+            rate = 1.0 if span.on else self._factor  # a span is on while the device is not slow
             if (span.end - start) * rate >= work_s:
                 return start + on_grid(work_s / rate)
             if span.end > horizon:

@@ -56,6 +56,16 @@ class HostSpec(Spec):
     def _check_host(self) -> "HostSpec":
         if (self.cores is None) == (self.throughput is None):
             raise ValueError("a host has either 'cores' or 'throughput'; give one of them")
+        self._check_throughput()
+        if (self.memory is None) != (self.task_memory is None):
+            raise ValueError("'memory' needs 'task_memory'")
+        if self.slots < 1:
+            raise ValueError(
+                f"'memory' of {self.memory:g} B holds no task of {self.task_memory:g} B"
+            )
+        return self
+
+    def _check_throughput(self) -> None:
         busy = [1.0, *(count for count, _ in self.throughput or ())]
         if busy != sorted(set(busy)):
             raise ValueError(
@@ -68,13 +78,6 @@ class HostSpec(Spec):
                     f"'throughput' is {work:g} at {count:g} computations; allowed is up to "
                     f"{count:g}"
                 )
-        if (self.memory is None) != (self.task_memory is None):
-            raise ValueError("'memory' needs 'task_memory'")
-        if self.slots < 1:
-            raise ValueError(
-                f"'memory' of {self.memory:g} B holds no task of {self.task_memory:g} B"
-            )
-        return self
 
     @property
     def slots(self) -> float:

@@ -217,6 +217,12 @@ class Messages:
             return
         if message.alarm is not None:
             message.alarm.cancel()
+        self._record_end(message, outcome)
+        if message.on_end is not None:
+            message.on_end(message, outcome)
+
+    def _record_end(self, message: Message, outcome: Outcome) -> None:
+        """Record a message; between the server and an edge server its kind is ``edge-transfer``."""
         network = self.network
         source = message.source
         destination = message.destination
@@ -239,8 +245,6 @@ class Messages:
         if network.overhead != 1:
             fields["wire_bytes"] = delivered * network.overhead
         self.simulation.record(kind, fields)
-        if message.on_end is not None:
-            message.on_end(message, outcome)
 
     # snapshots between two instants
 

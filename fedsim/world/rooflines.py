@@ -121,7 +121,7 @@ class Rooflines:
         self._cost = cost
         self._batching = batching
         self._cost_of = cost_of
-        self._usual = usual or [Training(None)] * len(kinds)
+        self._usual = usual or [Training(start=None)] * len(kinds)
         self.layers = layers
         self._batch_s = cache(self._compute_batch_s)
         self._smaller = cache(self._make_smaller)
@@ -178,8 +178,8 @@ class Rooflines:
         size = min(batching.size, samples)
 
         def epoch_s(learns: bool) -> float:
-            full_s = passes * self._epoch_s(kind, samples, batching, learns)
-            return full_s + rest * self._batch_s(kind, size, learns)
+            full_s = passes * self._epoch_s(kind, samples, batching, learns=learns)
+            return full_s + rest * self._batch_s(kind, size, learns=learns)
 
         forward_s = epoch_s(learns=False)
         return self.kinds[kind].epoch + epoch_s(learns=True) + training.asked_besides * forward_s
@@ -246,16 +246,18 @@ class Rooflines:
                 counts, places = np.unique(samples[is_of_kind], return_inverse=True)
                 times = []
                 for count in counts.tolist():
-                    fitted = self.fit(kind, Training(None, batch_size=batching.size), count)
+                    fitted = self.fit(kind, Training(start=None, batch_size=batching.size), count)
                     fitting, _ = self._resolve(fitted)
-                    times.append(figures.epoch + fitting._epoch_s(kind, count, batching, True))
+                    times.append(
+                        figures.epoch + fitting._epoch_s(kind, count, batching, learns=True)
+                    )
                 seconds[is_of_kind] = np.array(times, dtype=np.float64)[places]
         return seconds
 
     def speeds(self) -> Floats:
         """Compute the training speed of every device in full batches (samples/s), [devices]."""
         size = self._batching.size
-        speeds = [size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))]
+        speeds = [size / self._batch_s(kind, size, learns=True) for kind in range(len(self.kinds))]
         by_device: Floats = np.array(speeds)[self.which]
         return by_device
 
@@ -302,7 +304,7 @@ class Rooflines:
             return None
         batching = self._batching if training is None else training.batching(self._batching)
         size = max(1, min(batching.size, samples))
-        return figures.epoch + self._batch_s(kind, size, False)
+        return figures.epoch + self._batch_s(kind, size, learns=False)
 
     def fit(self, kind: int, training: Training, samples: int) -> Training:
         """Limit a training to the last layers for which a kind of device has the memory.
@@ -393,7 +395,7 @@ class Rooflines:
         batching = training.batching(self._batching)
         return max(min(batching.size, samples), batching.last_size(samples))
 
-    def _epoch_s(self, kind: int, samples: int, batching: Batching, learns: bool) -> float:
+    def _epoch_s(self, kind: int, samples: int, batching: Batching, *, learns: bool) -> float:
         """Compute the time of a pass over a device's samples (s).
 
         Args:
@@ -404,12 +406,12 @@ class Rooflines:
         """
         size = batching.size
         if batching.last != "merge" or samples <= size:
-            return self._pass_s(kind, batching.taken(samples), min(size, samples), learns)
+            return self._pass_s(kind, batching.taken(samples), min(size, samples), learns=learns)
         last = batching.last_size(samples)
-        full_s = self._pass_s(kind, samples - last, size, learns)
-        return full_s + self._batch_s(kind, last, learns)
+        full_s = self._pass_s(kind, samples - last, size, learns=learns)
+        return full_s + self._batch_s(kind, last, learns=learns)
 
-    def _pass_s(self, kind: int, samples: int, size: int, learns: bool) -> float:
+    def _pass_s(self, kind: int, samples: int, size: int, *, learns: bool) -> float:
         """Compute the time of a pass over samples, batch by batch (s); the last may be incomplete.
 
         Args:
@@ -421,10 +423,10 @@ class Rooflines:
         if not samples:
             return 0.0
         count, rest = divmod(samples, size)
-        rest_s = self._batch_s(kind, rest, learns) if rest else 0.0
-        return count * self._batch_s(kind, size, learns) + rest_s
+        rest_s = self._batch_s(kind, rest, learns=learns) if rest else 0.0
+        return count * self._batch_s(kind, size, learns=learns) + rest_s
 
-    def _compute_batch_s(self, kind: int, samples: int, learns: bool) -> float:
+    def _compute_batch_s(self, kind: int, samples: int, *, learns: bool) -> float:
         figures = self.kinds[kind]
         cost = self._cost
         parts = (cost.forward, cost.backward, cost.update) if learns else (cost.forward,)

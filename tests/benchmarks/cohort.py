@@ -31,7 +31,7 @@ from fedsim.common.training import Batching, LocalEpochs, Training
 from fedsim.learning import scratch
 from fedsim.learning.data.federated import FederatedData, Pool, Shard, TokenShape
 from fedsim.learning.models import ModelSpec, Perceptron
-from fedsim.learning.modules import numbers
+from fedsim.learning.modules import trained_tensors
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
 from fedsim.learning.solvers.cohort import Cohort
 from fedsim.learning.solvers.reference import Reference, flat_weights
@@ -158,7 +158,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 def trainings(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[LocalSolve, Descent]]:
     """One epoch on two batches, for each lane of a stack."""
     draw = np.random.default_rng(0)
-    weights = flat_weights(list(numbers(module).values()))
+    weights = flat_weights(list(trained_tensors(module).values()))
     work = []
     for device in range(_LANES):
         samples = 32 - 2 * device

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fedsim
 from fedsim.clock.executors import Inline, Threads
 from fedsim.common.training import Contrast
-from fedsim.learning.modules import numbers
+from fedsim.learning.modules import trained_tensors
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread
 from fedsim.learning.solvers.cohort import Cohort, CohortByTrainer, kind_of
 from fedsim.learning.solvers.reference import Reference, flat_weights
@@ -140,7 +140,7 @@ def normed() -> nn.Module:
 
 def trainings(module: nn.Module, descent: Descent, pull: str) -> list[tuple[LocalSolve, Descent]]:
     """Trainings of devices with few and many samples, each from its own model."""
-    weights = flat_weights(list(numbers(module).values()))
+    weights = flat_weights(list(trained_tensors(module).values()))
     found = []
     for device, samples in enumerate(RAGGED):
         start = (weights + np.float32(0.01 * device)).astype(np.float32)

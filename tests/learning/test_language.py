@@ -15,7 +15,7 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.training import Training
 from fedsim.learning.architecture import LoRA
 from fedsim.learning.data.federated import TokenShape
-from fedsim.learning.modules import numbers
+from fedsim.learning.modules import trained_tensors
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until
@@ -119,7 +119,7 @@ def test_a_step_is_that_of_peft_alone(family: str) -> None:
             torch.nn.functional.cross_entropy(apply(x).flatten(0, 1), y.flatten()).backward()
             optimiser.step()
     expected = dict(theirs.named_parameters())
-    for name, tensor in numbers(module).items():
+    for name, tensor in trained_tensors(module).items():
         assert torch.allclose(tensor, expected[f"base_model.{name}"], atol=1e-6)
 
 

@@ -19,7 +19,7 @@ from fedsim.common.model_cost import ModelCost
 from fedsim.learning.architecture import LoRA
 from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.models import CNN5, Logistic, ModuleModel, Perceptron, SizeOnly
-from fedsim.learning.modules import fit, frozen_numbers, numbers
+from fedsim.learning.modules import adapt_and_freeze, count_frozen_numbers, trained_tensors
 from fedsim.learning.solvers.reference import module_of
 from fedsim.learning.spec import TRAINERS, TrainingSpec
 from fedsim.toolbox.models import profile as counted
@@ -358,17 +358,17 @@ def normed() -> nn.Module:
 def test_an_adapted_layer_is_one_with_another_weight(trains: bool) -> None:
     torch.manual_seed(0)
     module = Attending().train(trains)
-    adapted = fit(Attending().train(trains), LoRA(rank=3, alpha=6.0), None, seed=1)
+    adapted = adapt_and_freeze(Attending().train(trains), LoRA(rank=3, alpha=6.0), None, seed=1)
     adapted.load_state_dict(module.state_dict(), strict=False)
     x, moved = torch.randn(5, 8, 8), []
     with torch.no_grad():
         assert torch.allclose(adapted(x), module(x), atol=1e-6)  # B is 0
-        for name, tensor in numbers(adapted).items():
+        for name, tensor in trained_tensors(adapted).items():
             if name.endswith("lora_B"):
                 tensor.normal_()
                 layer = name.removesuffix(".lora_B")
                 module.get_submodule(layer).weight += (
-                    2.0 * tensor @ numbers(adapted)[f"{layer}.lora_A"]
+                    2.0 * tensor @ trained_tensors(adapted)[f"{layer}.lora_A"]
                 )
                 moved.append(layer)
         # attention's own output goes past its module
@@ -455,11 +455,11 @@ def test_a_base_that_is_cut_off_is_downloaded_again(tmp_path: Path) -> None:
 
 
 def test_statistics_that_are_not_trained_stay_in_training_too() -> None:
-    module = fit(normed(), None, "4.*").train()
+    module = adapt_and_freeze(normed(), None, "4.*").train()
     module(torch.randn(9, 8, 8))
     assert not module[2].running_mean.any()
-    assert list(numbers(module)) == ["4.weight", "4.bias"]
-    assert frozen_numbers(module) == 64 * 7 + 7 + 28
+    assert list(trained_tensors(module)) == ["4.weight", "4.bias"]
+    assert count_frozen_numbers(module) == 64 * 7 + 7 + 28
 
 
 def test_a_run_begins_with_what_another_has_learned(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 import fedsim
 from fedsim.clock.executors import Inline, Threads
 from fedsim.common.errors import ScenarioError
-from fedsim.learning.modules import numbers
+from fedsim.learning.modules import trained_tensors
 from fedsim.learning.solvers.base import Descent, LocalSolve, one_thread
 from fedsim.learning.solvers.reference import Reference, flat_weights
 from fedsim.learning.solvers.selection import pick
@@ -49,7 +49,7 @@ def convolution() -> nn.Module:
 
 def _step(module: nn.Module) -> LocalSolve:
     """One step on all samples of a device."""
-    weights = flat_weights(list(numbers(module).values()))
+    weights = flat_weights(list(trained_tensors(module).values()))
     return solve_of(weights, 20, SHAPE, CLASSES, seed=3, batch_size=20, epochs=1)
 
 

@@ -215,7 +215,7 @@ COPYING = {"cpu", "cuda", "from_numpy", "as_tensor", "tensor", "numpy"}
 ELSEWHERE = {
     "transfers.py": "it is where copies are made",
     "dense.py": "closed forms compute on the host",
-    "remains.py": "the memory of a user's module is compared on the host",
+    "hidden_memory.py": "the memory of a user's module is compared on the host",
     "reference.py": "the module is copied once, when the solver is made",
     "draws.py": "states of generators lie on the host",
     "modules.py": "a step's FLOPs are counted on no device",

@@ -85,9 +85,8 @@ class _WeightRule:
         self._aggregation: TomlTable = self._strategy.get("aggregation", {"kind": "weighted"})
         # folders of earlier versions call the key ``as``
         self._source = self._strategy.get("follows", self._strategy.get("as"))
-        self._former_rate = (
-            1.0  # of FedBuff's server, by which its recorded weights were multiplied
-        )
+        # learning rate of FedBuff's server, by which former versions multiplied recorded weights
+        self._former_rate = 1.0
         if evidence.run.understood.is_former and self._kind == "fedbuff":
             self._former_rate = self._strategy.get("server", {}).get("lr", 1.0)
         self._devices = evidence.trainable
@@ -271,10 +270,10 @@ class _WeightRule:
         return np.zeros(count)
 
     def _weights_by_samples(self, aggregate: _Aggregate, weights: Floats) -> Floats | None:
-        """Return weights in proportion to the tasks' sample counts; None if no count is known.
+        """Return weights in proportion to the tasks' samples; None if no sample count is known.
 
-        Tasks with an unknown sample count keep their recorded weight; the rest is shared by the
-        known ones.
+        A task's sample count is multiplied by how often its client was drawn. Tasks with an unknown
+        sample count keep their recorded weight; the known ones share the rest.
 
         Args:
             aggregate: the record of the aggregation.
@@ -287,10 +286,10 @@ class _WeightRule:
         if not is_known.any():
             return None
         total = samples[is_known].sum()
-        if not total:
+        if not total:  # no known task has samples
             return np.full(len(tasks), 1 / len(tasks))
-        share = 1.0 if is_known.all() else weights[is_known].sum()
-        return np.where(is_known, samples / total * share, weights)
+        share_of_known = 1.0 if is_known.all() else weights[is_known].sum()
+        return np.where(is_known, samples / total * share_of_known, weights)
 
     def _malicious_limit(self, updates: int) -> int:
         """Return how many of ``updates`` updates an aggregation by distances treats as malicious.

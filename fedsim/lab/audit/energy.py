@@ -318,7 +318,8 @@ class _Account:
                 in_zone = (evenly["zone"] == number).to_numpy()
                 total += _sum_energy(evenly, in_zone, times, zone)
         else:
-            total += _sum_energy(evenly, np.ones(len(evenly), dtype=bool), times, None)
+            everywhere = np.ones(len(evenly), dtype=bool)
+            total += _sum_energy(evenly, everywhere, times, zone=None)
         return booked.astype(np.float64) + np.diff(total, prepend=0.0)
 
     def _device_values(self, rows: pd.DataFrame, name: str) -> Floats:

@@ -179,12 +179,12 @@ def _matches(name: str, patterns: str | Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def numbers(tensors: Tensors) -> int:
+def count_parameters(tensors: Tensors) -> int:
     """Count the parameters in tensors of given shapes."""
     return sum(math.prod(shape) for shape in tensors.values())
 
 
-def sent_numbers(scenario: TomlTable, tensors: Tensors) -> int | None:
+def count_sent_parameters(scenario: TomlTable, tensors: Tensors) -> int | None:
     """Count the parameters of a model that devices send; personal ones never leave a device.
 
     Args:
@@ -197,7 +197,9 @@ def sent_numbers(scenario: TomlTable, tensors: Tensors) -> int | None:
     local_names = _local_names(scenario, tensors)
     if local_names is None:
         return None
-    return numbers(tensors) - numbers({name: tensors[name] for name in local_names})
+    return count_parameters(tensors) - count_parameters(
+        {name: tensors[name] for name in local_names}
+    )
 
 
 def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
@@ -236,7 +238,7 @@ def _is_norm(name: str, tensors: Tensors) -> bool:
     return len(tensors.get(f"{_layer_name(name)}.weight", (1, 1))) == 1
 
 
-def cut_numbers(tensors: Tensors, cut: str, size: float) -> int | None:
+def count_reduced_parameters(tensors: Tensors, cut: str, size: float) -> int | None:
     """Count the parameters of a model after its layers are narrowed or its adapters' rank reduced.
 
     Some devices train such a smaller model.
@@ -252,11 +254,11 @@ def cut_numbers(tensors: Tensors, cut: str, size: float) -> int | None:
     if cut == "width":
         if any(_adapter_side(name) for name in tensors):
             return None
-        return _narrow_numbers(tensors, size)
+        return _count_narrow_parameters(tensors, size)
     return sum(math.prod(_cut_rank(name, shape, int(size))) for name, shape in tensors.items())
 
 
-def adapter_numbers(tensors: Tensors, rank: float) -> int:
+def count_adapter_parameters(tensors: Tensors, rank: float) -> int:
     """Count the parameters in a model's adapters if they had the given rank."""
     adapters = {name: shape for name, shape in tensors.items() if _adapter_side(name)}
     return sum(math.prod(_cut_rank(name, shape, int(rank))) for name, shape in adapters.items())
@@ -271,7 +273,7 @@ def _cut_rank(name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return shape
 
 
-def _narrow_numbers(tensors: Tensors, width: float) -> int:
+def _count_narrow_parameters(tensors: Tensors, width: float) -> int:
     """Count the parameters of a chain of layers that is narrowed to a share of its width.
 
     The last layer keeps all its outputs.

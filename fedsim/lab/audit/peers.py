@@ -13,7 +13,7 @@ from fedsim.common.errors import RunFolderError
 from fedsim.common.streams import Streams
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, endpoint_numbers
-from fedsim.lab.audit.layout import coded_bytes, dense_tensors, numbers, saved_tensors
+from fedsim.lab.audit.layout import coded_bytes, count_parameters, dense_tensors, saved_tensors
 
 PeerPair = tuple[int, int]
 _Neighbours: TypeAlias = Callable[[int], list[list[int]]]
@@ -285,7 +285,7 @@ def _fragment_bytes(evidence: Evidence, number: int) -> float | None:
         if expected is None:
             return None
         tensors = expected[0]
-    whole = numbers(tensors)
+    whole = count_parameters(tensors)
     count = scenario["strategy"]["fragments"]
     part = number % count
     fragment = (part + 1) * whole // count - part * whole // count

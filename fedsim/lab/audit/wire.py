@@ -10,13 +10,13 @@ from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, read
 from fedsim.lab.audit.layout import (
     Tensors,
-    adapter_numbers,
     coded_bytes,
-    cut_numbers,
+    count_adapter_parameters,
+    count_parameters,
+    count_reduced_parameters,
+    count_sent_parameters,
     dense_tensors,
-    numbers,
     saved_tensors,
-    sent_numbers,
 )
 from fedsim.lab.audit.strategies import PEERS
 
@@ -74,9 +74,8 @@ def check_message_sizes(evidence: Evidence) -> Iterator[str]:
         return  # user code and Flower apps choose the purposes of their messages
     sizes = MessageSizes(evidence)
     transfers = evidence.transfers
-    of_strategy = (
-        transfers["direction"] != "peer"
-    )  # peer messages outside of rounds are from processes
+    # peer messages outside of rounds are from processes
+    of_strategy = transfers["direction"] != "peer"
     if strategy in PEERS:
         of_strategy |= transfers["round"] != NOTHING
     keys = ["direction", "payloads"]
@@ -134,9 +133,12 @@ class MessageSizes:
 
     @cached_property
     def _parameter_count(self) -> int | None:
-        """Count of the model's parameters; None if neither tensors nor scenario determine it."""
+        """Count of the model's trained parameters.
+
+        None if neither saved tensors nor the scenario determine it.
+        """
         if self._trained_tensors is not None:
-            return numbers(self._trained_tensors)
+            return count_parameters(self._trained_tensors)
         model = self._scenario.get("model", {})
         if model.get("kind") == "size":
             size: float = read(Bytes, model["bytes"])
@@ -148,7 +150,7 @@ class MessageSizes:
         """Count of the model parameters that devices send; None if it is not known."""
         if self._trained_tensors is None:
             return self._parameter_count
-        return sent_numbers(self._scenario, self._trained_tensors)
+        return count_sent_parameters(self._scenario, self._trained_tensors)
 
     def problem(
         self, direction: str, purpose: str, size: float, device: int, number: int
@@ -164,7 +166,7 @@ class MessageSizes:
         """
         if purpose in _NUMBERS:
             count = _NUMBERS[purpose]
-            return _compare_sizes(size, count * _NUMBER_BYTES, f"{count} numbers have")
+            return _compare_sizes(size, count * _NUMBER_BYTES, f"the size of {count} numbers is")
         if purpose in _LISTS:
             if size > 0 and size % _NUMBER_BYTES == 0:
                 return None
@@ -181,20 +183,21 @@ class MessageSizes:
         """Return the reason why the model's frozen tensors cannot have ``size`` bytes, or None."""
         if self._scenario_tensors is None:
             return None
-        due = _NUMBER_BYTES * numbers(self._scenario_tensors[1])
-        return _compare_sizes(size, due, "the frozen tensors have")
+        due = _NUMBER_BYTES * count_parameters(self._scenario_tensors[1])
+        return _compare_sizes(size, due, "the size of the frozen tensors is")
 
     def _check_state(self, size: float) -> str | None:
         """Return the reason why an optimiser's state cannot have ``size`` bytes, or None."""
         training = self._scenario.get("training", {})
         optimizer = training.get("optimizer", training.get("optimiser", ""))
-        numbers_each = _STATES.get(optimizer)
-        if numbers_each is None or self._trained_tensors is None:
+        values_per_parameter = _STATES.get(optimizer)
+        if values_per_parameter is None or self._trained_tensors is None:
             return None
         due = _NUMBER_BYTES * (
-            numbers_each * numbers(self._trained_tensors) + len(self._trained_tensors)
+            values_per_parameter * count_parameters(self._trained_tensors)
+            + len(self._trained_tensors)
         )
-        return _compare_sizes(size, due, f"the state of {optimizer} has")
+        return _compare_sizes(size, due, f"the size of {optimizer}'s state is")
 
     def _check_models(
         self, direction: str, purpose: str, size: float, device: int, number: int
@@ -262,9 +265,9 @@ class MessageSizes:
         counts = []
         for size in self._reduced_sizes(device, number):
             if self.cut == "adapters":
-                count: int | None = adapter_numbers(self._trained_tensors, size)
+                count: int | None = count_adapter_parameters(self._trained_tensors, size)
             else:
-                count = cut_numbers(self._trained_tensors, self.cut, size)
+                count = count_reduced_parameters(self._trained_tensors, self.cut, size)
             if count is None:
                 return None
             counts.append(count)
@@ -296,7 +299,7 @@ class MessageSizes:
         assert self._parameter_count is not None
         sizes = self._strategy["sizes"]
         ranks = sizes.values() if isinstance(sizes, dict) else sizes
-        counts = [adapter_numbers(self._trained_tensors, rank) for rank in ranks]
+        counts = [count_adapter_parameters(self._trained_tensors, rank) for rank in ranks]
         unit = _NUMBER_BYTES * math.gcd(*counts)
         whole = _NUMBER_BYTES * self._parameter_count
         if size == whole or (size <= whole and size % unit == 0):

@@ -162,7 +162,9 @@ def _rival(world: FittedWorld, direction: Direction, rates: Floats, capacity: fl
 def _fit_speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     """Estimate the speed of each client, and the jitter of an epoch.
 
-    Durations of trainings are lognormal with mean samples / speed.
+    Durations of trainings are lognormal with mean samples / speed. Outliers are dropped first: tasks
+    further than ``_FAR`` standard deviations from their client's median, where the deviation is
+    estimated from the median of absolute residuals.
 
     Returns:
         Speeds (samples/s), float64 [clients], and the coefficient of variation of an epoch's
@@ -170,19 +172,22 @@ def _fit_speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     """
     tasks = tasks[~np.isnan(tasks.train.end) & (took(tasks.train) > 0)]
     client = tasks.client
-    pace = np.log(took(tasks.train) / tasks.train.amount)
-    rest = pace - aggregate(pace, client, clients)[client]
-    spread = math.sqrt(len(rest) / max(1, len(rest) - len(np.unique(client))))
-    sigma = _SIGMA * float(np.median(np.abs(rest))) * spread
-    near = np.abs(rest) <= max(_FAR * sigma, 1e-9)
-    pace = pace[near]
-    client = client[near]
-    mean = aggregate(pace, client, clients, "mean")
-    degrees = len(pace) - len(np.unique(client))  # degrees of freedom
+    log_pace = np.log(took(tasks.train) / tasks.train.amount)
+    residuals = log_pace - aggregate(log_pace, client, clients, "median")[client]
+    # one median per client is estimated
+    correction = math.sqrt(len(residuals) / max(1, len(residuals) - len(np.unique(client))))
+    sigma = _SIGMA * float(np.median(np.abs(residuals))) * correction
+    is_inlier = np.abs(residuals) <= max(_FAR * sigma, 1e-9)
+    log_pace = log_pace[is_inlier]
+    client = client[is_inlier]
+    mean = aggregate(log_pace, client, clients, "mean")
+    degrees = len(log_pace) - len(np.unique(client))  # degrees of freedom
     if degrees > 0:
-        sigma = math.sqrt(float(np.sum((pace - mean[client]) ** 2)) / degrees)
+        sigma = math.sqrt(float(np.sum((log_pace - mean[client]) ** 2)) / degrees)
     jitter = math.sqrt(math.expm1(sigma**2) * float(np.median(tasks.epochs)))
-    return np.exp(-mean - sigma**2 / 2), jitter if jitter > _NO_JITTER else 0.0
+    # samples/s, as the mean of a lognormal pace is exp(mean + sigma^2 / 2)
+    speeds = np.exp(-mean - sigma**2 / 2)
+    return speeds, jitter if jitter > _NO_JITTER else 0.0
 
 
 def _fit_lines(steps: Steps, client: Ints, clients: int) -> Floats:
@@ -279,7 +284,7 @@ def _fit_links(
         return _Links(rates, capacity, [], [note])
     if capacity < math.inf:
         return _limited_links(search, direction, rates, capacity)
-    if search.looks_shared(rates):
+    if search.are_rates_alike(rates):
         return _alike_links(search, direction, rates)
     every = LinkSearch(direction, all_tasks[direction], all_tasks.client, latency, protocol)
     link = every.shared_link()
@@ -351,9 +356,9 @@ def _unseen_limits(search: LinkSearch, rates: Floats) -> list[tuple[Floats, floa
         For each alternative, rates of the clients' links (bytes/s; float64 [clients]) and capacity
         of the server's link (bytes/s).
     """
-    needed = search.needed(rates)
+    needed = search.least_undelaying_capacity(rates)
     limits = [(rates, math.inf), (rates, needed)]
-    at_the_top = search.level(rates)
+    at_the_top = search.is_at_highest_rate(rates)
     if at_the_top.any():
         limits.append((np.where(at_the_top, needed, rates), needed))
     together = search.observed_total()

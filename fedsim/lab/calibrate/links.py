@@ -15,19 +15,21 @@ from fedsim.world.network.protocol import Protocol
 
 DIRECTIONS: tuple[Direction, ...] = ("down", "up")
 # search for rates behind a shared link: most iterations, and tolerance of logarithms
-_TURNS = 12
-_STILL = 1e-3
-_MOST = 400  # count of transfers that the search uses
+_MOST_ITERATIONS = 12
+_TOLERANCE = 1e-3
+_MOST_TRANSFERS = 400  # count of transfers that the search uses
 # trial capacities of a server's link, as factors on the least possible capacity
-_WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)
+_TRIAL_FACTORS = (1.0, 1.1, 1.25, 1.5, 2.0)
+_BRACKET = 1.25  # factor around the best trial capacity within which the search goes on
 # A limited link of the server is kept only if its error is less than _BETTER times the error
-# without a limit, and less than that error minus _WORTH.
+# without a limit, and less than that error minus _LEAST_GAIN.
 _BETTER = 0.9
-_WORTH = 0.005
-# other links explain a log too if their error is at most _AS_WELL times the fitted error + _WORTH
+_LEAST_GAIN = 0.005
+# other links explain a log too if their error is at most _AS_WELL times the fitted error, plus
+# _LEAST_GAIN
 _AS_WELL = 1.3
 # weight of the error of a busy period relative to a transfer's: a round waits for its end
-_TOGETHER = 3.0
+_BUSY_WEIGHT = 3.0
 # single transfers over a link that real flows share are this far from even shares, and more than
 # over links of their own (mean absolute error of logarithms; scenarios/validation: 2 to 17 %)
 _UNEVEN = 0.15
@@ -95,30 +97,32 @@ class LinkSearch:
 
     def capacity(self) -> float:
         """Return the fitted capacity of the server's link (bytes/s); infinity if it limits nothing."""
-        most = min(_MOST, len(self._client))
-        if len(self._begins(most)) == most:
+        most = min(_MOST_TRANSFERS, len(self._client))
+        if len(self._busy_period_starts(most)) == most:  # no two transfers are at the same time
             return math.inf
-        unlimited = self._error(math.inf, most)
-        if unlimited <= _WORTH:
+        unlimited = self._fitted_error(math.inf, most)
+        if unlimited <= _LEAST_GAIN:  # the clients' links explain all
             return math.inf
         least = self._busy_rate(most)
-        errors = {least * factor: self._error(least * factor, most) for factor in _WIDER}
+        errors = {
+            least * factor: self._fitted_error(least * factor, most) for factor in _TRIAL_FACTORS
+        }
         best = min(errors, key=errors.__getitem__)
         if errors[best] >= unlimited:
             return math.inf
-        low = math.log(best / _WIDER[2])
-        high = math.log(best * _WIDER[2])
+        low = math.log(best / _BRACKET)
+        high = math.log(best * _BRACKET)
         for _ in range(12):  # golden-section search
             lower = math.exp(high - _GOLDEN * (high - low))
             upper = math.exp(low + _GOLDEN * (high - low))
-            errors[lower] = self._error(lower, most)
-            errors[upper] = self._error(upper, most)
+            errors[lower] = self._fitted_error(lower, most)
+            errors[upper] = self._fitted_error(upper, most)
             if errors[lower] <= errors[upper]:
                 high = math.log(upper)
             else:
                 low = math.log(lower)
         best = min(errors, key=errors.__getitem__)
-        if errors[best] < _BETTER * unlimited and errors[best] < unlimited - _WORTH:
+        if errors[best] < _BETTER * unlimited and errors[best] < unlimited - _LEAST_GAIN:
             return best
         return math.inf
 
@@ -136,9 +140,9 @@ class LinkSearch:
             fitted_rates: fitted rates (bytes/s); float64 [clients].
             fitted_capacity: fitted capacity of the server's link (bytes/s).
         """
-        error = self._error_of(rates, capacity)
-        fitted_error = self._error_of(fitted_rates, fitted_capacity)
-        return error <= fitted_error * _AS_WELL + _WORTH
+        error = self._replay_error(rates, capacity)
+        fitted_error = self._replay_error(fitted_rates, fitted_capacity)
+        return error <= fitted_error * _AS_WELL + _LEAST_GAIN
 
     def may_share(self, rates: Floats, capacity: float, own_rates: Floats) -> bool:
         """Return whether one link that all clients share may explain the transfers' durations.
@@ -151,10 +155,10 @@ class LinkSearch:
             capacity: capacity of the link that they share (bytes/s).
             own_rates: rates that explain each client's messages alone (bytes/s); float64 [clients].
         """
-        error_of_own = self._error_of(own_rates, math.inf)
-        return self._error_of(rates, capacity) <= error_of_own + _UNEVEN
+        error_of_own = self._replay_error(own_rates, math.inf)
+        return self._replay_error(rates, capacity) <= error_of_own + _UNEVEN
 
-    def needed(self, rates: Floats) -> float:
+    def least_undelaying_capacity(self, rates: Floats) -> float:
         """Return the least capacity of the server's link (bytes/s) at which it delays no client.
 
         It is the largest sum of the rates of clients that send in the same busy period.
@@ -170,10 +174,10 @@ class LinkSearch:
 
         A busy period is a time in which at least one transfer is always under way.
         """
-        cohorts = np.split(self._client, self._begins(len(self._client))[1:])
+        cohorts = np.split(self._client, self._busy_period_starts(len(self._client))[1:])
         return [np.unique(cohort) for cohort in cohorts]
 
-    def level(self, rates: Floats) -> Flags:
+    def is_at_highest_rate(self, rates: Floats) -> Flags:
         """Return which clients have nearly the highest rate, if a shared link may limit them all.
 
         Args:
@@ -190,7 +194,7 @@ class LinkSearch:
             return np.zeros(len(rates), dtype=bool)
         return highest
 
-    def _error_of(self, rates: Floats, capacity: float) -> float:
+    def _replay_error(self, rates: Floats, capacity: float) -> float:
         """Return the error of the durations of transfers that are replayed over given links.
 
         Args:
@@ -200,7 +204,7 @@ class LinkSearch:
         Returns:
             The mean absolute difference of the logarithms of replayed and logged durations.
         """
-        most = min(_MOST, len(self._client))
+        most = min(_MOST_TRANSFERS, len(self._client))
         steps = self._steps[:most]
         links = fill_unknown(rates)
         server = dict.fromkeys(DIRECTIONS, capacity)
@@ -213,14 +217,14 @@ class LinkSearch:
 
         It is the 90th percentile over the busy periods of the log.
         """
-        return self._busy_rate(min(_MOST, len(self._client)))
+        return self._busy_rate(min(_MOST_TRANSFERS, len(self._client)))
 
     def shared_link(self) -> CommonLink | None:
         """Return the link that clients share by a permutation test; None if the test finds none."""
-        begins = self._begins(len(self._client))
+        begins = self._busy_period_starts(len(self._client))
         return find_shared_link(self._steps, self._client, self._latency, begins)
 
-    def looks_shared(self, rates: Floats) -> bool:
+    def are_rates_alike(self, rates: Floats) -> bool:
         """Whether many clients have nearly the same rate, and always send at the same time.
 
         Args:
@@ -274,7 +278,7 @@ class LinkSearch:
         client = self._client[:most]
         latency = self._latency[client]
         replayed_s = sending_s
-        for _ in range(_TURNS):
+        for _ in range(_MOST_ITERATIONS):
             links = np.where(np.isnan(rates), capacity, rates)
             world = FittedWorld(
                 links, links, self._latency, dict.fromkeys(DIRECTIONS, capacity), self._protocol
@@ -282,15 +286,15 @@ class LinkSearch:
             replayed_s = transfers(world, self._direction, self._steps[:most], client)
             log_error = np.log(np.maximum(replayed_s - latency, 1e-9) / sending_s)
             # a transfer that the server's link holds up does not depend on the client's link
-            has_error = np.abs(log_error) > _STILL
+            has_error = np.abs(log_error) > _TOLERANCE
             correction = aggregate(log_error[has_error], client[has_error], len(rates))
             next_rates = np.minimum(rates * np.exp(np.nan_to_num(correction)), capacity)
-            if np.nanmax(np.abs(np.log(next_rates / rates))) < _STILL:
+            if np.nanmax(np.abs(np.log(next_rates / rates))) < _TOLERANCE:
                 break
             rates = next_rates
         return rates, replayed_s
 
-    def _error(self, capacity: float, most: int) -> float:
+    def _fitted_error(self, capacity: float, most: int) -> float:
         """Replay transfers with an assumed capacity of the server's link, and compare durations.
 
         Args:
@@ -303,15 +307,15 @@ class LinkSearch:
         """
         steps = self._steps[:most]
         took_s = self.fit_rates(capacity, most)[1]
-        begins = self._begins(most)
+        begins = self._busy_period_starts(most)
         first_start = steps.start[begins]
         busy_s = np.maximum.reduceat(steps.end, begins) - first_start
         replayed_s = np.maximum.reduceat(steps.start + took_s, begins) - first_start
         single = _log_error(took_s, took(steps))
         together = _log_error(replayed_s, busy_s)
-        return float(single + _TOGETHER * together)
+        return float(single + _BUSY_WEIGHT * together)
 
-    def _begins(self, most: int) -> Ints:
+    def _busy_period_starts(self, most: int) -> Ints:
         """Return the index of the first transfer of each busy period.
 
         A busy period is a time in which at least one transfer is always under way.
@@ -331,7 +335,7 @@ class LinkSearch:
             most: count of transfers to use, in order of time.
         """
         rates = []
-        for first, last in pairwise([*self._begins(most).tolist(), most]):
+        for first, last in pairwise([*self._busy_period_starts(most).tolist(), most]):
             steps = self._steps[first:last]
             order = np.argsort(steps.end, kind="stable")
             latency = self._latency[self._client[first:last]].min()

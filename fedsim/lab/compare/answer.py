@@ -152,7 +152,7 @@ def answers(
     keys = varying_keys(lines, list(chain.from_iterable(worlds)))
     for line_indices in worlds:
         world = "" if len(worlds) == 1 else clean(name_world(lines, line_indices, keys))
-        yield _answer(lines, figures, targets, line_indices, world, is_requested)
+        yield _answer(lines, figures, targets, line_indices, world=world, is_requested=is_requested)
 
 
 def _answer(
@@ -160,9 +160,11 @@ def _answer(
     figures: LineFigures,
     targets: Sequence[Target],
     line_indices: Sequence[int],
+    *,
     world: str,
     is_requested: bool,
 ) -> WorldAnswer:
+    """Rank the lines of one world by the goal, by each cost up to the target, and by accuracy."""
     common = lines.of_common_seeds(figures)
     target = _target(lines, common, line_indices, targets)
     cells = cells_of(lines, line_indices)
@@ -174,9 +176,16 @@ def _answer(
         if measure is not None:
             decides = measure is goal and lines.seeds_follow_goal and not is_requested
             rankings.append(_ranking(lines, figures, names, measure, decides_seeds=decides))
-    filled = tuple(ranking for ranking in rankings if any(line.values for line in ranking.entries))
-    is_ranked = any(ranking.measure == goal for ranking in filled)
+    with_figures = []
+    for ranking in rankings:
+        if any(line.values for line in ranking.entries):
+            with_figures.append(ranking)
+    unranked = ""
+    is_ranked = any(ranking.measure == goal for ranking in with_figures)
     lacks_target = target is None and bool(targets)
+    if lines.goal != _USUAL_GOAL and not is_ranked and not lacks_target:
+        # the user has named a goal of which no line has a figure, though there is a target
+        unranked = lines.goal
     unreached = []
     if is_requested or target is None:
         ranked = _ranked(lines, line_indices)
@@ -184,12 +193,12 @@ def _answer(
     return WorldAnswer(
         world,
         target,
-        filled,
+        tuple(with_figures),
         missed=tuple(_missed(rankings)),
         cells=cells,
         bill=tuple(_bill(rankings[0], figures, target)),
         unreached=tuple(unreached),
-        unranked="" if lines.goal == _USUAL_GOAL or is_ranked or lacks_target else lines.goal,
+        unranked=unranked,
     )
 
 
@@ -203,7 +212,7 @@ def _missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
         if ranking.measure.target is not None:
             for line in ranking.entries:
                 if not line.is_complete and not line.reference:
-                    yield clean(line.name), len(line.values), line.of
+                    yield clean(line.name), len(line.values), line.run_count
             return
 
 
@@ -274,7 +283,7 @@ def _ranking(
             decision = None
 
     def rank(line: RankedLine) -> tuple[float, ...]:
-        missing = 1 - len(line.values) / line.of
+        missing = 1 - len(line.values) / line.run_count
         figure = sign * line.mean.mean if line.values else math.inf
         is_out = line.line_index not in contenders
         return missing, is_out, line.line_index != leader, figure

@@ -239,7 +239,8 @@ class _PathRecords:
         start = facts["start"]
         label = _label(kind, facts)
         transfer = PathStep(kind, start, time, outcome=outcome, label=label)
-        self._finish(_WaitedFor(start, None, None, number, steps=[transfer]), time, outcome)
+        work = _WaitedFor(start, device=None, task=None, round=number, steps=[transfer])
+        self._finish(work, time, outcome)
 
     def _finish(self, work: _WaitedFor, time: float, outcome: str) -> None:
         work.end = time
@@ -316,6 +317,12 @@ class CriticalPaths:
         return _sum(times)
 
     def _round(self, start: float, finished: _FinishedRound) -> RoundPath:
+        """Return a round with its critical path, and with what its last clients cost.
+
+        Args:
+            start: simulated time of the round's start (s).
+            finished: number, end and aggregated tasks of the round.
+        """
         number, end, used = finished
         facts = self._records.begun.get(number, {})
         tasks = []
@@ -343,6 +350,7 @@ class CriticalPaths:
         earlier = [time for time in ends if time < last_end]
         return replace(
             path,
+            # the round would have ended so much earlier without its last clients
             saved_s=last_end - max([last_start, start, *earlier]),
             clients_at_end=ends.count(last_end),
             half_done_s=ends[(len(ends) - 1) // 2],
@@ -357,17 +365,11 @@ class CriticalPaths:
             end: simulated time of its end (s).
             used: IDs of the tasks whose updates the round aggregated.
         """
-        now = end
+        now = end  # it goes back in time
         while now > start:
             work = self._find_awaited(now, number, end, used)
             if work is None:
-                before = start
-                for time in reversed(self._times[: bisect_left(self._times, now)]):
-                    if time <= start:
-                        break
-                    if self._find_awaited(time, number, end, used) is not None:
-                        before = time
-                        break
+                before = self._last_awaited(now, start, number, end, used)
                 yield PathStep(WAIT, before, now)
                 now = before
                 continue
@@ -375,6 +377,25 @@ class CriticalPaths:
                 if step.start < now and start < now:
                     yield self._cut(step, max(step.start, start), now)
                     now = max(step.start, start)
+
+    def _last_awaited(
+        self, now: float, start: float, number: int, end: float, used: set[int]
+    ) -> float:
+        """Return the last time before ``now`` at which something ended for which a round waited.
+
+        Args:
+            now: the simulated time (s).
+            start: simulated time of the round's start (s), which is the result if nothing ended.
+            number: index of the round.
+            end: simulated time of the round's end (s).
+            used: IDs of the tasks whose updates the round aggregated.
+        """
+        for time in reversed(self._times[: bisect_left(self._times, now)]):
+            if time <= start:
+                break
+            if self._find_awaited(time, number, end, used) is not None:
+                return time
+        return start
 
     def _find_awaited(
         self, now: float, number: int, end: float, used: set[int]

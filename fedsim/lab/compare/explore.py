@@ -183,6 +183,11 @@ def fronts(answer: WorldAnswer) -> list[ParetoFront]:
 
 
 def _front(first: Ranking, second: Ranking) -> ParetoFront:
+    """Return the Pareto front of two costs, and how far each further variant is from it.
+
+    Args:
+        first, second: rankings by the costs; the best line of a ranking is first.
+    """
     second_costs = {line.line_index: line.mean.mean for line in second.whole}
     points: list[CostPoint] = []
     for line in first.whole:
@@ -193,14 +198,15 @@ def _front(first: Ranking, second: Ranking) -> ParetoFront:
         front = [point for point in points if point.factor == 1]
         factor = 1.0
         near = ""
+        # lines come in the order of the first cost, so that the last of the front has the least second
         if front and second_cost >= front[-1].second:
             factor = math.inf
             for point in front:
                 if not (point.first and point.second):
                     continue
-                times = max(cost / point.first, second_cost / point.second)
-                if times < factor:
-                    factor = times
+                ratio = max(cost / point.first, second_cost / point.second)
+                if ratio < factor:
+                    factor = ratio
                     near = point.line.name
         points.append(CostPoint(line, cost, second_cost, factor, near))
     return ParetoFront(first, second, tuple(points))

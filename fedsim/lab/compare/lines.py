@@ -312,7 +312,7 @@ def _variants(path: Path, study: StudyIndex) -> list[ComparedLine]:
         for run, folder in zip(variant.runs, folders, strict=True):
             if not is_done(folder):
                 undone.append((run.seed, _status_of(folder)))
-            elif not undone:
+            elif not undone:  # seeds up to the first run that is not done
                 seeds.append(run.seed)
         lines.append(
             ComparedLine(

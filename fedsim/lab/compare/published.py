@@ -298,29 +298,41 @@ def _figures_as_columns(table: ComparedTable) -> ComparedTable:
     The result has one row per row of the paper, and one column per figure. The head of a column
     states the usual tolerance of its figure; a row with another tolerance states it in its name.
     """
-    cells: dict[str, dict[str, Cell]] = {}
-    tolerances: dict[str, dict[str, Any]] = {}
+    cells_of_figure: dict[str, dict[str, Cell]] = {}
+    tolerances_of_figure: dict[str, dict[str, Any]] = {}
     columns = (column.cells for column in table.columns)
+    # the columns of ``_MeasuredTable.table``
     for row, figure, published, ours, _, tolerance, within in zip(*columns, strict=True):
         cell = None
         if isinstance(ours, Estimate):
             is_within = None if within is None else within == "yes"
             cell = PublishedComparison(ours, published, is_within)
-        cells.setdefault(str(figure), {})[str(row)] = cell
-        tolerances.setdefault(str(figure), {})[str(row)] = tolerance
+        cells_of_figure.setdefault(str(figure), {})[str(row)] = cell
+        tolerances_of_figure.setdefault(str(figure), {})[str(row)] = tolerance
     usual = {}
-    for figure, by_row in tolerances.items():
+    for figure, by_row in tolerances_of_figure.items():
         judged = [tolerance for tolerance in by_row.values() if tolerance is not None]
         usual[figure] = max(judged, key=judged.count, default=None)
-    names = []
-    for row in next(iter(cells.values())):
-        unusual = {by_row[row] for by_row in tolerances.values()} - {None, *usual.values()}
-        names.append(row + "".join(f" (+-{tolerance:g})" for tolerance in sorted(unusual)))
-    printed = [ComparedColumn("row", tuple(names))]
+    row_names = _row_names([*tolerances_of_figure.values()], usual.values())
+    printed = [ComparedColumn("row", row_names)]
     for figure, tolerance in usual.items():
         head = figure if tolerance is None else f"{figure} (+-{tolerance:g})"
-        printed.append(ComparedColumn(head, tuple(cells[figure].values())))
+        printed.append(ComparedColumn(head, tuple(cells_of_figure[figure].values())))
     return ComparedTable(tuple(printed), table.notes, table.title)
+
+
+def _row_names(tolerances: Sequence[Mapping[str, Any]], usual: Collection[Any]) -> tuple[str, ...]:
+    """Return the names of a paper's rows, each with the tolerances that are not usual.
+
+    Args:
+        tolerances: row -> tolerance (None: not judged), for each figure.
+        usual: the usual tolerances of the figures.
+    """
+    names = []
+    for row in tolerances[0]:
+        unusual = {by_row[row] for by_row in tolerances} - {None, *usual}
+        names.append(row + "".join(f" (+-{tolerance:g})" for tolerance in sorted(unusual)))
+    return tuple(names)
 
 
 def _is_at(line: ComparedLine, where: Mapping[str, object]) -> bool:

@@ -33,7 +33,7 @@ class RankedLine:
     seeds: frozenset[int]
 
     @property
-    def of(self) -> int:
+    def run_count(self) -> int:
         """Count of the line's runs, with or without the figure."""
         return len(self.seeds)
 
@@ -44,7 +44,7 @@ class RankedLine:
     @property
     def is_complete(self) -> bool:
         """Whether all runs of the line have the figure; a run that missed the target has none."""
-        return len(self.values) == self.of
+        return len(self.values) == self.run_count
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ class Ranking:
             first``. None if the lines do not have the figure for the same seeds.
         """
         seeds = [seed for seed in line.values if seed in first.values]
-        runs = max(line.of, first.of) if self.is_even else len(line.seeds & first.seeds)
+        runs = (
+            max(line.run_count, first.run_count) if self.is_even else len(line.seeds & first.seeds)
+        )
         if not seeds or len(seeds) < runs:
             return None
         above = [line.values[seed] for seed in seeds]
@@ -147,7 +149,7 @@ class Ranking:
         first, second = whole[:2]
         if self.decision is not None:
             return self.decision.status in ("best", "tie")
-        if first.of == 1:
+        if first.run_count == 1:
             return second not in self.alike
         return self.against(second, first) is not None and second not in self.alike
 
@@ -167,14 +169,14 @@ class Ranking:
         if rest:
             words.append(f"{clean(rest[0].name)}, the next, {self._compare(rest[0], first)}.")
         else:
-            seeds = " for all its seeds" if first.of > 1 else ""
+            seeds = " for all its seeds" if first.run_count > 1 else ""
             words.append(f"No other line has this figure{seeds}.")
         for line in rest[1:]:
             if line.line_index == self.baseline:
                 words.append(f"{clean(line.name)}, the baseline, {self._compare(line, first)}.")
         if self.decision is not None:
             words += self.decision.sentences
-        elif self.alike and first.of > 1:
+        elif self.alike and first.run_count > 1:
             words.append(self._doubt(first))
         return words
 
@@ -192,7 +194,7 @@ class Ranking:
         if self.decision is not None and self.decision.status == "best":
             return [f"{name} {self._lead}, {figure} ({self.decision.error})."]
         mean = f"{name} has the {self._extreme} mean, {figure}."
-        if self.alike and first.of == 1:
+        if self.alike and first.run_count == 1:
             return [f"no line {self._lead} alone: {self._tie}."]
         if self.alike:
             return [f"no line surely {self._lead}: {self._tie}.", mean]
@@ -259,7 +261,7 @@ class Ranking:
                 near.append(line.name)
                 counts.append(count)
         names = some_names([line.name for line in alike])
-        doubt = f"These {first.of} seeds cannot distinguish it from {names}."
+        doubt = f"These {first.run_count} seeds cannot distinguish it from {names}."
         if not counts:
             return doubt
         if len(near) < len(alike):

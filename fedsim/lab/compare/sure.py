@@ -144,7 +144,7 @@ def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error:
         else:
             whole[line_index] = figures
     if len(costs) < 2 or not whole:
-        return Decision("none", None, (), (), tuple(missed))
+        return Decision("none", leader=None, contenders=(), losses=(), missed=tuple(missed))
     race = _Race(whole, error / (len(costs) - 1))
     for count in range(1, max(map(len, whole.values())) + 1):
         race.compare(count)
@@ -232,7 +232,7 @@ class _Race:
         greatest = bounds.max(axis=1)
         near = np.flatnonzero(greatest <= within)
         if not len(near):
-            return Decision("open", None, contenders, losses, missed, seeds)
+            return Decision("open", None, contenders, losses, missed, seeds)  # without a leader
         shared = min(self._counts[row] for row in left)
         means = self._costs[left, :shared].mean(axis=1)
         first = min(near.tolist(), key=means.__getitem__)

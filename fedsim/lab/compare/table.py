@@ -148,17 +148,24 @@ class Comparison:
         return ComparedTable(tuple(columns), (*notes, *_undone(self.lines)))
 
     def _ratio_columns(self) -> Iterator[ComparedColumn]:
-        base = "first" if self.lines.is_first else "baseline"
+        """Yield a column per cost with each line's ratio to its baseline.
+
+        A cell without a ratio states the reason, if one is known.
+        """
+        baseline_word = "first" if self.lines.is_first else "baseline"
+        topic = f"ratios to the {baseline_word}"
         for measure in self._measures:
-            if measure.is_cost:
-                head = f"{measure.name} to {base} (ratio)"
-                cells: list[Cell] = []
-                for line_index, own_base in enumerate(self.lines.baselines):
-                    ratio = self._ratio(measure, line_index)
-                    cells.append(
-                        self._absence(measure, line_index, own_base) if ratio is None else ratio
-                    )
-                yield ComparedColumn(head, tuple(cells), f"ratios to the {base}", unit="ratio")
+            if not measure.is_cost:
+                continue
+            cells: list[Cell] = []
+            for line_index, baseline_index in enumerate(self.lines.baselines):
+                ratio = self._ratio(measure, line_index)
+                if ratio is None:
+                    cells.append(self._absence(measure, line_index, baseline_index))
+                else:
+                    cells.append(ratio)
+            head = f"{measure.name} to {baseline_word} (ratio)"
+            yield ComparedColumn(head, tuple(cells), topic, unit="ratio")
 
     def in_short(self) -> ComparedTable:
         """Return a table of the most important figures of the best lines, for terminals.

@@ -198,17 +198,20 @@ class FileTransfer:
                 part.close()
                 self._part.unlink()
                 raise _UnusableError(f"it sends more than {self.file.limit} bytes")
-            try:
-                part.write(chunk)
-                part.flush()
-            except OSError as error:
-                if not is_full(error):
-                    raise
-                raise DataError(
-                    f"the disk that holds '{self.folder}' is full after {show_bytes(self.present())} "
-                    f"of {self.file.name}; make room there, and the same command goes on"
-                ) from None
+            self._write(chunk, part)
             self.progress(self.file.name, size, self.file.bytes)
+
+    def _write(self, chunk: bytes, part: IO[bytes]) -> None:
+        try:
+            part.write(chunk)
+            part.flush()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise DataError(
+                f"the disk that holds '{self.folder}' is full after {show_bytes(self.present())} "
+                f"of {self.file.name}; make room there, and the same command goes on"
+            ) from None
 
     def _difference(self) -> str:
         """Return how a complete download differs from the published file; "" if it does not."""

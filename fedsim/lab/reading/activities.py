@@ -169,10 +169,10 @@ class Mark:
 
     kind: str
     time: float
-    device: int | None
-    outcome: str | None
-    group: int | None
-    text: str | None
+    device: int | None = None
+    outcome: str | None = None
+    group: int | None = None
+    text: str | None = None
 
     @property
     def data(self) -> RecordData:
@@ -351,7 +351,7 @@ class Activities:
         entries: list[RoundPeriod | Mark] = []
         for row in self.history.data(*_DECISIONS, "round"):
             if row["kind"] != "round":
-                entries.append(Mark(row["kind"], row["time"], None, None, None, None))
+                entries.append(Mark(row["kind"], row["time"]))
                 continue
             beginning = begun.get(row["round"])
             start = None

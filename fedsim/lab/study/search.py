@@ -410,18 +410,18 @@ def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float
         return {}
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
-    study, _ = _to_optuna(space, results, None)
+    study, _ = _to_optuna(space, results)
     return dict(get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0)))
 
 
 def _to_optuna(
-    space: Space, results: Sequence[TrialResult], sampler: "BaseSampler | None"
+    space: Space, results: Sequence[TrialResult], sampler: "BaseSampler | None" = None
 ) -> "tuple[Study, dict[str, BaseDistribution]]":
     """Convert finished trials to a study of Optuna, in memory.
 
     Args:
         space: search space of a variant.
-        results: values and rank of each trial; the rank is the value that Optuna minimises.
+        results: values of each trial, and the number of better trials, which Optuna minimises.
         sampler: the study's sampler; None for Optuna's default.
 
     Returns:
@@ -432,10 +432,10 @@ def _to_optuna(
     optuna.logging.disable_default_handler()
     study = optuna.create_study(sampler=sampler)
     distributions = {key: candidates.distribution for key, candidates in space.items()}
-    for values, place in results:
+    for values, better_count in results:
         numbers = {key: space[key].number(value) for key, value in values.items()}
         trial = optuna.trial.create_trial(
-            params=numbers, distributions=distributions, value=float(place)
+            params=numbers, distributions=distributions, value=float(better_count)
         )
         study.add_trial(trial)
     return study, distributions

@@ -365,9 +365,13 @@ class StudySpec(Spec):
         return named
 
     @model_validator(mode="after")
-    def _check_goal(self) -> Self:
+    def _require_variant(self) -> Self:
         if not self.names:
             raise ValueError("a study needs a variant at least, such as [variants.fedavg]")
+        return self
+
+    @model_validator(mode="after")
+    def _check_goal(self) -> Self:
         if self.goal is not None and (self.goal == "budget") != bool(self.budget.limits):
             raise ValueError(
                 f"goal is {self.goal!r}; with [budget] it is 'budget', and without one another"
@@ -419,6 +423,7 @@ class StudySpec(Spec):
         return self
 
     def _refuse_unfit(self, search: Search) -> None:
+        """Raise ``ValueError`` if the study as a whole, or a variant, does not fit the search."""
         if self.until_sure is not None:
             raise ValueError(
                 "it has both a search and until_sure; which trials follow depends on the same "
@@ -446,22 +451,24 @@ class StudySpec(Spec):
                 "published ones"
             )
         for name in self.variants:
-            space = search.space_of(name)
-            if not space:
+            self._refuse_space(name, search.space_of(name))
+
+    def _refuse_space(self, name: str, space: Collection[str]) -> None:
+        if not space:
+            raise ValueError(
+                f"search.space has no keys for the variant {name!r}; it needs one, such as "
+                "'training.lr'"
+            )
+        for key in itertools.chain.from_iterable(self._grids):
+            if key in space:
                 raise ValueError(
-                    f"search.space has no keys for the variant {name!r}; it needs one, such as "
-                    "'training.lr'"
+                    f"{key!r} is both in a grid and in search.space; allowed is one of them"
                 )
-            for key in itertools.chain.from_iterable(self._grids):
-                if key in space:
-                    raise ValueError(
-                        f"{key!r} is both in a grid and in search.space; allowed is one of them"
-                    )
-            if "seed" in space:
-                raise ValueError(
-                    "'seed' is no key to search over; the study's 'seeds' are what runs are "
-                    "repeated with"
-                )
+        if "seed" in space:
+            raise ValueError(
+                "'seed' is no key to search over; the study's 'seeds' are what runs are "
+                "repeated with"
+            )
 
     def _used_names(self) -> Iterator[tuple[str, Iterable[Any], Collection[str]]]:
         """Yield the names that the study's file uses, to check that each is defined.

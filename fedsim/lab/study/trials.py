@@ -29,7 +29,7 @@ from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 
 _ENDED_WELL = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
-_FEW = 4  # least count of other trials for pruning
+_LEAST_OTHERS = 4  # least count of other trials for pruning
 TrialState = Literal["open", "done", "pruned", "failed", "refused"]
 Build = Callable[[PlannedRun], None]
 
@@ -158,6 +158,7 @@ class Trials:
         self._metric = metric
         self._is_maximised = metric.best == "most"
         self.lines = [SearchedVariant(variant) for variant in searched(spec)]
+        # groups of seeds, after each of which bad trials are pruned; the index of the present group
         self._rungs = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
         self._rung = 0
         self._batch: list[Trial] = []
@@ -256,11 +257,12 @@ class Trials:
                 trial.nearest.append(values[BEST.name] or 0.0)
 
     def _results(self, line: SearchedVariant) -> list[TrialResult]:
+        """Return each trial's values, and the number of better trials, which the search minimises."""
         ranks = [*map(self._rank, line.trials)]
         results = []
         for trial, rank in zip(line.trials, ranks, strict=True):
-            better = sum(candidate < rank for candidate in ranks)
-            results.append((trial.values, better))
+            better_count = sum(candidate < rank for candidate in ranks)
+            results.append((trial.values, better_count))
         return results
 
     def _rank(self, trial: Trial) -> TrialRank:
@@ -332,7 +334,7 @@ class Trials:
             ranks = [
                 trial.rank_after(self._rung, is_maximised=self._is_maximised) for trial in peers
             ]
-            if len(ranks) <= _FEW:
+            if len(ranks) <= _LEAST_OTHERS:
                 continue
             median = sorted(ranks)[(len(ranks) - 1) // 2]
             for trial, rank in zip(peers, ranks, strict=True):

@@ -115,7 +115,7 @@ class Worker:
                 if not waits:
                     return {"status": "elsewhere"}
                 time.sleep(_LOOK_EVERY_S)
-        return describe_outcome(None)
+        return describe_outcome(summary=None)  # interrupted
 
     def _run(self, text: str, folder: Path, state: str) -> RecordData | None:
         if self._stopping:

@@ -131,17 +131,19 @@ def _find_contradiction(raw: Raw, source: DeclaredSource, root: Path | None) -> 
         source: the source.
         root: the folder from which the source has loaded the data.
     """
-    name = "known"
-    declared = source.known
-    if not type(source).shape_and_classes.__module__.startswith("fedsim."):
-        name = "shape_and_classes"
-        declared = source.shape_and_classes(root)
+    # shape_and_classes of fedsim's own base classes returns ``known``, or loads the data
+    is_overridden = not type(source).shape_and_classes.__module__.startswith("fedsim.")
+    name = "shape_and_classes" if is_overridden else "known"
+    declared = source.shape_and_classes(root) if is_overridden else source.known
+    if declared is None:
+        return ""
+    declared_shape, classes = tuple(declared[0]), declared[1]
     shape = tuple(raw.x_train.shape[1:])
-    if declared is None or (tuple(declared[0]), declared[1]) == (shape, raw.classes):
+    if (declared_shape, classes) == (shape, raw.classes):
         return ""
     return (
         f"a Raw of samples of shape {shape} and {raw.classes} classes, but {name!r} says "
-        f"{tuple(declared[0])} and {declared[1]}"
+        f"{declared_shape} and {classes}"
     )
 
 

@@ -360,13 +360,13 @@ class Solver(ABC):
         self.kernels = kernels
 
     @abstractmethod
-    def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
+    def solve(self, inputs: LocalSolve, descent: Descent) -> Solved:
         """Train the model on one device's samples.
 
         The bits of the result do not depend on the order of devices or on the thread.
 
         Args:
-            solve: the device's start, samples and batches.
+            inputs: the device's start, samples and batches.
             descent: the rule of an SGD step.
 
         Returns:

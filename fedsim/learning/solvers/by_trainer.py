@@ -81,21 +81,21 @@ class ByTrainer(Reference):
         self._trainer = trainer
         trainer.check_model(self._template, usual_loss=self.has_usual_loss)
 
-    def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
-        if not solve.batches.steps:
-            return Solved(solve.copied_start(), float("nan"), state=solve.state or {})
+    def solve(self, inputs: LocalSolve, descent: Descent) -> Solved:
+        if not inputs.batches.steps:
+            return Solved(inputs.copied_start(), float("nan"), state=inputs.state or {})
         module = ModuleCopy(self._template)
-        self._repeat_first(solve, descent)
+        self._repeat_first(inputs, descent)
         before = global_states(self.device)
         with (
-            self.context(module, solve, descent) as (trained, context),
+            self.context(module, inputs, descent) as (trained, context),
             entropy_watched() as places,
         ):
             for name, rule in rules(descent, trained).items():
                 trained[name].requires_grad_(trained[name].requires_grad and rule.lr > 0)
             outcome = self._call_trainer(module.module, context)
         self._refuse_draws(find_draws(before, self.device), places)
-        return self._read_outcome(outcome, trained, context, solve, descent)
+        return self._read_outcome(outcome, trained, context, inputs, descent)
 
     def _refuse_draws(self, generators: list[str], places: list[str]) -> None:
         """Raise ``SimulationError`` if the trainer has drawn random numbers that are not seeded.

@@ -37,12 +37,12 @@ _NOISE = 0.1  # standard deviation of the noise that makes the weights of lanes 
 _NO_RULE = "There is a performance drop because we have not yet implemented the batching rule for "
 
 
-def _warn_of_operations(warns: bool) -> None:
+def _warn_of_operations(*, warns: bool) -> None:
     """Set whether torch warns of operations that it cannot compute for a stack at once."""
     vars(torch._C._functorch)["_set_vmap_fallback_warning_enabled"](warns)
 
 
-_warn_of_operations(False)
+_warn_of_operations(warns=False)
 
 
 class StackKind(NamedTuple):
@@ -121,8 +121,8 @@ class Cohort(Reference):
     def at_once(self) -> int:
         return self.lanes if self.widths else 1
 
-    def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
-        (solved,) = self.solve_all([(solve, descent)])
+    def solve(self, inputs: LocalSolve, descent: Descent) -> Solved:
+        (solved,) = self.solve_all([(inputs, descent)])
         return solved
 
     def solve_all(self, trainings: Sequence[tuple[LocalSolve, Descent]]) -> list[Solved]:
@@ -486,13 +486,13 @@ def _noted_operations() -> Iterator[list[str]]:
     The list is filled at the end of the context.
     """
     names: list[str] = []
-    _warn_of_operations(True)
+    _warn_of_operations(warns=True)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield names
     finally:
-        _warn_of_operations(False)
+        _warn_of_operations(warns=False)
     for warning in caught:
         text = str(warning.message)
         if text.startswith(_NO_RULE):

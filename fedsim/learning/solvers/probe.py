@@ -19,9 +19,15 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.training import Batching, LocalEpochs
 from fedsim.learning.draws import find_draws, generators_kept, global_states
 from fedsim.learning.entropy import entropy_watched
+from fedsim.learning.hidden_memory import (
+    Token,
+    clear_caches,
+    counts_of_norms,
+    differences,
+    read_memory,
+)
 from fedsim.learning.modules import settings_kept
 from fedsim.learning.objectives import Objective
-from fedsim.learning.remains import Token, clear_caches, counts_of_norms, differences, remains
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
 from fedsim.learning.solvers.reference import (
@@ -293,12 +299,12 @@ def _fresh(solver: Reference) -> ModuleCopy:
 
 
 def _memory(module: ModuleCopy) -> dict[str, Token]:
-    return remains(module.module, module.flat, whole=True)
+    return read_memory(module.module, module.flat, by_value=True)
 
 
 def _changes(module: ModuleCopy) -> list[str]:
     """Return the names of attributes and globals that have changed since the module was copied."""
-    return differences(module.memory, remains(module.module, module.flat))
+    return differences(module.memory, read_memory(module.module, module.flat))
 
 
 def _difference(changes: list[str]) -> ScenarioError:

@@ -19,11 +19,11 @@ from fedsim.learning.modules import (
     as_real,
     as_tensor_like,
     copy_module,
-    numbers,
     outputs_in_bf16,
     outputs_of,
     real_shape,
     samples_dtype,
+    trained_tensors,
 )
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, ParameterStep, Solved, Solver
@@ -89,7 +89,9 @@ class Reference(Solver):
         self.watch = Watch(self._template, device)
         self._has_loss = hasattr(self._template, "loss")
         self._losses = losses
-        tensors = [(name, real_shape(tensor)) for name, tensor in numbers(self._template).items()]
+        tensors = [
+            (name, real_shape(tensor)) for name, tensor in trained_tensors(self._template).items()
+        ]
         self.forward: Callable[[nn.Module, Tensor], Tensor] = outputs_of
         super().__init__(device, tensors, kernels(module))
 
@@ -208,12 +210,12 @@ class Reference(Solver):
         with mode():
             return self._apply(module, weights, x)
 
-    def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
+    def solve(self, inputs: LocalSolve, descent: Descent) -> Solved:
         def train(module: ModuleCopy) -> Solved:
-            return self.train(module, solve, descent)
+            return self.train(module, inputs, descent)
 
-        self._repeat_first(solve, descent)
-        return self.watch.use(train, same_results, solve.task.where, trains=True)
+        self._repeat_first(inputs, descent)
+        return self.watch.use(train, same_results, inputs.task.where, trains=True)
 
     def _repeat_first(self, solve: LocalSolve, descent: Descent) -> None:
         """Repeat the first steps of this thread's first training, to find unrepeatable draws.

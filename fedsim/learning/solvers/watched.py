@@ -1,7 +1,7 @@
 """Copies of a user's module for each thread, and checks that they carry no state between devices.
 
 A copy serves many devices in turn. Its flat model is loaded before each use, and no other state
-may pass from device to device. If a use changes memory outside the flat model (``remains``), the
+may pass from device to device. If a use changes memory outside the flat model (``read_memory``), the
 copy is dropped, and the use is repeated with equal inputs. If the repetition has another result, or
 changes the memory again, an error is raised. Otherwise the memory is a cache, or a record of the
 last pass.
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fedsim.common.errors import FedsimError, ScenarioError, SimulationError, place_of
 from fedsim.learning.draws import find_draws, global_states
 from fedsim.learning.entropy import entropy_watched
-from fedsim.learning.modules import copy_module, numbers
-from fedsim.learning.remains import Token, differences, remains
+from fedsim.learning.hidden_memory import Token, differences, read_memory
+from fedsim.learning.modules import copy_module, trained_tensors
 
 R = TypeVar("R")
 _EVERY = 8  # trainings from one check of what the module keeps to the next
@@ -42,7 +42,7 @@ class ModuleCopy:
 
     def __init__(self, template: nn.Module, *, is_watched: bool = False) -> None:
         self.module = copy_module(template)
-        flat = numbers(self.module)
+        flat = trained_tensors(self.module)
         self.flat = flat
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         for name, tensor in flat.items():
@@ -50,7 +50,7 @@ class ModuleCopy:
             part = self.module.get_submodule(part_name)
             if key in part._buffers:
                 self._buffers.append((part, key, tensor))
-        self.memory: dict[str, Token] = remains(self.module, flat) if is_watched else {}
+        self.memory: dict[str, Token] = read_memory(self.module, flat) if is_watched else {}
         self.uses = 0
 
     def restore(self) -> None:
@@ -245,16 +245,16 @@ class Watch:
         Raises:
             SimulationError: the repetition has another result, or changes memory again.
         """
-        changes = differences(module.memory, remains(module.module, module.flat))
+        changes = differences(module.memory, read_memory(module.module, module.flat))
         if not changes:
             return
         self._threads.copy = None
         new_changes = [name for name in changes if name not in self.harmless]
         if not new_changes:
             return
-        memory = remains(module.module, module.flat, whole=True)
+        memory = read_memory(module.module, module.flat, by_value=True)
         repeated = run_user_code(lambda: work(module), where)
-        second_changes = differences(memory, remains(module.module, module.flat, whole=True))
+        second_changes = differences(memory, read_memory(module.module, module.flat, by_value=True))
         if second_changes or not same(result, repeated):
             raise SimulationError(left_message(second_changes or new_changes, where))
         self.harmless.update(new_changes)

@@ -27,8 +27,16 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, AnyTensor]
 _ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_TAGS = ("~tuple", "~named", "~dict", "~float", "~array", "~ranges", "~object")
-_FEW = 16  # ranges of a flat model that are written as JSON; more become an array
+_TAGS = (
+    "~tuple",  # items
+    "~named",  # name of the class, then items of a named tuple
+    "~dict",  # pairs of key and value, if a key is no text or begins with ~
+    "~float",  # text of a float that is not finite
+    "~array",  # name of the array
+    "~ranges",  # name of the array of a long tuple of pairs of integers (``Places``)
+    "~object",  # index of the object
+)
+_FEW_RANGES = 16  # ranges of a flat model that are written as JSON; more become an array
 
 
 class Encoder:
@@ -78,6 +86,7 @@ class Encoder:
         return {"root": root, "objects": objects}
 
     def _plain(self, value: object) -> object:
+        """Return a value as JSON: as it is, or as a dict with one key of ``_TAGS``."""
         if value is None or isinstance(value, bool | str):
             return value
         if isinstance(value, int | np.integer):
@@ -87,7 +96,7 @@ class Encoder:
         if isinstance(value, list | deque):
             return [self._plain(item) for item in value]
         if isinstance(value, tuple):
-            if len(value) > _FEW and all(map(_is_range, value)):
+            if len(value) > _FEW_RANGES and all(map(_is_range, value)):
                 if value not in self._ranges:
                     self._ranges[value] = np.array(value, dtype=np.int64)
                 return {"~ranges": self._name_of(self._ranges[value])}

@@ -368,13 +368,14 @@ class Private(Aggregation):
     ) -> Ref:
         is_central = self.where == "central"
         moves = changes(server, entries)
-        clips = [] if state.clip is None else [state.clip]
+        # the clip that the last round has adapted; none in the first round
+        adapted_clips = [] if state.clip is None else [state.clip]
         release = entries[0]["task"]  # ID for the random streams; a task is in one aggregation only
         if self.adaptive is not None:
             state.clip = server.models.apply(
                 adapted_clip,
-                [*clips, *moves],
-                clip=None if clips else self.clip,
+                [*adapted_clips, *moves],
+                clip=None if adapted_clips else self.clip,
                 quantile=self.adaptive.quantile,
                 lr=self.adaptive.lr,
                 noise=self.adaptive.count_noise,
@@ -384,11 +385,11 @@ class Private(Aggregation):
             )
         return server.models.apply(
             private_mean,
-            [otherwise, *clips, *moves],
+            [otherwise, *adapted_clips, *moves],
             noise=self.noise_of_sum if is_central else 0.0,
             divide_by=self.divide_by,
             clip=self.clip if is_central else None,
-            adapted=bool(clips),
+            adapted=bool(adapted_clips),
             otherwise=otherwise,
             leave_out=True,
             stream=("noise", release),
@@ -401,5 +402,5 @@ class Private(Aggregation):
         noise = self.noise
         if self.where == "local":  # two updates of a device differ by 2 C at most
             noise /= 2
-            draws = {(1, 1): sum(draws.values())}
+            draws = {(1, 1): sum(draws.values())}  # no amplification: the noise is in each update
         return {"epsilon": epsilon(noise, draws, delta, self.accountant)}

@@ -101,16 +101,16 @@ class ModelCard(PartedModel):
     def base_bytes(self, shape: Shape, classes: int) -> float:
         if self.lora is None:
             return 0.0
-        frozen = self._adapter_numbers() - self.parameters(shape, classes)
+        frozen = self._count_adapter_numbers() - self.parameters(shape, classes)
         return math.ceil(self.params * self.bits / 8) + 4.0 * frozen
 
-    def _adapter_numbers(self) -> int:
+    def _count_adapter_numbers(self) -> int:
         return sum(tensor.size for tensor in self._adapters_of_layers())
 
     def _passes(self) -> tuple[float, float]:
         """Return FLOPs per sample: of the forward pass, and of the gradients of trained weights."""
         token = 2.0 * self.params
-        adapters = 2.0 * self._adapter_numbers()
+        adapters = 2.0 * self._count_adapter_numbers()
         trained = token if self.lora is None else 2.0 * self.parameters((), 0)
         return self.tokens * (token + adapters), self.tokens * trained
 

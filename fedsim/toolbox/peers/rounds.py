@@ -317,22 +317,22 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
             that send to it, ascending.
         """
 
-        def draw() -> tuple[list[list[int]], list[list[int]]]:
+        def draw_all() -> tuple[list[list[int]], list[list[int]]]:
             rng = device.rng("epidemic", number)
             devices = self.setting.devices
             size = self.params.sample_size
             receivers: list[list[int]] = []
             senders: list[list[int]] = [[] for _ in range(devices)]
             for sender in range(devices):
-                draw = rng.choice(devices - 1, size, replace=False)
-                draw += draw >= sender  # indices were drawn without the sender
-                receivers.append(sorted(draw.tolist()))
+                others = rng.choice(devices - 1, size, replace=False)
+                others += others >= sender  # indices were drawn without the sender
+                receivers.append(sorted(others.tolist()))
             for sender, devices_of_sender in enumerate(receivers):
                 for receiver in devices_of_sender:
                     senders[receiver].append(sender)
             return receivers, senders
 
-        return self._cached(number, draw)
+        return self._cached(number, draw_all)
 
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
         return self._draw_partners(device, number)[0][device.number]

@@ -32,12 +32,12 @@ class AgentSizes(TypedDict):
     Attributes:
         inputs: count of input units, the length of a state.
         hidden: count of hidden units.
-        actions: count of output units, one for each device.
+        action_count: count of output units, one for each device.
     """
 
     inputs: int
     hidden: int
-    actions: int
+    action_count: int
 
 
 @dataclass
@@ -246,9 +246,9 @@ class FAVOR(Selection):
         await self._evaluate(server, state)
 
     def _sizes(self, server: Server) -> AgentSizes:
-        actions = server.devices
-        inputs = min(self.components, server.devices) * (actions + 1)
-        return {"inputs": inputs, "hidden": self.hidden, "actions": actions}
+        action_count = server.devices
+        inputs = min(self.components, server.devices) * (action_count + 1)
+        return {"inputs": inputs, "hidden": self.hidden, "action_count": action_count}
 
     def _begin(self, server: Server, state: FAVORState) -> None:
         """Compute the principal axes of the first local models, and create the agent.
@@ -286,13 +286,13 @@ class FAVOR(Selection):
 
         The agent's values for ``state.situation`` are stored in ``state.q_values``.
         """
-        actions = server.devices
+        action_count = server.devices
         values = server.models.apply(
             state_values,
             [state.agent, state.situation],
-            size=actions,
+            size=action_count,
             hidden=self.hidden,
-            actions=actions,
+            action_count=action_count,
         )
         state.q_values = (await server.models.value(values)).tolist()
 
@@ -337,16 +337,16 @@ class FAVOR(Selection):
         generator = server.rng("replay", number)
         draws = generator.integers(len(state.replay), size=(self.steps, self.batch))
         for indices in draws.tolist():
-            actions = [state.replay[index] for index in indices]
-            befores, devices, rewards, afters = zip(*actions, strict=True)
+            replayed = [state.replay[index] for index in indices]
+            states, devices, rewards, next_states = zip(*replayed, strict=True)
             state.agent = server.models.apply(
                 trained_agent,
-                [state.agent, state.older, *befores, *afters],
+                [state.agent, state.older, *states, *next_states],
                 discount=self.discount,
                 lr=self.lr,
                 size=size,
                 hidden=self.hidden,
-                actions=server.devices,
+                action_count=server.devices,
                 chosen=list(devices),
                 rewards=list(rewards),
             )
@@ -356,18 +356,18 @@ class FAVOR(Selection):
 # actions, Adam's first and second moments of the weights, and the count of Adam's steps.
 
 
-def weights(inputs: int, hidden: int, actions: int) -> int:
+def weights(inputs: int, hidden: int, action_count: int) -> int:
     """Return how many weights FAVOR's agent has, a perceptron with one hidden layer and biases.
 
     Args:
         inputs: count of input units.
         hidden: count of hidden units.
-        actions: count of output units, one for each action.
+        action_count: count of output units, one for each action.
     """
-    return hidden * (inputs + 1) + actions * (hidden + 1)
+    return hidden * (inputs + 1) + action_count * (hidden + 1)
 
 
-def agent_size(inputs: int, hidden: int, actions: int) -> int:
+def agent_size(inputs: int, hidden: int, action_count: int) -> int:
     """Return the length of the array that stores FAVOR's agent and its optimiser.
 
     The array has the perceptron's weights, Adam's first and second moments of each weight, and the
@@ -376,14 +376,14 @@ def agent_size(inputs: int, hidden: int, actions: int) -> int:
     Args:
         inputs: count of input units.
         hidden: count of hidden units.
-        actions: count of output units, one for each action.
+        action_count: count of output units, one for each action.
     """
-    return 3 * weights(inputs, hidden, actions) + 1
+    return 3 * weights(inputs, hidden, action_count) + 1
 
 
 @pure
 def new_agent(
-    models: list[Floats32], inputs: int, hidden: int, actions: int, rng: np.random.Generator
+    models: list[Floats32], inputs: int, hidden: int, action_count: int, rng: np.random.Generator
 ) -> Floats:
     """Draw the weights of a new agent of FAVOR, uniform within 1 / sqrt(inputs of the layer).
 
@@ -391,7 +391,7 @@ def new_agent(
         models: not used.
         inputs: length of a state, the agent's input.
         hidden: count of units in the hidden layer.
-        actions: count of actions.
+        action_count: count of actions.
         rng: source of the weights.
 
     Returns:
@@ -399,12 +399,12 @@ def new_agent(
         count of Adam's steps, float64 [``agent_size(...)``].
     """
     first = rng.uniform(-1, 1, hidden * (inputs + 1)) / math.sqrt(inputs)
-    second = rng.uniform(-1, 1, actions * (hidden + 1)) / math.sqrt(hidden)
-    moments_and_steps = np.zeros(2 * weights(inputs, hidden, actions) + 1)
+    second = rng.uniform(-1, 1, action_count * (hidden + 1)) / math.sqrt(hidden)
+    moments_and_steps = np.zeros(2 * weights(inputs, hidden, action_count) + 1)
     return np.concatenate([first, second, moments_and_steps])
 
 
-def q_values(parameters: "Tensor", states: "Tensor", hidden: int, actions: int) -> "Tensor":
+def q_values(parameters: "Tensor", states: "Tensor", hidden: int, action_count: int) -> "Tensor":
     """Compute the Q-values of all actions in each state, by FAVOR's agent.
 
     Args:
@@ -412,18 +412,18 @@ def q_values(parameters: "Tensor", states: "Tensor", hidden: int, actions: int) 
             its biases.
         states: the states, [n, inputs].
         hidden: count of units in the hidden layer.
-        actions: count of actions.
+        action_count: count of actions.
 
     Returns:
-        Q-values, [n, actions].
+        Q-values, [n, action_count].
     """
     import torch
 
     inputs = states.shape[1]
-    sizes = [hidden * inputs, hidden, actions * hidden, actions]
+    sizes = [hidden * inputs, hidden, action_count * hidden, action_count]
     first, first_bias, second, second_bias = torch.split(parameters, sizes)
     units = torch.relu(torch.addmm(first_bias, states, first.view(hidden, inputs).T))
-    return torch.addmm(second_bias, units, second.view(actions, hidden).T)
+    return torch.addmm(second_bias, units, second.view(action_count, hidden).T)
 
 
 def _tensors(arrays: list[Floats32]) -> "list[Tensor]":
@@ -436,21 +436,21 @@ def _tensors(arrays: list[Floats32]) -> "list[Tensor]":
 
 
 @pure
-def state_values(models: list[Floats32], hidden: int, actions: int) -> Floats32:
+def state_values(models: list[Floats32], hidden: int, action_count: int) -> Floats32:
     """Compute the Q-values of all actions in one state, by FAVOR's agent.
 
     Args:
         models: two arrays: the agent as ``new_agent`` returns it (weights, Adam's moments, steps),
             and the state [inputs].
         hidden: count of units in the agent's hidden layer.
-        actions: count of actions.
+        action_count: count of actions.
 
     Returns:
-        Q-values, float32 [actions].
+        Q-values, float32 [action_count].
     """
     agent, state = _tensors(models)
-    parameters = agent[: weights(len(state), hidden, actions)]
-    values: Floats32 = q_values(parameters, state[None], hidden, actions)[0].numpy()
+    parameters = agent[: weights(len(state), hidden, action_count)]
+    values: Floats32 = q_values(parameters, state[None], hidden, action_count)[0].numpy()
     return values
 
 
@@ -458,7 +458,7 @@ def state_values(models: list[Floats32], hidden: int, actions: int) -> Floats32:
 def trained_agent(
     models: list[Floats32],
     hidden: int,
-    actions: int,
+    action_count: int,
     discount: float,
     lr: float,
     chosen: list[int],
@@ -474,7 +474,7 @@ def trained_agent(
         models: the arrays of the agent and of the older agent (weights, Adam's moments, steps), the
             state before each chosen action, and the state after each chosen action.
         hidden: count of units in the hidden layer.
-        actions: count of possible actions.
+        action_count: count of possible actions.
         discount: gamma, the weight of the next state's value.
         lr: learning rate of Adam.
         chosen: index of each chosen action.
@@ -486,17 +486,17 @@ def trained_agent(
     import torch
 
     agent, older = _tensors(models[:2])
-    states = torch.tensor(np.array(models[2:]))
-    befores, afters = torch.split(states, len(chosen))
+    all_states = torch.tensor(np.array(models[2:]))
+    states, next_states = torch.split(all_states, len(chosen))
     size = (len(agent) - 1) // 3
     parameters, first, second = torch.split(agent[:-1], size)
     parameters.requires_grad_()
     rows = torch.arange(len(chosen))
     with torch.no_grad():
-        best = q_values(parameters, afters, hidden, actions).argmax(1)
-        later = q_values(older[:size], afters, hidden, actions)[rows, best]
+        best = q_values(parameters, next_states, hidden, action_count).argmax(1)
+        later = q_values(older[:size], next_states, hidden, action_count)[rows, best]
         targets = torch.tensor(rewards) + discount * later
-    values = q_values(parameters, befores, hidden, actions)[rows, torch.tensor(chosen)]
+    values = q_values(parameters, states, hidden, action_count)[rows, torch.tensor(chosen)]
     error = values - targets
     (gradient,) = torch.autograd.grad(error.square().mean(), parameters)
     first = 0.9 * first + 0.1 * gradient

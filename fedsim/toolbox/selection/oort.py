@@ -133,9 +133,9 @@ class Oort(Selection):
         among: Among = None,
     ) -> list[int]:
         state.round = ids[0] + 1
-        tired = list[int]()
+        tired = list[int]()  # asked too often
         reporters = list[int]()
-        newcomers = list[int]()
+        newcomers = list[int]()  # without a report: never asked, or late
         for device in server.clients.sample(server.devices, "select", *ids, among=among):
             _, last_report, _ = state.known.get(device, _NEVER)
             if state.asked.get(device, 0) >= _MOST_TIMES:
@@ -144,8 +144,14 @@ class Oort(Selection):
                 reporters.append(device)
             else:
                 newcomers.append(device)
-        newcomers.sort(key=lambda device: state.known.get(device, _NEVER)[2])
+
+        def duration_s(device: int) -> float:
+            _, _, longest_s = state.known.get(device, _NEVER)
+            return longest_s
+
+        newcomers.sort(key=duration_s)  # 0 s if never asked; late devices follow, the fastest first
         exploited = round(count * (1 - self.epsilon(state.round)))
+        # more if there are too few newcomers
         exploited = min(len(reporters), max(exploited, count - len(newcomers)))
         cohort = self._draw_best(server, state, exploited, reporters, ids)
         cohort += newcomers[: count - len(cohort)]

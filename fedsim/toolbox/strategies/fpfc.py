@@ -242,7 +242,9 @@ class FPFC(Synchronous[FPFCParams]):
         if not self.server.models.learns:
             await self.server.models.note_skipped(pairs, stay=False)
         elif changed:
-            measured = self.server.models.apply(apart, pairs, size=len(pairs), begin=self._begin)
+            measured = self.server.models.apply(
+                difference_lengths, pairs, size=len(pairs), begin=self._begin
+            )
             lengths = (await self.server.models.value(measured)).tolist()
         self.state.apart |= zip(changed, lengths, strict=True)
 
@@ -392,7 +394,7 @@ def held_to(models: list[Floats32], signs: list[float], rho: float) -> Floats:
 
 
 @pure
-def apart(models: list[Floats32], begin: int) -> Floats:
+def difference_lengths(models: list[Floats32], begin: int) -> Floats:
     """Compute the length of the penalised difference theta for each pair of devices (FPFC).
 
     Args:
@@ -402,4 +404,6 @@ def apart(models: list[Floats32], begin: int) -> Floats:
     Returns:
         The L2 norm of each pair's theta, float64 [pairs].
     """
-    return np.array([length(pair[begin : len(pair) // 2]) for pair in models])
+    pairs = models
+    # theta is the first half
+    return np.array([length(pair[begin : len(pair) // 2]) for pair in pairs])

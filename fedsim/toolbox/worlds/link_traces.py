@@ -63,7 +63,7 @@ class _FileTrace(TracedRate):
     def _is_unit_of_time(cls, value: str) -> str:
         return _checked_unit(value, Seconds)
 
-    def _value_of_unit(self) -> float | None:
+    def _unit_factor(self) -> float | None:
         """Return the factor that converts bare numbers of the file to bytes/s, s or a share.
 
         Returns:
@@ -72,12 +72,14 @@ class _FileTrace(TracedRate):
         raise NotImplementedError
 
     def _read(self, key: str, root: Path | None) -> list[StepTrace]:
+        # an edge server receives what its devices send up
+        upward = key.endswith(("up", "receive"))
         options = TraceOptions(
             key=key,
             quantity=self._quantity,
-            upward=key.endswith(("up", "receive")),
+            upward=upward,
             time_factor=unit_factor(self.time, Seconds),
-            factor=self._value_of_unit(),
+            factor=self._unit_factor(),
             time_column=self.time_column,
             value_column=getattr(self, f"{self._quantity}_column"),
             device_column=self.device_column,
@@ -85,9 +87,9 @@ class _FileTrace(TracedRate):
             average=self.average,
             members=self.members,
         )
-        form, recordings = read_recordings(find_file(self.file, root), options)
+        file_format, recordings = read_recordings(find_file(self.file, root), options)
         traces = [self._trace(recording) for recording in recordings]
-        note(f"{key} from {self.file!r}: {_describe(form, traces, self._quantity)}")
+        note(f"{key} from {self.file!r}: {_describe(file_format, traces, self._quantity)}")
         return traces
 
     def _trace(self, recording: Recording) -> StepTrace:
@@ -143,7 +145,7 @@ class LinkTrace(_FileTrace):
     def _is_unit_of_rate(cls, value: str | None) -> str | None:
         return None if value is None else _checked_unit(value, BytesPerSecond)
 
-    def _value_of_unit(self) -> float | None:
+    def _unit_factor(self) -> float | None:
         return None if self.rate is None else unit_factor(self.rate, BytesPerSecond)
 
 
@@ -167,7 +169,7 @@ class LatencyTrace(_FileTrace):
     def _is_unit_of_latency(cls, value: str) -> str:
         return _checked_unit(value, Seconds)
 
-    def _value_of_unit(self) -> float:
+    def _unit_factor(self) -> float:
         return unit_factor(self.latency, Seconds)
 
 
@@ -186,7 +188,7 @@ class LossTrace(_FileTrace):
 
     _quantity = "loss"
 
-    def _value_of_unit(self) -> float:
+    def _unit_factor(self) -> float:
         return 1.0 if self.loss == "share" else 0.01
 
 

@@ -177,49 +177,59 @@ class Heat(Process):
             world.device(device)
 
     def run(self, world: World) -> ProcessGenerator:
-        turns: dict[int, simpy.Event] = {}  # device -> event of its next start or end of computing
+        changes: dict[
+            int, simpy.Event
+        ] = {}  # device -> event of its next start or end of computing
         computing: dict[int, bool] = {}
         warming = frozenset(computing_steps())
 
         def receive(record: Record) -> None:
             device = record.fields["device"]
             step = record.fields["step"]
-            if device in turns and step in warming:
+            if device in changes and step in warming:
                 computing[device] = record.kind == "step-start"
-                if not turns[device].triggered:
-                    turns[device].succeed()
+                if not changes[device].triggered:
+                    changes[device].succeed()
 
         world.simulation.listen(receive, kinds=("step-start", "step-end"))
         devices = range(world.devices) if self.devices is None else self.devices
         for device in devices:
-            world.env.process(self._life(world, device, turns, computing))
+            world.env.process(self._life(world, device, changes, computing))
         yield world.env.event()
 
     def _life(
-        self, world: World, device: int, turns: dict[int, simpy.Event], computing: dict[int, bool]
+        self, world: World, device: int, changes: dict[int, simpy.Event], computing: dict[int, bool]
     ) -> ProcessGenerator:
+        """Slow a device whose heat reaches ``slow_at``, until it falls to ``fast_at``, all the time.
+
+        Args:
+            world: the world.
+            device: index of the device.
+            changes: device -> event of its next begin or end of computing; set by this process.
+            computing: device -> whether it computes since that event.
+        """
         state = world.state.setdefault(
             str(device), {"heat": 0.0, "since": world.now, "computes": False, "slow": False}
         )
         hold = world.slow(device, self.factor) if state["slow"] else None
         while True:
-            turn = world.env.event()
-            turns[device] = turn
+            change = world.env.event()
+            changes[device] = change
             target, crossing = self._course(state)
             if crossing == math.inf:
-                yield turn
+                yield change
             else:
-                yield turn | world.until(crossing)
+                yield change | world.until(crossing)
             decay = math.exp((state["since"] - world.now) / self.warms)
             state["heat"] = target + (float(state["heat"]) - target) * decay
             state["since"] = world.now
-            if turn.triggered:
+            if change.triggered:  # the device has begun or ended to compute
                 state["computes"] = computing[device]
-            elif hold is None:
+            elif hold is None:  # its heat has reached ``slow_at``
                 state["slow"] = True
                 state["heat"] = self.slow_at
                 hold = world.slow(device, self.factor)
-            else:
+            else:  # it has cooled to ``fast_at``
                 state["slow"] = False
                 state["heat"] = self.fast_at
                 hold.end()

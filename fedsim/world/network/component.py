@@ -259,7 +259,7 @@ class LinkComponent(SteadyFlows):
 
     def _finish(self, plan: StepPlan) -> None:
         """Move the bytes, and grow the windows, of a whole planned step."""
-        before = self._carry_out_changes(plan, None)
+        before = self._carry_out_changes(plan, share=None)
         self._batches = plan.batches
         self._waiting = plan.waiting
         self._arriving = plan.arriving

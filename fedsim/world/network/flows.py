@@ -81,28 +81,34 @@ class Network(RunningFlows):
         super().__init__(simulation, built, sharing)
         self._env = simulation.env
         self._env.declare_alarm("network", self._set_network_alarm, in_background=True)
-        self._env.declare_alarm("latency", self._set_entry, in_background=True)
-        self._crowded = False  # whether the next ``solve`` must make the network general
+        self._env.declare_alarm("latency", self._set_latency_alarm, in_background=True)
+        self.on_shared: Callable[[], None] | None = None
+        self.overhead = self._protocol.overhead
+        self._weighs = self._protocol.weighs
+
+        # flows that have not ended, by ID
+        self._started = 0  # count of flows so far; the next ID
+        self._flows: dict[int, Flow] = {}
+        self._in_latency: dict[int, Alarm] = {}
+        # destination -> count of flows to it, except from the server; kept only if flows have weights
+        self._uploads: Counter[int] = Counter()
+
+        # changes since the last ``solve``
+        self._unsettled = False  # whether the next ``solve`` is due in this instant
+        self._entering: dict[int, Flow] = {}  # flow ID -> flow whose latency is over
+        self._leaving: list[Flow] = []  # cancelled flows
+        self._arrived: list[Flow] = []  # ended flows whose ``done`` is still to be called
+        self._changed: list[str] = []  # links with another rate
+        # whether two flows share a device's own link, which makes the network general
+        self._crowded = False
+
         # endpoints with a flow on their own link; unused in a general network
         self._sending: set[int] = set()
         self._receiving: set[int] = set()
-        self._started = 0
-        self._flows: dict[int, Flow] = {}  # flow ID -> flow, for flows that have not ended
-        # destination -> count of its running flows that are not from the server, if flows have weights
-        self._uploads: Counter[int] = Counter()
-        self._in_latency: dict[int, Alarm] = {}
-        # flow ID -> flow that has entered since the last ``solve``
-        self._entering: dict[int, Flow] = {}
-        self._leaving: list[Flow] = []  # flows that were cancelled since the last ``solve``
-        self._arrived: list[Flow] = []  # ended flows whose ``done`` is still to be called
+
+        # alarms for the next end of a flow, and for flows that stand still too long
         self._wakeup: Alarm | None = None
-        self._unsettled = False
-        self.on_shared: Callable[[], None] | None = None
         self._standstill: Alarm | None = None
-        # names of links whose rate has changed since the last ``solve``
-        self._changed: list[str] = []
-        self.overhead = self._protocol.overhead
-        self._weighs = self._protocol.weighs
 
     # changes, which take effect together at the end of the instant
 
@@ -154,7 +160,8 @@ class Network(RunningFlows):
         weight = 1.0
         if self._weighs:
             weight = self._weight(source, destination)
-            self._uploads[destination] += source >= 0
+            if source != SERVER:
+                self._uploads[destination] += 1
         flow = self._flows[self._started] = Flow(
             self._started, source, destination, size, now, done, wire, weight
         )
@@ -165,7 +172,7 @@ class Network(RunningFlows):
         if waited:
             latency = on_grid(latency - waited)
         if latency > 0:
-            self._set_entry(flow.id, now + latency)
+            self._set_latency_alarm(flow.id, now + latency)
         else:
             self._entering[flow.id] = flow
             self._unsettle()
@@ -342,6 +349,7 @@ class Network(RunningFlows):
         Args:
             source, destination: IDs of the endpoints.
         """
+        # from an edge server or another host to a device is down too
         comes_down = source == SERVER or (
             source >= self.devices and 0 <= destination < self.devices
         )
@@ -351,6 +359,7 @@ class Network(RunningFlows):
         round_trip = 2 * self._exact_latency_s(source, destination) + self._protocol.round_trip
         weight = self._protocol.weight(self._streams, device, count, round_trip, direction)
         self._transfers[device] = count + 1
+        # running uploads keep their share when another one begins beside them (docs/time.md)
         if direction == "up" and self._uploads[destination]:
             return weight * self._protocol.late_weight
         return weight
@@ -424,8 +433,8 @@ class Network(RunningFlows):
         if self.traces is not None:
             self.traces.end(flow.id)
         del self._flows[flow.id]
-        if self._weighs:
-            self._uploads[flow.destination] -= flow.source >= 0
+        if self._weighs and flow.source != SERVER:
+            self._uploads[flow.destination] -= 1
         self._sending.discard(flow.source)
         self._receiving.discard(flow.destination)
 
@@ -454,7 +463,7 @@ class Network(RunningFlows):
         self._flows = state["flows"]
         self._general = state["general"]
         self._running = {flow_id: self._flows[flow_id] for flow_id in state["running"]}
-        uploads = [flow for flow in self._flows.values() if flow.source >= 0]
+        uploads = [flow for flow in self._flows.values() if flow.source != SERVER]
         self._uploads = Counter(flow.destination for flow in uploads)
         self._transfers = state["transfers"]
         self._windows.restore(cast(WindowsState, state))
@@ -470,7 +479,7 @@ class Network(RunningFlows):
             for flow in self._running.values():
                 self.traces.begin(flow.id, self._traced_names(flow), self._simulation.now)
 
-    def _set_entry(self, number: int, when: float) -> None:
+    def _set_latency_alarm(self, number: int, when: float) -> None:
         """Set the alarm at ``when`` (s), at which the first byte of the flow ``number`` leaves."""
         self._in_latency[number] = self._env.at(
             ("latency", number), when, partial(self._admit, self._flows[number])

@@ -83,19 +83,20 @@ class RunningFlows(PresentRates):
 
     def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:
         if self._queues is not None:
-            self._open(self._queues, flow, now)
+            self._begin_on_queues(self._queues, flow, now)
             return
         route = self._links_of(flow, own=self._general)
         self._rule(flow).enter(flow.id, flow.wire, cap, now, flow.weight, sent, route)
 
-    def _open(self, queues: Queueing, flow: Flow, now: float) -> None:
+    def _begin_on_queues(self, queues: Queueing, flow: Flow, now: float) -> None:
         """Start a flow on links with queues, in the order in which its bytes pass them."""
         source = flow.source
         destination = flow.destination
         own = self.own_links(source, destination)
         route = self.links_between(source, destination)
-        sends_own = 0 <= source < self.devices
-        route = [*own[:sends_own], *route, *own[sends_own:]]
+        # the sender's own link comes first, the receiver's last
+        first = own[:1] if 0 <= source < self.devices else []
+        route = [*first, *route, *own[len(first) :]]
         round_trip = self.present_round_trip_s(source, destination)
         ends = (source, destination)
         device = source if 0 <= source < self.devices else destination

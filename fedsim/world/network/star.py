@@ -110,7 +110,7 @@ class StarDirection:
         self.next_end = math.inf
         self.changed = False
         self._next_is_free = False  # whether the flow that ends next is in a free tier
-        # rate that capped flows leave, in units of rate times units of weight
+        # capacity that capped flows leave to free flows, in units of rate times units of weight
         self._room = _in_units(capacity) * _WEIGHTS
         self._free_weight = 0  # total weight of free flows, in units
         self._level = math.inf  # water level w (bytes/s per weight)
@@ -145,7 +145,7 @@ class StarDirection:
         # A new tier begins as free or capped by an estimate, which ``share`` corrects.
         if tier is None:
             is_free = cap * (self._free_weight + units) > self._room
-            clock = -self._clock if is_free else 0.0
+            clock = -self._clock if is_free else 0.0  # the tier's clock reads 0 now
             tier = self._tiers[cap] = Tier(cap, rate, is_free, clock, self._since)
             heappush(self._caps[is_free], cap if is_free else -cap)
         if tier.is_free:
@@ -195,9 +195,10 @@ class StarDirection:
             now = self.next_end
             end, cap = self._ends[self._next_is_free][0]
             if self._next_is_free:
-                lasts = (end - self._clock) / self._level if self._level else math.inf
-                rounded = lasts - (now - self._since) if now > _LATE_S else 0.0
-                self._clock = end - self._level * rounded
+                exact_s = (end - self._clock) / self._level if self._level else math.inf
+                # ``now`` is a rounded time, at which V is not exactly at the end of the flow
+                rounding_s = exact_s - (now - self._since) if now > _LATE_S else 0.0
+                self._clock = end - self._level * rounding_s
                 self._since = now
             else:
                 self._move(now)
@@ -270,6 +271,7 @@ class StarDirection:
         # if all flows are capped, and the link carries all of them, no tier changes sides
         while self._free_weight or self._room < 0:
             cap = self._next_cap(is_free=True)
+            # at their level, the free flows are below their lowest cap
             if cap is None or cap * self._free_weight > self._room:
                 cap = self._next_cap(is_free=False)
                 if cap is None or cap * self._free_weight <= self._room:
@@ -317,6 +319,7 @@ class StarDirection:
         return math.inf
 
     def _change_side(self, tier: Tier) -> None:
+        """Make a free tier capped, or a capped tier free, so that its clock reads as before."""
         heappop(self._caps[tier.is_free])
         sign = -1 if tier.is_free else 1
         self._free_weight += sign * tier.weight

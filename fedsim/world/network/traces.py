@@ -357,8 +357,8 @@ class LinkTraces:
                 add_link(device, direction, assignment.of(device))
         for name, (assignment, number) in self.shared.items():
             add_link(-1, name, assignment.of(number))
-        columns = ("trace", "name", "length", "loops", "since", "value")
-        pieces: TraceColumns = {column: [] for column in columns}
+        piece_columns = ("trace", "name", "length", "loops", "since", "value")
+        pieces: TraceColumns = {column: [] for column in piece_columns}
         for trace, number in numbers.items():
             count = len(trace.since)
             pieces["trace"] += [number] * count

@@ -212,7 +212,7 @@ class World:
         call = ("send", *route, part.bytes, purpose)
         message = processes.take_saved(self._number, call)
         if message is None:
-            message = processes.messages.send(*route, (part,), None, waited=waited)
+            message = processes.messages.send(*route, (part,), number=None, waited=waited)
         sending = Sending(call, processes.messages, message, processes.sending.pop)
         processes.sending[sending] = self._number
         return sending

@@ -104,8 +104,10 @@ class Train(EpochStep):
         limit = self.limit
         ends = task.epoch_ends or []
         done = bisect_right(ends, services.simulation.now)
+        # the epoch that the limit cuts off undoes the whole training
         is_undone = limit.cut_undoes and done < len(ends)
         is_slow = cause is None and (is_undone or done < limit.at_least)
+        # a slow device that may go on answers with the untrained model; otherwise it is late
         task.epochs = 0 if is_slow and limit.go_on else done
         task.trained = (*task.trained, task.epochs)
         facts: dict[str, Any] = {
@@ -118,6 +120,7 @@ class Train(EpochStep):
         if self.training.layers is not None:
             facts["layers"] = self.training.layers
         if part is not None:
+            # index of the part, count of parts, and count of samples
             facts["part"] = [part.number, 2**part.splits, part.samples]
         if is_slow and not limit.go_on:
             return "late", facts

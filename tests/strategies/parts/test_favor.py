@@ -22,7 +22,7 @@ from tests.strategies.runs import moved, played, ran, told
 from tests.strategies.runs import weights as values
 from tests.strategies.worlds import file_data, world
 
-SIZES: dict[str, Any] = {"hidden": 5, "actions": 4}
+SIZES: dict[str, Any] = {"hidden": 5, "action_count": 4}
 
 
 def test_the_axes_are_sklearns() -> None:

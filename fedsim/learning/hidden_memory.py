@@ -47,12 +47,17 @@ _HOOKS = sorted(name for name in _STRUCTURE if name.endswith("hooks"))
 _NORMS = nn.modules.batchnorm._NormBase
 _COUNT = "num_batches_tracked"
 
+# comparable values of objects whose content is not read
+_OF_MODEL = "of the model"
+_NOT_COMPARED = "seen"  # of an object that was converted before, or that is too deep
+_REFERENCE = "reference"
+
 Token = object
 """Comparable value for a piece of memory; two tokens are equal if the memory is equal."""
 
 
-def remains(
-    module: nn.Module, flat: Mapping[str, Tensor], *, whole: bool = False
+def read_memory(
+    module: nn.Module, flat: Mapping[str, Tensor], *, by_value: bool = False
 ) -> dict[str, Token]:
     """Take a snapshot of a module's hidden memory: all that it remembers outside of its flat model.
 
@@ -63,7 +68,7 @@ def remains(
     Args:
         module: the module.
         flat: name -> tensor of the flat model, whose tensors are left out.
-        whole: whether large tensors are compared by their values; else by their version, torch's
+        by_value: whether large tensors are compared by their values; else by their version, torch's
             count of changes in place.
 
     Returns:
@@ -78,12 +83,13 @@ def remains(
         if not type(part).__module__.startswith("fedsim."):
             parts[part_name] = part
     for part_name, part in parts.items():
-        reader = _Reader(skipped, whole)
+        reader = _Reader(skipped, by_value)
         for key, value in _attributes(part):
             name = f"{part_name}.{key}" if part_name else key
             if name not in flat:
                 tokens[name] = reader.token(value)
-    reader = _Reader(skipped, whole)
+    # what the code of the classes reaches: their attributes, globals and closures
+    reader = _Reader(skipped, by_value)
     for key, value in _Shared(parts.values()).values.items():
         tokens[key] = reader.token(value)
     return tokens
@@ -118,7 +124,7 @@ def differences(before: Mapping[str, Token], after: Mapping[str, Token]) -> list
     """Return the names of attributes and globals that differ between two snapshots of a module.
 
     Args:
-        before: name -> comparable value, as ``remains`` returns it.
+        before: name -> comparable value, as ``read_memory`` returns it.
         after: a later snapshot.
 
     Returns:
@@ -334,32 +340,34 @@ class _Reader:
 
     Args:
         skipped: ``id()`` of objects that are not read.
-        whole: whether large tensors are compared by their values; else by their version, torch's
+        by_value: whether large tensors are compared by their values; else by their version, torch's
             count of changes in place.
     """
 
-    def __init__(self, skipped: set[int], whole: bool) -> None:
+    def __init__(self, skipped: set[int], by_value: bool) -> None:
         self._skipped = skipped
-        self._whole = whole
+        self._by_value = by_value
         self._visited: set[int] = set()
 
     def token(self, value: object, depth: int = 0) -> Token:
+        """Convert an object, which ``depth`` other objects contain, to a comparable value."""
         if value is None or isinstance(value, bool | int | str | bytes | type | types.ModuleType):
             return type(value), value
         if isinstance(value, float | complex):
             return type(value), repr(value)
         if id(value) in self._skipped:
-            return "of the model"
+            return _OF_MODEL
         if isinstance(value, Tensor):
-            return _of_tensor(value, whole=self._whole)
+            return _of_tensor(value, by_value=self._by_value)
         if isinstance(value, np.ndarray | np.generic):
             return self._of_array(np.asarray(value), depth)
         if id(value) in self._visited or depth > _DEEPEST:
-            return "seen"
+            return _NOT_COMPARED
         self._visited.add(id(value))
-        return self._read(value, depth + 1)
+        return self._convert(value, depth + 1)
 
-    def _read(self, value: object, depth: int) -> Token:
+    def _convert(self, value: object, depth: int) -> Token:
+        """Convert an object that contains others, at ``depth``, or that is of a library."""
         if isinstance(value, Mapping):
             return self._items(value, depth), self._of_object(value, depth)
         if isinstance(value, list | tuple | deque):
@@ -378,7 +386,7 @@ class _Reader:
         if isinstance(value, types.CellType):
             return self.token(_content(value), depth)
         if isinstance(value, weakref.ReferenceType):
-            return "reference"
+            return _REFERENCE
         if isinstance(value, functools.partial):
             return self._entries([value.func, value.args, value.keywords], depth)
         if isinstance(value, types.MethodType):
@@ -429,9 +437,9 @@ class _Reader:
         return len(values), tuple(self.token(value, depth) for value in ends)
 
 
-def _of_tensor(tensor: Tensor, *, whole: bool) -> Token:
+def _of_tensor(tensor: Tensor, *, by_value: bool) -> Token:
     shape = tuple(tensor.shape)
-    is_large = tensor.numel() > _SMALL and not whole
+    is_large = tensor.numel() > _SMALL and not by_value
     if is_large or tensor.is_meta or tensor.layout != torch.strided:
         version = 0 if tensor.is_inference() else tensor._version
         return shape, tensor.dtype, id(tensor), version
