@@ -105,9 +105,8 @@ class CA2FL(Asynchronous[CA2FLParams]):
         newest: dict[int, Ref] = {}
         for update in buffer:
             cached = state.cache.get(update.device, zero)
-            difference = [(zero, 1.0), (update.update, 1.0), (update.base, -1.0)]
-            # ``mix`` leaves out an update that is not finite. The remaining coefficients sum to 0,
-            # and the result is ``otherwise``.
+            difference = [(update.update, 1.0), (update.base, -1.0)]
+            # The coefficients sum to 0, so that an update that is not finite gives ``otherwise``.
             change = models.mix(difference, otherwise=newest.get(update.device, cached))
             parts.append((change, update.weight))
             parts.append((cached, -update.weight))

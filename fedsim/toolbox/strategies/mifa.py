@@ -104,8 +104,7 @@ class MIFA(FedAvg[MIFAParams]):
         zero = models.zero()
         earlier = zero if before is None else before.change
         assert update.start is not None
-        parts = [(zero, 1.0), (update.update, 1.0), (update.start, -1.0)]
-        # ``mix`` leaves out an update that is not finite. The remaining coefficients sum to 0, and
-        # the result is ``earlier``.
+        parts = [(update.update, 1.0), (update.start, -1.0)]
+        # The coefficients sum to 0, so that an update that is not finite gives ``earlier``.
         change = models.mix(parts, otherwise=earlier)
         return Memory(change, lr)
