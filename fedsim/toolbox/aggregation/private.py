@@ -166,7 +166,8 @@ def _divergence(noise: float, share: float) -> tuple[Sequence[float], Sequence[f
 
     accountant = RdpAccountant()
     verbosity = logging.get_verbosity()
-    # The accountant warns of each order that it leaves out. Leaving out orders is harmless.
+    # The accountant warns of each order that it leaves out. The bounds of the other orders still
+    # hold.
     logging.set_verbosity(logging.ERROR)
     accountant.compose(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise)))
     logging.set_verbosity(verbosity)

@@ -315,7 +315,7 @@ def threshold(
     gained = first_loss - loss
     gain = first_loss - least_loss
     progress = min(max(gained / gain, 0.0), 1.0) if gain > 0 else 0.0
-    # This is the sine of the complementary angle. The cosine of pi/2 would not be exactly 0, and
+    # The sine of the complementary angle, as the cosine of pi/2 would not be exactly 0, and
     # orthogonal gradients would not be clustered.
     return math.sin((math.pi / 2 - theta) * (1.0 - progress))
 

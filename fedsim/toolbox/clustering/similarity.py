@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 RowVectors = NDArray[np.floating]
 Matrix = NDArray[np.float64]
 
-_BLOCK_BYTES = 64_000_000  # maximum size (bytes) of the float64 copy of rows in a step
+# greatest size (bytes) of the columns that are copied to float64 at a time
+_BLOCK_BYTES = 64_000_000
 
 
 def gram_matrix(rows: RowVectors) -> Matrix:
@@ -116,8 +117,8 @@ def edc_features(updates: RowVectors, groups: int) -> Matrix:
     rows = vectors * np.sqrt(np.where(largest > rounding, largest, 0.0))
     norms = np.sqrt(gram.diagonal())[:, None]
     features: Matrix = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
-    # The sign of each feature is fixed by the first row whose magnitude is at least half of the
-    # largest one. Rounding cannot select another row.
+    # The sign of a singular vector is arbitrary. It is set by the first row of at least half the
+    # largest magnitude, because several rows may have the largest magnitude, up to rounding.
     sizes = np.abs(features)
     first = np.argmax(sizes >= sizes.max(axis=0) / 2, axis=0)
     leading = features[first, np.arange(features.shape[1])]

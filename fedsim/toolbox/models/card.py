@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from fedsim.learning.objectives import Objective
     from fedsim.learning.spec import Trainer
 
-# bytes that a layer keeps of each token and unit of its width (Korthikanti et al. 2022)
+# bytes of activations that a layer keeps for the backward pass, per token and unit of its width
+# (Korthikanti et al. 2022)
 _KEPT = 34.0
-_KEPT_INPUT = 2.0  # the part of these bytes that is for the layer's input, in 16 bits
-_LOGIT_BYTES = 8.0  # bytes for an output of a token: its logit, and its logarithmic probability
+_KEPT_INPUT = 2.0  # part of ``_KEPT`` that is for the layer's input, in 16 bits
+# bytes per token and word of the vocabulary: a logit and a logarithmic probability in float32
+_LOGIT_BYTES = 8.0
 
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 

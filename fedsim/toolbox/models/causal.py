@@ -16,8 +16,9 @@ from fedsim.learning.architecture import LoRA, matching
 from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.modules import Adaptable
 
-_LENGTHS = ("max_position_embeddings", "n_positions")  # names of a configuration's longest sequence
-_DROPOUTS = ("dropout", "pdrop")  # last parts of the names of dropout rates in a configuration
+# keys of a configuration for the longest sequence
+_LENGTHS = ("max_position_embeddings", "n_positions")
+_DROPOUTS = ("dropout", "pdrop")  # ends of a configuration's keys for dropout rates
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # set to None: data have none of them
 
 

@@ -32,11 +32,11 @@ from fedsim.learning.modules import copy_module, example, outputs_of, samples_dt
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.spec import Trainer, TrainingSpec
 
-# sizes of two batches; the difference of their costs is the cost per sample
+# sizes of two batches; their costs differ by the cost of the samples that only one of them has
 _SMALL = 2
 _LARGE = 4
 _LANES = 16  # float32 values in a register of 512 bits; channels are padded to a multiple of it
-_FIRST = 4  # least channels that are padded; special kernels handle fewer, in a first layer
+_FIRST = 4  # least count of channels that is padded; fewer, as in images, have kernels of their own
 _PASSES = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 1.1),
     **dict.fromkeys(("convolution", "convolution_backward"), 3.7),

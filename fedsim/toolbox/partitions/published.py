@@ -324,7 +324,7 @@ class ClassImbalance(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         classes = dataset.pool.classes
         require_classes(self.classes_per_device, dataset)
-        # probability of each class to be a device's majority, by the rounded normal within 1..C
+        # probability of each class to be a device's majority: normal, with mean 5 and variance 10
         edges = (np.arange(classes + 1) - 4.5) / math.sqrt(20.0)
         chances = np.diff([math.erf(edge) for edge in edges])
         majority = np.asarray(chances / chances.sum(), dtype=np.float64)

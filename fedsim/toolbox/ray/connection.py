@@ -8,7 +8,7 @@ from types import ModuleType
 
 from fedsim.common.errors import ScenarioError
 
-_OLDEST = 2, 52  # oldest version of Ray that is supported: the first with tokens
+_OLDEST = 2, 52  # oldest version of Ray that is supported: the first that authenticates by tokens
 _CONNECT_S = 5.0  # timeout of the connection to a cluster's port (s)
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -40,7 +40,7 @@ def require_token() -> None:
     try:
         from ray._raylet import Config
     except ImportError:
-        # a later Ray asks for tokens by default, if the mode is not set
+        # A Ray without this class is a later one, which asks for tokens if no mode is set.
         os.environ.pop(AUTH_MODE, None)
         return
     os.environ[AUTH_MODE] = "token"

@@ -20,7 +20,8 @@ from fedsim.common.arrays import AnyArray
 if TYPE_CHECKING:
     from torch.nn import Parameter
 
-_SHARED_BYTES = 1 << 15  # least size of a shared array; a smaller one costs less in the parcel
+# least size (bytes) of a shared array; a smaller one costs less in the parcel
+_SHARED_BYTES = 1 << 15
 
 
 class Stored(Protocol):

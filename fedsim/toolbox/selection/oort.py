@@ -25,7 +25,7 @@ from fedsim.strategies.parts.selection import Among, Ids, Selection
 from fedsim.strategies.state import State
 from fedsim.toolbox.selection import draw_weighted
 
-# percentiles of the published code's pacer
+# the published code's pacer: first percentile, and step between percentiles (also the least one)
 _FIRST = 30.0
 _BY = 5.0
 _MOST_TIMES = 10

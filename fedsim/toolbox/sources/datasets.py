@@ -320,9 +320,6 @@ def _is_same(first: AnyArray, repeated: AnyArray | None) -> bool:
     return repeated.astype(first.dtype).tobytes() == np.asarray(first).tobytes()
 
 
-# global random generators of the process
-
-
 def _states() -> dict[str, bytes]:
     """Return the states of the global random generators of Python, numpy and torch.
 

@@ -15,7 +15,8 @@ _EIGHT_BYTES = 1
 _LENGTH = 2
 _FOUR_BYTES = 5
 _LONGEST_VARINT = 10  # bytes of a 64-bit integer, of which each has seven bits
-_BYTES_LIST = 1  # numbers of the fields of a feature
+# numbers of the fields of the protobuf message ``Feature``
+_BYTES_LIST = 1
 _FLOAT_LIST = 2
 _INT64_LIST = 3
 

@@ -22,7 +22,7 @@ IMAGES = "small_images"
 _NAME = re.compile(r"[\w-]{1,100}")
 _KEYS = ("image_id", "user_id", "partition", "labels", "fine_grained_labels")
 _BILINEAR = 2  # ``PIL.Image.Resampling.BILINEAR``
-_MOST_BYTES = 64 * 10**9  # greatest size of all images in memory
+_MOST_BYTES = 64 * 10**9  # greatest size of all images in memory (bytes)
 
 
 class _Photo(NamedTuple):

@@ -27,7 +27,7 @@ ByteArray = NDArray[np.uint8]
 _UNSIGNED_BYTE = 8
 _RECORD = 1 + 3 * 32 * 32
 _EMNIST_CLASSES = 62
-_MOST_PIXELS = 10**9  # greatest count of values in a file; EMNIST's largest has 547,278,208
+_MOST_PIXELS = 10**9  # greatest count of values in a file; EMNIST's largest has 547,178,688
 # lower-case letters follow 10 digits and 26 capitals
 _A = 36
 _J = 45

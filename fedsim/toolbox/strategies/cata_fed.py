@@ -26,7 +26,8 @@ from fedsim.world.steps import Computation
 _MOST_EPOCHS = 1000  # maximum count of epochs of an adaptive client in a round
 _REJOIN_S = 60.0
 
-# Both contents are named ``control``, as records count their bytes under a content's name.
+# Records count bytes under a content's name. Both contents have one name, so that their bytes are
+# counted together.
 TIME_LIMIT = "control"
 """Content of a message to a client: T, the time limit of training and upload (s)."""
 HAS_FINISHED = "control"
@@ -70,7 +71,7 @@ def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints
     low, high = bounds
     if low == high:
         return np.full(len(sizes), clusters - 1, dtype=np.int64)
-    # Whole numbers throughout: floor((s - R_l) / theta) is exact on the borders.
+    # In whole numbers, so that floor((s - R_l) / theta) is exact on the borders of clusters.
     return np.clip((sizes - low) * clusters // (high - low), 0, clusters - 1)
 
 
@@ -320,8 +321,8 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         params = self.params
         if instruction.job == "connect":
             return {"size-report": self._sizes(device)[0]}
-        # The state is changed even if the answer is cut off, as the device knows without the server
-        # when it has trained, and whether it was too slow.
+        # The state changes even if the answer does not arrive: the device itself knows when it has
+        # trained, and whether it was too slow.
         device.state["trained_at"] = device.clock_s
         if result.update is not None:
             return {"update": result.update, HAS_FINISHED: 1, "samples": Header(result.samples)}
@@ -428,8 +429,6 @@ class CataFed(FedAvg[CataFedParams]):
         if not online:
             self._open_round()
 
-    # selection (CFS)
-
     def select(self) -> list[int]:
         state = self.state
         params = self.params
@@ -445,7 +444,7 @@ class CataFed(FedAvg[CataFedParams]):
             case "round-robin":
                 cohort = in_turn(cluster, params.clusters, count, number, generator)
             case "proportional-fair":
-                waiting = number - np.array(state.zeroed)  # A, Eq. 21
+                waiting = number - np.array(state.zeroed)  # the wait A of Eq. 21 (rounds)
                 blocks = cut_groups(cluster, count, generator)
                 cohort = fairest_group(blocks, waiting, generator)
         clients: list[int] = cohort.tolist()
@@ -479,8 +478,6 @@ class CataFed(FedAvg[CataFedParams]):
         may_connect = state.away or state.connecting
         if not (may_connect or self.server.clients.expects_newcomers()):
             self.server.stop("no client is connected any more")
-
-    # connection, answers and disconnection of clients
 
     async def on_return(self, device: int) -> None:
         self.state.away -= 1

@@ -153,8 +153,6 @@ class CFL(Grouped[CFLParams]):
         if self.params.as_published:
             await super().aggregate()
 
-    # criteria of a split
-
     async def _find_cuts(self) -> list[Cut]:
         """Find the clusters to split in this round, and the two parts of each.
 
@@ -313,8 +311,6 @@ class CFL(Grouped[CFLParams]):
         half = len(order) // 2
         self.state.scheduled += 1
         return [Cut(group, entries, (sorted(order[:half]), sorted(order[half:])), {}, None)]
-
-    # split of a cluster
 
     async def _split(self, cut: Cut) -> None:
         """Split a cluster: add its two parts to the tree, and move its members to them.
@@ -496,8 +492,6 @@ class CFL(Grouped[CFLParams]):
         So ``fedsim check``, whose trial runs without learning, counts the memory that they need.
         """
         await self.server.models.note_skipped(list(chain.from_iterable(changes)))
-
-    # clients without a cluster
 
     async def on_arrival(self, device: int) -> None:
         if self.state.children[0] is not None:

@@ -108,7 +108,8 @@ class FedNova(FedProx):
         normalised = []
         for entry, distance in zip(entries, reaches, strict=True):
             factor = effective / distance if distance else 0.0
-            # The difference is not finite if either model is not finite.
+            # If a model is not finite, neither is the result of ``apply``, and the aggregation
+            # leaves it out. ``mix`` would leave out the model, and give a finite update.
             models = [entry["start"], entry["update"]]
             coefficients = [1 - factor, factor]
             update = self.server.models.apply(weighted_sum, models, coefficients=coefficients)

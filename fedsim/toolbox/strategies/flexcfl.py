@@ -423,8 +423,6 @@ class FlexCFL(Migrating[FlexCFLParams]):
         record_clustering(server, devices, labels.tolist(), {"similarity": cosines}, **record)
         return labels
 
-    # client cold start and migration
-
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         state = self.state
         if state.group[device] >= 0 and device not in state.unprepared:

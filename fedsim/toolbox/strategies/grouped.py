@@ -152,8 +152,6 @@ class Grouped(Synchronous[G]):
         self.state.group = [-1] * server.devices
         self.state.asked = [False] * server.devices
 
-    # hooks of strategies
-
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         """Return the task that finds a device's group (its preparation); by default None.
 
@@ -193,8 +191,6 @@ class Grouped(Synchronous[G]):
 
         By default nothing is done. A subclass may mix the models of different groups here.
         """
-
-    # groups
 
     def move(self, device: int, group: int, why: str) -> None:
         """Assign a device to a group, and record it if the device's group changes.
@@ -267,8 +263,6 @@ class Grouped(Synchronous[G]):
             assignment[f"group/{group}"] = (model, np.flatnonzero(groups == group).tolist())
         return assignment
 
-    # rounds
-
     def select(self) -> list[int]:
         count = self.params.asked_per_round
         cohort = self._sweep(count)
@@ -327,8 +321,6 @@ class Grouped(Synchronous[G]):
     def center(self, entry: Entry) -> Ref | None:
         group = entry["group"]
         return None if group is None else self.state.models[group]
-
-    # preparation of devices
 
     def must_prepare(self, device: int) -> None:
         """Mark a device for a preparation, the task that finds its group anew.

@@ -341,8 +341,6 @@ class LCFL(Grouped[LCFLParams]):
         else:
             await self._make_clusters(devices)
 
-    # clustering
-
     async def _make_clusters(self, devices: list[int]) -> None:
         """Cluster the compared devices, make the clusters' first models, and go on with rounds.
 
@@ -519,8 +517,6 @@ class LCFL(Grouped[LCFLParams]):
         origins = await self._values(starts, devices)
         with np.errstate(all="ignore"):  # values of a diverged device are not finite
             return [model - origin for model, origin in zip(models, origins, strict=True)]
-
-    # devices without a cluster
 
     async def after_aggregation(self) -> None:
         """Let devices without a cluster choose one, once the models of all clusters differ.

@@ -256,8 +256,6 @@ class PACFL(Grouped[PACFLParams]):
     def _store(self, device: int, contents: Contents) -> None:
         self.state.signatures[device] = (contents["subspace"], contents["vectors"])
 
-    # clusters
-
     async def _make_clusters(self) -> None:
         """Cluster the clients by the singular vectors of their data, and open the first round.
 

@@ -85,8 +85,8 @@ def fair_weights(
     if largest == 0.0:
         return np.zeros(len(losses))
     relative = (losses / largest) ** q
-    # q F^(q-1), relative to largest^q. For a loss of 0 it is 1 / largest if q = 1, and 0 if q > 1;
-    # 0 is taken for q < 1 too, as it would be infinite.
+    # q F^(q-1), relative to largest^q. At a loss of 0 this is 1 / largest if q = 1, and 0 if q > 1.
+    # For q < 1 it would be infinite, and 0 is used.
     slopes = np.full(len(losses), 1.0 / largest if q == 1.0 else 0.0)
     positive = losses > 0
     slopes[positive] = q * relative[positive] / losses[positive]

@@ -179,8 +179,8 @@ class REFL(FedAvg[REFLParams]):
             counts = await self._stale_weights(fresh, stale, staleness)
         rebased = list[Entry]()
         for entry, count in zip(stale, counts, strict=True):
-            # The update as if the late client had begun at the present model. It is not finite if
-            # the update is not finite.
+            # The update as if the late client had begun at the present model. ``apply``, unlike
+            # ``mix``, keeps an update that is not finite as one, so that it is left out later.
             models = [model, entry["update"], entry["start"]]
             update = self.server.models.apply(weighted_sum, models, coefficients=[1.0, 1.0, -1.0])
             rebased.append(entry | {"update": update, "start": model, "counts": count})

@@ -38,7 +38,8 @@ from fedsim.toolbox.strategies.reweighting import (
 )
 from fedsim.world.steps import Computation
 
-# Both contents are named ``control``, as records count their bytes under a content's name.
+# Records count bytes under a content's name. Both contents have one name, so that their bytes are
+# counted together.
 TOTAL_SAMPLES = "control"
 """Content of a message to a client: D, the samples of all devices."""
 FACTS = "control"
@@ -290,8 +291,6 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             state.last_total[device] = state.total
         elif self.params.weights == "optimal":
             state.counts[device] = message["class-counts"]
-
-    # aggregation
 
     async def aggregate(self) -> None:
         received = self.state.received

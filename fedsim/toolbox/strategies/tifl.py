@@ -224,8 +224,6 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         self.state.probabilities = self.params.probabilities or [1.0] * tiers
         self._measure_all(tiers)
 
-    # tiers
-
     def _measure(self, device: int, job: str = "profile") -> None:
         super()._measure(device, "report" if self.params.tiers_from == "size" else job)
 

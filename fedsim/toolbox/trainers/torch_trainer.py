@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from fedsim.learning.solvers.context import LocalData, TrainingContext
 
-_LENGTHS = ("T_max", "total_steps")  # arguments of schedules: number of steps to the end
+# arguments of schedules that give the number of steps to the end
+_LENGTHS = ("T_max", "total_steps")
 _BY_NUMBER = (
     "ASGD",
     "Adadelta",
@@ -81,7 +82,8 @@ class LearningRateSchedule(Spec):
         arguments.update(self.args)
         schedule: lr_scheduler.LRScheduler = schedule_class(optimiser, **arguments)
         if self.every == "round":
-            # torch warns if the optimiser makes no step first; without gradients it has no effect
+            # Torch warns if the optimiser makes no step before the schedule. This step has no
+            # effect, as there are no gradients yet.
             optimiser.step()
             for _ in range(number):
                 schedule.step()

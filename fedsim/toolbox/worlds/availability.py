@@ -137,7 +137,8 @@ class Tides(Availability):
 
     def on(self, devices: Ints, time: float) -> Flags:
         ages = self._streams.uniforms("world/availability/first", devices)
-        age_at_0 = np.rint(ages * self._lasts / TICK_S) * TICK_S  # age of the first number (s)
+        # time for which the number drawn first has been valid at time 0 (s)
+        age_at_0 = np.rint(ages * self._lasts / TICK_S) * TICK_S
         number = (time + age_at_0) // self._lasts
         draws = self._streams.uniforms("world/availability", devices, number.astype(np.int64))
         half = np.array([self._half_window(draw) for draw in draws.tolist()])
@@ -177,7 +178,8 @@ class Tides(Availability):
             Whether the device is on in the interval, and the interval's begin and end (s).
         """
         age = self._streams.uniform("world/availability/first", device)
-        age_at_0 = round(age * self._lasts / TICK_S) * TICK_S  # age of the first number (s)
+        # time for which the number drawn first has been valid at time 0 (s)
+        age_at_0 = round(age * self._lasts / TICK_S) * TICK_S
         number = (time + age_at_0) // self._lasts
         start = number * self._lasts - age_at_0
         end = (number + 1) * self._lasts - age_at_0

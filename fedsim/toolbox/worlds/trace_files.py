@@ -30,7 +30,7 @@ _PACKET = 1500.0  # size of a packet (bytes)
 _PACKET_STEP_S = 0.1  # length of the intervals over which rates of a packet file are averaged (s)
 _LONE_S = 1.0  # length of a trace that has a single row (s)
 _MOST_RATE = 1e15  # bytes/s
-_KBIT_S = 125.0  # bytes/s
+_KBIT_S = 125.0  # a kbit/s, in bytes/s
 _USUAL = {
     "rate": (
         *("rate", "throughput", "Throughput", "bandwidth", "Bandwidth", "bitrate", "mbps", "Mbps"),
@@ -251,7 +251,8 @@ class _File:
         every = self.options.every
         if every is not None:
             times = [row * every for row in range(len(times))]
-        rate_of: dict[float, float] = {}  # of equal times the last row counts
+        # time -> rate; of rows with equal times the last one counts
+        rate_of: dict[float, float] = {}
         last = -math.inf
         for line, time, rate in zip(lines, times, rates, strict=True):
             if time < last:
@@ -284,7 +285,7 @@ def averaged(recording: Recording, step: float) -> Recording:
     begin = recording.times[0]
     count = max(1, math.ceil((recording.end - begin) / step - 1e-9))
     edges = [begin + step * piece for piece in range(count)] + [recording.end]
-    carried = [0.0] * count  # bytes
+    carried = [0.0] * count  # bytes in each piece
     piece = 0
     ends = [*recording.times[1:], recording.end]
     for since, until, rate in zip(recording.times, ends, recording.rates, strict=True):
