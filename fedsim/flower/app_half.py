@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch  # its generator is seeded before an app imports it, perhaps only within a function
+import torch  # here, as its generator is seeded before an app imports it, perhaps within a function
 
 from fedsim.flower.app import App, Half
 from fedsim.flower.app_errors import is_within

@@ -262,7 +262,7 @@ def bytes_of(message: Message, of_content: int | None = None) -> int:
     body = len(envelope.SerializeToString(deterministic=True))
     head = len("Message ") + len(f" {body} ")
     if error is None:
-        head += 64  # the content's ID
+        head += 64  # length of the content's ID
         if of_content is None:
             of_content = bytes_of_content(message.content)
     return head + body + (of_content or 0)
@@ -270,6 +270,7 @@ def bytes_of(message: Message, of_content: int | None = None) -> int:
 
 def bytes_of_content(content: RecordDict) -> int:
     """Return the serialised size of a message's content, in Flower's format (bytes)."""
-    # a copy, which shares the arrays' bytes: Flower's arrays store their serialised chunks
+    # Flower's arrays keep their serialised chunks. The copy spares the message these chunks, and
+    # shares the arrays' bytes.
     objects = get_all_nested_objects(deepcopy(content))
     return sum(len(nested.deflate()) for nested in objects.values())

@@ -263,7 +263,7 @@ class FlowerParams(StrategyParams):
     @field_validator("app")
     @classmethod
     def _allowed(cls, app: str) -> str:
-        refuse_code(app, "app")  # messages put the section's name before the key
+        refuse_code(app, "app")  # error messages put the section's name before the key
         return app
 
     def node_config_of(self, device: int, devices: int) -> dict[str, Value]:

@@ -31,8 +31,9 @@ from fedsim.flower.patches import EPOCH_S, SessionBase, replace_all, running
 from fedsim.flower.rounds import AppRound, AppRounds
 from fedsim.flower.turns import RunOver, Turns
 
-_POLL_S = 0.01  # simulated time of a second pull at the same instant that finds no reply (s)
-_MOST_IDLE = 200_000  # successive waits of a ServerApp while no message is unanswered
+# simulated wait of a pull that finds no reply, like one before it at the same instant (s)
+_POLL_S = 0.01
+_MOST_IDLE = 200_000  # most waits of a ServerApp in a row while no message is unanswered
 
 _UNAVAILABLE = {
     ErrorCode.NODE_UNAVAILABLE: "the device cannot be reached, or disconnected before its answer",
@@ -132,7 +133,7 @@ class Session(SessionBase):
         self._awaited = set[int]()
         self._open = 0  # count of messages that have no reply yet
         self._counts = Counter[int]()
-        # rounds of done tasks that are not to be counted, as a later task of the device is
+        # rounds of done tasks that do not count, because a later task of the same device does
         self._continued: list[AppRound] = []
         self._finished: dict[int, AppRound] = {}  # device -> round of its last task, if done
         self._waiting: Wait | None = None  # None while the ServerApp runs
@@ -474,8 +475,6 @@ class Session(SessionBase):
             reply = Message(Error(code=code, reason=_UNAVAILABLE[code]), reply_to=sent.message)
         reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
         self._answer(sent, reply)
-
-    # handlers of the simulation's messages
 
     def _uncount_continued(self) -> None:
         """Subtract done tasks from their rounds' counts if the device has a later task there.
