@@ -53,7 +53,7 @@ _DRAWN = (
     "arrival",
     "departure",
 )
-# columns of events in digests; ``data`` is left out, as it has losses
+# columns of events in digests; ``data`` has losses, whose last bits differ between processors
 _EVENT_COLUMNS = ("time", "kind", "device", "round", "group", "task", "step", "outcome")
 _DIGITS = "%.12g"  # logarithms differ in the last bits between processors
 _MOST_NAMED = 6

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from fedsim.running.scenario import Scenario
 
 PATIENCE_S = 2.0
-_FIRST_ROUND = 30  # times the patience for a trial's first round, without which nothing is known
+# limit of a trial's first round, as a multiple of the patience; a forecast needs a round
+_FIRST_ROUND = 30
 _PILOT_STEPS = 3
 _SAMPLED = 100_000  # count of devices sampled for estimates of larger populations
 
@@ -412,7 +413,7 @@ class Beginning:
             step_s = await self._step_s(core, trainings, patience_s)
         model = core.initial()
         test_s = 0.0
-        for _ in range(2):  # the first test also makes images, which later tests use
+        for _ in range(2):  # the first test also makes the test images, which later tests reuse
             start = time.perf_counter()
             await core.evaluate({"all": (model, None)})
             test_s = time.perf_counter() - start

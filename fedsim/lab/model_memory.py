@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from fedsim.lab.forecast import Beginning
     from fedsim.lab.planned_models import KeptModels
 
-_LEAST_SHARE = 0.01  # parts of a sum that are listed
-_SUM = 4  # models of a sum: its start, its accumulator in float64, and its result
-_COLLECTED = 3  # models' sizes for each update of a function of all: two copies, and their order
-_SAVES = 3  # checkpoints on disk while the next one is written
+_LEAST_SHARE = 0.01  # least share of all memory at which a need is listed
+# memory of a sum of models, in sizes of a model: its start, its accumulator in float64 (two), and
+# its result
+_SUM = 4
+# memory for each update of a function of all updates, in sizes of a model: two copies, and their
+# order
+_COLLECTED = 3
+_SAVES = 3  # checkpoints on disk while one is written: that one and the two before it
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedsim.running.checkpoint.apart import LinkedTensor, LinkedTensors, is_apar
 from fedsim.running.checkpoint.codec import Encoder
 from fedsim.running.checkpoint.snapshot import Saving, encode_models
 
-_SAVES = 3  # checkpoints on disk while the last one is not complete
+_SAVES = 3  # checkpoints on disk while one is written: that one and the two before it
 
 
 def planned_weights(length: int) -> Weights:

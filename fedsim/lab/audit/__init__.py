@@ -159,8 +159,8 @@ def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) ->
     """
     problems: list[str] = []
     try:
-        # NaN and infinity are findings, because they equal no due value. Arrow strings, which
-        # are the default of pandas, would take a third of the time of a short run's audit.
+        # numpy need not warn of NaN and infinity: they equal no due value, and so become findings.
+        # Arrow strings, the default of pandas, would take a third of a short run's audit.
         with np.errstate(all="ignore"), pd.option_context("mode.string_storage", "python"):
             findings = check(evidence)
             problems += islice(findings, MOST_FINDINGS)

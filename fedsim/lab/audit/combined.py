@@ -85,7 +85,7 @@ class _WeightRule:
         self._aggregation: TomlTable = self._strategy.get("aggregation", {"kind": "weighted"})
         # folders of earlier versions call the key ``as``
         self._source = self._strategy.get("follows", self._strategy.get("as"))
-        # learning rate of FedBuff's server, by which former versions multiplied recorded weights
+        # learning rate of FedBuff's server, by which earlier versions multiplied recorded weights
         self._former_rate = 1.0
         if evidence.run.understood.is_former and self._kind == "fedbuff":
             self._former_rate = self._strategy.get("server", {}).get("lr", 1.0)

@@ -172,7 +172,7 @@ def _follows_from_speed(scenario: TomlTable) -> bool:
         return False
     if strategy["kind"] in UNEVEN_EPOCHS or strategy.get("local_steps"):
         return False
-    if "steps" in strategy.get("moment", {}):  # a warm-up of so many steps
+    if "steps" in strategy.get("moment", {}):  # a warm-up counted in SGD steps, not in epochs
         return False
     if strategy["kind"] in FULL_BATCHES and scenario["training"]["last_batch"] == "drop":
         return False

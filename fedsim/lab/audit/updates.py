@@ -147,7 +147,7 @@ class _UpdateBook:
         self._trained = set[int]()
         self._ended = set[int]()
         self._counted = set[int]()
-        # from ID of a task to aggregate to the time at which it ended (s), and its group
+        # task whose update must still be aggregated -> time at which it ended (s), and its group
         self._owed: dict[int, tuple[float, int]] = {}
         self._all_due = True
         self._group = NOTHING

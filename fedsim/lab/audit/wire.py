@@ -74,7 +74,7 @@ def check_message_sizes(evidence: Evidence) -> Iterator[str]:
         return  # user code and Flower apps choose the purposes of their messages
     sizes = MessageSizes(evidence)
     transfers = evidence.transfers
-    # peer messages outside of rounds are from processes
+    # Peer messages are a strategy's only in rounds of ``PEERS``; others are from processes.
     of_strategy = transfers["direction"] != "peer"
     if strategy in PEERS:
         of_strategy |= transfers["round"] != NOTHING

@@ -26,7 +26,7 @@ from fedsim.world.network.protocol import Fluid
 SCENARIO = "scenario.toml"
 CLIENTS = "clients.csv"
 ROUNDS = "rounds.csv"
-_ALIKE = 1.02  # a spread below which all clients count as equal
+_ALIKE = 1.02  # spread (see ``_lognormal``) below which all clients count as equal
 _UNITS = {  # quantity of clients: unit, and its size in the base unit
     "speed": ("samples/s", 1.0),
     "down": ("Mbit/s", 125e3),

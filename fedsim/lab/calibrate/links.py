@@ -28,10 +28,12 @@ _LEAST_GAIN = 0.005
 # other links explain a log too if their error is at most _AS_WELL times the fitted error, plus
 # _LEAST_GAIN
 _AS_WELL = 1.3
-# weight of the error of a busy period relative to a transfer's: a round waits for its end
-_BUSY_WEIGHT = 3.0
-# single transfers over a link that real flows share are this far from even shares, and more than
-# over links of their own (mean absolute error of logarithms; scenarios/validation: 2 to 17 %)
+# weight of the error of a busy period relative to a transfer's, as a round waits for the period's
+# end
+_TOGETHER = 3.0
+# Real transfers do not share a link evenly, as replayed ones do. The error of one shared link may
+# exceed that of separate links by this (mean absolute error of logarithms; in scenarios/validation
+# 0.02 to 0.17).
 _UNEVEN = 0.15
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _STEEP = 1e3  # the highest ratio of a link's rate to the mean rate of its messages

@@ -19,9 +19,10 @@ _LEAST_CLIENTS = 3
 _LEAST_COHORTS = 4
 _LEAST_OVERLAP = 0.6  # share of a transfer during which all transfers of its cohort run
 _DRAWS = 999
-_CHANCE = 0.02  # a shared link is reported if its ``chance`` is at most this
+_CHANCE = 0.02  # greatest ``CommonLink.chance`` at which a shared link is reported
 _LEAST_SPREAD = 2e-3  # relative variation of times below which the test says nothing
-# a client whose times vary less than this share of the median client's is limited by its own link
+# The shared link limits a client only if its times vary at least this much, as a share of the
+# median variation. A slower link of the client's own would keep its times steady.
 _STEADY = 0.3
 
 

@@ -39,7 +39,7 @@ Preferred = Literal["least", "most"] | None
 Values = dict[str, float | int | None]
 
 _LEAST_PERCENT = 0.05  # difference (%) below which two costs are as great
-_LEAST_SHARE = 0.0005  # share that needs more than three decimals
+_LEAST_SHARE = 0.0005  # share below which three decimals would show 0.000
 
 
 class CostWords(NamedTuple):

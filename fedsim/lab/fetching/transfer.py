@@ -188,7 +188,8 @@ class FileTransfer:
         size = begin
         while True:
             try:
-                chunk = answer.read1(_CHUNK)  # what has come, so that a kill loses nothing
+                # returns the bytes that have arrived, so that a kill loses few
+                chunk = answer.read1(_CHUNK)
             except http.client.IncompleteRead as error:
                 chunk = error.partial
             if not chunk:

@@ -221,8 +221,6 @@ class Activities:
     def __init__(self, history: History) -> None:
         self.history = history
 
-    # lanes of devices
-
     @cached_property
     def steps(self) -> list[StepSpan]:
         """All steps of tasks (such as ``train``), task by task, each task's in order of time."""
@@ -316,8 +314,6 @@ class Activities:
             ends += message.device_ends()
         return ends
 
-    # lanes of edge servers
-
     @cached_property
     def edge_transfers(self) -> list[EdgeTransfer]:
         """Messages between the server and edge servers, which combine updates of nearby devices.
@@ -338,8 +334,6 @@ class Activities:
     def edge_outages(self) -> list[TimeSpan]:
         """Intervals in which an edge server was out of order; ``device`` is its index."""
         return _spans(self.history.lost_edges)
-
-    # the server's lane
 
     @cached_property
     def server(self) -> list[RoundPeriod | Mark]:

@@ -65,8 +65,6 @@ class History:
         population: pd.DataFrame = self.run.table(DEVICES).to_pandas()
         return population.set_index("device")
 
-    # tasks, steps and rounds
-
     @cached_property
     def tasks(self) -> pd.DataFrame:
         """DataFrame of the tasks that ended, a row for each.
@@ -207,8 +205,6 @@ class History:
         acts = acts.sort_values("device", kind="stable")
         acts = acts.assign(end=_next_start(acts, self.end))
         return acts.loc[acts["kind"] == kind, ["device", "start", "end"]].astype({"device": int})
-
-    # groups
 
     @cached_property
     def moves(self) -> pd.DataFrame:

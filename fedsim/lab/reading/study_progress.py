@@ -147,5 +147,5 @@ def _age_s(path: Path) -> float:
 def _read(path: Path) -> dict[str, RunNews]:
     try:
         return {clean(label): RunNews(**news) for label, news in read_json(path).items()}
-    except (ValueError, TypeError, AttributeError):  # a file of something else
+    except (ValueError, TypeError, AttributeError):  # not a file of progress
         return {}

@@ -272,8 +272,6 @@ class _Rehearsal:
         ]
         return processes.start("app", command, env)
 
-    # absences
-
     def _watch(self, processes: RehearsalProcesses, app: "subprocess.Popen[bytes]") -> None:
         """Wait for the end of the app; stop the nodes of devices while they are unavailable."""
         began: float | None = None

@@ -208,9 +208,6 @@ def _undone(before: Differences) -> Markup:
     return _table(["round", "device", "rehearsed", "simulated", "not done in"], rows)
 
 
-# the time axis
-
-
 def _legend(differences: Differences) -> Markup:
     """Return the names of the steps and outcomes that occur, with their colours."""
     steps: set[str] = set()

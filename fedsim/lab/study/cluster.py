@@ -26,7 +26,7 @@ from fedsim.toolbox.ray.executor import MOST_TRIES, HomeLostError, Ray, WorkerLo
 
 _LISTEN_EVERY_S = 0.25
 _LOOK_EVERY = 4  # listenings between two tries to claim a run that another process carries out
-_AHEAD = 2  # runs in Ray's hands for each place, so that no worker waits for this process
+_AHEAD = 2  # runs that Ray has for each place, so that no worker waits for this process
 
 
 @dataclass

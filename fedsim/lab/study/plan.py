@@ -84,7 +84,7 @@ class Study:
         self.typed: Sequence[SetChange] = ()
         self.runs_of: dict[str, list[PlannedRun]] = {}
         self.until_sure: IndexedSure | None = None
-        self._first: dict[str, PlannedRun] = {}  # scenario as TOML: its first run
+        self._first: dict[str, PlannedRun] = {}  # scenario as TOML -> the first run of it
 
     @property
     def runs(self) -> tuple[PlannedRun, ...]:
@@ -324,7 +324,7 @@ def _read_bases(tables: Tables, folder: Path) -> list[Tables]:
             if is_study(owner["base"]):
                 raise ScenarioError(f"base is {name!r}, which is a study; allowed is a scenario")
         if isinstance(owner.get("base"), dict):
-            owner["base"].pop("seed", None)  # the study's seeds count
+            owner["base"].pop("seed", None)  # the study's seeds replace it
             bases.append(owner["base"])
     return bases
 

@@ -82,7 +82,7 @@ class SharedTrials(Trials):
         super().__init__(study, search)
         self._workers = workers
         self._claims = ExitStack()
-        import_optuna()  # before a lock is held
+        import_optuna()  # now, as it takes long, and other processes would wait for a lock
 
     @property
     @override

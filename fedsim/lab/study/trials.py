@@ -196,7 +196,8 @@ class Trials:
             path: the study's folder.
         """
         if self.search.is_planned_ahead:
-            self.grow(path, lambda run: None)  # only results are new
+            # all trials are planned, so there is nothing to build
+            self.grow(path, lambda run: None)
 
     def close(self) -> None:
         """Release this process's claims of trials, so that other processes may carry them out."""

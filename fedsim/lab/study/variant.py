@@ -12,9 +12,8 @@ from fedsim.lab.compare.lines import format_value, short_key
 from fedsim.lab.study.spec import PART, SIZE, TRIAL, Size, StudyPart, StudySpec
 from fedsim.running.overrides import Tables, at, changed, spread_out
 
-_LONGEST_NAME = (
-    60  # greatest length of a folder's name, so that paths stay within limits of file systems
-)
+# greatest length of a folder's name (characters), so that paths stay within limits of file systems
+_LONGEST_NAME = 60
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,8 @@ from fedsim.running.signals import signals
 
 _NEWS_EVERY_S = 0.25
 _LOOK_EVERY_S = 0.5  # time (s) between two checks whether another process has ended a run
-_ORPHAN_LIVES_S = (
-    10.0  # time (s) after the parent's death at which an uninterruptible run is killed
-)
+# time (s) after the parent's death at which an uninterruptible run is killed
+_ORPHAN_LIVES_S = 10.0
 
 
 class SentOrder(TypedDict):

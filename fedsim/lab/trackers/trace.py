@@ -255,9 +255,6 @@ def _devices_at_work(activities: Activities) -> Iterator[TraceEvent]:
         yield _counter("devices at work", time, round(count))
 
 
-# events of the trace format
-
-
 def _with_outcome(name: str, outcome: str) -> str:
     return name if outcome == "done" else f"{name} ({outcome})"
 
