@@ -27,7 +27,8 @@ from fedsim.learning.refs import Ref
 from fedsim.world.task import Task
 
 _OUTCOMES = ("done", "late")
-_PLAIN = (bool, int, float, str)  # a strategy may also send counts of samples as an array
+# types of a sample count that is checked; a strategy may send an array of counts instead
+_PLAIN = (bool, int, float, str)
 _USUAL = ("update", "samples", "epochs")  # contents of the default ``Client.reply``
 
 

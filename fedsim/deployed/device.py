@@ -204,8 +204,6 @@ class DeviceHalf:
         training = Training(self._learner.initial())
         self._learner.compute_now(self._learner.train(training, self.device, key=_PROBE_KEY))
 
-    # time
-
     def _begin(self, task: Task, asked_at: float, size: int, clock: Callable[[], float]) -> None:
         """Set the time at which the device has received its request and begins to work on the task.
 
@@ -242,8 +240,6 @@ class DeviceHalf:
         rest_s = (when - clock()) * self._pace
         if rest_s > 0.0:
             time.sleep(rest_s)
-
-    # work
 
     def _work(self, task: Task, clock: Callable[[], float]) -> Packet:
         """Carry out the steps of a task, and return the answer as a message to be sent.
@@ -466,8 +462,6 @@ class DeviceHalf:
             if np.array_equal(np.asarray(model.value), np.asarray(start.value)):
                 return place
         return None
-
-    # memory between requests
 
     def _recall(self, memory: DeviceMemory, head: Mapping[str, Json]) -> bool:
         """Restore the device's state, and call ``Client.on_sent`` if its last answer has arrived.

@@ -26,10 +26,13 @@ from fedsim.deployed.waits import shorten_waits
 if TYPE_CHECKING:
     from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 
-_OF_EACH_TASK = ("flwr.supernode.runtime.run_clientapp", "httpcore")  # loaded before the forks
+# modules that each task needs, loaded once before the forks
+_OF_EACH_TASK = ("flwr.supernode.runtime.run_clientapp", "httpcore")
 READY = "fedsim: the node is ready"
 """Line that an executor prints before it asks for tasks."""
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux: the signal that a process gets when its parent ends
+# PR_SET_PDEATHSIG, the option of Linux's ``prctl`` that chooses the signal which a process gets
+# when its parent ends
+_DEATH_SIGNAL = 1
 
 
 class ForkExecutor:

@@ -150,7 +150,7 @@ def _project(scenario: Scenario, own_config: Mapping[str, object]) -> dict[str, 
             "version": "1.0.0",
             "description": f"{scenario.strategy.kind} by fedsim",
             "license": "Apache-2.0",
-            # Flower would install them anew for each run, torch among them
+            # Flower would install dependencies, torch among them, anew for each run
             "dependencies": [],
         },
         "tool": {
@@ -178,9 +178,6 @@ def _readme(scenario: Scenario) -> str:
         last=devices - 1,
         unused=_UNUSED.format(names=names) if names else "",
     )
-
-
-# modules of the user's own
 
 
 def _own_files(scenario: Scenario) -> Iterator[tuple[Path, Path]]:

@@ -51,9 +51,8 @@ class Nodes:
         self._down = ContentPacker(messages.down, run.learner)
         self._answers = AnswerReader(run)
         self._node_of: dict[int, int] = {}  # device -> node
-        self._successors: dict[
-            int, int
-        ] = {}  # device -> node that takes over when the first is gone
+        # device -> node that takes over when the first is gone
+        self._successors: dict[int, int] = {}
         self._refused: list[str] = []  # reasons for which nodes are not used
         self._greeted: set[int] = set()
         self._greetings: dict[str, int] = {}  # message -> node

@@ -74,8 +74,6 @@ class RemoteTasks:
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)
         self._asked = 0
 
-    # nodes
-
     def connect(self, device: int) -> None:
         """Note that a device's node (the program of the device) has connected, perhaps again.
 
@@ -107,8 +105,6 @@ class RemoteTasks:
         self.simulation.emit("node-gone", device=device)
         for task in [task for task in self.running.values() if task.device == device]:
             self._finish(task, "lost")
-
-    # requests to the devices
 
     def is_idle(self, device: int) -> bool:
         """Return whether a device's node is connected and has no open task."""
@@ -146,8 +142,6 @@ class RemoteTasks:
     def anyone_ever(self) -> bool:
         """Return True, as a node may always connect."""
         return True
-
-    # tasks
 
     def start(
         self,
