@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from fedsim.toolbox.attacks import Attack
 
 
-_ALL_DEVICES = (
-    2_000  # larger populations: availability is recorded only of devices that were sent a task
-)
+# most devices of a population whose availability is recorded of all devices; in a larger population
+# it is recorded only of devices that were sent a task
+_ALL_DEVICES = 2_000
 _MOST_CHANGES = 200_000  # limit of recorded changes of availability; a picture shows fewer
 
 

@@ -175,7 +175,8 @@ class Job:
             store.remove_after(place)
         meter_files = [name for name, *_ in self.run.meters.files()]
         files.reopen(out, self.recorder.parts, meter_files)
-        # only now: without a summary the folder is an unfinished run of either scenario
+        # Only now, as the folder has no summary any more. It is then an unfinished run, whether it
+        # has the earlier scenario or this one.
         if self._more is not None:
             files.write_text(out / files.SCENARIO, self.scenario.to_toml())
 
