@@ -149,7 +149,7 @@ class Ledger:
         self.down = self.up = self.peer = self.wasted = 0.0
         self.by_purpose: dict[str, float] = {}
         self._by_task: dict[int, float] = {}
-        self._idle: dict[int, bool] = {}  # task -> True if a training finished no epoch
+        self._idle: dict[int, bool] = {}  # task -> whether its training finished no epoch
         # task -> bytes that it moved, if its answer is at an edge server and may be lost there
         self._at_edges: dict[int, float] = {}
 
