@@ -21,7 +21,7 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
-_CUT = 0.02  # greatest start of an accuracy axis that needs no remark
+_CUT = 0.02  # greatest start of an accuracy axis whose label does not give it
 _TICK: palette.Look = {"linestyle": "", "markersize": 5}
 _MARKS: dict[str, palette.Look] = {
     "deadline": {
@@ -47,9 +47,8 @@ _MARKS: dict[str, palette.Look] = {
 }
 _EPSILON: palette.Look = {"color": palette.PURPLE, "linestyle": "--", "linewidth": 1.3}
 _MARKED = 30  # most evaluations that are drawn as points
-_MOST_APART = (
-    4  # series whose axes end further apart than this factor do not fit on one linear axis
-)
+# greatest ratio between the ends of series that fit on one linear axis
+_MOST_APART = 4
 _TOGETHER = 8  # most series with a colour of their own
 _OTHER_SERIES: palette.Look = {"color": "#D0D0D0", "linewidth": 0.7}
 _POINTS = 400  # most points of a band

@@ -145,9 +145,6 @@ def _grid(part: Figure | SubFigure, count: int) -> list[Axes]:
     return list(panels)
 
 
-# similarities and distances as matrices
-
-
 @style.styled
 def draw_similarity(run: RunFolder) -> Figure:
     """Draw a matrix of the similarities or distances of devices for each clustering by the server.
@@ -312,9 +309,6 @@ def _name_devices(panel: Axes, devices: Ints) -> None:
 
 def _colour(group: int) -> str:
     return palette.group_colour(int(group)) if group >= 0 else palette.GREY
-
-
-# devices as points
 
 
 @style.styled

@@ -244,8 +244,6 @@ def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
     panel.set_ylabel("devices\nin groups", fontsize=10)
 
 
-# the tree of clusters
-
 # height per leaf, and least and greatest height of the tree (inches)
 _LEAF_IN = 0.85
 _LEAST_TREE_IN = 2.6

@@ -57,9 +57,10 @@ OUTCOMES = {
 }
 VALID = "#66C5AB"  # lighter than late, so that both can be told apart in grey
 DEADLINE: Look = {"color": VERMILLION, "linewidth": 1.2, "linestyle": (0, (4, 3))}
-LIMIT: Look = {"color": VERMILLION, "linewidth": 1.8, "linestyle": "-"}  # T, of one device
+# T, the deadline of training on one device
+LIMIT: Look = {"color": VERMILLION, "linewidth": 1.8, "linestyle": "-"}
 SPLIT: Look = {"marker": "D", "color": PURPLE, "markerfacecolor": "white"}
-# The first seven are by Okabe and Ito, the others by Paul Tol.
+# The first seven are by Okabe and Ito, the others (except grey) by Paul Tol.
 SERIES = (
     *(BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK),
     *("#882255", "#332288", "#999933", "#661100", GREY, "#117733"),

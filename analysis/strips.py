@@ -21,9 +21,11 @@ from fedsim.records.ledger import has_no_server
 from fedsim.records.reading import RunFolder
 
 _BINS = 625  # count of time bins over the width of a timeline; two pixels each
-_FAR_MORE = 10  # greatest ratio of present to active devices at which unreachable devices are drawn
+# A device is present from its arrival to its departure. If more than this times as many devices are
+# present as work, unreachable devices are not drawn, as those that work would be a thin line.
+_FAR_MORE = 10
 _FAR_ABOVE = 1.3  # greatest ratio of a drawn capacity to the largest load
-# units of rates, as for ``style.unit_for`` (bytes/s)
+# least end of the axis (bytes/s), size (bytes/s) and name of each unit, for ``style.unit_for``
 RATES = (
     (125e6, 125e6, "Gbit/s"),
     (125e3, 125e3, "Mbit/s"),

@@ -36,7 +36,7 @@ TIMES = (
     (180.0, 60.0, "min"),
     (0.0, 1.0, "s"),
 )
-# units of ``show_joules``
+# least end of the axis (J), size (J) and name of each unit; the units are those of ``show_joules``
 JOULES = ((3.6e9, 3.6e9, "MWh"), (1e6, 3.6e6, "kWh"), (1e3, 1e3, "kJ"), (0.0, 1.0, "J"))
 BYTES = ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (1e3, 1e3, "kB"), (1.0, 1.0, "B"))
 

@@ -136,9 +136,6 @@ def _describe(view: View) -> str:
     return text + f"{counted(view.at_work, 'device')} that worked, out of {population:,}"
 
 
-# lanes: steps, wasted steps over them, and marks
-
-
 def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
     """Draw the lanes with labels, and set the limits; return the legend's entries."""
     has_room = _has_room(view)
@@ -402,9 +399,6 @@ def _draw_path(axes: Axes, view: View) -> list[Artist]:
         **_PATH,
     )
     return [Line2D([], [], label=label, **_PATH)]
-
-
-# vertical lines through the lanes and strips
 
 
 def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:

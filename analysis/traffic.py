@@ -219,8 +219,6 @@ def _amount(total: float, wasted: float) -> str:
     return text
 
 
-# purposes of several runs, by all bytes moved and by the bytes that papers count
-
 # colours of purposes that nearly every strategy has, the same in every picture
 _FIXED = {"model": palette.SKY, "update": palette.BLUE}
 _OTHERS = (

@@ -17,7 +17,7 @@ from fedsim.lab.reading.history import History
 ORDERS = {"speed": "fastest on top", "first": "first at work on top", "number": "by number"}
 Interval = tuple[float, float]
 
-MOST_LANES = 1500  # most lanes; more would be thinner than a pixel
+MOST_LANES = 1500  # most lanes: more than a picture has pixels in its height
 _GAPPED_LANES = 150
 
 DeviceSpan = TypeVar("DeviceSpan", bound=TimeSpan)

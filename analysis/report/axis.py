@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from matplotlib.ticker import MaxNLocator
 
 _STEPS = (1.0, 2.0, 5.0)  # digits of the ticks of a logarithmic axis
-_CLOSE_STEPS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)  # the same if the axis is short
+# digits if ``_STEPS`` give fewer than ``_FEW`` ticks
+_CLOSE_STEPS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
 _FEW = 3  # least count of ticks of a logarithmic axis
 
 
