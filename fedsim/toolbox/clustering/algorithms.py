@@ -80,7 +80,7 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
         max_iter=20,
         random_state=int(generator.integers(2**32)),
     )
-    # One thread, as several threads would sum in the order in which they finish.
+    # One thread, because several would sum in the order in which they happen to finish.
     with threadpool_limits(1), warnings.catch_warnings():
         # sklearn warns if rows that are very near give fewer clusters than ``groups``
         warnings.simplefilter("ignore", ConvergenceWarning)

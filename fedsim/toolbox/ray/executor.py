@@ -40,7 +40,7 @@ from fedsim.toolbox.ray.connection import (
 from fedsim.toolbox.ray.parcels import Opener, Packer, Parcel, Stored
 
 MOST_TRIES = 20  # retries of a call whose worker process is lost
-# Ray's default strategy fills one node first; calls then wait there while other nodes are idle
+# Ray's default strategy fills one node first, where calls then wait while other nodes are idle
 _SCHEDULING = "SPREAD"
 _MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages that influence results
 _numbers = count()
@@ -286,7 +286,7 @@ class Ray(Executor):
         """Whether the Ray node on the machine of this process is alive."""
         try:
             nodes = self._ray.nodes()
-        except Exception:  # Ray has another error for each way in which it can be lost or ended
+        except Exception:  # Ray raises many kinds of errors if a cluster is lost or ended
             return False
         return any(node["NodeID"] == self._home and node["Alive"] for node in nodes)
 

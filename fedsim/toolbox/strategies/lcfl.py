@@ -269,7 +269,7 @@ class LCFL(Grouped[LCFLParams]):
                 compared = state.compared
                 models = [state.local_models[peer] for peer in compared if peer != device]
                 return {"exchange": models, "place": Header(compared.index(device))}
-        return {}  # for its gradient a device needs only what it has stored
+        return {}  # a device computes its gradient from stored values alone
 
     async def on_timer(self, name: str) -> None:
         if name == "gather":
