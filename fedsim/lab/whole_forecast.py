@@ -178,7 +178,7 @@ def _needs(trial: Beginning, records_bytes: float) -> tuple[list[Need], float | 
     needs += model_needs(trial.run, counts, trial.tally.together, trial.workers)
     needs += saved_needs(trial.run, counts, trial.rounds / trial.share)
     present = sum(need.memory_bytes for need in needs)
-    # what is left of the trial's peak: activations and gradients, which the whole run needs as well
+    # the rest of the trial's peak: activations and gradients, which the whole run needs as well
     training = Need("a training", "model", max(0.0, trial.peak_bytes - present))
     return [*needs, training], counts.kept_bytes
 

@@ -22,7 +22,7 @@ from fedsim.world.meters.energy import DAY_S, PHASES, PLACES, SETTING, TABLE, co
 _HOURS = np.arange(25) * 3600.0
 _WATTS = ["idle_w", "compute_w", "receive_w", "send_w", "tail_w", "charge_w"]
 _NOBODY = -1  # ID that stands for no device and no task, in a server's energy
-_CONTINUOUS = -1  # row of energy that no single record books, because it is drawn all the time
+_CONTINUOUS = -1  # row of energy that is drawn all the time, and so belongs to no record
 
 
 class _GridZone(TypedDict):

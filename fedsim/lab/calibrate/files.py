@@ -175,7 +175,8 @@ def write(
         ScenarioError: the scenario would be invalid; nothing is written.
     """
     sections = _build_sections(name, log, fitted, by_client, online)
-    Scenario(**sections)  # raises now what reading the file would raise
+    # raises the errors that reading the file would raise, before it is written
+    Scenario(**sections)
     with writing(out / SCENARIO) as beside:
         beside.write_text(
             f"# Fitted by fedsim calibrate to {clean(name)}.\n{tomli_w.dumps(sections)}",

@@ -36,7 +36,7 @@ _TOGETHER = 3.0
 # 0.02 to 0.17).
 _UNEVEN = 0.15
 _GOLDEN = (math.sqrt(5) - 1) / 2
-_STEEP = 1e3  # the highest ratio of a link's rate to the mean rate of its messages
+_STEEP = 1e3  # greatest ratio of a fitted rate to the mean rate of a message
 # at least _MANY clients whose rates differ by less than _ALIKE are taken to share one link
 _ALIKE = 0.03
 _MANY = 5

@@ -19,7 +19,7 @@ from fedsim.lab.calibrate.log import Log
 from fedsim.lab.calibrate.replay import FittedWorld, predict, rounds
 from fedsim.lab.calibrate.tasks import whole
 
-_APART = 0.02  # relative width below which an interval is one number
+_APART = 0.02  # relative width below which an interval is shown as one number
 # a world is refuted if its mean error of held-out rounds exceeds the fitted world's by this
 _REFUTED = 0.05
 _DRAWS = 10  # count of draws of clients whose times an interval spans

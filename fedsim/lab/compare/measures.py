@@ -38,7 +38,7 @@ from fedsim.world.meters.energy import TABLE as ENERGY
 Preferred = Literal["least", "most"] | None
 Values = dict[str, float | int | None]
 
-_LEAST_PERCENT = 0.05  # difference (%) below which two costs are as great
+_LEAST_PERCENT = 0.05  # difference (%) below which two costs count as equal
 _LEAST_SHARE = 0.0005  # share below which three decimals would show 0.000
 
 

@@ -24,7 +24,7 @@ from fedsim.records.reading import RunFolder
 from fedsim.version import __version__
 
 _WIDTH = 1160.0
-_LEFT = 90.0  # px; room for names
+_LEFT = 90.0  # room for names (pixels)
 _LANE = 9.0
 _GAP = 12.0
 _TOP = 24.0
@@ -61,7 +61,7 @@ def write_page(
     mark = run.summary["measured"]
     slept = "training slept for the scenario's time" if mark["pace"] else "training was real"
     waits = ""
-    if "longest_wait_s" in mark:  # older folders do not say it
+    if "longest_wait_s" in mark:  # folders of earlier versions lack it
         longest_s = mark["longest_wait_s"]
         waits = "; Flower's own waits"
         if longest_s is not None:

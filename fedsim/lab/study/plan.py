@@ -172,7 +172,7 @@ class Study:
             ScenarioError: no run has a given key or value, or no run has all of them together.
         """
         request = _read_request(texts)
-        candidates = list(self._selectable_values())  # a run that two parts share is there twice
+        candidates = list(self._selectable_values())  # has a run twice if two parts share it
         for key, value in request:
             _refuse_unknown(key, value, [facts for _, facts in candidates])
         values_of: dict[str, set[str]] = {}

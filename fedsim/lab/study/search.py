@@ -54,7 +54,7 @@ TrialResult = tuple[Mapping[str, object], int]
 
 _FEW = 8  # least count of trials for importances
 _DIGITS = 4  # significant digits of drawn values, which are in names of folders
-_TOGETHER = 4  # count of trials that Optuna proposes at a time; they run in parallel
+_TOGETHER = 4  # count of trials that Optuna proposes at a time, to run in parallel
 _NUMBER_AND_UNIT = re.compile(
     r"\s*([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]+)\s*"
 )
