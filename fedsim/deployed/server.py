@@ -148,7 +148,8 @@ class Deployment:
         clock.listen(_log_round, kinds=("round",))
         clock.post(run.dispatch.start)
         files.make(out)
-        with (out / EVENTS).open("w", buffering=1) as file:  # whole lines, also if it is killed
+        # writes whole lines, in case the process is killed
+        with (out / EVENTS).open("w", buffering=1) as file:
 
             def write(record: Record) -> None:
                 file.write(_line(record))
