@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from fedsim.clock.simulation import Record, Simulation
 
 LIVE = "live"
-_UNFINISHED = (f"{LIVE}{WRITING}", f"{LIVE}.old{WRITING}")  # a copy, and the one that it replaces
+# a new copy, and the copy that it replaces
+_UNFINISHED = (f"{LIVE}{WRITING}", f"{LIVE}.old{WRITING}")
 RUNNING = "running"  # status in the summary of a live view
 EVERY_S = 20.0  # real time between two copies
 _SHARE = 30  # least time between two copies, in durations of one copy
