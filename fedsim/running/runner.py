@@ -320,7 +320,7 @@ def end_soon(job: Job, number: int) -> None:
     job.interrupt()
     if number in ANNOUNCEMENTS:
         return
-    with suppress(RuntimeError):  # no event loop runs, so there is nothing to wait for
+    with suppress(RuntimeError):  # RuntimeError: no event loop runs, so nothing can block
         loop = asyncio.get_running_loop()
         threading.Thread(target=_watch, args=(job, loop, number), daemon=True).start()
 
