@@ -46,7 +46,7 @@ class ReportedGrouping:
     def edges(self) -> Floats:
         """Borders of the groups, from ``low`` to ``high`` (samples), float64 [groups + 1]."""
         count = len(self.members)
-        # this order of operations gives exact borders if they are whole numbers
+        # multiplied before the division, so that borders which are whole numbers are exact
         return self.low + np.arange(count + 1) * (self.high - self.low) / count
 
     @property

@@ -79,7 +79,7 @@ class Growing(LivePage):
             return False
         if not self.page:
             self.say(_DRAWN)
-        # these load matplotlib, which takes seconds on a busy machine
+        # imported here, as it loads matplotlib, which takes seconds on a busy machine
         from fedsim.analysis.report.live import read_live
 
         live = read_live(self._paths)
@@ -149,7 +149,7 @@ def watch(
             while not over.wait(_LOOK_S):
                 growing.look()
             if growing.look(at_once=True) and growing.is_followed:
-                time.sleep(1.0)  # pages fetch the last report
+                time.sleep(1.0)  # so that open pages can fetch the last report
         finally:
             growing.end(_LAST_S)
             server.shutdown()

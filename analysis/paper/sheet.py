@@ -27,7 +27,7 @@ STYLE = "fedsim.analysis.paper.latex"
 """Name of the style file: ``matplotlib.pyplot.style.use(STYLE)``."""
 
 FORMATS = ("pdf", "svg", "png")
-UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}  # unit: inches; pt as in TeX
+UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}  # unit -> inches; pt as in TeX
 LEAST_IN = 2.0
 MOST_IN = 20.0
 COLUMN_IN = 3.5  # width of a column in two-column papers

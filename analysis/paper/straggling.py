@@ -45,7 +45,7 @@ _MOST_POINTS = 25
 _PANEL_IN = 0.95
 _FRAME_IN = 0.45
 _PERCENT = 0.01
-_STEP = 10.0  # step of the vertical axis, where it has a gap (%)
+_STEP = 10.0  # a gap of the vertical axis begins and ends at multiples of this (%)
 _LEAST_GAP = 15.0  # least gap of the vertical axis (%)
 
 
