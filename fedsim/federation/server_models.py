@@ -63,8 +63,8 @@ class ServerModels:
 
         Args:
             parts: pairs of a model and its coefficient.
-            otherwise: the result if no model remains, or if the remaining coefficients sum to 0; by
-                default a model that is not finite.
+            otherwise: the result if no model remains, or if some were left out and the remaining
+                coefficients, or all of them, sum to 0; by default a model that is not finite.
             rescale: whether the remaining coefficients are multiplied by a common factor, so that
                 their sum is the sum of all coefficients; False for sums of differences.
 

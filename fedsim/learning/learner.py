@@ -158,8 +158,8 @@ class Learner:
 
         Args:
             parts: models and their coefficients.
-            otherwise: the result if no model remains, or if the remaining coefficients sum to 0;
-                None for a result of NaN.
+            otherwise: the result if no model remains, or if some were left out and the remaining
+                coefficients, or all of them, sum to 0; None for a result of NaN.
             rescale: whether the remaining coefficients are scaled to the sum of all coefficients;
                 False for sums of differences.
         """
