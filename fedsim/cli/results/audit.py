@@ -8,7 +8,7 @@ from fedsim.cli.results.parts import ResultEntries, VerbResult
 
 
 class CheckedPart(ResultEntries):
-    """Check of ``fedsim audit``, with the problems that it found."""
+    """Outcome of one check of ``fedsim audit``: its title, and the problems that it found."""
 
     check: str
     """Title of the check."""
@@ -19,7 +19,7 @@ class CheckedPart(ResultEntries):
 
 
 class UncheckedEntry(ResultEntries):
-    """Column, key or entry of a run folder that no check of ``fedsim audit`` covers."""
+    """Column or entry of a file of a run folder that no check of ``fedsim audit`` covers, and why."""
 
     name: str
     """The file and its column, key or entry, such as ``rounds.parquet: loss``."""
@@ -28,7 +28,10 @@ class UncheckedEntry(ResultEntries):
 
 
 class AuditResult(VerbResult):
-    """Result of ``fedsim audit``."""
+    """JSON output of ``fedsim audit``, which checks the files of a run against each other.
+
+    It has the outcome of each check, and names the parts of the run that could not be checked.
+    """
 
     verb: Literal["audit"] = "audit"
     run: str
@@ -53,8 +56,7 @@ class AuditResult(VerbResult):
         not_checked: list[str],
         unchecked: Mapping[str, str],
     ) -> "AuditResult":
-        """Return the result of an audit.
-
+        """Return the JSON output of ``fedsim audit`` from the problems that its checks found.
         Args:
             run: the run folder.
             status: status of the run.

@@ -10,9 +10,9 @@ from fedsim.lab.bench import BoardLine, places
 
 
 class BenchLineResult(ResultEntries):
-    """Result of a strategy in one of the bench's fixed scenarios (worlds), over all seeds.
+    """Rank and costs of a strategy in one of the bench's fixed scenarios (worlds), over all seeds.
 
-    Costs are null if a seed missed the target accuracy.
+    Costs are counted up to the target accuracy, and null if a seed missed it.
     """
 
     strategy: str
@@ -44,7 +44,10 @@ class BenchLineResult(ResultEntries):
 
 
 class BenchResult(VerbResult):
-    """Result of ``fedsim bench``."""
+    """JSON output of ``fedsim bench``, which runs strategies in fixed scenarios (worlds).
+
+    It has the rank and the costs of each strategy in each world, and the folder of the runs.
+    """
 
     verb: Literal["bench"] = "bench"
     folder: str
@@ -66,8 +69,7 @@ class BenchResult(VerbResult):
         changed: list[str],
         kept: Path | None,
     ) -> "BenchResult":
-        """Return the result of a bench.
-
+        """Return the JSON output of ``fedsim bench``, with the ranks of the new results.
         Args:
             folder: folder of the study that holds the runs.
             lines: new results, one per strategy and scenario.

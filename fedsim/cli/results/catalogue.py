@@ -10,7 +10,7 @@ from fedsim.lab.catalogue import catalogue, figures_of, keys_of, specs_titled
 
 
 class NamedEntry(ResultEntries):
-    """Name that a scenario or study can use, with its description."""
+    """Name that a scenario or study can use, such as ``fedavg``, with a description in one line."""
 
     name: str
     """The name, such as ``fedavg``."""
@@ -19,7 +19,10 @@ class NamedEntry(ResultEntries):
 
 
 class ListResult(VerbResult):
-    """Result of ``fedsim list`` without a name."""
+    """JSON output of ``fedsim list`` without a name: all names that a scenario or study can use.
+
+    Names are grouped by title, such as ``strategies`` or ``models``.
+    """
 
     verb: Literal["list"] = "list"
     names: dict[str, list[NamedEntry]]
@@ -39,7 +42,10 @@ class ListResult(VerbResult):
 
 
 class KeyResult(ResultEntries):
-    """Key of a table in a scenario or study."""
+    """Key of a TOML table in a scenario or study, as ``fedsim describe --json`` prints it.
+
+    It has the key's name, default, allowed values and meaning, and whether the key is required.
+    """
 
     name: str
     """Name of the key."""
@@ -54,7 +60,10 @@ class KeyResult(ResultEntries):
 
 
 class FigureResult(ResultEntries):
-    """Published figure of a kind of device, a preset, a link or a region."""
+    """Published value, such as the memory of a kind of device, with its source and date.
+
+    ``fedsim describe`` prints these values for kinds of devices, presets, links and regions.
+    """
 
     key: str
     """Name of the figure."""
@@ -67,7 +76,11 @@ class FigureResult(ResultEntries):
 
 
 class KindResult(ResultEntries):
-    """Name that a scenario or study can use, with the keys of its table and its figures."""
+    """Description of a name that a scenario or study can use, such as ``fedavg``.
+
+    It has the keys of the TOML table that belongs to the name, and published values such as the
+    memory of a kind of device, if there are any.
+    """
 
     name: str
     """The name, such as ``fedavg``."""
@@ -94,7 +107,10 @@ class KindResult(ResultEntries):
 
 
 class DescribeResult(VerbResult):
-    """Result of ``fedsim describe``, and of ``fedsim list`` with a name."""
+    """JSON output of ``fedsim describe``, and of ``fedsim list`` with a name.
+
+    It has a description for each kind of thing that the name can mean, and the text for people.
+    """
 
     verb: Literal["describe", "list"] = "describe"
     name: str

@@ -11,7 +11,7 @@ from fedsim.lab.whole_forecast import CostHere, WholeForecast
 
 
 class NeedResult(ResultEntries):
-    """Memory and disk that a part of a scenario needs at the peak."""
+    """Peak memory and disk space of one use in a run, such as personal models."""
 
     part: str
     """The part, such as ``personal models``."""
@@ -59,7 +59,10 @@ class ForecastResult(ResultEntries):
 
 
 class CheckResult(VerbResult):
-    """Result of ``fedsim check`` for a valid scenario; an invalid one is an error."""
+    """JSON output of ``fedsim check`` for a valid scenario; an invalid one is an error.
+
+    It has the scenario with every default, and the predicted cost of the run.
+    """
 
     verb: Literal["check"] = "check"
     valid: Literal[True] = True

@@ -8,7 +8,11 @@ from fedsim.cli.results.parts import AnswerResult, TableResult, VerbResult
 
 
 class CompareResult(VerbResult):
-    """Result of ``fedsim compare``: all figures, and the best lines of each world in words."""
+    """JSON output of ``fedsim compare``, which compares lines: variants of a study, or run folders.
+
+    It has tables of all measures, and for each world (set of devices, network and data) sentences
+    on the best lines.
+    """
 
     verb: Literal["compare"] = "compare"
     runs: list[str]
@@ -20,7 +24,10 @@ class CompareResult(VerbResult):
 
 
 class WhatifResult(VerbResult):
-    """Result of ``fedsim whatif``."""
+    """JSON output of ``fedsim whatif``, which repeats a run with changes to its scenario.
+
+    It has both run folders and their measures side by side.
+    """
 
     verb: Literal["whatif"] = "whatif"
     run: str

@@ -4,7 +4,7 @@ from fedsim.cli.results.parts import ResultEntries, VerbResult
 
 
 class ErrorDetails(ResultEntries):
-    """Error with which a command has failed."""
+    """Message of the error with which a command has failed, and the key or option at fault."""
 
     message: str
     """The message of the error."""
@@ -17,7 +17,7 @@ class ErrorDetails(ResultEntries):
 
 
 class ErrorResult(VerbResult):
-    """Output of any command that fails."""
+    """JSON output of a command that fails: the error, instead of the command's own result."""
 
     verb: str | None
     """The verb; null if the command line names none."""

@@ -7,7 +7,7 @@ from fedsim.lab.fetching.fetch import FetchPlan
 
 
 class FetchedFileResult(ResultEntries):
-    """File of a data set at its publisher's address."""
+    """File of a data set in the output of ``fedsim data fetch``: addresses, checksum and state."""
 
     name: str
     """Name of the download."""
@@ -26,7 +26,10 @@ class FetchedFileResult(ResultEntries):
 
 
 class FetchResult(VerbResult):
-    """Result of ``fedsim data fetch``."""
+    """JSON output of ``fedsim data fetch``, which downloads a data set from its publisher.
+
+    It has the data set's title, licence and sizes, and the state of each file before the command.
+    """
 
     verb: Literal["data fetch"] = "data fetch"
     name: str

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class FigureFilesResult(ResultEntries):
-    """One figure for a paper that ``fedsim figures`` has written, with the names of its files."""
+    """One picture for a paper that ``fedsim figures`` has written, with the names of its files."""
 
     figure: str
     """Name of the figure, such as ``waiting``."""
@@ -24,7 +24,7 @@ class FigureFilesResult(ResultEntries):
 
 
 class SkippedFigureResult(ResultEntries):
-    """Figure that ``fedsim figures`` did not draw, because it does not apply to the runs."""
+    """Picture that ``fedsim figures`` did not draw, with the reason why it does not apply."""
 
     figure: str
     """Name of the figure."""
@@ -35,7 +35,10 @@ class SkippedFigureResult(ResultEntries):
 
 
 class FiguresResult(VerbResult):
-    """Result of ``fedsim figures``."""
+    """JSON output of ``fedsim figures``, which draws pictures for a paper from runs.
+
+    It names the files of each picture, and says why other pictures were skipped.
+    """
 
     verb: Literal["figures"] = "figures"
     width_in: float
@@ -47,11 +50,11 @@ class FiguresResult(VerbResult):
 
     @classmethod
     def of(cls, width: float, outcome: "WrittenFigures") -> "FiguresResult":
-        """Return the result of ``fedsim figures``.
+        """Return the JSON output of ``fedsim figures``, with the names of the written files.
 
         Args:
-            width: width of the figures (inches).
-            outcome: the figures that were written or skipped.
+            width: width of the pictures (inches).
+            outcome: the pictures that were written or skipped.
         """
         figures = []
         for entry in outcome.written:

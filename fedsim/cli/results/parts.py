@@ -30,14 +30,17 @@ class ResultEntries(BaseModel):
 
 
 class VerbResult(ResultEntries):
-    """Result of a command (verb) of ``fedsim``, as ``--json`` prints it."""
+    """Base of the results of commands (verbs), such as ``fedsim run``, that ``--json`` prints.
+
+    Each result is one JSON object. Its entry ``verb`` names the command.
+    """
 
     format: Literal[1] = FORMAT
     """Version of the object's format."""
 
 
 class EstimatedCell(ResultEntries):
-    """Cell of a table with a mean over seeds and its 95 % interval."""
+    """Cell of a table with the mean of a measure over seeds, and its 95 % confidence interval."""
 
     mean: float
     """Mean of the figure over the seeds."""
@@ -55,7 +58,7 @@ class EstimatedCell(ResultEntries):
 
 
 class PublishedCell(ResultEntries):
-    """Cell of a table with a figure of a study and the published figure of the same quantity."""
+    """Cell of a table with a value that a study measured, and the published value of a paper."""
 
     study: EstimatedCell
     """Figure of the study."""
@@ -69,7 +72,7 @@ CellResult = str | int | float | EstimatedCell | PublishedCell | None
 
 
 class ColumnResult(ResultEntries):
-    """Column of a table in the output, with its cells."""
+    """Column of a table in the JSON output: its heading, its unit, and one cell per row."""
 
     name: str
     """Heading of the column."""
@@ -87,7 +90,10 @@ class ColumnResult(ResultEntries):
 
 
 class ShareCostResult(ResultEntries):
-    """Predicted cost of the runs that are not done, of one shard or of a study without shards."""
+    """Predicted time, memory and disk space of the runs that a study still has to do.
+
+    The runs are those of one shard (``--shard``), or of the whole study without shards.
+    """
 
     runs: int
     """Count of the runs that are not done."""
@@ -104,7 +110,10 @@ class ShareCostResult(ResultEntries):
 
 
 class StudyCostResult(ResultEntries):
-    """Predicted cost of a study on this machine."""
+    """Predicted time, memory and disk space of a study on this machine, for each shard.
+
+    ``fedsim study --dry-run`` predicts them from trials of the beginnings of the study's runs.
+    """
 
     shares: list[ShareCostResult]
     """One entry per shard, in their order; without ``--shard``, one entry for the study."""
@@ -130,7 +139,7 @@ def _cell(cell: Cell) -> CellResult:
 
 
 class TableResult(ResultEntries):
-    """Table in the output, stored by columns."""
+    """Table in the JSON output: its title, its columns with their cells, and notes."""
 
     title: str
     """Title of the table; may be empty."""
@@ -151,7 +160,7 @@ def tables_of(tables: Iterable[ComparedTable]) -> list[TableResult]:
 
 
 class LossResult(ResultEntries):
-    """Line (variant) that can no longer be the best one, because another is surely better."""
+    """Variant that can no longer be the best one, with the variant that is surely better."""
 
     line: str
     """The line that was dropped."""
@@ -162,7 +171,11 @@ class LossResult(ResultEntries):
 
 
 class DecisionResult(ResultEntries):
-    """Decision of ``fedsim study --until-sure`` on the best line (variant) of a world."""
+    """Decision of ``fedsim study --until-sure`` on the best line, or that it is still open.
+
+    A line is a variant at one point of the study's grid. Seeds are added until one line is surely
+    the best in its world, which is a set of devices, network and data.
+    """
 
     status: Literal["best", "tie", "budget", "open"]
     """``best``: one line is left. ``tie``: the leader is the best, or worse by no more than
@@ -215,7 +228,10 @@ class DecisionResult(ResultEntries):
 
 
 class AnswerResult(ResultEntries):
-    """Answer of a comparison for one world, a set of devices, network and data."""
+    """Best lines of a comparison in one world, as sentences for people.
+
+    A line is a variant of a study or a run folder; a world is a set of devices, network and data.
+    """
 
     world: str
     """Name of the world; empty if there is only one."""

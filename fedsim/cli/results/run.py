@@ -11,7 +11,7 @@ from fedsim.records.folder import SUMMARY
 
 
 class RunResult(VerbResult):
-    """Result of ``fedsim run``."""
+    """JSON output of ``fedsim run``: the run folder, the run's status, and its summary."""
 
     verb: Literal["run"] = "run"
     folder: str

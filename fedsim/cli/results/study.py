@@ -27,7 +27,7 @@ StudyStatus = Literal["done", "interrupted", "incomplete", "dry-run"]
 
 
 class StudyRunResult(ResultEntries):
-    """Run of a study, finished or not."""
+    """Run of a study in the JSON output of ``fedsim study``: its folder, name, state and error."""
 
     folder: str
     """The run folder, relative to the study's folder."""
@@ -41,7 +41,10 @@ class StudyRunResult(ResultEntries):
 
 
 class ShardResult(ResultEntries):
-    """Share of a study's runs that ``--shard`` selects."""
+    """Shard of a study in the JSON output of ``fedsim study --shard I/N``.
+
+    It has I and N, the count of the shard's runs, and their predicted part of the study's work.
+    """
 
     number: int
     """Index of the share, from 1."""
@@ -54,7 +57,10 @@ class ShardResult(ResultEntries):
 
 
 class StudyResult(VerbResult):
-    """Result of ``fedsim study``."""
+    """JSON output of ``fedsim study``: the state of each run, and the comparison of all runs.
+
+    With ``--dry-run`` it has the predicted cost of the runs instead of a comparison.
+    """
 
     verb: Literal["study"] = "study"
     folder: str
@@ -80,8 +86,7 @@ class StudyResult(VerbResult):
     def of(
         cls, conductor: Conductor, status: StudyStatus, forecast: StudyForecast | None = None
     ) -> "StudyResult":
-        """Return the result of a study.
-
+        """Return the JSON output of a study from the state of its runs and their comparison.
         Args:
             conductor: object that has planned and carried out the study's runs.
             status: status of the study.
@@ -119,7 +124,11 @@ class StudyResult(VerbResult):
 
 
 class MergeResult(VerbResult):
-    """Result of ``fedsim study merge``. Run folders are relative to the study's folder."""
+    """JSON output of ``fedsim study merge``, which copies runs of several folders into one study.
+
+    It names the run folders that were copied, and those that are missing. Run folders are relative
+    to the study's folder.
+    """
 
     verb: Literal["study merge"] = "study merge"
     folder: str

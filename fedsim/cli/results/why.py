@@ -7,7 +7,10 @@ from fedsim.lab.compare.critical_path import PathStep, RoundPath
 
 
 class PathStepResult(ResultEntries):
-    """Step of a round's critical path, the chain of steps for which the round waited."""
+    """Step of a round's critical path, such as a device's training, with its start and end.
+
+    The critical path is the chain of steps of tasks that determined when the round ended.
+    """
 
     step: str
     """Name of the step, such as ``train``; ``wait`` if nothing was under way."""
@@ -38,7 +41,11 @@ class PathStepResult(ResultEntries):
 
 
 class RoundResult(ResultEntries):
-    """Round with its critical path. Times are simulated."""
+    """Round of a run in the JSON output of ``fedsim why``, with its critical path.
+
+    The critical path is the chain of steps that determined when the round ended. Times are
+    simulated.
+    """
 
     round: int
     """Index of the round."""
@@ -72,7 +79,10 @@ class RoundResult(ResultEntries):
 
 
 class WhyResult(VerbResult):
-    """Result of ``fedsim why``."""
+    """JSON output of ``fedsim why``, which explains how long the rounds of a run took.
+
+    It has sentences for people, and the critical path of each round.
+    """
 
     verb: Literal["why"] = "why"
     run: str
