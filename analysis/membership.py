@@ -220,7 +220,7 @@ def _name_rows(panel: Axes, history: History, devices: Ints, height: float) -> N
 
 
 def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
-    """Draw the sizes of the groups over time, stacked."""
+    """Draw the count of members of each group over time, stacked."""
     sizes = {group: history.sizes(group) for group in [*history.groups, NO_GROUP]}
     changes = [changed_at for changed_at, _ in sizes.values()]
     times = np.unique(np.concatenate([[history.end], *changes]))

@@ -77,7 +77,7 @@ class BytesToTarget:
 
 @dataclass(frozen=True)
 class CommunicationLine:
-    """Bytes until the target of one line of a figure: the runs of a variant or scenario.
+    """Bytes until the target of one line of a figure, which is a variant with its runs over seeds.
 
     Attributes:
         name: name of the line.
@@ -95,7 +95,7 @@ class CommunicationLine:
 
     @property
     def has_missed(self) -> bool:
-        """Whether any run missed the target."""
+        """Whether a run of this line never reached the target."""
         return any(run.parts is None for run in self.runs)
 
     @property
@@ -129,11 +129,13 @@ class CommunicationLine:
 
 @dataclass(frozen=True)
 class Communication:
-    """Bytes until the target of all lines of a figure.
+    """Bytes until a target that all lines (variants) of a figure have moved.
+
+    ``measure_communication`` computes them, and ``draw_communication`` draws them.
 
     Attributes:
-        target: the target.
-        lines: the lines.
+        target: the accuracy, or the metric's value, that a test has to reach.
+        lines: the bytes of each line.
     """
 
     target: Target
@@ -221,7 +223,7 @@ def draw_communication(
     """Draw accuracy against bytes, and the bytes until a target with a dot per seed.
 
     Args:
-        series: the lines.
+        series: the lines to draw; a line is a variant or scenario with its runs over seeds.
         width: width of the figure (inches).
         targets: possible targets, see ``measure_communication``.
         otherwise: targets that are used if no run reaches any of ``targets``.

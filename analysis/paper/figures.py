@@ -24,7 +24,7 @@ class FigureRequest:
     """Request for figures of a paper: the lines to draw, and options.
 
     Attributes:
-        series: the lines.
+        series: the lines, each a variant or scenario with its runs over seeds.
         width: width of each figure (inches).
         targets: possible targets of the communication cost, the hardest first.
         otherwise: targets that are used if no run reaches any of ``targets``.
@@ -207,7 +207,7 @@ def write_figures(
 
 
 def _split_by_line(name: str, series: Sequence[Series]) -> list[tuple[str, Sequence[Series]]]:
-    """Divide the lines of a figure among separate files, if the figure is drawn per line.
+    """Divide the lines (variants) of a figure among files, if the figure is drawn per line.
 
     Returns:
         Pairs of a line's name and the lines to draw. The name is empty if there is only one file.

@@ -143,7 +143,7 @@ def measure_each(
     """Compute the numbers of each line of a figure, and collect the lines that have none.
 
     Args:
-        series: the lines.
+        series: the lines to draw; a line is a variant or scenario with its runs over seeds.
         measure: returns the numbers of a line; raises ``NothingToDrawError`` if it has none.
 
     Returns:

@@ -56,7 +56,7 @@ def measure_members(series: Series) -> Members:
     """Return the devices and groups of a line's first run.
 
     Args:
-        series: the line.
+        series: the line, which is a variant or scenario with its runs over seeds.
 
     Raises:
         NothingToDrawError: the run never puts a device into a group.
@@ -89,7 +89,7 @@ def draw_members(series: Series, width: float) -> PaperFigure:
     """Draw a row per device in the colours of its groups, and the sizes of the groups.
 
     Args:
-        series: the line, of which the first run is drawn.
+        series: the variant or scenario with its runs over seeds, of which the first run is drawn.
         width: width of the figure (inches).
 
     Raises:

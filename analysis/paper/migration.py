@@ -229,7 +229,7 @@ def draw_migration(series: Sequence[Series], width: float) -> PaperFigure:
     """Draw cumulative counts of shifts and moves, devices in groups, and purity, for each line.
 
     Args:
-        series: the lines.
+        series: the lines to draw; a line is a variant or scenario with its runs over seeds.
         width: width of the figure (inches).
 
     Raises:

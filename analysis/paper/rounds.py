@@ -59,7 +59,7 @@ def choose_rounds(series: Series, rounds: Sequence[int] = ()) -> ChosenRounds:
     """Choose rounds of the first run of a line.
 
     Args:
-        series: the line.
+        series: the line, which is a variant or scenario with its runs over seeds.
         rounds: indices of the rounds; by default the round with the most failed tasks, and the
             median one.
 
@@ -90,7 +90,7 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
     """Draw rounds of the first run of a line, a panel per round.
 
     Args:
-        series: the line.
+        series: the line, which is a variant or scenario with its runs over seeds.
         width: width of the figure (inches).
         rounds: indices of the rounds, see ``choose_rounds``.
 

@@ -97,7 +97,7 @@ class Spread(NamedTuple):
 
 
 class SpreadCurve(NamedTuple):
-    """Spreads at successive points as arrays, to draw a curve with a band; float64 [n] each.
+    """Means and ranges over seeds at successive points, for a curve with a band; float64 [n] each.
 
     Attributes:
         mean: the means.
@@ -176,7 +176,7 @@ def columns_for(width: float, panels: int) -> int:
 
 
 class PanelStack(NamedTuple):
-    """Panels of a sheet that belong to one line, one above another, with a common x-axis.
+    """Panels of a figure that show one variant, one above another, with a common x-axis.
 
     Attributes:
         panels: the panels, the top one first.

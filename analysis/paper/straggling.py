@@ -216,7 +216,7 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
     Lines are means over seeds, bands go from the lowest to the highest seed.
 
     Args:
-        series: the lines.
+        series: the lines to draw; a line is a variant or scenario with its runs over seeds.
         width: width of the figure (inches).
 
     Raises:

@@ -306,7 +306,7 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
     device.
 
     Args:
-        series: the lines.
+        series: the lines to draw; a line is a variant or scenario with its runs over seeds.
         width: width of the figure (inches).
 
     Raises:

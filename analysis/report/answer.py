@@ -34,8 +34,8 @@ def answers(
 ) -> Iterator[Markup | None]:
     """Yield the part of a report's page on the best lines: text and drawings for each world.
 
-    A line is a variant or scenario with its seeds. The drawings of the first world are visible; the
-    reader opens the drawings of other worlds.
+    A line is a variant or scenario with its seeds; a world is a set of devices, network and data.
+    The drawings of the first world are visible; the reader opens the drawings of other worlds.
 
     Args:
         worlds: the answers, one per world. The first six are shown; the others are only counted.
@@ -76,7 +76,7 @@ def _answer(
 
 
 def _first_sentence(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Markup:
-    """Return the sentence on the best line by the goal, the first ranking, as a paragraph.
+    """Return the sentence on the best line (variant) by the goal, the first ranking, as HTML.
 
     It is in bold if all runs are done and the lead is significant.
     """
@@ -116,7 +116,7 @@ def _anchor(place: int) -> str:
 def _figures(
     answer: WorldAnswer, colours: dict[int, str], *, is_over: bool
 ) -> Iterator[Markup | None]:
-    """Yield the costs of the best line, and drawings of the goal's ranking."""
+    """Yield the costs of the best variant, and drawings of the ranking by the goal."""
     goal = answer.rankings[0] if answer.rankings else None
     if goal is not None and goal.sentences:
         yield _best_figures(answer, goal, is_over=is_over)
@@ -159,8 +159,11 @@ def _folds(
 
 
 def _key(ranking: Ranking) -> Markup | None:
-    """Return the legend of the signs in rankings, such as intervals; None if lines have one run."""
-    if all(line.run_count == 1 for line in ranking.entries):
+    """Return the legend of the signs in drawings of rankings, such as intervals.
+
+    None if each variant has only one run.
+    """
+    if all(line.of == 1 for line in ranking.entries):
         return None
     signs = (
         (el("circle", cx=10, cy=6.5, r=4), "mean of the seeds"),
@@ -180,7 +183,7 @@ def _side_by_side(plots: Sequence[Markup]) -> Markup:
 
 
 def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Markup:
-    """Return headline figures: the best line by the goal, and its costs."""
+    """Return the name of the best variant by the goal, and its costs, as tiles in HTML."""
     best = goal.whole[0]
     title = f"best by {goal.measure.name}"
     remark = ""
@@ -208,9 +211,9 @@ def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Marku
 
 
 def _cheapest(answer: WorldAnswer, goal: Ranking, measure: Measure) -> RankedLine | None:
-    """Return the line that is best by ``measure``.
+    """Return the variant that is best by ``measure``.
 
-    None if ``measure`` is the goal, or if no line is ranked by ``measure``.
+    None if ``measure`` is the goal, or if no variant is ranked by ``measure``.
     """
     if measure == goal.measure:
         return None
@@ -221,10 +224,10 @@ def _cheapest(answer: WorldAnswer, goal: Ranking, measure: Measure) -> RankedLin
 
 
 def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
-    """Return figures of a run, such as its accuracy, as a list of large numbers in HTML.
+    """Return measures of a run, such as its accuracy, as a list of large numbers in HTML.
 
     Args:
-        figures: name, formatted value and remark of each figure.
+        figures: name, formatted value and remark of each measure.
     """
     entries = []
     for name, figure, remark in figures:
@@ -273,7 +276,10 @@ def _ranking_row(line: RankedLine, ranking: Ranking, axis: Axis, colour: str) ->
 
 
 def _choose_axis(lines: Sequence[RankedLine], ranking: Ranking) -> Axis:
-    """Return an axis for the values of all runs. It is logarithmic if costs are far apart."""
+    """Return an axis on which a ranking is drawn, so that it has the values of all runs.
+
+    It is logarithmic if costs are far apart.
+    """
     values: list[float] = []
     for line in lines:
         values += line.values.values()

@@ -14,9 +14,9 @@ _FEW = 3  # least count of ticks of a logarithmic axis
 
 @dataclass(frozen=True)
 class Axis:
-    """Axis of a drawing in a report, from ``low`` to ``high``; on a log scale if ``is_log``.
+    """Axis of a drawing in a report, which converts values to positions and chooses the ticks.
 
-    Both ends of a logarithmic axis are positive.
+    It goes from ``low`` to ``high``. If ``is_log``, it is logarithmic, and both ends are positive.
     """
 
     low: float

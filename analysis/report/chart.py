@@ -41,7 +41,7 @@ _SMOOTH = (
 
 
 class _ChartLine(TypedDict):
-    """Name and look of a line, for ``chart.js``."""
+    """Name, colour and dash of one curve of the chart, as JSON for the script ``chart.js``."""
 
     name: str
     colour: str

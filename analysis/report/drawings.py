@@ -27,7 +27,7 @@ def key_picture(run: RunFolder) -> str:
 
 
 def draw_key_picture(run: RunFolder) -> Markup | None:
-    """Return the main picture of a run as a figure; None if it does not apply."""
+    """Return the main picture of a run as an HTML ``figure``; None if it does not apply."""
     name = key_picture(run)
     return draw(name, run if name in OF_ONE else [run])
 
@@ -120,7 +120,7 @@ def fold(
 
 
 def draw(name: str, source: RunFolder | Sequence[RunFolder], *series: object) -> Markup | None:
-    """Return a picture as a figure with its caption; None if the picture does not apply.
+    """Return a picture as an HTML ``figure`` with its caption; None if it does not apply.
 
     The picture is a PNG of 128 colours, which has a quarter of the size of a full PNG.
 

@@ -20,7 +20,7 @@ def find_in_series(all_series: Sequence[Series], *, is_over: bool) -> str | None
     """Return a sentence on the shares of bytes that were wasted; None if no bytes moved.
 
     Args:
-        all_series: the runs, line by line.
+        all_series: the variants or scenarios, each with its runs.
         is_over: whether all planned runs are done.
     """
     shares: list[tuple[float, str]] = []
@@ -43,7 +43,10 @@ def find_in_series(all_series: Sequence[Series], *, is_over: bool) -> str | None
 
 
 def find_in_run(run: RunFolder) -> list[Finding]:
-    """Return the findings on a single run."""
+    """Return the findings on one run: sentences on its waste, its longest round and its energy.
+
+    Each has the anchor of the part of the page that shows it.
+    """
     sentences = (
         (_final_figures(run), "summary"),
         (_wasted_bytes(run), "summary"),

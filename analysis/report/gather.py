@@ -21,7 +21,13 @@ MOST_DRAWN = 2  # most runs with pictures, which take a second or two each
 
 
 class DetailedRun(NamedTuple):
-    """Run that a report shows in detail."""
+    """One of the runs for which a report's page has a timeline, pictures and tables.
+
+    Attributes:
+        run: the run folder.
+        name: name of the run on the page.
+        line: variant or scenario to which the run belongs, with its runs over all seeds.
+    """
 
     run: RunFolder
     name: str
@@ -32,7 +38,7 @@ class DetailedRun(NamedTuple):
 class Subject:
     """Subject of a report: the runs of the given folders, and their comparison.
 
-    A line is a variant or scenario with its runs over seeds.
+    A line is a row of the comparison: a variant or scenario with its runs over seeds.
 
     Attributes:
         comparison: comparison of the lines.
@@ -112,7 +118,7 @@ def gather(paths: Sequence[str | Path]) -> Subject:
 
 
 def _order_lines(comparison: Comparison) -> tuple[int, ...]:
-    """Return the indices of all lines: ranked lines, the best first, then unranked lines."""
+    """Return the indices of all lines (variants): ranked lines, best first, then unranked lines."""
     lines = comparison.lines
     order: list[int] = []
     if not lines.are_runs:
@@ -125,7 +131,10 @@ def _order_lines(comparison: Comparison) -> tuple[int, ...]:
 def _choose_runs(
     lines: Sequence[ComparedLine], names: Sequence[str], order: Sequence[int]
 ) -> tuple[DetailedRun, ...]:
-    """Choose runs to show: the first run of each line in ``order``, then the second, and so on."""
+    """Choose the runs that a report shows in detail, in turn from each line (variant).
+
+    They are the first run of each line in ``order``, then the second run of each line, and so on.
+    """
     selection = []
     for runs in zip_longest(*(lines[place].runs for place in order)):
         for run, place in zip(runs, order, strict=True):

@@ -16,7 +16,7 @@ _LONGEST = 200  # most characters of a text from a scenario; the middle of longe
 
 
 class Markup(str):
-    """HTML text, which is not escaped again."""
+    """Text that is HTML already. ``el`` and ``join`` insert it as it is, and escape other texts."""
 
     __slots__ = ()
 

@@ -25,7 +25,7 @@ class StudiedRun(NamedTuple):
     """Run of a study in a report, with its state and newest summary.
 
     Attributes:
-        line: label of the run's line.
+        line: label of the run's variant.
         seed: seed of the run.
         state: state of the run.
         summary: newest summary of the run; empty before the run's first tables.
@@ -38,7 +38,7 @@ class StudiedRun(NamedTuple):
 
 
 def read_progress(paths: Sequence[Path]) -> list[StudiedRun]:
-    """Read the progress of each planned run of studies, in the order of the studies' lines.
+    """Read the progress of each planned run of studies, in the order of the studies' variants.
 
     Args:
         paths: folders of studies; other folders are ignored.

@@ -1,4 +1,4 @@
-"""Single runs of a report: their timelines, and their figures, pictures and tables."""
+"""Single runs of a report: their timelines, and their key numbers, pictures and tables."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ AT_ONCE = 2  # most timelines that are visible at a time
 
 
 def headline_figures(run: RunFolder) -> Markup:
-    """Return the most important figures of a run as tiles."""
+    """Return the most important numbers of a run, such as its final accuracy, as tiles in HTML."""
     summary = run.summary
     measured = measure(run)
     figures = [(f"{run.round_word}s", f"{summary['rounds']:,}", _ending(run))]
@@ -116,7 +116,10 @@ def _byte_figures(run: RunFolder) -> list[tuple[str, str, str]]:
 
 
 def _energy_figures(run: RunFolder, measured: Values) -> Iterator[tuple[str, str, str]]:
-    """Yield figures on energy and batteries, if they were counted."""
+    """Yield a run's totals of energy and batteries for its tiles, if they were counted.
+
+    Each is a name, a formatted value and a remark.
+    """
     joules = measured["energy"]
     if joules:
         wasted = measured["wasted energy"] or 0.0
@@ -206,7 +209,7 @@ def _timeline(
 def _chooser(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
     """Yield two lists from which the reader chooses two runs to show.
 
-    At first the best run is chosen, and a run of another line.
+    At first the best run is chosen, and a run of another variant.
     """
     second = 1
     for place, entry in enumerate(entries):

@@ -30,7 +30,11 @@ _IMPORTANT_KEYS = (
 
 
 def in_short(entry: DetailedRun) -> Markup:
-    """Return the first section of a report on one run: figures, and the main picture."""
+    """Return the first section of a report on one run: its key numbers, and its main picture.
+
+    The numbers are rounds, accuracy, simulated time, bytes, and energy if it was counted. The
+    picture shows the accuracy, or the traffic if nothing was learned.
+    """
     heading = el("h2", "In short", id="summary")
     return el("section", heading, headline_figures(entry.run), draw_key_picture(entry.run))
 
@@ -76,7 +80,7 @@ def _scenario_in_short(scenario: Tables) -> str:
 
 
 def answer(subject: Subject) -> Markup:
-    """Return the first section of a report on several runs: the best lines, and their leads."""
+    """Return the first section of a report on several runs: the best variants, and their leads."""
     lines = subject.lines
     colours = {
         place: str(palette.line_of(rank, 1.0)["color"]) for rank, place in enumerate(subject.order)
@@ -104,7 +108,11 @@ def answer(subject: Subject) -> Markup:
 
 
 def _ended_early(lines: Sequence[ComparedLine]) -> str:
-    """Return a text such as ", 1 failed, 2 interrupted" on the runs that ended too early."""
+    """Return a text such as ", 1 failed, 2 interrupted" on the runs that ended too early.
+
+    Args:
+        lines: the compared variants or scenarios, each with its runs over seeds.
+    """
     statuses: Counter[str] = Counter()
     for line in lines:
         statuses.update(status for _, status in line.undone if status in ("failed", "interrupted"))
@@ -166,7 +174,7 @@ def _draw_compared_runs(subject: Subject) -> list[Markup]:
 
 
 def _compare_scenarios(subject: Subject) -> Markup:
-    """Return a part with the scenario of the first line, and the keys in which lines differ."""
+    """Return a part with the first variant's scenario, and the keys in which variants differ."""
     first_runs = {id(entry.line): entry for entry in reversed(subject.detailed)}
     firsts = [first_runs[id(line)] for line in subject.lines if id(line) in first_runs]
     runs = [entry.run for entry in firsts]

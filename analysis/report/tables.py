@@ -325,7 +325,7 @@ def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
 
 
 def _round_columns(run: RunFolder) -> list[_TableColumn]:
-    """Return all columns that a table of rounds can have."""
+    """Return all columns that a report's table of rounds can have, for the kind of this run."""
     columns: list[_TableColumn] = [
         ("ended at", "time", show_seconds),
         ("lasted", "lasted", show_seconds),
