@@ -254,13 +254,15 @@ def _digest(content: bytes) -> str:
 
 
 def changed_tables(digests: Mapping[tuple[str, int, str], str], board: Path = BOARD) -> list[str]:
-    """Return which tables differ from those that were recorded when the board was written.
+    """Return which tables of the bench's worlds are not as they were for the published results.
 
-    A table without a recorded digest is not returned.
+    Ranks compare new runs with the board, the CSV file of published results, so both need equal
+    devices, data and availability. A file beside the board has digests of these tables. A table
+    without a recorded digest is not returned.
 
     Args:
         digests: (world, seed, name of a table) -> digest of the present table.
-        board: path of the board's CSV; the recorded digests are in the same folder.
+        board: path of the board; the recorded digests are in the same folder.
 
     Returns:
         World, seed and name of each table that differs, as text for the user.

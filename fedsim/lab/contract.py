@@ -134,7 +134,7 @@ def eventful_world(
 class Delayed(Threads):
     """Executor of threads with a random real delay of up to 3 ms before each function, for tests.
 
-    No seed determines the delay, because no run may depend on it.
+    It tests that results do not depend on when a function ends, so no seed determines the delay.
 
     Args:
         workers: count of threads.

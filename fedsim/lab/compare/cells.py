@@ -80,10 +80,10 @@ def name_world(lines: Lines, line_indices: Sequence[int], keys: Sequence[str]) -
 
 
 def varying_keys(lines: Lines, line_indices: Sequence[int]) -> list[str]:
-    """Return the keys of a study's grid by which some lines differ.
+    """Return the keys of a study's grid by which some lines (variants with grid values) differ.
 
-    The grid has lists of values for keys of the scenario, and a line is a variant with one value of
-    each list. A key that only some of the lines have counts as differing.
+    The grid has lists of values for keys of the scenario, and a line has one value of each list. A
+    key that only some of the lines have counts as differing.
 
     Args:
         lines: the lines of the comparison.

@@ -171,9 +171,13 @@ def heat_map(answer: WorldAnswer) -> HeatMap | None:
 
 
 def fronts(answer: WorldAnswer) -> list[ParetoFront]:
-    """Return a Pareto front for each pair of costs by which at least three variants are ranked.
+    """Return a Pareto front for each pair of costs, such as time and traffic to the target.
 
-    Pairs with the goal's cost come first.
+    A cost is used if at least three variants are ranked by it. Pairs with the cost that is the
+    user's goal come first.
+
+    Args:
+        answer: comparison of the variants in one world, with their ranking by each cost.
     """
     rankings = []
     for ranking in answer.rankings:

@@ -123,7 +123,11 @@ class Measure:
 
     @property
     def is_of_pooled_data(self) -> bool:
-        """Whether training on pooled data has the figure too: rounds, or results of tests."""
+        """Whether the measure also exists for a baseline that trains on all devices' pooled data.
+
+        True for counts of rounds and for results of tests. False for all other measures, such as
+        time and traffic, which only a federation has.
+        """
         return self.quantity == "rounds" or self.test is not None
 
     @property

@@ -42,7 +42,9 @@ _MOST_DIGITS = 6  # most digits of a mean
 
 
 def print_short(console: "Console", comparison: Comparison) -> None:
-    """Print the results of a comparison: sentences on the best lines, and short tables.
+    """Print the results of a comparison: sentences that name the best variants, and short tables.
+
+    Each world has its sentences; the tables have the most important costs and accuracies.
 
     Args:
         console: the console to print to.

@@ -37,9 +37,9 @@ class DroppedLine:
     """Variant that can no longer be the best one, because it is surely worse than another variant.
 
     Attributes:
-        line_index: index of the line in the comparison.
+        line_index: index of the variant in the comparison.
         seeds: count of seeds after which it was dropped.
-        better: index of the line that is better.
+        better: index of the variant that is better.
     """
 
     line_index: int
@@ -51,19 +51,22 @@ class DroppedLine:
 class Decision:
     """Result of ``decide``: the variant with the least mean cost, or that more seeds are needed.
 
-    Variants are called lines, and identified by their index in the comparison.
+    A variant that is surely worse than another one is dropped. The others are the contenders.
+    Variants are identified by their index in the comparison.
 
     Attributes:
-        status: ``best`` if one line is left, ``tie`` if the leader is worse than none of the lines
-            that are left by more than the difference that does not matter, ``open`` if more seeds
-            are needed, ``none`` if fewer than two lines are compared, or none is complete.
-        leader: index of the best line; None unless the status is ``best`` or ``tie``.
-        contenders: indices of the lines that are left.
-        losses: lines that were dropped, in order.
-        missed: indices of the lines without a figure in one of their runs. They are not compared.
+        status: ``best`` if there is one contender. ``tie`` if there are several, and the leader
+            is at most an indifference zone (``within``) worse than any of them. ``open`` if more
+            seeds are needed. ``none`` if there is nothing to decide: fewer than two variants, or
+            each has a run without a cost.
+        leader: index of the best variant; None unless the status is ``best`` or ``tie``.
+        contenders: indices of the variants that may still be the best.
+        losses: variants that were dropped, in order.
+        missed: indices of the variants with a run without a cost. They are not compared.
         seeds: greatest count of seeds of a contender.
-        bound: bound on how much the leader is worse than the best line: a difference, of costs the
-            logarithm of a ratio. None without a leader.
+        bound: upper bound on the difference of mean costs between the leader and the best
+            variant. If ``decide`` compares logarithms, it bounds the logarithm of their ratio.
+            None without a leader.
     """
 
     status: Literal["best", "tie", "open", "none"]
@@ -116,18 +119,19 @@ def _unit_radius(count: int, error: float) -> float:
 
 
 def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error: float) -> Decision:
-    """Decide which of several lines (variants) has the least mean cost, or that seeds are lacking.
+    """Decide which of several variants has the least mean cost, or that more seeds are needed.
 
-    Values are compared in their order, so that a line that was dropped after some seeds stays
-    dropped when seeds are added. A line without a figure in one of its runs takes no part; lines
-    that were dropped because of it may then take part again.
+    Costs are compared seed by seed, in order, so that a variant that was dropped after some seeds
+    stays dropped when seeds are added. A variant with a run without a cost is not compared;
+    variants that were dropped because of it may then be compared again.
 
     Args:
-        costs: costs by the index of the line, in the order of the seeds, which is common to all
-            lines; None for a run without a figure. Lines may have fewer seeds than others.
-        within: the difference of means that does not matter.
-        error: greatest probability of dropping the best line, or of naming a leader that is worse
-            than it by more than ``within``.
+        costs: index of a variant -> its costs, in an order of seeds that is common to all
+            variants; None for a run without a cost, such as one that missed the target. Variants
+            may have fewer seeds than others.
+        within: indifference zone: the difference of mean costs that does not matter.
+        error: greatest probability of dropping the best variant, or of naming a leader that is
+            worse than it by more than ``within``.
 
     Example:
         >>> costs = {0: [1.0, 2.0, 3.1, 4.0, 5.0], 1: [2.0, 3.1, 4.0, 5.1, 6.0]}
@@ -152,14 +156,14 @@ def decide(costs: Mapping[int, Sequence[float | None]], *, within: float, error:
 
 
 def next_counts(decision: Decision, counts: Mapping[int, int]) -> dict[int, int]:
-    """Return how many seeds each line that may still be the best needs for the next decision.
+    """Return how many seeds each variant that may still be the best needs for the next decision.
 
-    Lines with fewer seeds get as many as the line with the most. If all have equally many, all get
-    a quarter more, at least one more.
+    Variants with fewer seeds get as many as the variant with the most. If all have equally many,
+    all get a quarter more, at least one more.
 
     Args:
         decision: the last decision.
-        counts: count of seeds by the index of the line.
+        counts: count of seeds by the index of the variant.
     """
     most = max(counts[line_index] for line_index in decision.contenders)
     if all(counts[line_index] == most for line_index in decision.contenders):
@@ -168,13 +172,13 @@ def next_counts(decision: Decision, counts: Mapping[int, int]) -> dict[int, int]
 
 
 class _Race:
-    """Compares lines by their costs, seed by seed, and drops lines that are surely worse.
+    """Compares variants by their costs, seed by seed, and drops variants that are surely worse.
 
     ``compare`` is called for each count of seeds in turn, then ``decide``.
 
     Args:
-        costs: costs in the order of the seeds, by index of the line.
-        error: probability of a wrong result for each pair of lines.
+        costs: costs in the order of the seeds, by index of the variant.
+        error: probability of a wrong result for each pair of variants.
     """
 
     def __init__(self, costs: Mapping[int, Sequence[float]], error: float) -> None:
@@ -190,9 +194,9 @@ class _Race:
         self._worse_at_most = np.full((len(costs), len(costs)), np.inf)
 
     def compare(self, count: int) -> None:
-        """Compare the lines that are left by their first ``count`` seeds, and drop worse ones.
+        """Compare the variants that are left by their first ``count`` seeds, and drop worse ones.
 
-        Lines with fewer seeds are left out.
+        Variants with fewer seeds are neither compared nor dropped.
         """
         unit = _unit_radius(count, self._error)
         rows = [row for row in self._running if self._counts[row] >= count]
@@ -215,11 +219,11 @@ class _Race:
                 self._losses.append(DroppedLine(self._places[row], count, better))
 
     def decide(self, within: float, missed: tuple[int, ...]) -> Decision:
-        """Return the decision on the best line, once ``compare`` was called for all counts.
+        """Return the decision on the best variant, once ``compare`` was called for all counts.
 
         Args:
-            within: difference of means that does not matter.
-            missed: indices of the lines that were not compared, for the decision.
+            within: difference of mean costs that does not matter.
+            missed: indices of the variants that were not compared, for the decision.
         """
         left = self._running
         contenders = tuple(self._places[row] for row in left)
@@ -241,10 +245,10 @@ class _Race:
 
 
 def _intervals(differences: Floats, unit: float) -> tuple[Floats, Floats]:
-    """Return the mean difference of each pair of lines, and half the width of its interval.
+    """Return the mean cost difference of pairs of variants, and the half widths of its intervals.
 
     Args:
-        differences: differences by pair of lines and seed; float64 [pairs, seeds].
+        differences: differences by pair of variants and seed; float64 [pairs, seeds].
         unit: half the width of an interval for a sum of squared deviations of 1.
 
     Returns:

@@ -128,9 +128,10 @@ class History:
 
     @cached_property
     def acts(self) -> pd.DataFrame:
-        """DataFrame of the times at which a process of the world changed something.
+        """DataFrame of the simulated times at which devices or the network changed.
 
-        An example is the rate of a link. The only column, ``end``, is the time of the record (s).
+        Examples are an outage, a new rate of a link, and a device that goes offline. The only
+        column, ``end``, is the time (s) of the record of the change.
         """
         acts = self.events["kind"].astype(str).map(is_act).astype(bool)
         return self.events.loc[acts, ["time"]].rename(columns={"time": "end"})

@@ -48,7 +48,7 @@ class PlannedRun:
     """Run that a study needs: the scenario of a variant with a seed, and the run's folder.
 
     Attributes:
-        variant: the first variant with this scenario.
+        variant: variant that the run belongs to; the first one if several have equal scenarios.
         scenario: scenario of the run, with its seed.
         folder: run folder, relative to the study's folder.
     """
@@ -165,8 +165,9 @@ class Study:
 
         Args:
             texts: ``KEY=VALUE``, or the name of a variant. A key is ``variant``, ``seed``,
-                ``size``, ``part`` or a key of the study's grid, in full or its last part. A run
-                needs one of the values of each key.
+                ``size`` or ``part`` (tables ``[sizes]`` and ``[parts]`` of the study), or a key of
+                the study's grid, in full or its last part. A run needs one of the values of each
+                key.
 
         Raises:
             ScenarioError: no run has a given key or value, or no run has all of them together.
@@ -448,7 +449,8 @@ def _refuse_unmeasured(variant: Variant, spec: StudySpec, metric: str) -> None:
 def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
     """Return the run of a variant with a seed, with its scenario and folder.
 
-    The scenario is the study's base, changed by size, part, variant and grid, in this order.
+    The scenario is the study's base, changed by the tables of the study's size, part and variant
+    and by the values of the grid, in this order.
 
     Args:
         variant: the variant, at its point of the grid.

@@ -58,11 +58,12 @@ VariantLayers = dict[str, Mapping[str, object]]
 def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
     """Return the tables from which a variant's scenario is merged: the base and all changes.
 
-    They are the base scenario, then the changes by size, part, variant and grid, in this order;
-    later ones override earlier ones.
+    Later tables override earlier ones. They are the base scenario, then the study's tables
+    ``[sizes]`` (such as a small and a full study), ``[parts]`` (groups of variants), ``[variants]``,
+    and at last the values of the grid.
 
     Args:
-        variant: the variant, at its point of the grid.
+        variant: the variant, with one value of each key of the study's grid.
         spec: the study.
 
     Returns:
