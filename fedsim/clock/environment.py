@@ -162,7 +162,7 @@ class Join(Event):
     """Event that fires when a real computation, such as a training in a worker process, is done.
 
     Simulated time stands still until the work is done. A SimPy process waits for the result by
-    ``yield join``, a handler of the server by ``await join``.
+    ``yield join``, the server's asynchronous code by ``await join``.
     """
 
     def __init__(self, env: "Environment", work: "Future[Any]") -> None:
@@ -193,12 +193,16 @@ class Environment(simpy.Environment):
     Processes, conditions and resources work as in SimPy. An alarm calls a function at an exact
     simulated time. A cancelled alarm never moves the clock.
 
+    An event may need the result of a real computation, such as a training in a worker process.
+    Simulated time then stands still until the result is there.
+
     Attributes:
-        pending: pair of a future and a function. The present event waits for the future, a real
-            computation such as a training; the function then continues the event. None if no event
-            waits.
-        handling: whether a handler of the server is running.
-        past: an event that has already happened, with the value None.
+        pending: future of the computation for which simulated time stands still, and the function
+            to call when it is done, which continues the event. None if no event waits.
+        handling: whether the server's code for a message or a timer is running, so that ``await``
+            in it waits in simulated time.
+        past: event that has already happened, with the value None. A process that waits for it
+            continues at once.
         moved: function to call before the clock moves, with the time (s) of the next event; infinity
             if there is no event.
     """

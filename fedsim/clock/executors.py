@@ -556,10 +556,16 @@ class Answer(Pickled):
 
 
 def read_answer(stream: IO[bytes]) -> Answer:
-    """Read an answer that ``Answer.write`` has written.
+    """Read the result of a call from the pipe of the worker process that made the call.
+
+    Args:
+        stream: output of the worker, which has written the result by ``Answer.write``.
+
+    Returns:
+        The pickled result: the call's value, or the exception that it raised.
 
     Raises:
-        EOFError: the stream ends before the answer does.
+        EOFError: the worker has ended before the whole result was written.
     """
     return Answer(*read_pickled(stream))
 

@@ -45,7 +45,7 @@ SHIFT = "shift"
 
 
 class ModelPlace(NamedTuple):
-    """Position of a model in the contents of a message.
+    """Name of the content of a message that is or has a model, and the model's index in it.
 
     Attributes:
         content: name of the content.
@@ -60,7 +60,10 @@ class ModelPlace(NamedTuple):
 
 
 class PlacedModel(NamedTuple):
-    """Model in the contents of a message, with its position."""
+    """Model in the contents of a message, with its content's name and its index there.
+
+    An answer's encoding names the model of the request to which a change belongs by its ``place``.
+    """
 
     place: ModelPlace
     model: Ref
@@ -229,10 +232,13 @@ class ContentPacker:
     def unpack(self, packet: Packet, model_at: Callable[[ModelPlace], Ref]) -> Contents:
         """Decode a packet into the contents of a message.
 
+        An answer may contain the change of a model that the request contained. The decoded change
+        is added to this model.
+
         Args:
             packet: the packet.
-            model_at: function that returns the model at a position of the request, to which decoded
-                changes are added.
+            model_at: function that returns a model of the request, from the name of its content
+                and, in a list of models, its index.
 
         Raises:
             PacketError: the packet cannot be read.

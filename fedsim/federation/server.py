@@ -375,7 +375,8 @@ class Server:
             number: the round, from 0.
             figures: values of columns of ``rounds.parquet``; None for a column that was not
                 measured.
-            counts: as in ``finish_round``.
+            counts: counts of the round's tasks, by the keywords ``selected``, ``valid``, ``slow``
+                and ``disconnected``, and further values, as in ``finish_round``.
 
         Returns:
             Whether the run goes on.

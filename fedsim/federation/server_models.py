@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 class ServerModels:
     """API of a strategy's server code for models: to create, mix, compute and test them.
 
-    ``initial``, ``zero``, ``given``, ``mix`` and ``apply`` return the name of a model (``Ref``) at
-    once, and compute nothing. ``value`` and ``test`` take one model; ``values``, ``consensus``,
-    ``mix`` and ``apply`` take a list of models; ``numbers`` and ``choices`` take a list of ``Lazy``
-    contents that devices have sent.
+    A model is a reference (``Ref``), whose weights are computed only when they are needed.
+
+    - ``initial``, ``zero``, ``given``, ``mix`` and ``apply`` return a new reference at once.
+    - ``value`` and ``values`` compute the weights of models as arrays.
+    - ``numbers`` and ``choices`` compute the numbers, such as losses, that devices have sent.
+    - ``test``, ``train_loss`` and ``consensus`` measure models.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class PowerLaw(Partition):
     C is the count of classes. Training and test samples are pooled. Each device first gets 5
     samples of each of its classes, in file order. The rest of each class is divided in proportions
     drawn from lognormal(0, 2). A tenth of each device's samples is held back for testing. Devices
-    with the same classes form a true group.
+    with the same classes form a true group, with which groups found by clustering are compared.
 
     Source: Li et al. 2020, and the code of FedProx. MNIST and 1,000 devices give FedProx's data
     (about 69,050 samples; mean 69, median 24, least 10 on a device); other ``classes_per_device``

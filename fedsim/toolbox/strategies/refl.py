@@ -188,10 +188,14 @@ class REFL(FedAvg[REFLParams]):
         state.model = await self.next_model(model, entries, staleness=[0] * len(fresh) + staleness)
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """Return the weight of each update, scaled to sum to 1.
+        """Return the weight of each update in the next model; weights sum to 1.
 
-        It is the weight by ``aggregation``; for a stale update it is multiplied by the entry
-        ``counts``, the update's weight relative to a fresh update.
+        A fresh update has its weight by ``aggregation``. A stale update has this weight times a
+        factor that ``aggregate`` has computed, by default from the update's staleness and its
+        distance to the fresh updates. If all weights are 0, the factors are left out.
+
+        Args:
+            entries: one dict per update. ``entries[i]["counts"]`` is the factor of a stale update.
         """
         usual = super().weights(entries)
         weights = [

@@ -85,7 +85,7 @@ class Recording:
     Attributes:
         name: name of the file, followed by the name of the device if the file has several.
         times: time from which each value holds, until the next (s).
-        rates: the values: rates (bytes/s), latencies (s) or shares of lost packets.
+        rates: the recorded values: rates (bytes/s), latencies (s), or shares of lost packets.
         end: time at which the last value ends (s).
     """
 

@@ -122,16 +122,19 @@ class Meter:
     def __init__(self, context: MeterContext) -> None: ...
 
     def on_step(self, ended: Step) -> None:
-        """Count a step of a task that has ended; called by the run. By default nothing is counted.
+        """Add a finished step of a device's task, such as a download or training, to the counts.
+
+        The run calls it at the end of each step. By default it does nothing; meters override it.
 
         Args:
-            ended: the step.
+            ended: the step, with its device, its start and end, and its outcome.
         """
 
     def on_transfer(self, ended: Transfer) -> None:
-        """Count a message that has ended, complete or cut short; called by the run.
+        """Add a message whose transfer has ended, complete or cut short, to the counts.
 
-        By default nothing is counted.
+        The run calls it at the end of each transfer. By default it does nothing; meters override
+        it.
 
         Args:
             ended: the message.

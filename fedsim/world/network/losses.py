@@ -157,8 +157,9 @@ class RandomLosses:
     def draws(self) -> LossDraws:
         """Return a new source of the random draws by which packets are lost in one time step.
 
-        Draws from it change nothing in this object. The caller stores their counts by ``use`` once
-        the step has been carried out.
+        The network plans a step before it carries the step out, and may give the plan up. So draws
+        do not change this object, and a step that is planned again draws the same values. Once the
+        step is carried out, the caller passes the new counts of draws to ``use``.
         """
         on_links = self._on_links.copy()
         return LossDraws(self._keys, on_links, self._in_queues.copy(), self._packet)

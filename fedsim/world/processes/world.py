@@ -395,10 +395,13 @@ class World:
         return self._processes.network.built_rate(link)
 
     def cell(self, number: int) -> list[int]:
-        """Return the indices of the devices in a cell of a tree, or at a node of a graph.
+        """Return the indices of the devices in one cell, or at one node, of the network.
+
+        In a network with edge servers (a tree), a cell has the devices of one edge server. In a
+        network of routers (a graph), devices are attached to some of the nodes.
 
         Args:
-            number: index of the cell, from 0; or index of the node in the scenario's list
+            number: index of the cell, from 0; in a graph, index of the node in the scenario's list
                 ``attach``.
 
         Raises:
