@@ -60,7 +60,7 @@ class WorldAnswer:
 
     @property
     def words(self) -> list[str]:
-        """Sentences for people: the best line, its costs, and targets that no line reached."""
+        """Sentences for people: the best variant, its costs, and the targets that none reached."""
         words = []
         if self.unranked:
             words.append(f"{self.where}No run has a figure to rank by {self.unranked}.")
@@ -112,7 +112,7 @@ class WorldAnswer:
 
     @property
     def missing(self) -> str:
-        """Sentence with the names of the lines that did not reach the target in all their runs."""
+        """Sentence that names the variants that did not reach the target in all their runs."""
         names = []
         for name, reached, runs in self.missed:
             names.append(f"{name} (reached in {reached} of {runs} runs)" if runs > 1 else name)
@@ -120,9 +120,9 @@ class WorldAnswer:
 
     @property
     def order(self) -> list[int]:
-        """Indices of the lines to show in a short table, the best first.
+        """Indices of the lines (variants or runs) to show in a short table, the best first.
 
-        These are the lines with a figure in the ranking by the goal, in its order, then the further
+        These are the lines with a value in the ranking by the goal, in its order, then the further
         lines in the ranking by accuracy.
         """
         line_indices: dict[int, None] = {}
@@ -143,7 +143,7 @@ def answers(
 
     Args:
         lines: the lines (variants or single runs) of the comparison.
-        figures: all figures of each run of each line.
+        figures: values of all measures, such as time and accuracy, of each run of each line.
         targets: accuracies or values of metrics, the easiest first.
         is_requested: whether the user has named the targets. If so, each result lists every target
             that no line reaches.
@@ -203,10 +203,10 @@ def _answer(
 
 
 def _missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
-    """Yield the lines that missed the target in one of their runs, without reference lines.
+    """Yield the variants that missed the target in one of their runs, without references.
 
     Yields:
-        Name of the line, count of its runs that reached the target, and count of all its runs.
+        Name of the variant, count of its runs that reached the target, and count of all its runs.
     """
     for ranking in rankings:
         if ranking.measure.target is not None:
@@ -219,13 +219,13 @@ def _missed(rankings: Sequence[Ranking]) -> Iterator[tuple[str, int, int]]:
 def _bill(
     goal: Ranking, figures: LineFigures, target: Target | None
 ) -> Iterator[tuple[Measure, float]]:
-    """Yield each cost of the line that is best by the goal, as its mean over the line's runs.
+    """Yield each cost of the variant that is best by the goal, as its mean over the variant's runs.
 
-    A cost that a run lacks is left out. Nothing is yielded if no line is ranked.
+    A cost that a run lacks is left out. Nothing is yielded if no variant is ranked.
 
     Args:
         goal: the ranking by the goal.
-        figures: all figures of each run of each line.
+        figures: values of all measures, such as time and accuracy, of each run of each line.
         target: target up to which costs are counted; None for costs of whole runs only.
     """
     if not goal.whole:
@@ -249,16 +249,16 @@ def _ranking(
     *,
     decides_seeds: bool,
 ) -> Ranking:
-    """Rank lines that share a world by one figure, such as the time to a target.
+    """Rank lines (variants or runs) that share a world by a measure, such as the time to a target.
 
-    Lines with the figure in all their runs come first, the best mean first.
+    Lines with a value of the measure in all their runs come first, the best mean first.
 
     Args:
-        lines: the lines of the comparison.
-        figures: all figures of each run of each line.
+        lines: the lines of the comparison (variants of a study, or single runs).
+        figures: values of all measures, such as time and accuracy, of each run of each line.
         names: names of the lines to rank, by index of the line.
-        measure: the figure.
-        decides_seeds: whether the study added seeds (``until_sure``) to decide by this figure. The
+        measure: the measure.
+        decides_seeds: whether the study added seeds (``until_sure``) to decide by this measure. The
             lines that may still be the best are then ranked before the others.
     """
     rule = lines.until_sure
@@ -299,13 +299,13 @@ def _ranking(
 def _target(
     lines: Lines, figures: LineFigures, line_indices: Sequence[int], targets: Sequence[Target]
 ) -> Target | None:
-    """Return the hardest target that any line reached in all its runs, to compare costs at it.
+    """Return the hardest target that any variant reached in all its runs, to compare costs at it.
 
     If there is none, return the hardest target that any run reached; None if no run reached one.
 
     Args:
-        lines: the lines of the comparison.
-        figures: all figures of each run of each line.
+        lines: the lines of the comparison (variants of a study, or single runs).
+        figures: values of all measures, such as time and accuracy, of each run of each line.
         line_indices: indices of the lines of a world; reference lines do not count.
         targets: the targets, the easiest first.
     """
@@ -327,10 +327,10 @@ def _is_reached(
     target: Target,
     quantifier: Callable[[Iterable[bool]], bool],
 ) -> bool:
-    """Whether any of some lines reached a target.
+    """Whether any of some lines (variants or single runs) reached a target.
 
     Args:
-        figures: the figures of each line's runs.
+        figures: values of all measures, such as time and accuracy, of each line's runs.
         line_indices: indices of the lines.
         target: the target.
         quantifier: ``all`` if all runs of the line must reach it, ``any`` if one run is enough.
@@ -352,7 +352,7 @@ def usual_target(lines: Lines, figures: LineFigures) -> Target | None:
 
     Args:
         lines: the lines (variants or runs) of the comparison.
-        figures: the figures of each line's runs.
+        figures: values of all measures, such as time and accuracy, of each line's runs.
     """
     lows = []
     for line, run_figures in zip(lines.lines, figures, strict=True):

@@ -86,7 +86,7 @@ def varying_keys(lines: Lines, line_indices: Sequence[int]) -> list[str]:
     key that only some of the lines have counts as differing.
 
     Args:
-        lines: the lines of the comparison.
+        lines: the lines of the comparison (variants of a study, or single runs).
         line_indices: indices of the lines that are compared.
     """
     points = []
@@ -103,7 +103,7 @@ def cells_of(lines: Lines, line_indices: Sequence[int]) -> dict[int, dict[str, s
     key by which these lines differ is ``any``.
 
     Args:
-        lines: the lines of the comparison.
+        lines: the lines of the comparison (variants of a study, or single runs).
         line_indices: indices of the lines of the world.
 
     Returns:

@@ -9,12 +9,12 @@ from fedsim.lab.compare.paired import Estimate
 
 @dataclass(frozen=True)
 class PublishedComparison:
-    """Cell of a table with a figure of a study and the published figure of the same quantity.
+    """Cell of a table with a value that a study measured and the published value of a paper.
 
     Attributes:
-        ours: figure of the study, as a mean over seeds with its interval.
-        published: the published figure, if the paper has one.
-        within: whether the figures differ by the tolerance at most; None if they are not judged.
+        ours: value of the study, as a mean over seeds with its interval.
+        published: the published value, if the paper has one.
+        within: whether the values differ by the tolerance at most; None if they are not judged.
     """
 
     ours: Estimate

@@ -87,7 +87,10 @@ class PathStep:
 
 @dataclass
 class _WaitedFor:
-    """Task with its steps, or message with its one step, for which a round may have waited."""
+    """Task with its steps, or message with its one step, for which a round may have waited.
+
+    ``CriticalPaths`` looks for them at the end of each round, to trace why the round took its time.
+    """
 
     start: float
     device: int | None

@@ -24,7 +24,7 @@ _FIGURE = "figure"
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Table of the mean figure of a goal (such as time to a target) by the values of two grid keys.
+    """Table of the means of a goal (such as time to a target) by the values of two grid keys.
 
     If several cells (variants at a point of the grid) share both values, the best mean counts.
 
@@ -52,9 +52,9 @@ class HeatMap:
         return f"{figure} *" if self.share(value) == 1 else figure
 
     def share(self, value: float) -> float:
-        """Return the position of a figure between the worst (0) and the best (1) of the map.
+        """Return how good a value of the goal is, from the worst (0) to the best (1) of the map.
 
-        For a cost, it is the position of its logarithm.
+        The share is linear in the value, or in its logarithm for a cost. It sets a cell's shade.
         """
         figures = self.figures.to_numpy().ravel().tolist()
         figures = [figure for figure in figures if math.isfinite(figure)]
@@ -151,7 +151,7 @@ class ParetoFront:
 
 
 def heat_map(answer: WorldAnswer) -> HeatMap | None:
-    """Return the mean of the goal's figure by the two grid keys that have the most values.
+    """Return the means of the goal's measure by the two grid keys that have the most values.
 
     The variant is one of the two if there are several. None if fewer than two keys vary, or nothing
     is ranked.
@@ -223,7 +223,7 @@ def in_words(answer: WorldAnswer) -> list[str]:
 
 
 def variance_in_words(answer: WorldAnswer) -> list[str]:
-    """Return a sentence on how much of the variance of a goal's figure each grid key explains.
+    """Return a sentence on how much of the variance of the goal's measure each grid key explains.
 
     The shares are first-order Sobol indices of a full factorial design: the variance of the means
     of a key's values over the variance of all variants and grid points. They are exact, as all
@@ -284,7 +284,7 @@ def _explained_shares(
 
 
 def _frame(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
-    """Return the goal's figure of each variant and grid point as a DataFrame, and its varying keys.
+    """Return the goal's mean for each variant and grid point as a DataFrame, and its varying keys.
 
     A row has the variant, the grid values, and the mean ``figure``, which is NaN if a run lacks it.
     """

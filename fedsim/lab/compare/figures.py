@@ -40,7 +40,7 @@ _OF_VALUES: "dict[str, Callable[[pd.Series[float]], float]]" = {
 
 
 class Reading(Spec):
-    """Definition of a figure, such as a paper's rounds to 80 % accuracy, and how a run gives it.
+    """Definition of a number in a paper, such as rounds to 80 % accuracy, and how a run gives it.
 
     Attributes:
         title: the figure's name, with its unit.

@@ -67,9 +67,9 @@ class LineDecision:
 
     @property
     def tolerance_in_words(self) -> str:
-        """Text on how much worse than the best line a line may be without it mattering.
+        """Text on how much worse than the best variant a variant may be without it mattering.
 
-        It is ``5 % more`` for a cost, and such as ``0.01 less`` for other figures.
+        Examples are ``5 % more`` for a cost, and ``0.01 less`` for an accuracy.
         """
         if self.measure.is_cost:
             return f"{100 * self.tolerance:.3g} % more"
@@ -77,7 +77,7 @@ class LineDecision:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences on how sure the best line is, and how many runs and how much time that took."""
+        """Sentences on how sure the best variant is, and on the runs and the time that it took."""
         words = []
         outcome = self.outcome
         if self.status == "tie":
@@ -119,7 +119,7 @@ def decide_line(
     lines: Sequence[ComparedLine],
     values: Mapping[int, Mapping[int, float]],
 ) -> LineDecision:
-    """Decide which of several lines is the best by a figure, from the seeds that have been run.
+    """Decide which of several lines is the best by a measure, from the seeds that have been run.
 
     A line is a variant of a study. Its runs count in the order of their seeds, up to the first
     unfinished one.
@@ -128,7 +128,7 @@ def decide_line(
         rule: rule of the study by which seeds are added.
         measure: figure by which lines are compared.
         names: names of the compared lines, by index in ``lines``.
-        lines: all lines of the comparison.
+        lines: all lines of the comparison (variants of a study, or single runs).
         values: figures by index of the line and seed; runs without the figure are left out.
     """
     tolerance = rule.within
@@ -162,9 +162,9 @@ def decide_line(
 
 
 def _comparable(value: float, measure: Measure) -> float:
-    """Convert a figure to a number to compare: less is better, and differences are what counts.
+    """Convert a measured value to a number for comparison by differences, where less is better.
 
-    Costs become logarithms, so that their differences stand for ratios; figures of which more is
+    Costs become logarithms, so that their differences stand for ratios. Values of which more is
     better change their sign.
     """
     if measure.is_cost:

@@ -139,7 +139,7 @@ class Lines:
     def of_common_seeds(
         self, figures: Sequence[Sequence[_RunFigures]]
     ) -> Sequence[Sequence[_RunFigures]]:
-        """Return the figures of the runs with the seeds that all lines have, line by line.
+        """Return the measures of the runs with the seeds that all lines (variants) have.
 
         If further seeds were added to some lines, the target is chosen by the figures of these
         common seeds, so that it does not change with the added ones.
@@ -159,7 +159,7 @@ class Lines:
         return of_lines
 
     def seeds_of(self, line_index: int) -> frozenset[int]:
-        """Return the seeds of the finished runs of a line.
+        """Return the seeds of the finished runs of a line, which is a variant or a single run.
 
         If the lines are single runs, the result is always seed 0, as if all had the same seed, so
         that any two can be compared.
@@ -174,7 +174,7 @@ class Lines:
     def by_seed(
         self, line_index: int, figures: Sequence[Mapping[str, float | int | None]], name: str
     ) -> dict[int, float]:
-        """Return one figure, such as the energy, of the runs of a line: a dict from seed to value.
+        """Return a measure, such as the energy, of the runs of a line (variant), by seed.
 
         The seed of a single run is set to 0, so that any two single runs can be compared.
 
@@ -290,7 +290,7 @@ def _check_baseline(name: str | None, baseline: str | None, lines: Sequence[Comp
         name: name of the baseline, declared by a study or requested; None if there is none.
         baseline: name of the requested baseline; None if none is requested. A requested baseline
             needs a run.
-        lines: all lines of the comparison.
+        lines: all lines of the comparison (variants of a study, or single runs).
     """
     names = list(dict.fromkeys(line.name for line in lines))
     if name is not None and name not in names:
@@ -347,14 +347,14 @@ def title_of(path: Path) -> str:
 def _find_baseline(
     compared: ComparedLine, lines: Sequence[ComparedLine], name: str | None
 ) -> int | None:
-    """Return the index of the line that is the baseline of a line; None if there is none.
+    """Return the index of a variant's baseline among the lines to compare; None if it has none.
 
     It is the line called ``name`` with the same study and grid values, or else one without grid
     values.
 
     Args:
         compared: the line whose baseline to find.
-        lines: all lines of the comparison.
+        lines: all lines of the comparison (variants of a study, or single runs).
         name: name of the baseline.
     """
     candidates = [line_index for line_index, line in enumerate(lines) if line.name == name]

@@ -93,15 +93,15 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Measure:
-    """Kind of figure by which runs are compared, such as time, traffic or accuracy.
+    """Measure by which runs are compared, such as time, traffic or accuracy; a run has its value.
 
     Attributes:
         quantity: what is measured, such as ``time`` or ``accuracy``.
-        unit: unit of the figure; empty for counts and for money.
-        topic: title of the table that shows the figure.
-        best: whether the least or the greatest figure is the best one, if there is a best one.
-        test: the test of the run that gives the figure, if it is the last or the best one.
-        target: target up to which a cost is counted; None for figures of whole runs.
+        unit: unit of the value; empty for counts and for money.
+        topic: title of the table that shows the measure.
+        best: whether the least or the greatest value is the best one, if there is a best one.
+        test: the test of the run that gives the value, if it is the last or the best one.
+        target: target up to which a cost is counted; None for values of whole runs.
     """
 
     quantity: str
@@ -113,7 +113,7 @@ class Measure:
 
     @property
     def name(self) -> str:
-        """Name for people, unique among all measures."""
+        """Name of the measure for people, such as ``time to target 0.8``; unique among measures."""
         return self.label if self.target is None else f"{self.label} to target {self.target:g}"
 
     @property
@@ -132,15 +132,15 @@ class Measure:
 
     @property
     def is_cost(self) -> bool:
-        """Whether the figure is a cost, by the ratio of which lines are compared.
+        """Whether the measure is a cost. Variants are compared by the ratio of their costs.
 
-        Other figures, such as accuracies, are compared by their difference.
+        Other measures, such as accuracies, are compared by their difference.
         """
         return self.topic in ("cost", "to target")
 
     @property
     def most(self) -> float:
-        """Greatest possible value of the figure: 1 for shares, else infinity. The least is 0."""
+        """Greatest possible value of the measure: 1 for shares, else infinity. The least is 0."""
         return 1.0 if self.unit == "0-1" else math.inf
 
     @property
@@ -275,14 +275,14 @@ def read_goal(
 
 
 def goal_of(goal: str, target: Target | None) -> Measure | None:
-    """Return the figure by which a goal of the user, such as ``time``, ranks runs.
+    """Return the measure by which a goal of the user, such as ``time``, ranks runs.
 
     Args:
         goal: one of ``GOALS``, or a metric.
         target: the target up to which a cost is counted.
 
     Returns:
-        The figure; None if the goal is a cost up to a target, and ``target`` is None.
+        The measure; None if the goal is a cost up to a target, and ``target`` is None.
     """
     if goal in MORE_IS_BETTER:
         return of_metric("final", goal)
@@ -292,7 +292,7 @@ def goal_of(goal: str, target: Target | None) -> Measure | None:
 
 
 def measures(targets: Sequence[Target] = ()) -> list[Measure]:
-    """Return all kinds of figures by which runs are compared, in the order of table columns.
+    """Return all measures by which runs are compared, such as time, in the order of table columns.
 
     Args:
         targets: each target adds six costs until it is reached.
@@ -306,7 +306,7 @@ def measures(targets: Sequence[Target] = ()) -> list[Measure]:
 
 
 def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
-    """Return two kinds of figures, final and best value, for each metric that any run has."""
+    """Return two measures, final and best value, for each metric that any run has."""
     more_is_better = {}
     for run in runs:
         for name, metric in run.summary.get("metrics", {}).items():
@@ -321,7 +321,7 @@ def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
 def of_metric(
     test: Literal["final", "best"], name: str, more_is_better: Mapping[str, bool] = MORE_IS_BETTER
 ) -> Measure:
-    """Return the kind of figure for a metric's value in the last, or in the best, test.
+    """Return the measure of a metric's value in the last, or in the best, test of a run.
 
     Args:
         test: ``final`` or ``best``.
@@ -332,7 +332,7 @@ def of_metric(
 
 
 def cost_of(cost: str, target: Target) -> Measure:
-    """Return the kind of figure for a cost of a run up to the first test that reaches a target.
+    """Return the measure of a cost of a run up to the first test that reaches a target.
 
     Args:
         cost: name of the cost: ``rounds``, ``time``, ``traffic``, ``energy``, ``carbon`` or
@@ -348,7 +348,7 @@ def measure(
     ledger: LedgerPreset = "strict",
     budget: Mapping[str, float] | None = None,
 ) -> Values:
-    """Compute all figures of a run by which runs are compared, such as costs and accuracies.
+    """Compute all measures by which a run is compared with others, such as costs and accuracies.
 
     A run on pooled data is no federation, so it has accuracies, metrics and rounds only.
 
@@ -359,7 +359,7 @@ def measure(
         budget: dict from name of a cost to its limit, for the accuracy within the budget.
 
     Returns:
-        Figures by the names of their measures; None for a figure that the run lacks.
+        Values by the names of their measures; None for a measure that the run lacks.
 
     Raises:
         RunFolderError: the folder is damaged.
@@ -430,7 +430,7 @@ def _dropped(run: RunFolder) -> float | None:
 
 
 def _batteries(run: RunFolder) -> Values:
-    """Return two figures on the batteries of a run's devices; both None if it has no batteries.
+    """Return two measures of the batteries of a run's devices; both None if it has no batteries.
 
     ``battery`` is the mean share (%) of a battery's capacity that a device drew, ``flat devices``
     the count of devices whose battery ran empty.

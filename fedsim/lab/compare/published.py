@@ -160,7 +160,7 @@ class PublishedFigures(Spec):
         return tables
 
     def figure(self, row: str, name: str) -> float | None:
-        """Return the figure that the paper has for a row and a measure; None if it has none.
+        """Return the value that the paper has for a row and a measure; None if it has none.
 
         Args:
             row: name of the row.
@@ -533,11 +533,11 @@ class _MeasuredTable:
 
 
 def _judge(above: Sequence[float], below: Sequence[float], least: float) -> tuple[Cell, ...]:
-    """Judge by runs whether one line exceeds another by a least difference.
+    """Judge by a study's runs whether one variant exceeds another by a least difference.
 
     Args:
-        above: figures of the line claimed to be greater, one per seed.
-        below: figures of the second line, in the same order of seeds.
+        above: values of the variant claimed to be greater, one per seed.
+        below: values of the second variant, in the same order of seeds.
         least: the least difference.
 
     Returns:

@@ -16,14 +16,14 @@ _MOST_DIGITS = 7  # most digits of the ends of a ratio's interval
 
 @dataclass(frozen=True)
 class RankedLine:
-    """Line of a ranking: a variant or a run, with one value of the ranked figure per seed.
+    """Line of a ranking: a variant or a run, with one value of the ranked measure per seed.
 
     Attributes:
         line_index: index of the line in the comparison.
         name: name of the line, made of its variant and grid values.
         reference: whether the line is shown but not ranked.
-        values: the figure by seed, of the runs that have the figure.
-        seeds: seeds of all runs, with and without the figure.
+        values: value of the measure by seed, of the runs that have one.
+        seeds: seeds of all runs, with and without a value.
     """
 
     line_index: int
@@ -33,8 +33,8 @@ class RankedLine:
     seeds: frozenset[int]
 
     @property
-    def run_count(self) -> int:
-        """Count of the line's runs, with or without the figure."""
+    def of(self) -> int:
+        """Count of all runs of this variant, with or without a value of the ranked measure."""
         return len(self.seeds)
 
     @property
@@ -43,18 +43,21 @@ class RankedLine:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all runs of the line have the figure; a run that missed the target has none."""
-        return len(self.values) == self.run_count
+        """Whether all runs of this variant have a value of the ranked measure.
+
+        For example, a run that missed the target has no time to the target.
+        """
+        return len(self.values) == self.of
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Variants or runs, ranked by a figure such as the time to a target.
+    """Variants or runs (called lines), ranked by a measure such as the time to a target.
 
     Attributes:
-        measure: the figure.
-        entries: first the lines with the figure in all their runs, the best first, then lines with
-            the figure in fewer runs.
+        measure: the measure.
+        entries: first the lines with a value in all their runs, the best first, then lines with
+            a value in fewer runs.
         baseline: index of the best line's baseline in the comparison; None if it has none.
         decision: the decision of ``--until-sure``, which the ranking then follows; None without it.
         is_even: whether all lines should have the same seeds. Otherwise lines are compared on the
@@ -69,24 +72,24 @@ class Ranking:
 
     @property
     def whole(self) -> list[RankedLine]:
-        """Lines that have a rank, the best first.
+        """Variants or runs (lines) that have a rank, the best first.
 
-        They have the figure in all their runs, and are not mere references.
+        They have a value of the measure in all their runs, and are not mere references.
         """
         return [line for line in self.entries if line.is_complete and not line.reference]
 
     def against(self, line: RankedLine, first: RankedLine) -> Estimate | None:
-        """Return the ratio or difference of a line's figure to a second line's, with interval.
+        """Return the ratio or difference of two variants in the ranked measure, with its interval.
 
-        The lines are compared seed by seed.
+        The variants, which are lines of this ranking, are compared seed by seed.
 
         Args:
             line: a line of this ranking.
             first: the line to compare it with.
 
         Returns:
-            The ratio ``line / first`` if the figure is a cost, otherwise the difference ``line -
-            first``. None if the lines do not have the figure for the same seeds.
+            The ratio ``line / first`` if the measure is a cost, otherwise the difference ``line -
+            first``. None if the lines do not have values for the same seeds.
         """
         seeds = [seed for seed in line.values if seed in first.values]
         runs = (
@@ -100,7 +103,7 @@ class Ranking:
 
     @property
     def alike(self) -> list[RankedLine]:
-        """Lines that cannot be distinguished from the best line.
+        """Variants or runs (lines) that cannot be distinguished from the best one.
 
         For a cost, the 95 % interval of the ratio to the best line includes 1; for an accuracy, the
         interval of the difference includes 0. If seeds were added until a decision
@@ -121,7 +124,7 @@ class Ranking:
 
     @property
     def unpaired(self) -> list[RankedLine]:
-        """Lines that cannot be compared with the best line, as their runs have other seeds.
+        """Lines (variants) without a comparison with the best one, as their runs have other seeds.
 
         In a study with unfinished or failed runs, lines may have different seeds.
         """
@@ -137,7 +140,7 @@ class Ranking:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the best line is significantly better than the second one.
+        """Whether the best line (variant or run) is significantly better than the second one.
 
         A lead is significant if the confidence interval excludes equality: a ratio of 1 for a cost,
         a difference of 0 for other figures. With a single run per line there is no interval, and
@@ -155,7 +158,7 @@ class Ranking:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences for people: the best line, the next one, the baseline, and how sure that is.
+        """Sentences for people on the best variant, the next one, the baseline, and the certainty.
 
         If lines are not significantly worse than the best, the first sentence names no best line.
         Empty if fewer than two lines compete.
@@ -181,7 +184,7 @@ class Ranking:
         return words
 
     def _headline(self, first: RankedLine) -> list[str]:
-        """Return one or two sentences on the best line, or on the reason why no line is named.
+        """Return one or two sentences on the best variant, or on the reason why none is named.
 
         Args:
             first: the line with the best mean.
@@ -211,7 +214,7 @@ class Ranking:
 
     @property
     def _lead(self) -> str:
-        """Predicate of a sentence on the best line, such as ``takes the least time``."""
+        """Predicate of a sentence on the best variant, such as ``takes the least time``."""
         measure = self.measure
         if measure.is_cost:
             return f"{measure.words.verb} the least {measure.words.noun}"
@@ -245,7 +248,7 @@ class Ranking:
         return text
 
     def _doubt(self, first: RankedLine) -> str:
-        """Return a sentence that names the lines which are not significantly worse than the best.
+        """Return a sentence that names the variants that are not significantly worse than the best.
 
         It states how many more seeds may show a difference, if that can be estimated.
 
@@ -275,7 +278,7 @@ class Ranking:
         return f"{doubt} {number} more {noun} would, if they differ as these do."
 
     def _seeds_more(self, line: RankedLine, first: RankedLine) -> int | None:
-        """Estimate how many more seeds would show that a line is worse than the best line.
+        """Estimate how many more seeds would show that a variant is worse than the best one.
 
         None if the lines share fewer than two seeds, or if too many seeds would be needed.
         """
@@ -292,7 +295,7 @@ class Ranking:
 
     @property
     def in_short(self) -> str:
-        """Sentence such as "Least time: A, 10 s." on the best line, or on the lines that tie.
+        """Sentence such as "Least time: A, 10 s." on the best variant, or on the variants that tie.
 
         Empty if fewer than two lines are ranked.
         """
@@ -310,7 +313,7 @@ class Ranking:
 
     @property
     def is_named(self) -> bool:
-        """Whether a sentence names one line as the best.
+        """Whether a sentence names one line (variant or run) as the best.
 
         This needs that no line ties with it and that all lines can be compared with it; if seeds
         were added until a decision, the decision alone counts.
@@ -323,7 +326,7 @@ class Ranking:
         return self.measure.show(value)
 
     def _compare(self, line: RankedLine, first: RankedLine) -> str:
-        """Return how a line compares with the best line, such as "takes 1.5 times as long".
+        """Return how a variant compares with the best one, such as "takes 1.5 times as long".
 
         The 95 % interval and the count of seeds in which the line was worse follow in brackets.
         """

@@ -30,7 +30,7 @@ Pairs = dict[int, tuple[float, float]]
 
 
 class Comparison:
-    """Compares several lines (variants of studies, or single runs) by all their figures.
+    """Compares several lines (variants of studies, or single runs) by all their measures.
 
     Methods return tables for people and programs, and ``answers`` names the best line.
 
@@ -119,7 +119,7 @@ class Comparison:
                 values |= measures.costs_until(run, target)
 
     def tables(self) -> list[ComparedTable]:
-        """Return the tables of all figures: means side by side, then differences to the baseline.
+        """Return the tables of all measures: means side by side, then differences to the baseline.
 
         The second table is left out if no study has a baseline.
         """
@@ -129,7 +129,7 @@ class Comparison:
         return tables
 
     def side_by_side(self) -> ComparedTable:
-        """Return a table with a row per line (variant or run) and a column per figure.
+        """Return a table with a row per line (variant or run) and a column per measure.
 
         Cells are means over seeds with their intervals. Further columns are cost ratios to the
         baseline.
@@ -168,9 +168,9 @@ class Comparison:
             yield ComparedColumn(head, tuple(cells), topic, unit="ratio")
 
     def in_short(self) -> ComparedTable:
-        """Return a table of the most important figures of the best lines, for terminals.
+        """Return a table of the most important measures of the best variants, for terminals.
 
-        Lines that are compared with each other stay together, the best first.
+        Variants that are compared with each other stay together, the best first.
         """
         answers = self.answers()
         rows = self._short_rows(answers)
@@ -196,9 +196,9 @@ class Comparison:
         return ComparedTable(tuple(columns), tuple(notes))
 
     def _short_rows(self, answers: Sequence[WorldAnswer]) -> list[int]:
-        """Return the indices of the lines that a short table shows.
+        """Return the indices of the lines (variants or runs) that a short table shows.
 
-        They are, for each answer, its best lines and the baselines, the best first. Lines without a
+        They are, for each world, its best lines and the baselines, the best first. Lines without a
         rank follow if there is room.
         """
         baselines = set(self.lines.baselines)
@@ -236,7 +236,7 @@ class Comparison:
         return [measure for measure in selection if measure is not None]
 
     def answers(self) -> list[WorldAnswer]:
-        """Return which line is the best, and what it costs, for each world.
+        """Return which line (variant or run) is the best, and what it costs, for each world.
 
         A world is what compared lines share: devices, network and data. If no target is declared or
         requested, the target is one that half of the lines reach.
@@ -245,7 +245,7 @@ class Comparison:
         return list(answers(self.lines, self._figures, self._targets, is_requested=is_requested))
 
     def one_by_one(self) -> ComparedTable:
-        """Return a table with a row per run and a column per figure, such as time or accuracy."""
+        """Return a table with a row per run and a column per measure, such as time or accuracy."""
         rows: list[dict[str, Cell]] = []
         for line, figures in zip(self.lines.lines, self._figures, strict=True):
             for run, values in zip(line.runs, figures, strict=True):
@@ -260,16 +260,16 @@ class Comparison:
         return ComparedTable.of(heads, rows)
 
     def paired(self, seeds: Sequence[int]) -> ComparedTable:
-        """Return a table of each line's differences to its baseline, seed by seed.
+        """Return a table of each variant's differences to its baseline, seed by seed.
 
-        The mean is empty unless both lines have the figure in every seed. A mean of fewer seeds
-        would flatter lines that often fail.
+        The mean is empty unless both have a value in every seed. A mean of fewer seeds would
+        flatter variants that often fail.
 
         Args:
             seeds: the seeds of the study, each of which gets a column.
 
         Returns:
-            One row per line and kind of figure, such as time or accuracy.
+            One row per variant and measure, such as time or accuracy.
         """
         rows: list[dict[str, Cell]] = []
         for line_index, base in self._compared():
@@ -291,9 +291,9 @@ class Comparison:
         return ComparedTable.of(heads, rows)
 
     def differences(self) -> ComparedTable:
-        """Return each line's mean differences to its baseline, one line per row.
+        """Return each variant's mean differences to its baseline, one variant per row.
 
-        There is a column for each kind of figure, such as time or accuracy.
+        There is a column for each measure, such as time or accuracy.
         """
         compared = list(self._compared())
         points = [self._paired_point(line_index, base) for line_index, base in compared]
@@ -381,7 +381,7 @@ class Comparison:
         )
 
     def _topic(self, measure: measures.Measure) -> str:
-        """Return the title of the table that shows a figure."""
+        """Return the title of the table that shows a measure, such as ``cost`` or ``to target``."""
         if measure.topic == "accuracy" and not self._has_accuracy:
             return "tests"
         return measure.topic
@@ -389,7 +389,7 @@ class Comparison:
     def _absence(
         self, measure: measures.Measure, line_index: int, base: int | None = None
     ) -> Absent | None:
-        """Return a cell with the reason why a line has no figure, or no difference to its baseline.
+        """Return a cell with the reason why a variant lacks a measure, or its difference to the baseline.
 
         None if no reason is known.
 
@@ -409,7 +409,7 @@ class Comparison:
         return Absent(reason) if reason else None
 
     def _compared(self) -> Iterator[tuple[int, int]]:
-        """Yield the indices of each line that has another line as baseline, and of that line."""
+        """Yield the index of each line (variant or run) with a baseline, and the baseline's index."""
         for line_index, base in enumerate(self.lines.baselines):
             if base is not None and base != line_index:
                 yield line_index, base
@@ -424,7 +424,7 @@ class Comparison:
         }
 
     def _all_pairs(self, line_index: int, base: int, measure: measures.Measure) -> Pairs:
-        """Return a figure of a line and its baseline by seed; empty unless all runs pair up.
+        """Return a measure of a line and of its baseline by seed; empty unless all runs pair up.
 
         Args:
             line_index: index of the line.
@@ -439,7 +439,7 @@ class Comparison:
         return pairs if len(pairs) == self._pairs_expected(line_index, base, runs) else {}
 
     def _pairs_expected(self, line_index: int, base: int, usual: int) -> int:
-        """Return how many seeds a line shares with its baseline, if no run lacks the figure.
+        """Return how many seeds a line shares with its baseline, if no run lacks a value.
 
         Args:
             line_index: index of the line.
@@ -452,9 +452,9 @@ class Comparison:
         return len(self.lines.seeds_of(line_index) & self.lines.seeds_of(base))
 
     def _ratio(self, measure: measures.Measure, line_index: int) -> float | None:
-        """Return the mean ratio of a line's cost to its baseline's cost, over their seeds.
+        """Return the mean ratio of a variant's cost to its baseline's cost, over their seeds.
 
-        None if the measure is no cost, if the line has no baseline, or if a run lacks the figure.
+        None if the measure is no cost, if the variant has no baseline, or if a run lacks a value.
 
         Args:
             measure: the cost.
@@ -488,7 +488,7 @@ def _mean_difference(pairs: Pairs) -> Estimate:
 
 
 def _mean(values: Sequence[float | int | None], most: float) -> Cell:
-    """Return a cell with the mean of a figure over runs, with its interval.
+    """Return a cell with the mean of a measure over runs, with its interval.
 
     A single value is returned unchanged. None if any value is None.
 
@@ -508,9 +508,9 @@ def _mean(values: Sequence[float | int | None], most: float) -> Cell:
 def absence(
     measure: measures.Measure, line: ComparedLine, figures: Sequence[float | int | None]
 ) -> str:
-    """Return the reason why a line has no mean of a figure, such as "not reached".
+    """Return the reason why a variant has no mean of a measure, such as "not reached".
 
-    It is the text of the empty cell; empty if the line has a mean, or no reason is known.
+    It is the text of the empty cell; empty if the variant has a mean, or no reason is known.
 
     Args:
         measure: the figure.
@@ -535,7 +535,7 @@ def absence(
 
 
 def _undone(lines: Lines) -> Iterator[str]:
-    """Yield a sentence on each line of which runs are missing or were not run to their end."""
+    """Yield a sentence on each variant of which runs are missing or were not run to their end."""
     for line in lines.lines:
         if len(line.runs) < line.planned:
             text = f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done"

@@ -40,12 +40,12 @@ class UntilSure(Spec):
         within: indifference zone: the difference that does not matter, a share of a cost such as
             ``"5 %"``, or a difference of accuracies or metrics such as 0.01; by default 5 % or
             0.01.
-        error: greatest probability of dropping the best line, or of naming one that is worse by
+        error: greatest probability of dropping the best variant, or of naming one that is worse by
             more than the zone.
         most_runs: greatest count of runs of the study, with its first seeds; by default ten for
-            each line.
+            each variant.
         most_time: greatest real time of all runs together, as their summaries have it. No run is
-            begun that would exceed it if it took as long as the longest of its line. The first
+            begun that would exceed it if it took as long as the longest of its variant. The first
             seeds are always run.
     """
 

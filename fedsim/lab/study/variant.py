@@ -59,8 +59,8 @@ def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
     """Return the tables from which a variant's scenario is merged: the base and all changes.
 
     Later tables override earlier ones. They are the base scenario, then the study's tables
-    ``[sizes]`` (such as a small and a full study), ``[parts]`` (groups of variants), ``[variants]``,
-    and at last the values of the grid.
+    ``[sizes]`` (such as a small and a full study), ``[parts]`` (some of the variants, with further
+    changes) and ``[variants]``, and at last the values of the grid.
 
     Args:
         variant: the variant, with one value of each key of the study's grid.
