@@ -57,6 +57,7 @@ class AuditResult(VerbResult):
         unchecked: Mapping[str, str],
     ) -> "AuditResult":
         """Return the JSON output of ``fedsim audit`` from the problems that its checks found.
+
         Args:
             run: the run folder.
             status: status of the run.

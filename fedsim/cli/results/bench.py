@@ -70,6 +70,7 @@ class BenchResult(VerbResult):
         kept: Path | None,
     ) -> "BenchResult":
         """Return the JSON output of ``fedsim bench``, with the ranks of the new results.
+
         Args:
             folder: folder of the study that holds the runs.
             lines: new results, one per strategy and scenario.

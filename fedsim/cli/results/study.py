@@ -87,6 +87,7 @@ class StudyResult(VerbResult):
         cls, conductor: Conductor, status: StudyStatus, forecast: StudyForecast | None = None
     ) -> "StudyResult":
         """Return the JSON output of a study from the state of its runs and their comparison.
+
         Args:
             conductor: object that has planned and carried out the study's runs.
             status: status of the study.
