@@ -66,7 +66,7 @@ class BoardLine:
 
     Attributes:
         strategy: name of a variant of the study ``bench``.
-        world: name of a part of the study ``bench``.
+        world: name of a standard world, which is a part (``[parts]``) of the study ``bench``.
         seeds: count of seeds.
         reached: count of seeds that reached the target.
         time_s: simulated time (s) to the target; like all costs to the target, None unless all

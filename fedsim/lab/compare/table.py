@@ -389,7 +389,7 @@ class Comparison:
     def _absence(
         self, measure: measures.Measure, line_index: int, base: int | None = None
     ) -> Absent | None:
-        """Return a cell with the reason why a variant lacks a measure, or its difference to the baseline.
+        """Return a cell with the reason why a variant lacks a value, or a change from its baseline.
 
         None if no reason is known.
 
@@ -409,7 +409,7 @@ class Comparison:
         return Absent(reason) if reason else None
 
     def _compared(self) -> Iterator[tuple[int, int]]:
-        """Yield the index of each line (variant or run) with a baseline, and the baseline's index."""
+        """Yield the indices of each line (variant or run) with a baseline, and of the baseline."""
         for line_index, base in enumerate(self.lines.baselines):
             if base is not None and base != line_index:
                 yield line_index, base

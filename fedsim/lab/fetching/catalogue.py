@@ -32,7 +32,7 @@ class Member(Spec):
 
     @property
     def limit(self) -> int:
-        """The largest size that is accepted (bytes)."""
+        """The size (bytes) beyond which an unpacked file is refused; 0 if none is given."""
         return self.bytes or self.most or 0
 
     @model_validator(mode="after")

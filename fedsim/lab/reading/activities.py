@@ -288,7 +288,7 @@ class Activities:
 
     @property
     def act_times(self) -> list[float]:
-        """Times (s), ascending, at which a process of the world changed something.
+        """Times (s), ascending, at which a process of the world changed devices or the network.
 
         An example is the rate of a link.
         """

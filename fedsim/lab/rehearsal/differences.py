@@ -97,7 +97,11 @@ class RunTimes:
 
 
 def read_times(folder: Path) -> RunTimes:
-    """Return the times of a run folder."""
+    """Read the times of rounds, tasks and steps, the bytes and the accuracy of a run.
+
+    Args:
+        folder: folder of a simulated or a measured run.
+    """
     run = RunFolder(folder)
     tasks: dict[int, tuple[int | None, int, TaskTimes]] = {}
     begun: dict[int, float] = {}
@@ -334,7 +338,7 @@ def lines(differences: Differences, title: str) -> Iterator[str]:
 
 
 def mean_of(pairs: list[Pair]) -> Pair:
-    """Return the means of pairs."""
+    """Return the mean of the simulated and the mean of the measured values of pairs."""
     return Pair(fmean([pair.simulated for pair in pairs]), fmean([pair.measured for pair in pairs]))
 
 

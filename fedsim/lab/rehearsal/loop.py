@@ -62,7 +62,12 @@ def rehearse_beside(
 
 
 def simulate(scenario: Scenario, folder: Path) -> None:
-    """Run a scenario without progress, into a run folder."""
+    """Simulate a scenario in this process, without a display of progress.
+
+    Args:
+        scenario: the scenario.
+        folder: the run folder that is written.
+    """
     asyncio.run(Job(scenario, folder, Inline()).execute())
 
 

@@ -84,7 +84,7 @@ class Namespaces:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the namespaces."""
+        """Remove all network namespaces of this rehearsal, and end the processes in them."""
         while self.names:
             remove(self.names.pop())
 
@@ -173,12 +173,12 @@ class Namespaces:
 
 
 def client_name(number: int) -> str:
-    """Return the name of a client's namespace."""
+    """Return the name of a client's network namespace, such as ``client3`` for the index 3."""
     return f"client{number}"
 
 
 def remove(name: str) -> None:
-    """End all processes of a namespace, and remove it."""
+    """End all processes in a network namespace of Linux, and remove the namespace."""
     pids = subprocess.run(
         ["ip", "netns", "pids", name], capture_output=True, text=True, check=False
     ).stdout.split()

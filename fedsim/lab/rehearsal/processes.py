@@ -65,7 +65,7 @@ class RehearsalProcesses:
         return process
 
     def log(self, name: str) -> Path:
-        """Return the path of a process's log."""
+        """Return the path of the file to which a process of the rehearsal writes its output."""
         return self._logs / f"{name}.log"
 
     def pause(self, name: str) -> None:
@@ -104,7 +104,7 @@ class RehearsalProcesses:
                 )
 
     def tail(self, name: str) -> str:
-        """Return the last lines of a process's log."""
+        """Return the last 12 lines of a process's output, for error messages."""
         lines = self.log(name).read_text(errors="replace").splitlines()
         return "\n".join(lines[-12:])
 
@@ -124,7 +124,7 @@ class RehearsalProcesses:
             time.sleep(0.1)
 
     def end(self) -> None:
-        """End all processes, and remove the guarded namespaces."""
+        """End all processes of the rehearsal, and remove its network namespaces."""
         assert self._guard.stdin is not None
         with suppress(OSError):
             self._guard.stdin.close()
