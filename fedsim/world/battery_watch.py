@@ -166,7 +166,7 @@ class BatteryWatch:
         return {"batteries": batteries, "at_risk": list(self._at_risk)}
 
     def restore_batteries(self, state: BatteryWatchState) -> None:
-        """Restore the batteries; called before the tasks are restored."""
+        """Set the batteries' levels from a checkpoint; called before the tasks are restored."""
         batteries = state["batteries"]
         if self.batteries is not None and batteries is not None:
             self.batteries.restore(batteries)

@@ -186,7 +186,7 @@ class LocalSpec(Spec):
 
     @property
     def keys(self) -> list[str]:
-        """Names of the keys that have a value."""
+        """Names of the keys, such as ``epochs``, that the scenario gives a value."""
         return [name for name in type(self).model_fields if getattr(self, name) is not None]
 
     def build(

@@ -23,11 +23,11 @@ class SlotsState(TypedDict):
 class MessageSlots:
     """Limits on how many messages of tasks pass between devices and the server at a time.
 
-    A process of the world sets them by ``World.queue``.
+    A process of the world, such as ``upload-slots``, sets them by ``World.queue``.
 
     Attributes:
         queues: direction (``up`` or ``down``) -> SimPy resource whose capacity is the limit; each
-            message holds one slot of it. A direction that is missing has no limit.
+            message holds one slot, a unit of the capacity. A missing direction has no limit.
     """
 
     def __init__(self, running: Mapping[int, Task]) -> None:

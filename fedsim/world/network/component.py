@@ -183,7 +183,7 @@ class LinkComponent(SteadyFlows):
 
     @property
     def is_planned(self) -> bool:
-        """Whether there is a plan of the next step."""
+        """Whether the next time step of this component's flows is computed, but not carried out."""
         return self._plan is not None
 
     def take_ended(self, until: float) -> list[tuple[float, int]]:

@@ -27,7 +27,7 @@ class Deliveries:
         self._next_column = 0  # first spare column; spare columns are 0
 
     def add_flow(self) -> None:
-        """Add a flow that has delivered nothing so far."""
+        """Add a flow, whose history begins with 0 delivered bytes."""
         if self._next_column == self._curves.shape[1]:
             self._make_room()
         self._columns = append_row(self._columns, self._next_column)

@@ -351,7 +351,7 @@ class Endpoints(ABC):
 
 
 def in_ticks(seconds: Floats) -> Floats:
-    """Round times (s) to the clock's grid."""
+    """Round times (s) to multiples of ``TICK_S``, the resolution of the simulated clock."""
     ticks: Floats = np.rint(seconds / TICK_S) * TICK_S
     return ticks
 

@@ -441,7 +441,7 @@ class Network(RunningFlows):
     # snapshots between two instants
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state from which ``restore`` restores the network."""
+        """Return the state of all flows and links for a checkpoint; ``restore`` sets it again."""
         return {
             "started": self._started,
             "flows": self._flows,

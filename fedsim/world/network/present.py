@@ -19,8 +19,9 @@ class PresentRates(Endpoints):
         built: the links, latencies and endpoints.
 
     Attributes:
-        limits: link name -> rate (bytes/s) that a process of the world has set, for links with such a
-            limit. It replaces the built rate; a link with a trace has the lower of the two rates.
+        limits: link name -> rate (bytes/s) to which a process of the world, such as an outage,
+            limits the link. It replaces the built rate; a link with a trace has the lower of the
+            two rates.
         traces: traces that the rates of links follow; None if all rates are constant.
     """
 

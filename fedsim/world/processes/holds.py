@@ -58,7 +58,7 @@ class Effects(Protocol):
         """
 
     def computations_on(self, device: int) -> list[ComputeActivity]:
-        """Return the running computations that processes of the world have started on a device."""
+        """Return a device's running computations that processes of the world, not tasks, began."""
 
     def switch_on(self, device: int) -> None:
         """Report that a device is switched on, to the server and to processes that wait for it."""

@@ -519,7 +519,8 @@ class World:
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
         """Limit how many uploads or downloads between devices and the server run at a time.
 
-        From now on, each such message of a task waits for a slot and holds it until its end.
+        From now on, each such message of a task waits for a slot, which is a unit of the resource's
+        capacity, and holds it until its end.
 
         Args:
             direction: ``up`` or ``down``.
