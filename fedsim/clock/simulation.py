@@ -102,7 +102,7 @@ _make_record = tuple.__new__  # takes half the time of NamedTuple's constructor
 
 
 class Blueprint(Protocol):
-    """Interface of ``Scenario`` for ``Simulation``: it builds the world in an empty simulation."""
+    """Interface of ``Scenario`` for ``Simulation``: it builds devices, network and server in it."""
 
     def install(self, simulation: "Simulation") -> Any:
         """Build the devices, the network and the server in ``simulation``.
@@ -265,11 +265,12 @@ class Simulation:
         self.env.call(solve, SETTLE)
 
     def post(self, handler: Handler) -> None:
-        """Run a coroutine of the server now, after the present events of devices and network.
+        """Run code of the server now, after the events of devices and network at this time.
 
         Args:
-            handler: coroutine function without arguments. It may only await results of real
-                computations (``join``).
+            handler: coroutine function without arguments, such as the strategy's reaction to a
+                message. It may only await results of real computations (``join``), such as
+                trainings.
         """
         if not self._over:
             self.env.call(lambda: self._handle(handler().__await__()), SERVE)
@@ -457,7 +458,11 @@ class Simulation:
                 close()
 
     async def _join(self) -> None:
-        """Wait until ``env.pending``, a real computation, is done; continue the waiting event."""
+        """Wait until the real computation in ``env.pending`` is done; continue the waiting event.
+
+        A real computation, such as a training, runs in an executor while simulated time stands
+        still.
+        """
         assert self.env.pending is not None
         (work, go_on), self.env.pending = self.env.pending, None
         with suppress(Exception):  # the error is raised where the work is joined
@@ -490,11 +495,13 @@ class Simulation:
         return True
 
     def _handle(self, handler: Generator[object, None, None]) -> None:
-        """Run a handler of the server until it returns or waits for a real computation.
+        """Run the server's code for an event until it returns or waits for a real computation.
+
+        A real computation is, for example, a training in a worker process.
 
         Args:
-            handler: the handler, as a generator. It yields a ``Join`` for each wait; if it awaits
-                anything else, ``SimulationError`` is raised in it.
+            handler: the running code, as a generator. It yields a ``Join`` for each wait; if it
+                awaits anything else, ``SimulationError`` is raised in it.
         """
         self.env.handling = True
         try:

@@ -249,11 +249,11 @@ class _FormerTable:
         return not former.keys().isdisjoint(self.table)
 
     def take(self, key: str, default: Any = None) -> Any:
-        """Remove a former key, and return its value."""
+        """Remove a former key from the table, and return its value; ``default`` if it is absent."""
         return self.table.pop(key, default)
 
     def drop(self, *keys: str) -> None:
-        """Remove keys that had no effect."""
+        """Remove former keys that had no effect, so that nothing replaces them."""
         for key in keys:
             self.table.pop(key, None)
 

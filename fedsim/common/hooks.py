@@ -33,7 +33,7 @@ class Override(NamedTuple):
 
     @property
     def first(self) -> object:
-        """The attribute as the class ``root`` defines it."""
+        """The attribute as it was first defined, in the fedsim class ``root``."""
         return vars(self.root)[self.name]
 
     @property

@@ -333,7 +333,7 @@ class HookRule:
 
     @property
     def allows_anything(self) -> bool:
-        """Whether no value breaks the rule."""
+        """Whether the rule accepts every result, so that the results need no check."""
         return self.hint in (None, NoneType) or (self.hint is Any and self.returns == _ANYTHING)
 
     @cached_property

@@ -133,7 +133,8 @@ def _model_at(task: Task, place: ModelPlace) -> Ref:
 
     Args:
         task: the task.
-        place: the model's position in the request, as the answer gives it.
+        place: name of the content of the request that has the model, and the model's index in a
+            list, as the answer gives them.
 
     Raises:
         PacketError: the request has no such model.

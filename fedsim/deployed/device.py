@@ -443,7 +443,8 @@ class DeviceHalf:
     def _place_of(self, task: Task, start: Ref) -> ModelPlace | None:
         """Find the model in a task's request from which the device has trained.
 
-        The answer encodes changes relative to this model, and names its position.
+        The answer encodes the update as a change of this model, and names the content of the
+        request that has the model.
 
         Args:
             task: the task.

@@ -57,7 +57,7 @@ class ForkExecutor:
         """Return at once: a task can be launched at any time."""
 
     def launch(self, spec: "ExecutionSpec") -> "LaunchResult":
-        """Write a task of Flower to the pipe."""
+        """Send a task that Flower launches through the pipe to ``execute``, which starts it."""
         from flwr.supercore.superexec.executor.types import LaunchResult
 
         line = json.dumps({"address": spec.runtime_api_address, "token": spec.token})
@@ -157,7 +157,7 @@ def execute(app: Path, address: str, device: int) -> None:
 
 
 def main() -> None:
-    """Run ``execute`` with the arguments of the command line."""
+    """Call ``execute`` with the command line's arguments, as the process that starts tasks."""
     app, address, device = sys.argv[1:]
     try:
         execute(Path(app), address, int(device))

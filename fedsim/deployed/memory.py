@@ -45,7 +45,7 @@ class SentAnswer:
 
     @property
     def instruction(self) -> Instruction:
-        """Request that the answer belongs to."""
+        """Request of the server to which this was the answer, without its ``Lazy`` values."""
         return Instruction(self.job, self.contents, self.round)
 
 

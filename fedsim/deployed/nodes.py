@@ -88,7 +88,7 @@ class Nodes:
             self._receive(reply)
 
     def end(self) -> None:
-        """Stop waiting for replies."""
+        """Stop the threads that wait for replies of the nodes, at the end of the run."""
         self._replies.end()
 
     def _receive(self, reply: Reply) -> None:

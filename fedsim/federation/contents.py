@@ -103,7 +103,7 @@ class Partial:
 
     @property
     def count(self) -> int:
-        """Count of parameters that are sent."""
+        """Count of the model's parameters that are sent, which determines the bytes."""
         return sum(end - begin for begin, end in self.places)
 
 

@@ -53,7 +53,7 @@ class Device:
 
     @property
     def samples(self) -> int:
-        """Count of training samples that the device holds now."""
+        """Count of training samples that the device has now; data shifts may change it."""
         return self._devices.population.samples.item(self.number)
 
     @property
@@ -344,7 +344,7 @@ class Devices:
         return state
 
     def restore(self, state: DevicesState) -> None:
-        """Restore the state from ``snapshot``."""
+        """Set the state that ``snapshot`` returned, when a run is resumed from a checkpoint."""
         self.states = state["states"]
         self.used_versions = state["used_versions"]
         self.initial = state["initial"]

@@ -31,7 +31,11 @@ class EdgeMessage(NamedTuple):
 
 
 class EdgeChannelState(TypedDict):
-    """State of ``EdgeChannel`` in a checkpoint: its attributes of these names."""
+    """State of ``EdgeChannel`` in a checkpoint, from which a resumed run restores it.
+
+    It has the residuals of codecs, the edge servers with frozen tensors, and the messages that
+    have not ended; see the attributes of ``EdgeChannel``.
+    """
 
     residuals: dict[int, dict[str, Ref]]
     with_base: list[int]
@@ -112,7 +116,7 @@ class EdgeChannel:
         self._simulation.post(partial(self._strategy.on_edge_lost, edge))
 
     def snapshot(self) -> EdgeChannelState:
-        """Return the state for ``restore``."""
+        """Return the state that a checkpoint saves; ``restore`` sets it in a resumed run."""
         return {
             "residuals": self.residuals,
             "with_base": sorted(self.with_base),
@@ -120,7 +124,7 @@ class EdgeChannel:
         }
 
     def restore(self, state: EdgeChannelState) -> None:
-        """Restore the state from ``snapshot``."""
+        """Set the state that ``snapshot`` returned, when a run is resumed from a checkpoint."""
         self.residuals = state["residuals"]
         self.with_base = set(state["with_base"])
         self.in_transit = state["in_transit"]

@@ -152,7 +152,7 @@ class Envelopes:
 
     @property
     def takes_time_to_encode(self) -> bool:
-        """Whether devices take time to encode models."""
+        """Whether devices take simulated time to encode models, by the costs of the codec."""
         return bool(self.up.model_s)
 
 

@@ -119,5 +119,5 @@ class Notices:
         return [(kind.value, device) for kind, device in self.postponed]
 
     def restore(self, state: list[tuple[str, int]]) -> None:
-        """Restore the postponed notices from ``snapshot``."""
+        """Set the postponed notices that ``snapshot`` returned, when a run is resumed."""
         self.postponed = [(NoticeKind(kind), device) for kind, device in state]

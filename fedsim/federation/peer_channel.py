@@ -60,11 +60,14 @@ class PeerChannel:
         self._simulation.post(partial(self._strategy.on_peer_message, ended))
 
     def snapshot(self) -> dict[int, Contents]:
-        """Return the messages that have not ended for ``restore``."""
+        """Return the messages that have not ended, by their IDs, for a checkpoint.
+
+        ``restore`` sets them in a resumed run.
+        """
         return self.in_transit
 
     def restore(self, state: dict[int, Contents]) -> None:
-        """Restore the messages that have not ended from ``snapshot``."""
+        """Set the messages that ``snapshot`` returned, when a run is resumed from a checkpoint."""
         self.in_transit = state
         for number in state:
             self._messages.under_way[number].on_end = self._on_end

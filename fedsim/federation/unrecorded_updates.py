@@ -13,7 +13,11 @@ from fedsim.learning.refs import Ref
 
 
 class UnrecordedUpdatesState(TypedDict):
-    """State of ``UnrecordedUpdates`` in a checkpoint: its attributes of these names."""
+    """State of ``UnrecordedUpdates`` in a checkpoint, from which a resumed run restores it.
+
+    It has the tasks whose updates no record has named, and each device's last task; see the
+    attributes of ``UnrecordedUpdates``.
+    """
 
     unrecorded: dict[int, tuple[int, list[int]]]
     continuable: dict[int, tuple[int, int]]
@@ -112,10 +116,10 @@ class UnrecordedUpdates:
         ]
 
     def snapshot(self) -> UnrecordedUpdatesState:
-        """Return the state for ``restore``."""
-        return {"unrecorded": self.unrecorded, "continuable": self.continuable}
+        """Return the state that a checkpoint saves; ``restore`` sets it in a resumed run."""
+        return {"unrecorded": self.unrecorded, "finished": self.finished}
 
     def restore(self, state: UnrecordedUpdatesState) -> None:
-        """Restore the state from ``snapshot``."""
+        """Set the state that ``snapshot`` returned, when a run is resumed from a checkpoint."""
         self.unrecorded = state["unrecorded"]
         self.continuable = state["continuable"]

@@ -132,7 +132,7 @@ class Turns:
         self._context.enter_context(self._around())
 
     def close(self) -> None:
-        """End the ServerApp's thread, unless it is computing."""
+        """End the thread of the ServerApp at the end of the run, unless it is computing."""
         self.closing = True
         if self.thread.ident is not None and not self.over:
             self._turn.release()

@@ -66,7 +66,7 @@ class EventChain:
         return _hash_block(self._state, self._rows).hex()
 
     def snapshot(self) -> ChainState:
-        """Return the state for ``restore``."""
+        """Return the state that a checkpoint saves; ``restore`` sets it in a resumed run."""
         # the rows are one text, because a checkpoint saves it faster than thousands of values
         return {
             "count": self.count,
@@ -75,7 +75,7 @@ class EventChain:
         }
 
     def restore(self, state: ChainState) -> None:
-        """Restore the state from ``snapshot``."""
+        """Set the state that ``snapshot`` returned, when a run is resumed from a checkpoint."""
         self.count = state["count"]
         self._state = bytes.fromhex(state["state"])
         self._rows = [tuple(row) for row in json.loads(state["rows"])]

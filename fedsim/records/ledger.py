@@ -228,7 +228,7 @@ class Ledger:
         self._at_edges = {task: moved for task, moved in self._at_edges.items() if task in running}
 
     def snapshot(self) -> LedgerState:
-        """Return the state for ``restore``."""
+        """Return the state that a checkpoint saves; ``restore`` sets it in a resumed run."""
         return {
             "down": self.down,
             "up": self.up,
@@ -241,7 +241,7 @@ class Ledger:
         }
 
     def restore(self, state: LedgerState) -> None:
-        """Restore the state from ``snapshot``."""
+        """Set the state that ``snapshot`` returned, when a run is resumed from a checkpoint."""
         self.down = state["down"]
         self.up = state["up"]
         self.peer = state["peer"]

@@ -37,9 +37,9 @@ _ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on")
 
 
 def is_act(kind: str) -> bool:
-    """Return whether records of a kind are emitted by a process of the world, such as an outage.
+    """Return whether records of a kind are about a change of devices or of the network.
 
-    A process of the world changes devices or the network during a run.
+    Such records are emitted by processes of the scenario's section ``[world]``, such as an outage.
 
     Args:
         kind: name of the kind of records.

@@ -36,7 +36,7 @@ class _ModelReader:
         self._tensors: Mapping[str, AnyArray] = {}
 
     def read(self, model: Ref, tensor: str) -> AnyArray:
-        """Return a tensor of a model."""
+        """Return the tensor of a model with the name ``tensor``."""
         if model is not self._last:
             self._tensors = {}  # frees the weights before the next ones are read
             weights = model.value

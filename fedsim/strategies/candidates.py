@@ -59,7 +59,7 @@ class Candidates:
             self._state.candidates.append((candidates, missing + len(candidates)))
 
     def devices(self) -> list[int]:
-        """Return the IDs of all candidates of the round."""
+        """Return the IDs of all devices that the selection asks in this round before it chooses."""
         devices: list[int] = []
         for candidates, _ in self._state.candidates:
             devices += candidates

@@ -109,7 +109,7 @@ class Local(Synchronous[LocalParams]):
             self.record_aggregate(received, [1.0] * len(received))
 
     def center(self, entry: Entry) -> None:
-        """Return None, as devices have no common model."""
+        """Return None: there is no common model to which the distance of an update is measured."""
 
     def models(self) -> ModelAssignment:
         models = enumerate(self.state.own)
