@@ -154,7 +154,7 @@ _PLAIN_DEADLINE = ("flexcfl", "fedgroup", "lcfl")
 
 
 class Understood(NamedTuple):
-    """A scenario in the present keys.
+    """Scenario of an earlier version, converted to the keys of this version.
 
     Attributes:
         tables: the scenario.

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 
 class FormerKeywords(TypedDict, total=False):
-    """Former keywords of the constructor of ``Training``."""
+    """Keywords that the constructor of ``Training`` took in earlier versions, and still accepts."""
 
     epochs: int
     steps: int | None

@@ -21,7 +21,7 @@ from fedsim.world.task import Cause, Task, TaskStep
 
 
 class Arrival(NamedTuple):
-    """Arrival of an answer at the server.
+    """Arrival of a device's answer at the server: which task was answered, and when.
 
     Attributes:
         number: index of the answered task among the device's tasks, from 0 (``Task.count``).

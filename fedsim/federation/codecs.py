@@ -104,7 +104,7 @@ class Arithmetic(Protocol):
 
 
 class Coded(NamedTuple):
-    """Result of a codec for one model in a message.
+    """Result of a codec for one model in a message: what is received, and what was left out.
 
     Attributes:
         received: the model as the receiver decodes it.

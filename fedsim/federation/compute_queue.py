@@ -5,7 +5,9 @@ from fedsim.federation.costs import cost_s
 
 
 class ComputeQueue:
-    """Operations that the server computes one after the other.
+    """Operations that the server computes, such as aggregations, one after the other.
+
+    They take simulated time, for which the server is busy.
 
     Args:
         simulation: the clock.

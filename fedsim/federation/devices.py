@@ -255,7 +255,7 @@ class Device:
 
 
 class DevicesState(TypedDict):
-    """State of ``Devices`` in a checkpoint.
+    """State of ``Devices`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         states: device -> its ``Device.state``.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class DispatchState(TypedDict):
-    """State of ``Dispatch`` in a checkpoint.
+    """State of ``Dispatch`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         busy_until: time at which the server's computations so far end (s).

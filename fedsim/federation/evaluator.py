@@ -63,7 +63,9 @@ def _with_starts(updates: Sequence[Measured]) -> list[tuple[Ref, Ref]]:
 
 
 class Evaluator:
-    """Measures the models after rounds.
+    """Tests a strategy's models at the ends of rounds, when ``[evaluation]`` says that one is due.
+
+    Tests take no simulated time.
 
     Args:
         learner: computes and tests models.

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class EncodedModel(NamedTuple):
-    """Model as a message carries it.
+    """Model that was encoded for messages to other devices, and its size on the wire.
+
+    ``Peer.encode`` returns it.
 
     Attributes:
         decoded: the model as receivers decode it.

@@ -9,7 +9,7 @@ from fedsim.federation.compute_queue import ComputeQueue
 
 
 class TimersState(TypedDict):
-    """State of ``Timers`` in a checkpoint.
+    """State of ``Timers`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         names: number of a timer that is set -> its name.

@@ -20,7 +20,7 @@ COLUMNS = {
 
 
 class UnseenTest(NamedTuple):
-    """Result of a test on the devices that never train.
+    """Accuracy and loss of a test on the devices that never train, in total and by device.
 
     Attributes:
         figures: accuracy and loss, by column of ``rounds.parquet``.

@@ -11,7 +11,7 @@ from fedsim.world.steps import Code
 
 
 class CodedContents(NamedTuple):
-    """Contents of a message that were encoded and decoded.
+    """Contents of a message as its receiver decodes them, with the residuals of their encoding.
 
     Attributes:
         arriving: the decoded contents by name.

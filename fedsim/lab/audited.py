@@ -20,7 +20,7 @@ VALID = "the scenario is one that fedsim takes"
 
 
 class Audited(NamedTuple):
-    """Result of an audit of a run folder.
+    """Result of an audit of a run folder: the problems of each check, and what was not checked.
 
     Attributes:
         findings: dict from title of each check to the problems that it found, as sentences; empty

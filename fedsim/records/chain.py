@@ -13,7 +13,7 @@ ROWS_A_BLOCK = 512
 
 
 class ChainState(TypedDict):
-    """State of ``EventChain`` in a checkpoint.
+    """State of ``EventChain`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         count: count of rows so far.

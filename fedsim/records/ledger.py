@@ -113,7 +113,7 @@ def total_of_round(row: Mapping[str, Any]) -> float:
 
 
 class LedgerState(TypedDict):
-    """State of ``Ledger`` in a checkpoint.
+    """State of ``Ledger`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         down, up, peer, wasted, by_purpose: as in ``Ledger``.

@@ -26,7 +26,7 @@ _ROWS_AT_ONCE = 4_096
 
 
 class RecorderState(TypedDict):
-    """State of ``Recorder`` in a checkpoint.
+    """State of ``Recorder`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         parts: table -> sha256 of each file with some of its rows.

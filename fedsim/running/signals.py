@@ -24,7 +24,7 @@ ANNOUNCEMENTS = (signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass
 class Interruption:
-    """Signal that has interrupted a command, if any.
+    """First signal that has interrupted a command, if any, with the command's exit status.
 
     Attributes:
         number: number of the first signal; None if there was none.

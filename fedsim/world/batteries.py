@@ -31,7 +31,7 @@ _AHEAD_S = 3_600.0  # time until the next check of a battery in a transfer, whos
 
 
 class BatteriesState(TypedDict):
-    """State of ``Batteries`` in a checkpoint.
+    """State of ``Batteries`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         points: state of each device's battery at its last update; columns are the attributes of
@@ -77,7 +77,7 @@ class Load:
 
 
 class FlatPrediction(NamedTuple):
-    """Prediction of when a device runs flat.
+    """Prediction of when a device's battery is flat, if the device goes on as it does now.
 
     Attributes:
         when: time at which the battery is flat (s); if not ``is_flat``, a time until which it lasts.

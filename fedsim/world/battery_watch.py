@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class BatteryWatchState(TypedDict):
-    """State of ``BatteryWatch`` in a checkpoint.
+    """State of ``BatteryWatch`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         batteries: state of the batteries; None if no device has one.

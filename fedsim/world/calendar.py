@@ -84,7 +84,7 @@ class CalendarSpec(Spec):
 
 @dataclass(frozen=True)
 class Calendar:
-    """Map from simulated time to dates and local times.
+    """Calendar of a run, which converts simulated times to dates and to devices' local times.
 
     Attributes:
         starts: date and time of simulated time 0.

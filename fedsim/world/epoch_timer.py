@@ -19,7 +19,7 @@ from fedsim.world.task import Cause, StepServices, Task
 
 
 class TimerState(TypedDict):
-    """State of ``EpochTimer`` in a checkpoint.
+    """State of ``EpochTimer`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         paces: device -> present factor of its speed, if it is not 1.

@@ -135,7 +135,7 @@ class _Cores:
 
 
 class HostsState(TypedDict):
-    """State of ``Hosts`` in a checkpoint.
+    """State of ``Hosts`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         cores: host -> ``_Cores.at`` and ``_Cores.served`` (s).

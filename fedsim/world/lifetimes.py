@@ -147,7 +147,7 @@ def bounded(within: Availability, arrival: Floats, departure: Floats) -> Availab
 
 
 class LifetimesState(TypedDict):
-    """State of ``Lifetimes`` in a checkpoint.
+    """State of ``Lifetimes`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         arrived, left: count of arrivals, and of departures, that were announced.

@@ -57,7 +57,7 @@ OnEnd = Callable[[Message, Outcome], None]
 
 
 class MessagesState(TypedDict):
-    """State of ``Messages`` in a checkpoint.
+    """State of ``Messages`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         off: indices of the edge servers that are lost.

@@ -11,7 +11,7 @@ from fedsim.world.task import Task, TaskStep, in_line
 
 
 class SlotsState(TypedDict):
-    """State of ``MessageSlots`` in a checkpoint.
+    """State of ``MessageSlots`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         lines: direction -> IDs of the tasks that have a slot, then of the tasks that wait for one.

@@ -108,7 +108,7 @@ class LinkCapacity(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Rate(LinkCapacity):
-    """Link whose rate is a step function of time.
+    """Capacity of a link whose rate is a step function of time, to check its recorded traffic.
 
     Attributes:
         since: begin of each rate (s), ascending, the first 0; float64 [n].

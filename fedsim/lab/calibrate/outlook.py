@@ -27,7 +27,7 @@ _DRAWS = 10  # count of draws of clients whose times an interval spans
 
 @dataclass(frozen=True)
 class Outlook:
-    """Predicted time of a round with a given count of clients.
+    """Predicted time of a round with a given count of clients, in worlds that were fitted to a log.
 
     Attributes:
         clients: count of clients at a time.

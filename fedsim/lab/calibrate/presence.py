@@ -12,7 +12,7 @@ _MOSTLY = 0.8
 
 
 class Presence(NamedTuple):
-    """Estimated durations of the phases in which clients are online or unreachable.
+    """Mean durations of the phases in which clients are online or unreachable, as a log shows them.
 
     Attributes:
         mean_on: mean duration of an online phase (s).

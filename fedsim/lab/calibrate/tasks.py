@@ -27,7 +27,7 @@ class Steps(Protocol):
 
 
 class Tasks(Protocol):
-    """Recarray [tasks] of tasks in order of begin.
+    """Interface of numpy's record array of a log's tasks, with a row per task, sorted by start.
 
     Attributes:
         client: index of the client.

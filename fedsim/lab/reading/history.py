@@ -130,8 +130,8 @@ class History:
     def acts(self) -> pd.DataFrame:
         """DataFrame of the simulated times at which devices or the network changed.
 
-        Examples are an outage, a new rate of a link, and a device that goes offline. The only
-        column, ``end``, is the time (s) of the record of the change.
+        Examples are an outage, and a new rate of a link. The only column, ``end``, is the time (s)
+        of the record of the change.
         """
         acts = self.events["kind"].astype(str).map(is_act).astype(bool)
         return self.events.loc[acts, ["time"]].rename(columns={"time": "end"})

@@ -21,7 +21,7 @@ _COLUMNS = ("time", "kind", "device", "round", "task", "step", "outcome", "data"
 
 @dataclass(frozen=True, slots=True)
 class StepLength:
-    """Step of a task in a run, with its times.
+    """Step of a device's task, such as ``train``, with its times in a simulated or measured run.
 
     Attributes:
         step: name of the step, such as ``train``.
@@ -45,7 +45,7 @@ class StepLength:
 
 @dataclass(slots=True)
 class TaskTimes:
-    """Task of a device for a round.
+    """Times and steps of the task of one device in one round, simulated or measured.
 
     Attributes:
         start: time at which the server requested the task (s).

@@ -50,7 +50,7 @@ _WANDB_SWITCHES = ("x_disable_stats", "x_disable_meta", "disable_git", "disable_
 
 @dataclass(frozen=True)
 class Export:
-    """Run to export to a tracker such as TensorBoard or MLflow.
+    """Run to export to a tracker such as TensorBoard or MLflow, with its name there.
 
     Attributes:
         run: the run folder.

@@ -9,7 +9,7 @@ _EARTH_KM = 6371.0
 
 
 class City(NamedTuple):
-    """City with its position, a node of routes along submarine cables.
+    """City with its coordinates. Routes between regions go from city to city along cables.
 
     Attributes:
         name: name of the city.

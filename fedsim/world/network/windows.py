@@ -7,7 +7,7 @@ from typing import TypedDict
 
 
 class WindowsState(TypedDict):
-    """State of ``Windows`` in a checkpoint.
+    """State of ``Windows`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         windows: flow ID -> rate that its window allows (bytes/s).
