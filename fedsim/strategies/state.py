@@ -81,7 +81,7 @@ def new_state(part: object) -> PartState:
 def state_of_slot(states: dict[K, PartState], slot: K, part: object) -> PartState:
     """Return the state of an aggregation or server optimiser for one of several models.
 
-    Such a part needs a state for each model, such as one per group. It is created at its first use.
+    Both need a state for each model (slot), such as one per group. It is created at its first use.
 
     Args:
         states: key of a model -> state; a created state is added.

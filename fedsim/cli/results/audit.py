@@ -19,7 +19,7 @@ class CheckedPart(ResultEntries):
 
 
 class UncheckedEntry(ResultEntries):
-    """Column or entry of a file of a run folder that no check of ``fedsim audit`` covers, and why."""
+    """Column or entry of a run folder's file that no check of ``fedsim audit`` covers, and why."""
 
     name: str
     """The file and its column, key or entry, such as ``rounds.parquet: loss``."""

@@ -103,11 +103,14 @@ class Reading(Spec):
 
     @property
     def comparison(self) -> dict[str, object]:
-        """Variant or grid values of the line that divides or reduces the figure, if any."""
+        """Variant or grid values of the line (variant) whose value divides or reduces this one.
+
+        Empty if there is none.
+        """
         return self.over or self.minus
 
     def of(self, run: RunFolder, best: float = 0.0) -> float:
-        """Compute the figure of a run.
+        """Compute the number that this definition describes, from the records of a run.
 
         Args:
             run: the folder of the run.

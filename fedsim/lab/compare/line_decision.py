@@ -28,7 +28,7 @@ class LineDecision:
     Attributes:
         outcome: best line or lines, and the lines that were dropped.
         rule: the rule of the study by which seeds are added.
-        measure: figure by which lines are compared.
+        measure: measure, such as a cost, by which lines are compared.
         tolerance: difference that does not matter: a share of a cost, or a difference of other
             figures.
         names: names of the lines by their indices.
@@ -126,10 +126,10 @@ def decide_line(
 
     Args:
         rule: rule of the study by which seeds are added.
-        measure: figure by which lines are compared.
+        measure: measure, such as a cost, by which lines are compared.
         names: names of the compared lines, by index in ``lines``.
         lines: all lines of the comparison (variants of a study, or single runs).
-        values: figures by index of the line and seed; runs without the figure are left out.
+        values: values of the measure by index of the line and seed; runs without one are left out.
     """
     tolerance = rule.within
     if tolerance is None:

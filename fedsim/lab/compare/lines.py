@@ -181,10 +181,10 @@ class Lines:
         Args:
             line_index: index of the line in ``lines``.
             figures: all figures of each run of the line, by name.
-            name: name of the figure.
+            name: name of the measure.
 
         Returns:
-            The figure by seed; runs that lack the figure are left out.
+            The values by seed; runs that lack the measure are left out.
         """
         values = {}
         for run, run_figures in zip(self.lines[line_index].runs, figures, strict=True):

@@ -394,7 +394,7 @@ class Comparison:
         None if no reason is known.
 
         Args:
-            measure: the figure.
+            measure: the measure, such as the time to a target.
             line_index: index of the line.
             base: index of its baseline; None if the cell is not relative to it.
         """
@@ -429,7 +429,7 @@ class Comparison:
         Args:
             line_index: index of the line.
             base: index of the baseline.
-            measure: the figure.
+            measure: the measure, such as the time to a target.
 
         Returns:
             Dict from seed to the two figures.
@@ -457,7 +457,7 @@ class Comparison:
         None if the measure is no cost, if the variant has no baseline, or if a run lacks a value.
 
         Args:
-            measure: the cost.
+            measure: the cost, such as the time to a target.
             line_index: index of the line.
         """
         base = self.lines.baselines[line_index]
@@ -493,7 +493,7 @@ def _mean(values: Sequence[float | int | None], most: float) -> Cell:
     A single value is returned unchanged. None if any value is None.
 
     Args:
-        values: the figure of each run.
+        values: value of the measure in each run.
         most: greatest possible value, to which the interval is clipped; the least is 0.
     """
     numbers = [value for value in values if value is not None]
@@ -513,9 +513,9 @@ def absence(
     It is the text of the empty cell; empty if the variant has a mean, or no reason is known.
 
     Args:
-        measure: the figure.
+        measure: the measure, such as the time to a target.
         line: the line.
-        figures: the figure of each finished run; None for a run that lacks it.
+        figures: value of the measure in each finished run; None for a run that lacks it.
     """
     if not line.is_begun:
         return "not begun"

@@ -15,7 +15,7 @@ class PartClient(Client[Any]):
 
     Args:
         client: the strategy's code on devices.
-        part: the part.
+        part: the selection, secure aggregation, or keeping of tensors.
     """
 
     jobs: ClassVar[tuple[str, ...]]
