@@ -261,7 +261,7 @@ class DeviceHalf:
         return self._pack(task, self._envelopes.last)
 
     def _compute(self, task: Task, step: TaskStep, clock: Callable[[], float]) -> bool:
-        """Carry out a step of a task.
+        """Carry out one step of a device's task, such as a training, and log its times.
 
         Args:
             task: the task.

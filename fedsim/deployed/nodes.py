@@ -173,10 +173,10 @@ class Nodes:
         self._refused.append(f"node {node} is not used: {reason}")
 
     def send(self, task: Task) -> None:
-        """Send a task to its device's node.
+        """Send the server's request for a task to the node (program) that acts for the device.
 
         Args:
-            task: the task.
+            task: the task, which the strategy has just requested.
         """
         context = SentContext.of(task)
         packet = self._down.pack(context.outgoing, {}, {})

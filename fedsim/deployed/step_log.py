@@ -48,7 +48,7 @@ class LoggedStep:
     facts: dict[str, Json] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Json]:
-        """Convert the step to a JSON table, from which ``read_step`` restores it."""
+        """Return the step as JSON, for the device's answer and log; ``read_step`` reads it again."""
         return {"step": self.name, "start": self.start, "end": self.end, "facts": self.facts}
 
     def sizes(self) -> list[tuple[str, float]]:
@@ -103,10 +103,10 @@ class StepLog:
         self.steps: list[LoggedStep] = []
 
     def add(self, step: LoggedStep) -> None:
-        """Add a step that has ended to the log.
+        """Add a step of the task that has just ended, to the log in memory and in the file, if any.
 
         Args:
-            step: the step.
+            step: the ended step, such as a download, with its times.
         """
         self.steps.append(step)
         self._write(step)

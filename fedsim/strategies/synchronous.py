@@ -429,7 +429,7 @@ class Synchronous(Combining[S]):
             self._wait()
 
     def _end_open(self) -> None:
-        """End the round's open tasks as late."""
+        """End all tasks of the round that devices have not finished, with the outcome ``late``."""
         for task in list(self.state.open):
             self.server.end(task, "late")
 

@@ -220,11 +220,11 @@ class EpochTimer:
             self.hosts.compute(task, plan.epoch_s * jitter)
 
     def end(self, task: Task, limit: Limit, cause: Cause | None) -> dict[str, object]:
-        """End the running computation of a task.
+        """End the computation that a task's device runs now, when it is complete or cut short.
 
         Args:
             task: the task.
-            limit: time limits of the step. If it has a budget, the used time is stored for
+            limit: time limits of the task's step. If it has a budget, the used time is stored for
                 ``take_budget``.
             cause: cause of an early end; None if the computation is complete.
 

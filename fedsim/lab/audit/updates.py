@@ -153,7 +153,7 @@ class _UpdateBook:
         self._group = NOTHING
 
     def train(self, task: int, is_idle: bool, number: int) -> None:
-        """Note that a task ended a training.
+        """Note from the run's records that a training, a step of a task, has ended.
 
         Args:
             task: ID of the task.

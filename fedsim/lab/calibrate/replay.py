@@ -66,7 +66,7 @@ class _Replay:
         self._sigma = math.sqrt(math.log1p(world.jitter**2))
 
     def send(self, client: int, direction: Direction, size: float) -> Event:
-        """Send a message between the server and a client.
+        """Start to send a message of a logged task between the server and a client.
 
         Args:
             client: index of the client.

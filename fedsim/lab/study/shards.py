@@ -77,7 +77,7 @@ def predicted_work(scenario: Scenario) -> float:
 
 
 def _epochs(params: StrategyParams) -> float:
-    """Return the predicted epochs of a task."""
+    """Return how many local epochs one task of a client is expected to train."""
     steps = params.expected_steps
     if steps is not None:
         return steps / _STEPS_OF_EPOCH

@@ -489,7 +489,7 @@ class LinkComponent(SteadyFlows):
 
     @staticmethod
     def _moves(sending: SentBytes, amounts: MovedBytes) -> bool:
-        """Return whether any byte moves, or any window grows, in a step.
+        """Return whether any byte moves, or any sender's window grows, in a time step.
 
         Args:
             sending: bytes that senders send in the step.

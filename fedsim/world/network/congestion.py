@@ -175,10 +175,10 @@ class Senders(FlowColumns):
         return cls(*[np.empty(0) for _ in fields(cls)])
 
     def apply(self, growth: Growth, share: Floats | None, now: float) -> None:
-        """Change the windows, and CUBIC's epochs, by the growth of a step.
+        """Change the senders' windows, and CUBIC's epochs, by the growth in a time step.
 
         Args:
-            growth: growth of the whole step.
+            growth: growth in the whole time step.
             share: part of the step that is over for each flow, 0 to 1, [flows]; None for all of it.
             now: the time at which this part is over (s), at which epochs begin.
         """

@@ -150,7 +150,7 @@ class Queueing:
             component.set_loss(flow_id, at_sender, at_receiver)
 
     def set_round_trip(self, flow_id: int, round_trip: float, now: float) -> None:
-        """Change the round trip time of a flow.
+        """Change the round trip time of a flow, as the latency of a link on its route has changed.
 
         Args:
             flow_id: ID of the flow.
