@@ -163,7 +163,7 @@ def _key(ranking: Ranking) -> Markup | None:
 
     None if each variant has only one run.
     """
-    if all(line.of == 1 for line in ranking.entries):
+    if all(line.run_count == 1 for line in ranking.entries):
         return None
     signs = (
         (el("circle", cx=10, cy=6.5, r=4), "mean of the seeds"),

@@ -117,7 +117,7 @@ class UnrecordedUpdates:
 
     def snapshot(self) -> UnrecordedUpdatesState:
         """Return the state that a checkpoint saves; ``restore`` sets it in a resumed run."""
-        return {"unrecorded": self.unrecorded, "finished": self.finished}
+        return {"unrecorded": self.unrecorded, "continuable": self.continuable}
 
     def restore(self, state: UnrecordedUpdatesState) -> None:
         """Set the state that ``snapshot`` returned, when a run is resumed from a checkpoint."""

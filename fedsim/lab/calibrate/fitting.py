@@ -172,15 +172,16 @@ def _fit_speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     """
     tasks = tasks[~np.isnan(tasks.train.end) & (took(tasks.train) > 0)]
     client = tasks.client
-    pace = np.log(took(tasks.train) / tasks.train.amount)
-    rest = pace - aggregate(pace, client, clients)[client]
-    spread = math.sqrt(len(rest) / max(1, len(rest) - len(np.unique(client))))
-    sigma = _SIGMA * float(np.median(np.abs(rest))) * spread
-    near = np.abs(rest) <= max(_FAR * sigma, 1e-9)
-    pace = pace[near]
-    client = client[near]
-    mean = aggregate(pace, client, clients, "mean")
-    degrees = len(pace) - len(np.unique(client))
+    log_pace = np.log(took(tasks.train) / tasks.train.amount)
+    residuals = log_pace - aggregate(log_pace, client, clients, "median")[client]
+    # one median per client is estimated
+    correction = math.sqrt(len(residuals) / max(1, len(residuals) - len(np.unique(client))))
+    sigma = _SIGMA * float(np.median(np.abs(residuals))) * correction
+    is_inlier = np.abs(residuals) <= max(_FAR * sigma, 1e-9)
+    log_pace = log_pace[is_inlier]
+    client = client[is_inlier]
+    mean = aggregate(log_pace, client, clients, "mean")
+    degrees = len(log_pace) - len(np.unique(client))  # degrees of freedom
     if degrees > 0:
         sigma = math.sqrt(float(np.sum((log_pace - mean[client]) ** 2)) / degrees)
     jitter = math.sqrt(math.expm1(sigma**2) * float(np.median(tasks.epochs)))

@@ -30,7 +30,7 @@ _LEAST_GAIN = 0.005
 _AS_WELL = 1.3
 # weight of the error of a busy period relative to a transfer's, as a round waits for the period's
 # end
-_TOGETHER = 3.0
+_BUSY_WEIGHT = 3.0
 # Real transfers do not share a link evenly, as replayed ones do. The error of one shared link may
 # exceed that of separate links by this (mean absolute error of logarithms; in scenarios/validation
 # 0.02 to 0.17).

@@ -33,7 +33,7 @@ class RankedLine:
     seeds: frozenset[int]
 
     @property
-    def of(self) -> int:
+    def run_count(self) -> int:
         """Count of all runs of this variant, with or without a value of the ranked measure."""
         return len(self.seeds)
 
@@ -47,7 +47,7 @@ class RankedLine:
 
         For example, a run that missed the target has no time to the target.
         """
-        return len(self.values) == self.of
+        return len(self.values) == self.run_count
 
 
 @dataclass(frozen=True)
