@@ -12,6 +12,20 @@ from fedsim.world.task import Outcome
 VisibleOutcome = Literal["done", "late", "memory", "lost"]
 """Outcome of a task as the server learns it; ``TaskEnd`` describes the outcomes."""
 
+RoundCount = Literal["valid", "slow", "disconnected"]
+"""Column of ``rounds.parquet`` in which a round counts a task."""
+
+# An outcome of a task has three forms. ``Outcome`` is recorded, the server learns
+# ``VisibleOutcome``, and the round counts the task in a column. A strategy may count otherwise,
+# such as CATA-Fed a client without a finished epoch.
+#
+# recorded            the server learns   counted as
+# done                done                valid
+# late, stopped       late                slow
+# memory              memory              slow
+# lost, left, battery lost                disconnected
+#
+# ``cancelled`` is the outcome of an activity of a process, and never of a task.
 VISIBLE: Mapping[Outcome, VisibleOutcome] = {
     "done": "done",
     "late": "late",
@@ -26,14 +40,7 @@ VISIBLE: Mapping[Outcome, VisibleOutcome] = {
 The server does not learn why a device has disconnected.
 """
 
-Verdict = Literal["valid", "slow", "disconnected"]
-"""Column of ``rounds.parquet`` in which a round counts a task.
-
-``valid``: done, with an update. ``slow``: late, or too large for the device's memory.
-``disconnected``: lost.
-"""
-
-VERDICTS: Mapping[VisibleOutcome, Verdict] = {
+COUNTED_AS: Mapping[VisibleOutcome, RoundCount] = {
     "done": "valid",
     "late": "slow",
     "memory": "slow",

@@ -20,7 +20,7 @@ from typing_extensions import override
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import SimulationError
 from fedsim.federation.contents import Header, Opaque
-from fedsim.federation.events import VERDICTS, TaskEnd
+from fedsim.federation.events import COUNTED_AS, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import read_app
 from fedsim.flower.app_errors import error_of_app, place_of_thread
@@ -262,9 +262,9 @@ class Session(SessionBase):
             if weight:
                 figures[name] = ended.sums[name] / weight
         figures.update(ended.figures)
-        counts = dict.fromkeys(VERDICTS.values(), 0)
-        for outcome, verdict in VERDICTS.items():
-            counts[verdict] += ended.ends[outcome]
+        counts = dict.fromkeys(COUNTED_AS.values(), 0)
+        for outcome, column in COUNTED_AS.items():
+            counts[column] += ended.ends[outcome]
         selected = sum(counts.values())
         if not self._server.note_round(ended.number, figures, selected=selected, **counts):
             raise RunOver

@@ -14,7 +14,7 @@ from fedsim.federation import (
     Server,
     TaskEnd,
 )
-from fedsim.federation.events import VERDICTS, Verdict
+from fedsim.federation.events import COUNTED_AS, RoundCount
 from fedsim.federation.round_result import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.candidates import Candidates
@@ -261,9 +261,9 @@ class Synchronous(Combining[S]):
         """Return the count of samples that the client reports for its update."""
         return int(message["samples"])
 
-    def _verdict(self, message: TaskEnd) -> Verdict:
+    def _counted_as(self, message: TaskEnd) -> RoundCount:
         """Return the count of the open round to which an ended task belongs, such as ``slow``."""
-        return VERDICTS[message.outcome]
+        return COUNTED_AS[message.outcome]
 
     def _counts(self) -> dict[str, int]:
         state = self.state
@@ -445,12 +445,12 @@ class Synchronous(Combining[S]):
             return
         del state.open[message.task]
         self._notify_parts(message)
-        verdict = self._verdict(message)
-        if verdict == "valid":
+        column = self._counted_as(message)
+        if column == "valid":
             state.received.append(Update.of(self.entry(message)))
             if len(state.received) == self.params.enough:
                 self._end_open()
-        elif verdict == "slow":
+        elif column == "slow":
             state.slow += 1
         else:
             state.disconnected += 1

@@ -11,7 +11,7 @@ import pytest
 import fedsim
 from fedsim.common.errors import ScenarioError
 from fedsim.federation.codecs import MessagesSpec
-from fedsim.federation.events import VERDICTS, VISIBLE, Verdict, VisibleOutcome
+from fedsim.federation.events import COUNTED_AS, VISIBLE, RoundCount, VisibleOutcome
 from fedsim.plugin import Availability, Codec, Coded, FedAvg, Measured, Selection, Span
 from fedsim.strategies.round_state import SynchronousState
 from fedsim.testing import assert_sound, run
@@ -117,8 +117,8 @@ class Keeping(Codec):
 def test_every_outcome_of_a_task_is_one_that_the_server_sees_and_counts() -> None:
     of_tasks = set(get_args(Cause)) | {"done"}
     assert VISIBLE.keys() == of_tasks
-    assert set(VISIBLE.values()) == VERDICTS.keys() == set(get_args(VisibleOutcome))
-    assert set(VERDICTS.values()) == set(get_args(Verdict))
+    assert set(VISIBLE.values()) == COUNTED_AS.keys() == set(get_args(VisibleOutcome))
+    assert set(COUNTED_AS.values()) == set(get_args(RoundCount))
 
 
 class Former(FedAvg):

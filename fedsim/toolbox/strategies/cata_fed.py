@@ -14,7 +14,7 @@ from fedsim.common.former_keys import Former
 from fedsim.common.spec import Epochs
 from fedsim.common.training import Limit, Part, Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
-from fedsim.federation.events import Verdict
+from fedsim.federation.events import RoundCount
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.refusals import Reasons
@@ -490,15 +490,15 @@ class CataFed(FedAvg[CataFedParams]):
     def contents(self, device: int) -> Contents:
         return {"model": self.state.model, TIME_LIMIT: self._time_limit_s}
 
-    def _verdict(self, message: TaskEnd) -> Verdict:
+    def _counted_as(self, message: TaskEnd) -> RoundCount:
         """Return whether an ended task is ``valid``, ``slow`` or ``disconnected`` in its round.
 
         It is ``slow`` if the client answered that it finished no epoch (I = 0).
         """
-        verdict = super()._verdict(message)
-        if verdict == "valid" and not message[HAS_FINISHED]:
+        column = super()._counted_as(message)
+        if column == "valid" and not message[HAS_FINISHED]:
             return "slow"
-        return verdict
+        return column
 
     async def on_task_end(self, message: TaskEnd) -> None:
         if message.outcome != "done":

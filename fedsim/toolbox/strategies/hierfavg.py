@@ -271,14 +271,14 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         edge_round = state.edges[edge]
         del state.open[message.task]
         edge_round.open.remove(message.task)
-        verdict = self._verdict(message)
-        state[verdict] += 1
-        if verdict == "valid":
+        column = self._counted_as(message)
+        state[column] += 1
+        if column == "valid":
             edge_round.updates.append(self.entry(message))
             edge_round.tasks.append(message.task)
         else:
             edge_round.clients.remove(message.device)
-        if verdict != "valid" or edge_round.remaining == 1:
+        if column != "valid" or edge_round.remaining == 1:
             self._notify_parts(message)
         if edge_round.open:
             return
