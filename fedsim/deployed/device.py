@@ -36,9 +36,9 @@ from fedsim.deployed.trees import write_report
 from fedsim.federation.client import Client, Instruction, LocalResult
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.contents import BASE, Contents, received
+from fedsim.federation.direction_codec import DirectionCodec
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.task_context import TaskContext
-from fedsim.federation.wire import Wire
 from fedsim.learning.refs import Ref
 from fedsim.running.assembly import Run
 from fedsim.running.scenario import Scenario
@@ -103,8 +103,8 @@ class DeviceHalf:
         self._network = run.network
         self._envelopes = _AnswerEnvelopes(
             self._learner,
-            Wire(scenario.messages.down, self._learner),
-            Wire(scenario.messages.up, self._learner),
+            DirectionCodec(scenario.messages.down, self._learner),
+            DirectionCodec(scenario.messages.up, self._learner),
             self._devices,
             scenario.strategy.traits.accumulated_contents,
         )
@@ -232,7 +232,7 @@ class DeviceHalf:
         Otherwise it is the measured time of the last download.
         """
         if self._pace:
-            size = self._envelopes.wire(direction).model_bytes
+            size = self._envelopes.codec_of(direction).model_bytes
             return float(self._network.nominal_s(device, direction, size))
         return self._download_s
 

@@ -10,7 +10,7 @@ from fedsim.deployed.reading import PacketError
 from fedsim.deployed.trees import TreeWriter, read_tree
 from fedsim.federation.client import Instruction
 from fedsim.federation.contents import Lazy, received
-from fedsim.federation.wire import CodedContents
+from fedsim.federation.direction_codec import CodedContents
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
 

@@ -11,10 +11,10 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Flags, Ints
 from fedsim.common.errors import SimulationError
 from fedsim.federation.contents import Contents
+from fedsim.federation.direction_codec import CodedContents
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.notices import NoticeKind
 from fedsim.federation.task_context import TaskContext
-from fedsim.federation.wire import CodedContents
 from fedsim.world.network import Network
 from fedsim.world.population import Population
 from fedsim.world.task import Cause, Task, TaskStep

@@ -1,4 +1,4 @@
-"""Messages and their contents by name; the type of a content determines its bytes on the wire.
+"""Messages and their contents by name; the type of a content determines its encoded bytes.
 
 A content is one of:
 
@@ -107,8 +107,8 @@ class Partial:
         return sum(end - begin for begin, end in self.places)
 
 
-class WireSizes(Protocol):
-    """Interface of ``Wire`` that gives the encoded sizes of models, and of parts of models (bytes)."""
+class EncodedSizes(Protocol):
+    """Interface of ``DirectionCodec``: encoded sizes of models, and of parts of models (bytes)."""
 
     @property
     def model_bytes(self) -> float: ...
@@ -120,12 +120,12 @@ _payload = lru_cache(maxsize=256, typed=True)(
 )  # cached, as most messages have the payloads of earlier messages
 
 
-def payloads(contents: Contents, sizes: WireSizes) -> tuple[Payload, ...]:
+def payloads(contents: Contents, sizes: EncodedSizes) -> tuple[Payload, ...]:
     """Return name and bytes of each content of a message that costs bytes (all but ``Header``).
 
     Args:
         contents: the contents by name.
-        sizes: sizes of models on the wire.
+        sizes: encoded sizes of models.
 
     Raises:
         SimulationError: a content that cannot be sent.
@@ -137,7 +137,7 @@ def payloads(contents: Contents, sizes: WireSizes) -> tuple[Payload, ...]:
     return tuple(parts)
 
 
-def _bytes(name: str, value: Any, sizes: WireSizes) -> float:
+def _bytes(name: str, value: Any, sizes: EncodedSizes) -> float:
     match value:
         case Ref():
             return sizes.model_bytes

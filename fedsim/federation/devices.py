@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.training import LocalSteps, Places, Training
-from fedsim.federation.contents import Contents, Lazy, WireSizes, payloads
+from fedsim.federation.contents import Contents, EncodedSizes, Lazy, payloads
 from fedsim.learning.functions import DataFunction, Function, spliced, weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import Direction
@@ -304,7 +304,7 @@ class Devices:
         population: "Population",
         learner: "Learner",
         label_counts: Callable[[int, int | None], NDArray[np.int64]],
-        sizes: WireSizes,
+        sizes: EncodedSizes,
     ) -> None:
         self.population = population
         self.learner = learner

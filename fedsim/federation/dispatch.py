@@ -151,9 +151,9 @@ class Dispatch:
 
     def _model_s(self, device: int, direction: Direction) -> float:
         """Return the time (s) to transfer and to encode or decode a model, on a device's idle link."""
-        wire = self.envelopes.wire(direction)
-        size = wire.model_bytes + self.learner.state_bytes
-        return self.tasks.network.nominal_s(device, direction, size) + wire.model_s
+        codec = self.envelopes.codec_of(direction)
+        size = codec.model_bytes + self.learner.state_bytes
+        return self.tasks.network.nominal_s(device, direction, size) + codec.model_s
 
     async def start(self) -> None:
         """Record the malicious devices, if there is an attack, and start the strategy."""

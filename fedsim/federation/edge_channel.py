@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from fedsim.clock.simulation import Simulation
 from fedsim.federation.contents import Contents, has_model, received
+from fedsim.federation.direction_codec import CodedContents
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.events import Carried, Handlers
-from fedsim.federation.wire import CodedContents
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.task import Outcome
@@ -89,7 +89,7 @@ class EdgeChannel:
             models = [value for value in contents.values() if isinstance(value, Ref)]
             starts = dict.fromkeys(models, start)
         residuals = self.residuals.get(edge, {}) if direction == "up" else {}
-        coded = self._envelopes.wire(direction).encode_and_decode(contents, starts, residuals)
+        coded = self._envelopes.codec_of(direction).encode_and_decode(contents, starts, residuals)
         self.in_transit[message.id] = EdgeMessage(edge, direction, coded)
 
     def _on_end(self, message: "Message", outcome: Outcome) -> None:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from fedsim.federation.client import Instruction, LocalResult
 from fedsim.federation.contents import BASE, STATE, Contents, Partial, has_model, payloads, received
 from fedsim.federation.devices import Devices
+from fedsim.federation.direction_codec import DirectionCodec
 from fedsim.federation.task_context import TaskContext
-from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import Direction
@@ -44,8 +44,8 @@ class Envelopes:
     def __init__(
         self,
         learner: Learner,
-        down: Wire,
-        up: Wire,
+        down: DirectionCodec,
+        up: DirectionCodec,
         devices: Devices,
         added_up: Collection[str] = (),
     ) -> None:
@@ -55,8 +55,8 @@ class Envelopes:
         self._devices = devices
         self._added_up = added_up
 
-    def wire(self, direction: Direction) -> Wire:
-        """Return the encoder of a direction: the attribute ``down`` or ``up``."""
+    def codec_of(self, direction: Direction) -> DirectionCodec:
+        """Return the codec of a direction: the attribute ``down`` or ``up``."""
         return self.down if direction == "down" else self.up
 
     def parts(
@@ -75,7 +75,7 @@ class Envelopes:
         Raises:
             SimulationError: contents that cannot be sent.
         """
-        parts = payloads(contents, self.wire(direction))
+        parts = payloads(contents, self.codec_of(direction))
         if self._lacks_base(contents, has_base=has_base):
             return (Payload(BASE, self._learner.base_bytes), *parts)
         return parts
@@ -147,7 +147,7 @@ class Envelopes:
         return (*encoding, Upload(parts)) if parts else ()
 
     def encoding_s(self, size: float) -> float:
-        """Return the time (s) to encode models whose total size on the wire is ``size`` bytes."""
+        """Return the time (s) to encode models whose total encoded size is ``size`` bytes."""
         return size / self.up.model_bytes * self.up.model_s
 
     @property

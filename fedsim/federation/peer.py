@@ -88,10 +88,10 @@ class Peer(Device):
         Args:
             value: a model, or a part of one.
         """
-        wire = self._dispatch.peer_channel.wire
+        codec = self._dispatch.peer_channel.codec
         contents = {"part": value}
-        decoded: Ref = wire.encode_and_decode(contents, {}, {}).arriving["part"]
-        return EncodedModel(decoded, sum(part.bytes for part in payloads(contents, wire)))
+        decoded: Ref = codec.encode_and_decode(contents, {}, {}).arriving["part"]
+        return EncodedModel(decoded, sum(part.bytes for part in payloads(contents, codec)))
 
     def written(self, value: Ref | Partial) -> EncodedModel:
         """Former name of ``encode``.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from fedsim.clock.simulation import Simulation
 from fedsim.federation.contents import Contents, payloads, received
+from fedsim.federation.direction_codec import DirectionCodec
 from fedsim.federation.events import Handlers, PeerMessage
-from fedsim.federation.wire import Wire
 from fedsim.world.task import Outcome
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class PeerChannel:
 
     Args:
         simulation: the clock.
-        wire: encodes and decodes the models (``messages.up``).
+        codec: encodes and decodes the models (``messages.up``).
         messages: the messages outside of tasks.
         strategy: the strategy's code on the server.
 
@@ -28,10 +28,14 @@ class PeerChannel:
     """
 
     def __init__(
-        self, simulation: Simulation, wire: Wire, messages: "Messages", strategy: Handlers
+        self,
+        simulation: Simulation,
+        codec: DirectionCodec,
+        messages: "Messages",
+        strategy: Handlers,
     ) -> None:
         self._simulation = simulation
-        self.wire = wire
+        self.codec = codec
         self._messages = messages
         self._strategy = strategy
         self.in_transit: dict[int, Contents] = {}
@@ -47,8 +51,8 @@ class PeerChannel:
             contents: the contents by name.
             round_number: the round.
         """
-        parts = payloads(contents, self.wire)
-        arriving = self.wire.encode_and_decode(contents, {}, {}).arriving
+        parts = payloads(contents, self.codec)
+        arriving = self.codec.encode_and_decode(contents, {}, {}).arriving
         for device in receivers:
             message = self._messages.send(sender, device, parts, round_number, self._on_end)
             self.in_transit[message.id] = arriving

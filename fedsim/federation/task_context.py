@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
 from fedsim.federation.client import Instruction
-from fedsim.federation.wire import CodedContents
+from fedsim.federation.direction_codec import CodedContents
 from fedsim.learning.refs import Ref
 from fedsim.world.task import Task
 

@@ -16,6 +16,7 @@ from fedsim.common.training import CutBy, ModelCut
 from fedsim.federation.client import RunInfo
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.devices import Devices
+from fedsim.federation.direction_codec import DirectionCodec
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.ending import StopRules
 from fedsim.federation.envelopes import Envelopes
@@ -25,7 +26,6 @@ from fedsim.federation.local import ClientHalves, LocalTrainings
 from fedsim.federation.notices import NoticeKind
 from fedsim.federation.server import Server
 from fedsim.federation.unseen import COLUMNS
-from fedsim.federation.wire import Wire
 from fedsim.learning import Learner
 from fedsim.learning.architecture import LoRA, layers_of
 from fedsim.records.schema import DEVICES, OWN_TRAINING, ROUNDS, with_columns
@@ -196,8 +196,8 @@ class Run:
     def _build_messages(self) -> None:
         """Build the codecs, ``Dispatch`` (server) and ``ClientSide`` (devices), which exchange messages."""
         scenario = self.scenario
-        down = Wire(scenario.messages.down, self.learner)
-        up = Wire(scenario.messages.up, self.learner)
+        down = DirectionCodec(scenario.messages.down, self.learner)
+        up = DirectionCodec(scenario.messages.up, self.learner)
         devices = Devices(self.population, self.learner, self._label_counts, up)
         devices.clock = lambda: self.simulation.now
         devices.batteries = self._batteries

@@ -55,7 +55,7 @@ class Sections(Spec):
             by import path.
         drift: data shifts during the run; None: none.
         malicious: devices that attack the learning; None: none.
-        messages: codecs of models on the wire.
+        messages: codecs of models in messages.
         server: the server's computing time, and its timeout for lost clients.
         strategy: the federated learning algorithm and its parameters.
         evaluation: when and how accuracy is measured.

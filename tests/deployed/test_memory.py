@@ -9,7 +9,7 @@ from fedsim.deployed.packing import Packet
 from fedsim.deployed.reading import Json, PacketError
 from fedsim.federation.client import Instruction
 from fedsim.federation.contents import Header, Lazy
-from fedsim.federation.wire import CodedContents
+from fedsim.federation.direction_codec import CodedContents
 from fedsim.running.assembly import Run
 from fedsim.running.scenario import Scenario
 

@@ -29,11 +29,11 @@ from fedsim.common.training import (
 )
 from fedsim.federation.client import Instruction, PreviousResult
 from fedsim.federation.contents import Header, Lazy, Opaque, Partial
+from fedsim.federation.direction_codec import CodedContents
 from fedsim.federation.edge_channel import EdgeMessage
 from fedsim.federation.ending import Progress
 from fedsim.federation.events import TaskEnd
 from fedsim.federation.task_context import TaskContext
-from fedsim.federation.wire import CodedContents
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.running.checkpoint import CheckpointSpec, store

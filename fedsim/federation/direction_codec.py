@@ -30,7 +30,7 @@ class _CodedContent(NamedTuple):
     residual: Ref | None = None
 
 
-class Wire:
+class DirectionCodec:
     """Encodes and decodes all models of messages in one direction, by the codec of that direction.
 
     Args:
@@ -51,7 +51,7 @@ class Wire:
         self.model_s = codec.seconds(self._parameters)
 
     def part_bytes(self, count: int) -> float:
-        """Return the size of ``count`` parameters of a model on the wire (bytes)."""
+        """Return the encoded size of ``count`` parameters of a model (bytes)."""
         return self._codec.part_bytes(count, self._parameters)
 
     def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
