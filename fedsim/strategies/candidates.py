@@ -7,6 +7,7 @@ from fedsim.federation import Contents, Server, TaskEnd
 from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import QUESTION, Selection
+from fedsim.strategies.round_timers import RoundTimer
 from fedsim.strategies.state import PartState
 
 
@@ -80,7 +81,7 @@ class Candidates:
             task = server.ask(device, contents, QUESTION, group=group_of(device))
             self._state.questions[task] = device
         if selection.patience_s is not None:
-            server.timer("questions", server.now + selection.patience_s)
+            server.timer(RoundTimer.QUESTIONS, server.now + selection.patience_s)
 
     def receive(self, message: TaskEnd) -> bool:
         """Store a candidate's answer when its task has ended.
@@ -97,7 +98,7 @@ class Candidates:
             state.answers[device] = dict(message.contents)
         if state.questions:
             return False
-        self._server.cancel_timer("questions")
+        self._server.cancel_timer(RoundTimer.QUESTIONS)
         return True
 
     def end(self) -> None:

@@ -22,6 +22,7 @@ from fedsim.strategies.combining import Combining, S
 from fedsim.strategies.parts.secure import PHASES, SecurePhases
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.round_state import SynchronousState as SynchronousState
+from fedsim.strategies.round_timers import RoundTimer
 from fedsim.strategies.state import new_state
 from fedsim.strategies.updates import Update
 
@@ -107,9 +108,9 @@ class Synchronous(Combining[S]):
     (question candidates)  ``_open_round``      when all have answered, or at timer ``questions``
     shift data             ``_begin_round``     at timer ``ask``, in the same instant
     prepare                ``before_asking``    at timer ``computed``, when the server has computed
-    (exchange keys)        ``_begin_asking``    at timer ``phase``, twice
+    (exchange keys)        ``_begin_asking``    at timer ``secure-phase``, twice
     train                  ``_ask_cohort``      when all tasks have ended, or at timer ``deadline``
-    (unmask the sum)       ``on_task_end``      at timer ``phase``, and then ``close``
+    (unmask the sum)       ``on_task_end``      at timer ``secure-phase``, and then ``unmasked``
     aggregate              ``_close_round``     at timer ``aggregated``, when the server has computed
     record                 ``_finish_round``    with the next round, at timer ``round`` if ``every``
     ====================== ==================== ================================================
@@ -277,7 +278,7 @@ class Synchronous(Combining[S]):
     def _wait(self) -> None:
         """Set a timer to open the round again after ``retry``, as too few clients are available."""
         least = self.params.min_available or 1
-        self.server.look_again("retry", self.params.retry, at_least=least)
+        self.server.look_again(RoundTimer.RETRY, self.params.retry, at_least=least)
 
     async def on_start(self) -> None:
         self._open_round()
@@ -292,7 +293,7 @@ class Synchronous(Combining[S]):
         else:
             next_step = math.ceil((self.server.now - _TIE_S) / every)
             state.schedule_step = max(state.schedule_step + 1, next_step)
-            self.server.timer("round", state.schedule_step * every)
+            self.server.timer(RoundTimer.ROUND, state.schedule_step * every)
 
     def _open_round(self) -> None:
         state = self.state
@@ -324,7 +325,7 @@ class Synchronous(Combining[S]):
             return
         self.server.begin_round(self.state.round)
         # a timer, so that devices process the shifts of this round before they are asked
-        self.server.timer("ask", self.server.now)
+        self.server.timer(RoundTimer.ASK, self.server.now)
 
     async def _choose(self) -> None:
         """Choose the cohort from the candidates that have answered, and begin the round."""
@@ -352,7 +353,7 @@ class Synchronous(Combining[S]):
             state.limit = rule.limit_s(state.deadline, state.round)
         recorded_deadline = None
         if self._round_limit is not None:
-            deadline = server.timer("deadline", server.now + self._round_limit)
+            deadline = server.timer(RoundTimer.DEADLINE, server.now + self._round_limit)
             if not self.params.traits.late_goes_on:  # else late tasks go on after it
                 recorded_deadline = deadline
         server.emit(
@@ -398,29 +399,29 @@ class Synchronous(Combining[S]):
     async def on_timer(self, name: str) -> None:
         # the table of phases in the docstring of the class has the timers
         match name:
-            case "retry" | "round":
+            case RoundTimer.RETRY | RoundTimer.ROUND:
                 self._open_round()
-            case "ask":
+            case RoundTimer.ASK:
                 await self.before_asking()
                 if self.server.computing:
-                    self.server.timer("computed", self.server.now)
+                    self.server.timer(RoundTimer.COMPUTED, self.server.now)
                 else:
                     self._begin_asking()
-            case "computed":
+            case RoundTimer.COMPUTED:
                 self._begin_asking()
-            case "aggregated":
+            case RoundTimer.AGGREGATED:
                 await self._finish_round()
-            case "phase":
+            case RoundTimer.SECURE_PHASE:
                 self._end_secure_phase()
-            case "close":
+            case RoundTimer.UNMASKED:
                 await self._close_round()
-            case "deadline":
+            case RoundTimer.DEADLINE:
                 self._end_open()
-            case "questions":
+            case RoundTimer.QUESTIONS:
                 self._candidates.end()
 
     def _end_secure_phase(self) -> None:
-        """Continue secure aggregation at timer ``phase``; ask the cohort when it may train."""
+        """Continue secure aggregation at timer ``secure-phase``; ask the cohort when it may train."""
         assert self._secure is not None
         may_train = self._secure.on_timer()
         if may_train and self.state.cohort:
@@ -471,13 +472,13 @@ class Synchronous(Combining[S]):
 
     async def _close_round(self) -> None:
         state = self.state
-        self.server.cancel_timer("deadline")
+        self.server.cancel_timer(RoundTimer.DEADLINE)
         if state.secure.unread:
             self.record_aggregate(state.received, [0.0] * len(state.received))
         else:
             await self.aggregate()
         if self.server.computing:
-            self.server.timer("aggregated", self.server.now)
+            self.server.timer(RoundTimer.AGGREGATED, self.server.now)
         else:
             await self._finish_round()
 

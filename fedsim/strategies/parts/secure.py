@@ -26,6 +26,7 @@ from fedsim.federation import (
     payloads,
 )
 from fedsim.strategies.parts import PartClient
+from fedsim.strategies.round_timers import RoundTimer
 from fedsim.strategies.state import State
 from fedsim.strategies.updates import Update
 from fedsim.world.steps import Computation
@@ -277,7 +278,7 @@ class SecurePhases:
             task = server.ask(device, contents, phase)
             state.open[task] = device
         wait_s = self._costs.patience if state.open else 0.0
-        server.timer("phase", server.now + wait_s)
+        server.timer(RoundTimer.SECURE_PHASE, server.now + wait_s)
 
     def _neighbours(self, device: int, phase: Phase) -> int:
         """Return with how many clients a client exchanges keys or shares in a phase.
@@ -303,7 +304,8 @@ class SecurePhases:
     def ended(self, message: TaskEnd) -> None:
         """Process the end of a client's task in the present phase.
 
-        When all tasks of the phase have ended, the timer ``phase`` is set to begin the next one.
+        When all tasks of the phase have ended, the timer ``secure-phase`` is set to begin the next
+        phase.
         """
         state = self._state
         device = state.open.pop(message.task)
@@ -312,14 +314,14 @@ class SecurePhases:
             if "take-back" in message.asked:
                 state.take_back.remove(device)
         if not state.open:
-            self._server.timer("phase", self._server.now)
+            self._server.timer(RoundTimer.SECURE_PHASE, self._server.now)
 
     def on_timer(self) -> bool:
-        """Process the timer ``phase``: a phase's tasks have all ended, or its time is over.
+        """Process the timer ``secure-phase``: a phase's tasks have all ended, or its time is over.
 
         Open tasks are ended as late, after which the timer rings again. Without open tasks the next
-        phase or the training begins. After the last phase the sum is unmasked, and timer ``close``
-        then closes the round.
+        phase or the training begins. After the last phase the sum is unmasked, and timer
+        ``unmasked`` then closes the round.
 
         Returns:
             Whether the phases before the training are over, so that the cohort can be asked.
@@ -345,7 +347,7 @@ class SecurePhases:
         return False
 
     def _unmask(self, answered: list[int]) -> None:
-        """Determine whether the sum can be read, and set timer ``close`` to the end of unmasking.
+        """Determine whether the sum can be read, and set timer ``unmasked`` to the end of unmasking.
 
         Args:
             answered: devices that have answered in the phase ``secure-unmask``.
@@ -358,7 +360,7 @@ class SecurePhases:
             state.take_back = sorted({*state.take_back, *summed})
         numbers = max(update.contents["masked-numbers"] for update in received)
         wait_s = self._costs.recovery_s(state.graph, state.masked, summed, numbers)
-        self._server.timer("close", self._server.now + wait_s)
+        self._server.timer(RoundTimer.UNMASKED, self._server.now + wait_s)
 
 
 class SecureClient(PartClient):

@@ -17,6 +17,7 @@ from fedsim.federation.round_result import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Entry
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
+from fedsim.strategies.round_timers import RoundTimer
 from fedsim.strategies.state import Entries
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
 from fedsim.toolbox.clustering.moments import EachRound, ShiftTest, WhenShifted
@@ -418,7 +419,7 @@ class Grouped(Synchronous[G]):
         Args:
             name: name of the timer that has fired.
         """
-        comes_after_assignments = name in ("ask", "computed", "deadline")
+        comes_after_assignments = name in (RoundTimer.ASK, RoundTimer.COMPUTED, RoundTimer.DEADLINE)
         if name == "assign":
             await self._assign_prepared()
         elif comes_after_assignments and self.state.prepared:
@@ -447,7 +448,7 @@ class Grouped(Synchronous[G]):
                 self._ask(device, continues=True)
         if len(self.state.received) >= self.params.enough:
             # Enough updates have arrived: trainings that start now are ended by the deadline.
-            self.server.timer("deadline", self.server.now)
+            self.server.timer(RoundTimer.DEADLINE, self.server.now)
 
 
 def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:

@@ -19,6 +19,9 @@ from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.traits import Traits
 from fedsim.toolbox.selection.least import LeastAvailable
 
+_CLOSE_LATE = "close-late"
+"""Name of the timer that closes a round whose open tasks are late."""
+
 
 class REFLParams(AggregatingParams):
     """Keys of ``[strategy]`` for REFL: the weights of updates that arrive after their round.
@@ -145,11 +148,11 @@ class REFL(FedAvg[REFLParams]):
     state: REFLState
 
     def _end_open(self) -> None:
-        self.server.timer("close", self.server.now)
+        self.server.timer(_CLOSE_LATE, self.server.now)
 
     async def on_timer(self, name: str) -> None:
         state = self.state
-        if name != "close":
+        if name != _CLOSE_LATE:
             await super().on_timer(name)
         elif state.open:
             state.late |= dict.fromkeys(state.open, state.round)
@@ -233,5 +236,5 @@ class REFL(FedAvg[REFLParams]):
         return {name: counts[name] for name in counts if name in ("valid", "disconnected")}
 
     async def _close_round(self) -> None:
-        self.server.cancel_timer("close")
+        self.server.cancel_timer(_CLOSE_LATE)
         await super()._close_round()
