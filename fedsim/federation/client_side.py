@@ -16,7 +16,7 @@ from fedsim.federation.contents import received
 from fedsim.federation.devices import Devices, linear_combination
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.fewer_layers import FewerLayers
-from fedsim.federation.local import ClientHalves, LocalTrainings
+from fedsim.federation.own_training import ClientHalves, LocalTrainings
 from fedsim.federation.task_context import TaskContext
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref

@@ -18,9 +18,9 @@ from fedsim.federation.devices import DevicesState
 from fedsim.federation.edge_channel import EdgeChannel, EdgeChannelState
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.events import VISIBLE, Handlers, TaskEnd
-from fedsim.federation.local import ClientHalves
 from fedsim.federation.lost_tasks import LostTasks
 from fedsim.federation.notices import Notices
+from fedsim.federation.own_training import ClientHalves
 from fedsim.federation.peer_channel import PeerChannel
 from fedsim.federation.task_context import TaskContext
 from fedsim.federation.timers import Timers, TimersState

@@ -24,7 +24,7 @@ from fedsim.learning.refs import Ref
 
 if TYPE_CHECKING:
     from fedsim.federation.events import Handlers
-    from fedsim.federation.local import LocalTrainings
+    from fedsim.federation.own_training import LocalTrainings
     from fedsim.learning import Evaluation, Learner
 
 Figures = dict[str, float | None]

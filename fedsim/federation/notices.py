@@ -9,7 +9,7 @@ from fedsim.clock.simulation import Handler, Simulation
 from fedsim.federation.contents import received
 from fedsim.federation.devices import Devices
 from fedsim.federation.events import Handlers
-from fedsim.federation.local import ClientHalves
+from fedsim.federation.own_training import ClientHalves
 
 if TYPE_CHECKING:
     from fedsim.world.task_runner import TaskRunner

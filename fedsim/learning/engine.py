@@ -27,6 +27,7 @@ from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.derived import Derived
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import DataFunction
+from fedsim.learning.host_copies import to_device, to_host
 from fedsim.learning.learner import Learner
 from fedsim.learning.local_work import LocalWork
 from fedsim.learning.models import Layered, Model, TorchModel
@@ -38,13 +39,12 @@ from fedsim.learning.resident import ResidentSamples
 from fedsim.learning.resident_models import ResidentModels
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, batch_width, shuffled
+from fedsim.learning.solvers.choice import pick, refuse_different_gpus, torch_device
 from fedsim.learning.solvers.cohort import Cohort
 from fedsim.learning.solvers.probe import SAMPLES, probe
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights
-from fedsim.learning.solvers.selection import pick, refuse_different_gpus, torch_device
 from fedsim.learning.spec import Trainer
 from fedsim.learning.testsets import TestSets, evaluation_of, judge, judge_each
-from fedsim.learning.transfers import to_device, to_host
 
 _ADAPTERS = "strategy/adapters"  # random stream of LoRA's initial matrices
 _INIT = "strategy/init"  # random stream of initial models, equal for all strategies with one seed

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedsim.common.streams import Streams
 from fedsim.common.training import Batching
 from fedsim.learning.data.federated import FederatedData, Shard, stratified_part
+from fedsim.learning.host_copies import difference
 from fedsim.learning.refs import Best, Ref, Trained
 from fedsim.learning.resident import ResidentSamples
 from fedsim.learning.resident_models import NamedWeights, ResidentModels, TrainedModel
@@ -32,7 +33,6 @@ from fedsim.learning.solvers.base import (
 )
 from fedsim.learning.solvers.dropout import advanced_key
 from fedsim.learning.spec import Trainer
-from fedsim.learning.transfers import difference
 
 
 class TrainingJob(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.common.arrays import AnyArray
 from fedsim.learning.data.federated import FederatedData, Shard
-from fedsim.learning.transfers import to_device
+from fedsim.learning.host_copies import to_device
 
 _SHARE = 0.25  # share of a GPU's free memory, at the first training, for samples
 _SentContent = tuple[object, ...]

@@ -21,12 +21,12 @@ from torch import Tensor
 from fedsim.common.arrays import AnyArray
 from fedsim.common.tensor_files import AnyTensor, StoredTensor, array_of
 from fedsim.learning.functions import RunningSum
+from fedsim.learning.host_copies import FlatModel, to_device, to_host
 from fedsim.learning.refs import Ref, weights_of
 from fedsim.learning.resident import share_of_memory
 from fedsim.learning.scratch import ComputedWeights, Scratch, Weights
 from fedsim.learning.solvers.base import Solved
 from fedsim.learning.streaming import Twin
-from fedsim.learning.transfers import FlatModel, to_device, to_host
 
 _SHARE = 0.15  # share of a GPU's free memory, when the run begins, for models
 _MOST_STORED = 0.5  # share of this memory for stored models; the rest is for new results and copies

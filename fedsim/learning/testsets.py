@@ -16,12 +16,12 @@ from torch import Tensor
 from fedsim.common.arrays import AnyArray, Ints
 from fedsim.learning.data.federated import FederatedData, Shard
 from fedsim.learning.evaluation import Evaluation
+from fedsim.learning.host_copies import to_host
 from fedsim.learning.objectives import Objective, SampleNumbers
 from fedsim.learning.resident import ResidentSamples
 from fedsim.learning.resident_models import NamedWeights, ResidentModels
 from fedsim.learning.scratch import Weights
 from fedsim.learning.solvers.base import Solver, one_thread
-from fedsim.learning.transfers import to_host
 
 _BLOCK_NUMBERS = 1 << 20  # values in the images of one block
 _KEPT_BYTES = 1 << 30  # bytes of test samples that stay in memory: indices, and images

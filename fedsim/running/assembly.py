@@ -22,8 +22,8 @@ from fedsim.federation.ending import StopRules
 from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, WorldView
 from fedsim.federation.fewer_layers import FewerLayers
-from fedsim.federation.local import ClientHalves, LocalTrainings
 from fedsim.federation.notices import NoticeKind
+from fedsim.federation.own_training import ClientHalves, LocalTrainings
 from fedsim.federation.server import Server
 from fedsim.federation.unseen import COLUMNS
 from fedsim.learning import Learner
@@ -31,7 +31,7 @@ from fedsim.learning.architecture import LoRA, layers_of
 from fedsim.records.schema import DEVICES, OWN_TRAINING, ROUNDS, with_columns
 from fedsim.running.drift import Drift
 from fedsim.running.learning import LearningBuilder
-from fedsim.running.local import check_epochs, own_columns
+from fedsim.running.own_training import check_epochs, own_columns
 from fedsim.strategies import strategy_class
 from fedsim.strategies.round_params import RoundParams
 from fedsim.world import columns

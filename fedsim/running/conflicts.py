@@ -6,7 +6,7 @@ from fedsim.common.errors import nearest
 from fedsim.federation.codecs import MessagesSpec, Plain
 from fedsim.federation.costs import ServerSpec
 from fedsim.federation.unseen import COLUMNS, LOSS
-from fedsim.running.local import refused_keys
+from fedsim.running.own_training import refused_keys
 from fedsim.running.sections import Sections
 from fedsim.strategies.parts.aggregation import Aggregation, Mean, Weighted
 from fedsim.strategies.round_params import SynchronousParams

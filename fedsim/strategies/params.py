@@ -19,7 +19,7 @@ from fedsim.strategies.parts.selection import Selection
 from fedsim.strategies.parts.server import ServerOptimizer
 from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.traits import Traits
-from fedsim.world.population import DeadlineBase
+from fedsim.world.population import MeanOver
 from fedsim.world.population_spec import PopulationSpec
 
 KeyPart = TypeVar("KeyPart", bound=Spec)
@@ -212,7 +212,7 @@ class StrategyParams(FormerNames):
         return False
 
     @property
-    def mean_epoch_over(self) -> DeadlineBase:
+    def mean_epoch_over(self) -> MeanOver:
         """Set of devices over which the mean time of an epoch (``RunInfo.mean_epoch_s``) is taken.
 
         ``unslowed``: all devices at their usual speed; ``all``: stragglers count at their reduced

@@ -16,7 +16,7 @@ from fedsim.strategies.parts.deadline import DEADLINES, Deadline, DeadlineSpec, 
 from fedsim.strategies.parts.secure import SecureAggregation
 from fedsim.strategies.parts.selection import Random, SelectionSpec
 from fedsim.strategies.parts.server import ServerOptimizerSpec
-from fedsim.world.population import DeadlineBase
+from fedsim.world.population import MeanOver
 
 
 def _deadline_tag(value: object) -> str:
@@ -71,7 +71,7 @@ class RoundParams(StrategyParams):
     every: PositiveSeconds | None = None
 
     @property
-    def mean_epoch_over(self) -> DeadlineBase:
+    def mean_epoch_over(self) -> MeanOver:
         if isinstance(self.deadline, Deadline) and self.deadline.mean_over:
             return self.deadline.mean_over
         return "unslowed"

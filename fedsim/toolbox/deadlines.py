@@ -13,7 +13,7 @@ from fedsim.common.spec import Epochs
 from fedsim.common.units import PositiveSeconds
 from fedsim.strategies.parts.deadline import Deadline, Fixed, Since
 from fedsim.strategies.state import State
-from fedsim.world.population import DeadlineBase
+from fedsim.world.population import MeanOver
 
 
 class Relative(Deadline):
@@ -36,11 +36,11 @@ class Relative(Deadline):
     kind: Literal["relative"] = "relative"
     times: float = Field(default=1.0, gt=0.0, le=1e9)
     epochs: Epochs = 5
-    devices: DeadlineBase = "unslowed"
+    devices: MeanOver = "unslowed"
     since: Since = "download"
 
     @property
-    def mean_over(self) -> DeadlineBase:
+    def mean_over(self) -> MeanOver:
         return self.devices
 
     def among(self, mean_epoch_s: float) -> Deadline:

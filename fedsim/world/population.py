@@ -10,7 +10,7 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import SimulationError
 from fedsim.common.training import Batching, CutBy, Training
 from fedsim.world.columns import ALL, alike, mean
-from fedsim.world.local import OwnTraining
+from fedsim.world.own_training import OwnTraining
 from fedsim.world.rooflines import Rooflines
 from fedsim.world.task import WorkAmounts
 
@@ -18,11 +18,10 @@ from fedsim.world.task import WorkAmounts
 # costs a third of the step.
 _FORWARD_SHARE = 1 / 3
 
-DeadlineBase = Literal["unslowed", "all"]
-"""Base of a relative deadline.
+MeanOver = Literal["unslowed", "all"]
+"""Epoch times whose mean is the unit of a relative deadline.
 
-``unslowed``: the mean epoch time as if there were no stragglers. ``all``: the mean epoch time with
-the stragglers at their reduced speed.
+``all``: stragglers count at their reduced speed. ``unslowed``: at their usual speed.
 """
 
 
@@ -168,7 +167,7 @@ class Population:
             training = self.own.with_batch(device, training)
         return rooflines.fit(int(rooflines.which[device]), training, samples)
 
-    def epochs_s(self, devices: slice = ALL, over: DeadlineBase = "all") -> Floats:
+    def epochs_s(self, devices: slice = ALL, over: MeanOver = "all") -> Floats:
         """Return the time (s) of an epoch on each device in a slice, float64 [devices].
 
         Random variation (jitter) is not included.
@@ -217,7 +216,7 @@ class Population:
             return np.full(len(samples), float(epochs))
         return self.own.passes(devices, epochs, samples, self.batching)
 
-    def mean_epoch_s(self, over: DeadlineBase) -> float:
+    def mean_epoch_s(self, over: MeanOver) -> float:
         """Return the mean time of an epoch over the devices that may train (s), without jitter.
 
         Args:

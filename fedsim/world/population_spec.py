@@ -41,7 +41,7 @@ from fedsim.world.distributions import (
 from fedsim.world.epoch_times import SlowPhases
 from fedsim.world.hosts import HostSpec
 from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
-from fedsim.world.local import LocalSpec
+from fedsim.world.own_training import LocalSpec
 from fedsim.world.population import Population
 from fedsim.world.rooflines import Rooflines
 

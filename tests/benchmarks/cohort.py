@@ -30,12 +30,12 @@ from fedsim.clock.executors import Executor, Inline, Threads
 from fedsim.common.training import Batching, LocalEpochs, Training
 from fedsim.learning import scratch
 from fedsim.learning.data.federated import FederatedData, Pool, Shard, TokenShape
+from fedsim.learning.host_copies import counted_copies
 from fedsim.learning.models import ModelSpec, Perceptron
 from fedsim.learning.modules import trained_tensors
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
 from fedsim.learning.solvers.cohort import Cohort
 from fedsim.learning.solvers.reference import Reference, flat_weights
-from fedsim.learning.transfers import counted_transfers
 from fedsim.running.runner import Job
 from fedsim.strategies import STRATEGIES as REGISTERED
 from fedsim.toolbox.models.images import ResNet18
@@ -291,7 +291,7 @@ def copies_of_wave(model: ModelSpec, room: float) -> tuple[float, float]:
         core, _ = learning(images(devices), model, **options)
         mean = core.initial()
         for _ in range(3):
-            with counted_transfers() as counts:
+            with counted_copies() as counts:
                 start = mean
                 updates = []
                 for device in range(devices):

@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedsim.learning import engine, resident, resident_models
+from fedsim.learning.host_copies import CopyCounts, counted_copies
 from fedsim.learning.resident_models import ResidentModels
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.cohort import Cohort, kind_of
 from fedsim.learning.solvers.stack import Stack
-from fedsim.learning.transfers import TransferCounts, counted_transfers
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -55,7 +55,7 @@ class StepLoops:
     def __init__(self) -> None:
         self.count = 0
         self.crossings: list[str] = []
-        self.transfers: list[TransferCounts] = []
+        self.transfers: list[CopyCounts] = []
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def meta_for_a_gpu(room: float = ROOM) -> Iterator[StepLoops]:
         return made(tensor.shape, dtype=tensor.dtype)
 
     def watched(self: Stack, *args: Any) -> Tensor:
-        with Crossings() as crossings, counted_transfers() as counts:
+        with Crossings() as crossings, counted_copies() as counts:
             losses = descend(self, *args)
         loops.count += 1
         loops.crossings += crossings.operations

@@ -14,9 +14,9 @@ from fedsim.clock.executors import Inline, Threads
 from fedsim.common.training import Contrast
 from fedsim.learning.modules import trained_tensors
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread
+from fedsim.learning.solvers.choice import pick
 from fedsim.learning.solvers.cohort import Cohort, CohortByTrainer, kind_of
 from fedsim.learning.solvers.reference import Reference, flat_weights
-from fedsim.learning.solvers.selection import pick
 from fedsim.learning.solvers.stack import SgdSteps, plan_lanes
 from fedsim.running.runner import Job
 from fedsim.toolbox.trainers.torch_trainer import TorchTrainer

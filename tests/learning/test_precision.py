@@ -14,8 +14,8 @@ from fedsim.clock.executors import Inline, Threads
 from fedsim.common.errors import ScenarioError
 from fedsim.learning.modules import trained_tensors
 from fedsim.learning.solvers.base import Descent, LocalSolve, one_thread
+from fedsim.learning.solvers.choice import pick
 from fedsim.learning.solvers.reference import Reference, flat_weights
-from fedsim.learning.solvers.selection import pick
 from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.running.runner import Job
 from fedsim.toolbox.trainers.torch_trainer import TorchTrainer

@@ -15,12 +15,12 @@ from fedsim.common.training import Batching, LocalEpochs, Training
 from fedsim.learning import resident
 from fedsim.learning.data.federated import Dataset, FederatedData, Pool, Shard, pooled
 from fedsim.learning.data.transforms import Augmentation
+from fedsim.learning.host_copies import CopyCounts, counted_copies
 from fedsim.learning.models import Perceptron
 from fedsim.learning.resident import ResidentSamples
 from fedsim.learning.solvers.base import Descent, LocalSolve, shuffled
 from fedsim.learning.solvers.cohort import Cohort, kind_of
 from fedsim.learning.solvers.reference import Reference
-from fedsim.learning.transfers import TransferCounts, counted_transfers
 from fedsim.running.runner import Job
 from tests.learning.conftest import grey_images
 from tests.learning.small import learning, run
@@ -80,15 +80,15 @@ def test_bytes_are_copied_once_and_stay_bytes(small: Dataset) -> None:
     pixels = len(TRAIN) * 64
     labels = len(TRAIN) * 8
     rule = 3 * 4  # scale, mean and standard deviation
-    with counted_transfers() as counts:
+    with counted_copies() as counts:
         for _ in range(5):
             staying.train(SHARDS["plain"])
-    assert counts == TransferCounts(5, 0, pixels + labels + rule, 0)
+    assert counts == CopyCounts(5, 0, pixels + labels + rule, 0)
     assert staying.used_bytes == pixels + labels + rule
-    with counted_transfers() as counts:
+    with counted_copies() as counts:
         for _ in range(5):
             ResidentSamples(data, CPU, 0).train(SHARDS["plain"])
-    assert counts == TransferCounts(10, 0, 5 * (4 * pixels + labels), 0)
+    assert counts == CopyCounts(10, 0, 5 * (4 * pixels + labels), 0)
 
 
 def test_without_room_the_shard_that_was_used_longest_ago_is_freed(small: Dataset) -> None:
@@ -96,7 +96,7 @@ def test_without_room_the_shard_that_was_used_longest_ago_is_freed(small: Datase
     one, two, three = (Shard(TRAIN + np.int32(n), TEST) for n in range(3))
 
     def copies(shard: Shard) -> int:
-        with counted_transfers() as counts:
+        with counted_copies() as counts:
             x, _ = staying.train(shard)
         assert same(x, staying.data.train_samples(shard)[0])
         assert staying.used_bytes <= 2.5 * 4 * 72
@@ -125,7 +125,7 @@ def test_all_that_steps_need_crosses_by_counted_copies(solver: str, small: Datas
         else:
             Reference.train(cohort, cohort.watch.fresh(), *work[0])
 
-    with counted_transfers() as counts, Crossings() as crossings:
+    with counted_copies() as counts, Crossings() as crossings:
         for shard in (SHARDS["plain"], SHARDS["turned"]):
             batches = shuffled(np.random.default_rng(0), len(TRAIN), Batching(3), LocalEpochs(2))
             solve = LocalSolve(weights, *staying.train(shard), batches)
@@ -149,7 +149,7 @@ def bytes_sent(solver: str, rounds: int) -> tuple[list[int], list[int]]:
     read = []
     model = core.initial()
     for number in range(rounds):
-        with counted_transfers() as counts:
+        with counted_copies() as counts:
             updates = [core.train(Training(model), device, key=number) for device in range(3)]
             run(core.values(updates))
         model = core.mix([(update, 1 / 3) for update in updates])
@@ -213,7 +213,7 @@ def test_a_run_has_the_same_hashes_with_samples_that_stay(
 COPYING = {"cpu", "cuda", "from_numpy", "as_tensor", "tensor", "numpy"}
 """Names of torch's functions that copy between host and device."""
 ELSEWHERE = {
-    "transfers.py": "it is where copies are made",
+    "host_copies.py": "it is where copies are made",
     "dense.py": "closed forms compute on the host",
     "hidden_memory.py": "the memory of a user's module is compared on the host",
     "reference.py": "the module is copied once, when the solver is made",

@@ -24,6 +24,7 @@ from fedsim.learning import engine, resident_models, scratch
 from fedsim.learning.data.federated import FederatedData, Shard, pooled
 from fedsim.learning.engine import Learning
 from fedsim.learning.functions import weighted_sum
+from fedsim.learning.host_copies import CopyCounts, counted_copies
 from fedsim.learning.models import CNN5, ModelSpec, Perceptron
 from fedsim.learning.refs import Ref
 from fedsim.learning.resident_models import (
@@ -33,7 +34,6 @@ from fedsim.learning.resident_models import (
     ResidentWeights,
 )
 from fedsim.learning.solvers.context import parts_of
-from fedsim.learning.transfers import TransferCounts, counted_transfers
 from fedsim.running.checkpoint.apart import LinkedTensors
 from fedsim.running.checkpoint.codec import Encoder
 from fedsim.running.runner import Job
@@ -87,10 +87,10 @@ def fed_avg(core: Learning, start: Ref, together: int = DEVICES) -> Ref:
     return mean
 
 
-def third_round(core: Learning) -> tuple[TransferCounts, Ref]:
+def third_round(core: Learning) -> tuple[CopyCounts, Ref]:
     """The copies of a round, when all samples have been sent, and its model."""
     model = fed_avg(core, fed_avg(core, core.initial()))
-    with counted_transfers() as counts:
+    with counted_copies() as counts:
         model = fed_avg(core, model)
     return counts, model
 
@@ -100,7 +100,7 @@ def test_a_model_is_copied_once_and_the_one_used_longest_ago_is_freed() -> None:
     first, second, third = (known(serial, np.full(10, serial)) for serial in range(3))
 
     def copies(ref: Ref) -> int:
-        with counted_transfers() as counts:
+        with counted_copies() as counts:
             tensor = models.of(ref)
         assert isinstance(tensor, torch.Tensor)
         assert np.array_equal(tensor.numpy(), ref.value)
@@ -109,19 +109,19 @@ def test_a_model_is_copied_once_and_the_one_used_longest_ago_is_freed() -> None:
 
     assert [copies(ref) for ref in (first, second, first, third)] == [1, 1, 0, 1]
     assert [copies(ref) for ref in (first, second)] == [0, 1]
-    with counted_transfers() as counts:
+    with counted_copies() as counts:
         assert models.of(known(9, np.ones(100))) is not None  # larger than all the room
-    assert counts == TransferCounts(1, 0, 400, 0)
+    assert counts == CopyCounts(1, 0, 400, 0)
 
 
 def test_without_room_a_model_is_the_array_of_the_host() -> None:
     ref = known(0, np.ones(10))
     models = ResidentModels(CPU)
     assert not models.stays
-    with counted_transfers() as counts:
+    with counted_copies() as counts:
         assert models.of(ref) is ref.value
         assert models.named(ref) is ref.value
-    assert counts == TransferCounts()
+    assert counts == CopyCounts()
 
 
 def test_a_worker_process_has_copies_of_its_own_and_keeps_no_results() -> None:
@@ -132,10 +132,10 @@ def test_a_worker_process_has_copies_of_its_own_and_keeps_no_results() -> None:
     assert worker.used_bytes == 0
     for copies in (1, 0):
         model = pickle.loads(pickle.dumps(models.named(ref)))
-        with counted_transfers() as counts:
+        with counted_copies() as counts:
             worker.flat(model)
         assert counts.to_device == copies
-    with counted_transfers() as counts:
+    with counted_copies() as counts:
         results = worker.keep([torch.ones(10), torch.zeros(10)])
     assert counts.to_host == 1
     assert all(isinstance(result, np.ndarray) for result in results)
@@ -154,10 +154,10 @@ def test_a_round_sends_no_model_and_reads_none(monkeypatch: pytest.MonkeyPatch) 
     flags = DEVICES + 1  # whether each update and their mean are finite
     assert after.to_host_bytes == stacks * LANES * 8 + flags
     assert isinstance(model.held, ResidentWeights)
-    with counted_transfers() as counts:
+    with counted_copies() as counts:
         weights = run(core.value(model))
         assert run(core.value(model)) is weights
-    assert counts == TransferCounts(0, 1, 0, WEIGHTS)
+    assert counts == CopyCounts(0, 1, 0, WEIGHTS)
     assert weights.tobytes() == expected.value.tobytes()  # type: ignore[union-attr]
 
 
@@ -168,11 +168,11 @@ def test_all_of_a_wave_that_a_strategy_reads_comes_back_in_one_copy(
     core = learner()
     updates = [core.train(Training(core.initial()), device, key=0) for device in range(DEVICES)]
     run(core.compute(updates))
-    with counted_transfers() as counts:
+    with counted_copies() as counts:
         run(core.values(updates))
         run(core.values(updates))
-    assert counts == TransferCounts(0, 1, 0, DEVICES * WEIGHTS)
-    with counted_transfers() as counts:  # the copies on the device serve the next trainings
+    assert counts == CopyCounts(0, 1, 0, DEVICES * WEIGHTS)
+    with counted_copies() as counts:  # the copies on the device serve the next trainings
         run(core.compute([core.train(Training(updates[0]), 0, key=1)]))
     assert counts.to_device_bytes < WEIGHTS
 
@@ -217,7 +217,7 @@ def test_on_the_meta_device_only_batches_go_up_and_only_losses_come_down(model: 
         run(core.evaluate({"model": (mean, None)}))
     assert loops.count == 3 * DEVICES // LANES
     assert loops.crossings == []
-    assert set(map(repr, loops.transfers)) == {repr(TransferCounts())}
+    assert set(map(repr, loops.transfers)) == {repr(CopyCounts())}
     assert isinstance(mean.held, ResidentWeights)
     assert counts.to_device_bytes < 4 * core.parameters
     assert counts.to_host_bytes == DEVICES * 8 + DEVICES + 1

@@ -41,11 +41,11 @@ from fedsim.learning.local_work import last_gradient
 from fedsim.learning.models import CNN5, MODELS, Layered, Logistic, Perceptron
 from fedsim.learning.solvers import dense_loops, dense_products, dense_updates
 from fedsim.learning.solvers.base import Descent, LocalSolve, batch_width, one_thread, shuffled
+from fedsim.learning.solvers.choice import pick
 from fedsim.learning.solvers.compiled import compiled, compiled_entry
 from fedsim.learning.solvers.dense import Dense, Way
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
-from fedsim.learning.solvers.selection import pick
 from tests.learning.small import (
     PULLS,
     RULES,

@@ -10,7 +10,7 @@ import fedsim
 from fedsim.common.errors import ScenarioError
 from fedsim.common.training import Batching, Training
 from fedsim.testing import assert_same_run, eventful_world, go_on, run, run_until
-from fedsim.world.local import OwnTraining
+from fedsim.world.own_training import OwnTraining
 from tests.strategies.runs import model_after, ran, trainings
 from tests.strategies.worlds import curved
 

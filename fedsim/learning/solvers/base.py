@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.training import Batching, Contrast, LocalEpochs, LocalSteps, Penalised, Places
+from fedsim.learning.host_copies import FlatModel, difference, on_host, total
 from fedsim.learning.scratch import Weights
-from fedsim.learning.transfers import FlatModel, difference, on_host, total
 
 _NARROW = 64  # a full batch of at most this size is never narrowed to a device's samples
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from fedsim.common.errors import FedsimError, SimulationError, nearest, place_of, show_value
 from fedsim.learning.draws import find_draws, global_states
 from fedsim.learning.entropy import entropy_watched
+from fedsim.learning.host_copies import to_host
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
 from fedsim.learning.solvers.context import TrainingContext, rules
 from fedsim.learning.solvers.reference import Reference, flat_result
 from fedsim.learning.solvers.watched import ModuleCopy, show_failure
 from fedsim.learning.spec import Trainer
-from fedsim.learning.transfers import to_host
 
 
 class TookTooLongError(Exception):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import FedsimError
+from fedsim.learning.host_copies import FlatModel, on_device, on_host, to_device, to_host
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread
 from fedsim.learning.solvers.by_trainer import ByTrainer
 from fedsim.learning.solvers.context import Representations, contrastive_terms
@@ -27,7 +28,6 @@ from fedsim.learning.solvers.stack import (
 )
 from fedsim.learning.solvers.watched import ModuleCopy
 from fedsim.learning.spec import LANES, Trainer, TrainingSession
-from fedsim.learning.transfers import FlatModel, on_device, on_host, to_device, to_host
 
 _ALIGNED = 16  # sizes of padded batches are multiples of this, which aligns each lane's memory
 _TOLERANCE = 1e-2  # norm of the trial's difference from plain torch, relative to the change

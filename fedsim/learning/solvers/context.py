@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from fedsim.common.training import Contrast
 from fedsim.learning.draws import KeyedDraws
+from fedsim.learning.host_copies import FlatModel, on_device, to_device, to_host
 from fedsim.learning.modules import as_real, as_tensor_like, outputs_of, real_shape
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
-from fedsim.learning.transfers import FlatModel, on_device, to_device, to_host
 
 
 class LocalData:

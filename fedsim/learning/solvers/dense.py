@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.learning.architecture import Architecture
+from fedsim.learning.host_copies import FlatModel, on_host
 from fedsim.learning.solvers.base import Batches, Descent, LocalSolve, ParameterStep, Solved, Solver
 from fedsim.learning.solvers.dense_arrays import (
     AnyFloats,
@@ -35,7 +36,6 @@ from fedsim.learning.solvers.dense_arrays import (
 )
 from fedsim.learning.solvers.dense_loops import descend
 from fedsim.learning.solvers.reference import Reference, module_of
-from fedsim.learning.transfers import FlatModel, on_host
 
 Array = TypeVar("Array", NDArray[np.floating], Tensor)
 

@@ -26,6 +26,7 @@ from fedsim.learning.hidden_memory import (
     differences,
     read_memory,
 )
+from fedsim.learning.host_copies import to_device
 from fedsim.learning.modules import settings_kept
 from fedsim.learning.objectives import Objective
 from fedsim.learning.scratch import Weights
@@ -45,7 +46,6 @@ from fedsim.learning.solvers.watched import (
     left_message,
     run_user_code,
 )
-from fedsim.learning.transfers import to_device
 
 SAMPLES = 16
 """Greatest count of samples in a trial."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.draws import KeyedDraws
+from fedsim.learning.host_copies import FlatModel, on_device, on_host, to_host
 from fedsim.learning.modules import (
     as_real,
     as_tensor_like,
@@ -36,7 +37,6 @@ from fedsim.learning.solvers.context import (
 )
 from fedsim.learning.solvers.dropout import step_key, with_keyed_dropout
 from fedsim.learning.solvers.watched import ModuleCopy, Watch, run_user_code
-from fedsim.learning.transfers import FlatModel, on_device, on_host, to_host
 
 # values in the samples of one forward pass, so that activations stay in the cache
 _APPLIED_AT_ONCE = 1 << 16

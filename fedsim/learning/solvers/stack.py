@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedsim.learning.host_copies import to_device
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.context import rules
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
 from fedsim.learning.solvers.reference import Reference
 from fedsim.learning.solvers.watched import ModuleCopy
-from fedsim.learning.transfers import to_device
 
 
 @dataclass(frozen=True)

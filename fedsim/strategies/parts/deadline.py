@@ -9,7 +9,7 @@ from fedsim.common.returns import find_outside, returns
 from fedsim.common.spec import Spec
 from fedsim.common.units import PositiveSeconds
 from fedsim.strategies.state import PartState
-from fedsim.world.population import DeadlineBase
+from fedsim.world.population import MeanOver
 
 _HERE = "fedsim.strategies.parts.deadline"
 _TOOLS = "fedsim.toolbox.deadlines"
@@ -50,8 +50,8 @@ class Deadline(Spec):
         return getattr(self, "since", None) == "download"
 
     @property
-    def mean_over(self) -> DeadlineBase | None:
-        """Set of devices whose mean time of an epoch is the unit of the rule's times.
+    def mean_over(self) -> MeanOver | None:
+        """Epoch times whose mean over all devices is the unit of the rule's times.
 
         None if the times are in seconds.
         """

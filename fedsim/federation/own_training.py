@@ -9,7 +9,7 @@ from fedsim.common.spec import Spec
 from fedsim.common.training import ALL_SAMPLES, LocalEpochs, LocalSteps, Training
 from fedsim.federation.client import Client, RunInfo
 from fedsim.learning.spec import Trainer
-from fedsim.world.local import OwnTraining
+from fedsim.world.own_training import OwnTraining
 from fedsim.world.steps import Computation, Train
 from fedsim.world.task import Task
 

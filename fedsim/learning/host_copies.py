@@ -20,7 +20,7 @@ FlatModel = Weights | Tensor
 
 
 @dataclass
-class TransferCounts:
+class CopyCounts:
     """Counts of copies between the host and a torch device, for tests of performance.
 
     Attributes:
@@ -34,7 +34,7 @@ class TransferCounts:
     to_host_bytes: int = 0
 
 
-_counts: list[TransferCounts] = []
+_counts: list[CopyCounts] = []
 
 
 def to_device(values: AnyArray, device: torch.device, *, shares: bool = False) -> Tensor:
@@ -98,9 +98,9 @@ def total(first: FlatModel, second: FlatModel) -> FlatModel:
 
 
 @contextmanager
-def counted_transfers() -> Iterator[TransferCounts]:
+def counted_copies() -> Iterator[CopyCounts]:
     """Return a context that counts the copies between host and torch device of all threads."""
-    counts = TransferCounts()
+    counts = CopyCounts()
     _counts.append(counts)
     try:
         yield counts

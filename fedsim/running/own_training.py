@@ -11,7 +11,7 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.wording import explain
 from fedsim.records.schema import OWN_TRAINING
 from fedsim.strategies.params import StrategyParams
-from fedsim.world.local import OwnTraining
+from fedsim.world.own_training import OwnTraining
 
 if TYPE_CHECKING:
     from fedsim.running.sections import Sections
