@@ -84,7 +84,7 @@ from fedsim.strategies.params import StrategyParams
 from fedsim.strategies.parts.aggregation import Aggregation, AggregationSpec
 from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec
 from fedsim.strategies.parts.selection import Selection, SelectionSpec
-from fedsim.strategies.parts.server import ServerOptimizer, ServerOptimizerSpec
+from fedsim.strategies.parts.server_optimizer import ServerOptimizer, ServerOptimizerSpec
 from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import (
     AggregatingParams,

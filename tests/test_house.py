@@ -17,7 +17,7 @@ from fedsim.federation.codecs import CODECS
 from fedsim.federation.malicious import ATTACKS
 from fedsim.records import schema
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
-from fedsim.strategies.parts.server import OPTIMISERS
+from fedsim.strategies.parts.server_optimizer import OPTIMIZERS
 from tests.test_examples import public_names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,7 +107,7 @@ def keys(family: Registry, kind: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "family", [OPTIMISERS, AGGREGATIONS, CODECS, ATTACKS], ids=lambda family: family.called
+    "family", [OPTIMIZERS, AGGREGATIONS, CODECS, ATTACKS], ids=lambda family: family.called
 )
 def test_the_page_says_what_the_models_say(family: Registry) -> None:
     section = (

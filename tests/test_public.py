@@ -143,7 +143,7 @@ _LAYERS = {
     "toolbox.deadlines": "common strategies world",
     "toolbox.models": "common learning learning.data",
     "toolbox.objectives": "common learning learning.data",
-    "toolbox.optimisers": "common federation learning strategies",
+    "toolbox.optimizers": "common federation learning strategies",
     "toolbox.partitions": "common learning.data",
     "toolbox.peers": f"{_FEDERATED} strategies",
     "toolbox.ray": "common clock",

@@ -48,7 +48,7 @@ _REGISTRIES: dict[str, Registry] = {
         "strategies": "strategies:STRATEGIES",
         "client selections": "strategies.parts.selection:SELECTIONS",
         "aggregations": "strategies.parts.aggregation:AGGREGATIONS",
-        "server optimisers": "strategies.parts.server:OPTIMISERS",
+        "server optimisers": "strategies.parts.server_optimizer:OPTIMIZERS",
         "clusterers": "toolbox.clustering.algorithms:CLUSTERERS",
         "moments of clustering": "toolbox.clustering.moments:MOMENTS",
         "codecs": "federation.codecs:CODECS",

@@ -95,7 +95,7 @@ class Combining(Strategy[S]):
         Args:
             model: the present model.
             aggregated: the aggregated updates.
-            group: index of the model, if there are several.
+            group: index of the model if there are several, the ``slot`` of ``next_model``.
         """
         if self._optimiser is None:
             return aggregated

@@ -10,7 +10,7 @@ from fedsim.common.former_keys import Former
 from fedsim.federation import TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams, AsynchronousState
-from fedsim.strategies.parts.server import ServerOptimizerSpec
+from fedsim.strategies.parts.server_optimizer import ServerOptimizerSpec
 from fedsim.strategies.state import PartState
 from fedsim.strategies.updates import AsynchronousUpdate
 
@@ -20,8 +20,8 @@ class FedBuffParams(AsynchronousParams):
 
     Attributes:
         buffer: K, how many updates make a version.
-        server: server optimiser for the step along the mean of the updates (``parts/server``). The
-            paper's eta_g is ``lr`` of ``sgd``. None: eta_g is 1.
+        server: server optimiser for the step along the mean of the updates
+            (``parts/server_optimizer``). The paper's eta_g is ``lr`` of ``sgd``. None: eta_g is 1.
         staleness_discount: whether the weight of an update of staleness tau is 1/sqrt(1 + tau);
             false: 1.
         most_staleness: largest staleness of an update that is aggregated and counts towards

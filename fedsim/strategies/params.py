@@ -16,7 +16,7 @@ from fedsim.strategies.parts.aggregation import Aggregation
 from fedsim.strategies.parts.keeping import Split
 from fedsim.strategies.parts.secure import SecureAggregation
 from fedsim.strategies.parts.selection import Selection
-from fedsim.strategies.parts.server import ServerOptimizer
+from fedsim.strategies.parts.server_optimizer import ServerOptimizer
 from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.traits import Traits
 from fedsim.world.population import MeanOver

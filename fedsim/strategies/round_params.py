@@ -15,7 +15,7 @@ from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.parts.deadline import DEADLINES, Deadline, DeadlineSpec, Fixed
 from fedsim.strategies.parts.secure import SecureAggregation
 from fedsim.strategies.parts.selection import Random, SelectionSpec
-from fedsim.strategies.parts.server import ServerOptimizerSpec
+from fedsim.strategies.parts.server_optimizer import ServerOptimizerSpec
 from fedsim.world.population import MeanOver
 
 
@@ -214,8 +214,8 @@ class CombiningParams(RoundParams):
     Attributes:
         aggregation: rule that combines the updates of a cohort or group into one
             (``parts/aggregation``).
-        server: server optimiser for the combined update (``parts/server``). None: the combined
-            update is the new model.
+        server: server optimiser for the combined update (``parts/server_optimizer``). None:
+            the combined update is the new model.
     """
 
     aggregation: AggregationSpec = Weighted()

@@ -15,7 +15,7 @@ from fedsim.strategies import STRATEGIES
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
 from fedsim.strategies.parts.deadline import DEADLINES
 from fedsim.strategies.parts.selection import SELECTIONS
-from fedsim.strategies.parts.server import OPTIMISERS
+from fedsim.strategies.parts.server_optimizer import OPTIMIZERS
 from fedsim.testing import run
 from fedsim.world.processes.base import PROCESSES
 from tests.records.column_runs import RUNS
@@ -64,7 +64,7 @@ _FAMILIES = (
     PROCESSES,
     DEADLINES,
     SELECTIONS,
-    OPTIMISERS,
+    OPTIMIZERS,
     ATTACKS,
 )
 

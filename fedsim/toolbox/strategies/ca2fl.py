@@ -8,7 +8,7 @@ from pydantic import Field
 from fedsim.federation import TaskEnd
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams, AsynchronousState
-from fedsim.strategies.parts.server import ServerOptimizerSpec
+from fedsim.strategies.parts.server_optimizer import ServerOptimizerSpec
 from fedsim.strategies.state import PartState
 from fedsim.strategies.updates import AsynchronousUpdate
 
@@ -21,8 +21,8 @@ class CA2FLParams(AsynchronousParams):
     Attributes:
         buffer: M, the count of received updates after which the server publishes a new version of
             the model.
-        server: server optimiser for the calibrated step (``parts/server``). The paper's eta is
-            ``lr`` of ``sgd``. None: eta is 1.
+        server: server optimiser for the calibrated step (``parts/server_optimizer``). The
+            paper's eta is ``lr`` of ``sgd``. None: eta is 1.
     """
 
     kind: Literal["ca2fl"] = "ca2fl"

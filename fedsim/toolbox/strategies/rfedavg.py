@@ -14,7 +14,7 @@ from fedsim.common.training import ALL_SAMPLES, Training
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.aggregation import Entry
-from fedsim.strategies.parts.server import ServerOptimizerSpec
+from fedsim.strategies.parts.server_optimizer import ServerOptimizerSpec
 from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
@@ -53,8 +53,8 @@ class RFedAvgParams(SynchronousParams):
 
     Attributes:
         local_epochs: gradient steps of a client on all of its data; 1 in the paper.
-        server: the step of the server from the old model to the reweighted mean (``parts/server``);
-            None: the mean is the new model.
+        server: the step of the server from the old model to the reweighted mean
+            (``parts/server_optimizer``); None: the mean is the new model.
         weights: p_n, the weights of the clusters: ``rfedavg``, by inverse imbalance; ``optimal``,
             nearest to equal class shares; ``uniform-by-data``, by samples.
         clustering: ``ccs``, greedy clusters by cosine (Algorithm 1); ``kmeans``, K-means on the

@@ -23,7 +23,7 @@ from fedsim.running.overrides import at
 from fedsim.running.scenario import Scenario
 from fedsim.running.shipped import shipped_titles
 from fedsim.strategies import STRATEGIES
-from fedsim.strategies.parts.server import OPTIMISERS
+from fedsim.strategies.parts.server_optimizer import OPTIMIZERS
 from tests.calls import done
 
 HERE = Path(__file__).resolve().parents[3] / "scenarios"
@@ -352,7 +352,7 @@ def test_the_field_is_of_all_strategies_and_server_optimisers() -> None:
     ]
     assert {strategy.kind for strategy in strategies} == set(STRATEGIES) - ELSEWHERE
     servers = [getattr(strategy, "server", None) for strategy in strategies]
-    assert {server.kind for server in servers if server is not None} == set(OPTIMISERS.kinds)
+    assert {server.kind for server in servers if server is not None} == set(OPTIMIZERS.kinds)
 
 
 def test_compression_is_of_all_codecs() -> None:

@@ -19,9 +19,9 @@ from fedsim.learning.refs import Ref
 from fedsim.plugin import Aggregation, Server, ServerOptimizer
 from fedsim.strategies import STRATEGIES, params_class
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
-from fedsim.strategies.parts.server import SGD
+from fedsim.strategies.parts.server_optimizer import SGD
 from fedsim.strategies.refusals import Reasons
-from fedsim.toolbox.optimisers import Adagrad, Adam, Yogi
+from fedsim.toolbox.optimizers import Adagrad, Adam, Yogi
 from tests.benchmarks.parts_matrix import (
     CENTRAL,
     CLIP,

@@ -12,9 +12,9 @@ from fedsim.federation import Server
 from fedsim.learning.refs import Ref
 from fedsim.strategies.state import PartState, State
 
-_HERE = "fedsim.strategies.parts.server"
-_TOOLS = "fedsim.toolbox.optimisers"
-OPTIMISERS = Registry(
+_HERE = "fedsim.strategies.parts.server_optimizer"
+_TOOLS = "fedsim.toolbox.optimizers"
+OPTIMIZERS = Registry(
     "server optimiser",
     f"{_HERE}:ServerOptimizer",
     {
@@ -60,7 +60,7 @@ class ServerOptimizer(Spec):
         raise NotImplementedError
 
 
-ServerOptimizerSpec = Annotated[ServerOptimizer, KindField(OPTIMISERS)]
+ServerOptimizerSpec = Annotated[ServerOptimizer, KindField(OPTIMIZERS)]
 
 
 @dataclass

@@ -11,7 +11,7 @@ from fedsim.common.arrays import Floats
 from fedsim.federation import Server
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.server import ServerOptimizer
+from fedsim.strategies.parts.server_optimizer import ServerOptimizer
 from fedsim.strategies.state import State
 
 
