@@ -1,14 +1,13 @@
-"""``[messages]``: codecs of models and updates.
+"""Codecs of models and updates, which ``[messages]`` names.
 
 A codec determines the bytes of a message and the values that the receiver decodes.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import model_validator
 
 from fedsim.common.errors import show_value
 from fedsim.common.former_names import warn_renamed
@@ -393,30 +392,3 @@ class Plain(Codec):
 
     def unpack(self, payload: Packed, parameters: int) -> NDArray[np.float32]:
         return np.frombuffer(payload, f"<f{_BYTES_OF[self.dtype]}").astype(np.float32)
-
-
-class MessagesSpec(Spec):
-    """``[messages]``: codecs of the models in messages.
-
-    Attributes:
-        down: codec of models that are sent to devices.
-        up: codec of updates that devices send.
-    """
-
-    down: CodecSpec = Plain()
-    up: CodecSpec = Plain()
-
-    @model_validator(mode="after")
-    def _check_directions(self) -> Self:
-        for direction, codec in (("down", self.down), ("up", self.up)):
-            if direction not in codec.ways:
-                raise ValueError(
-                    f"'{direction}' is {codec.kind!r}, which is a codec for "
-                    f"{' and '.join(codec.ways)} only"
-                )
-        if self.down.stores_residual:
-            raise ValueError(
-                "'down' has error_feedback = true; only devices remember what they have not "
-                "sent, so 'up' alone may"
-            )
-        return self

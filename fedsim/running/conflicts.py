@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from fedsim.common.errors import nearest
-from fedsim.federation.codecs import MessagesSpec, Plain
+from fedsim.federation.codecs import Plain
 from fedsim.federation.costs import ServerSpec
+from fedsim.federation.messages_spec import MessagesSpec
 from fedsim.federation.unseen import COLUMNS, LOSS
 from fedsim.running.own_training import refused_keys
 from fedsim.running.sections import Sections

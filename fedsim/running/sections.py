@@ -8,10 +8,10 @@ from pydantic import Field
 from fedsim.common.kind_field import KindField
 from fedsim.common.spec import Spec
 from fedsim.common.stop import StopSpec
-from fedsim.federation.codecs import MessagesSpec
 from fedsim.federation.costs import ServerSpec
 from fedsim.federation.evaluation_spec import EvaluationSpec
 from fedsim.federation.malicious import MaliciousSpec
+from fedsim.federation.messages_spec import MessagesSpec
 from fedsim.learning.data.shifts import ShiftSpec
 from fedsim.learning.data.spec import DataSpec
 from fedsim.learning.models import Logistic, ModelSpec

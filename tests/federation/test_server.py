@@ -10,8 +10,8 @@ import pytest
 
 import fedsim
 from fedsim.common.errors import ScenarioError
-from fedsim.federation.codecs import MessagesSpec
 from fedsim.federation.events import COUNTED_AS, VISIBLE, RoundCount, VisibleOutcome
+from fedsim.federation.messages_spec import MessagesSpec
 from fedsim.plugin import Availability, Codec, Coded, FedAvg, Measured, Selection, Span
 from fedsim.strategies.round_state import SynchronousState
 from fedsim.testing import assert_sound, run
