@@ -65,6 +65,6 @@ class FedProx(FedAvg[FedProxParams]):
 
     def contents(self, device: int) -> Contents:
         stop_at: float | None = None
-        if self._round_limit is not None:
-            stop_at = self.server.now + self._round_limit
+        if self._round_limit_s is not None:
+            stop_at = self.server.now + self._round_limit_s
         return {"model": self.shared(self.state.model), "stop_at": Header(stop_at)}

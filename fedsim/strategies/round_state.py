@@ -19,7 +19,8 @@ class SynchronousState(State):
         cohort: Devices of the open round, in the order of their selection.
         selected: Count of devices that were asked in the round.
         asked_at: Time at which the cohort was asked (s); None before the first round.
-        limit: Time from ``asked_at`` to the deadline of the round (s); None: unlimited.
+        limit_s: Time from ``asked_at`` to the deadline of the round (s), by ``Deadline.limit_s``; None:
+            unlimited.
         open: Open tasks of the round: task -> device.
         received: Updates of the round in order of arrival, as ``Synchronous.entry`` returns them.
         slow: Count of the round's tasks that ended late, or did not fit into the device's memory.
@@ -44,7 +45,7 @@ class SynchronousState(State):
     cohort: list[int] = field(default_factory=list)
     selected: int = 0
     asked_at: float | None = None
-    limit: float | None = None
+    limit_s: float | None = None
     open: dict[int, int] = field(default_factory=dict)
     received: list[Update] = field(default_factory=list)
     slow: int = 0
@@ -65,6 +66,12 @@ class SynchronousState(State):
         """Former name of ``schedule_step``."""
         warn_renamed("SynchronousState.slot", "schedule_step")
         return self.schedule_step
+
+    @property
+    def limit(self) -> float | None:
+        """Former name of ``limit_s``."""
+        warn_renamed("SynchronousState.limit", "limit_s")
+        return self.limit_s
 
     @property
     def server(self) -> dict[int, PartState]:

@@ -130,7 +130,7 @@ class Synchronous(Combining[S]):
         self._accounts = self._aggregation is not None and self._aggregation.accounts
         self.state.deadline = new_state(self._deadline)
         if self._deadline is not None and not self.params.bounds_training:
-            self.state.limit = self._deadline.least_s()
+            self.state.limit_s = self._deadline.least_s()
 
     def select(self) -> list[int]:
         """Return the clients of the round; by default ``asked_per_round`` clients by ``selection``."""
@@ -239,11 +239,11 @@ class Synchronous(Combining[S]):
         return Candidates(self._selection, self.server, self.state)
 
     @property
-    def _round_limit(self) -> float | None:
+    def _round_limit_s(self) -> float | None:
         """Time limit of the open round (s); None if the round ends when all tasks have ended."""
         if self._deadline is None or self.params.bounds_training:
             return None
-        return self.state.limit
+        return self.state.limit_s
 
     def _shared_models(self) -> ModelAssignment:
         """Return the models that the selection receives, by name, with the devices of each.
@@ -350,10 +350,10 @@ class Synchronous(Combining[S]):
         if training_limit_s is not None:
             record["training_limit"] = training_limit_s
         elif rule is not None:
-            state.limit = rule.limit_s(state.deadline, state.round)
+            state.limit_s = rule.limit_s(state.deadline, state.round)
         recorded_deadline = None
-        if self._round_limit is not None:
-            deadline = server.timer(RoundTimer.DEADLINE, server.now + self._round_limit)
+        if self._round_limit_s is not None:
+            deadline = server.timer(RoundTimer.DEADLINE, server.now + self._round_limit_s)
             if not self.params.traits.late_goes_on:  # else late tasks go on after it
                 recorded_deadline = deadline
         server.emit(

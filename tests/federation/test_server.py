@@ -191,8 +191,10 @@ def test_hooks_of_parts_need_no_key_of_a_certain_name() -> None:
 
 
 def test_former_fields_of_the_rounds_work_and_warn() -> None:
-    state = SynchronousState(schedule_step=3, optimiser={0: "momentum"})
+    state = SynchronousState(schedule_step=3, limit_s=9.0, optimiser={0: "momentum"})
     with pytest.warns(DeprecationWarning, match="SynchronousState.slot is called schedule_step"):
         assert state.slot == 3
     with pytest.warns(DeprecationWarning, match="SynchronousState.server is called optimiser"):
         assert state.server == {0: "momentum"}
+    with pytest.warns(DeprecationWarning, match="SynchronousState.limit is called limit_s"):
+        assert state.limit == 9.0

@@ -33,7 +33,9 @@ DEADLINES = Registry(
 class Deadline(Spec):
     """Base of the rules for how long the clients of a round may take (``strategy.deadline``).
 
-    Memory between rounds is in the argument ``state``.
+    Memory between rounds is in the argument ``state``. When the time of a round is over, the
+    strategy decides which tasks are late (``Synchronous._end_open``). If the deadline bounds the
+    training alone (``bounds_training``), the end of each training decides (``Train.end``).
     """
 
     kind: str

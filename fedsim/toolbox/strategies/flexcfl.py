@@ -301,8 +301,8 @@ class FlexCFL(Migrating[FlexCFLParams]):
         if len(devices) < params.groups:
             server.look_again(_BEGIN, params.retry, at_least=params.groups)
             return
-        if self._round_limit is not None:
-            server.timer(_DEADLINE, server.now + self._round_limit)
+        if self._round_limit_s is not None:
+            server.timer(_DEADLINE, server.now + self._round_limit_s)
         for device in devices:
             task = server.ask(device, {PRE_TRAINING: state.initial}, PRE_TRAINING)
             state.cold_start_tasks[task] = device
