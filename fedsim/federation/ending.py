@@ -76,17 +76,17 @@ class StopRules:
         best["value"] = self.progress.best
         return {"best": best}
 
-    def is_last(self, number: int) -> bool:
-        """Whether round ``number`` (from 0) is the last planned round."""
-        return self._stop.rounds is not None and number + 1 >= self._stop.rounds
+    def is_last(self, round_number: int) -> bool:
+        """Whether round ``round_number`` (from 0) is the last planned round."""
+        return self._stop.rounds is not None and round_number + 1 >= self._stop.rounds
 
     def note(
-        self, number: int, figures: MeasuredRound, models: Mapping[str, tuple[Ref, object]]
+        self, round_number: int, figures: MeasuredRound, models: Mapping[str, tuple[Ref, object]]
     ) -> None:
         """Compare a round's test with the best test so far; store the models if it is better.
 
         Args:
-            number: the round, from 0.
+            round_number: the round, from 0.
             figures: column of ``rounds.parquet`` -> value for this round; without the monitored
                 column nothing is done.
             models: name -> model of the strategy, and the devices that it serves.
@@ -96,15 +96,15 @@ class StopRules:
             return
         progress = self.progress
         if progress.since is None:
-            progress.since = number
+            progress.since = round_number
         if not math.isfinite(value):
             return
         if self._is_better(value, progress.value, self._stop.min_delta):
             progress.value = value
-            progress.since = number
+            progress.since = round_number
         if self._is_better(value, progress.best, 0.0):
             progress.best = value
-            progress.best_round = number
+            progress.best_round = round_number
             if self._keeps_best:
                 progress.models = {name: model for name, (model, _) in models.items()}
 
@@ -116,11 +116,11 @@ class StopRules:
             return value > than + by
         return value < than - by
 
-    def reason(self, number: int, figures: MeasuredRound) -> str | None:
-        """Return the reason for which the run ends after round ``number``; None if it goes on.
+    def reason(self, round_number: int, figures: MeasuredRound) -> str | None:
+        """Return the reason for which the run ends after round ``round_number``; None if it goes on.
 
         Args:
-            number: the round, from 0.
+            round_number: the round, from 0.
             figures: measures of the round.
         """
         for name, goal in self._stop.metrics.items():
@@ -134,15 +134,15 @@ class StopRules:
         goal_accuracy = self._stop.accuracy
         if goal_accuracy is not None and accuracy is not None and accuracy >= goal_accuracy:
             return f"accuracy {accuracy:.4f} reached"
-        if self.is_last(number):
-            return f"{number + 1} rounds"
-        return self._lack_of_progress(number, figures)
+        if self.is_last(round_number):
+            return f"{round_number + 1} rounds"
+        return self._lack_of_progress(round_number, figures)
 
-    def _lack_of_progress(self, number: int, figures: MeasuredRound) -> str | None:
+    def _lack_of_progress(self, round_number: int, figures: MeasuredRound) -> str | None:
         patience = self._stop.patience
         since = self.progress.since
         if patience is None or since is None or figures.get(self.monitor) is None:
             return None
-        if number - since < patience:
+        if round_number - since < patience:
             return None
-        return f"no progress of {self.monitor} in {number - since} rounds"
+        return f"no progress of {self.monitor} in {round_number - since} rounds"

@@ -40,14 +40,14 @@ class EvaluationSpec(Spec):
     (``accuracy.fine_tuned``); 0: no such test.
     """
 
-    def is_due(self, number: int, *, is_last: bool) -> bool:
+    def is_due(self, round_number: int, *, is_last: bool) -> bool:
         """Whether models are tested after a round.
 
         Args:
-            number: the round, from 0.
+            round_number: the round, from 0.
             is_last: whether the round is the last one.
         """
-        return is_last or (number >= self.from_round and (number + 1) % self.every == 0)
+        return is_last or (round_number >= self.from_round and (round_number + 1) % self.every == 0)
 
     def tests(self, rounds: int) -> int:
         """Return the count of tests in a run of ``rounds`` rounds."""

@@ -137,7 +137,7 @@ class Evaluator:
 
     async def measure(
         self,
-        number: int,
+        round_number: int,
         models: ModelAssignment,
         updates: Sequence[Measured],
         strategy: "Handlers",
@@ -147,7 +147,7 @@ class Evaluator:
         The attributes ``last``, ``served`` and ``unseen_accuracy`` are updated.
 
         Args:
-            number: the round, from 0.
+            round_number: the round, from 0.
             models: the strategy's models.
             updates: the updates of the round's aggregation.
             strategy: the server half.
@@ -159,7 +159,7 @@ class Evaluator:
         figures = self._not_measured()
         if self._spec.score == "historical":
             self._note_served(models)
-        if self._is_due(number):
+        if self._is_due(round_number):
             # before the test, which computes the updates: a computed update keeps no first epoch
             trained = self._trained_models(updates)
             tested = await self._test_models(models, self._accuracy_over(strategy.score))
@@ -186,8 +186,8 @@ class Evaluator:
             else:
                 self.served[name] = sorted({*earlier, *served})
 
-    def _is_due(self, number: int) -> bool:
-        return self._spec.is_due(number, is_last=self._ending.is_last(number))
+    def _is_due(self, round_number: int) -> bool:
+        return self._spec.is_due(round_number, is_last=self._ending.is_last(round_number))
 
     def _trained_models(self, updates: Sequence[Measured]) -> list[tuple[Ref, float]]:
         """Return the models whose training losses are measured, each with the weight of its update.
@@ -331,7 +331,7 @@ class Evaluator:
         return assigned
 
     async def cosines(
-        self, number: int, updates: Sequence[Measured], strategy: "Handlers"
+        self, round_number: int, updates: Sequence[Measured], strategy: "Handlers"
     ) -> dict[str, list[float]]:
         """Return the spread of the cosines between the updates of a round, by kind of pair.
 
@@ -339,7 +339,7 @@ class Evaluator:
         round. If the strategy has no groups, all devices are in one group.
 
         Args:
-            number: index of the round, from 0.
+            round_number: index of the round, from 0.
             updates: the round's updates; an update without a start or a device is left out.
             strategy: the strategy's server code.
 
@@ -347,7 +347,7 @@ class Evaluator:
             Kind of pair -> least, mean and largest cosine, rounded to six digits; empty if
             ``evaluation.cosines`` is false or no test is due.
         """
-        if not (self._spec.cosines and self._learner.learns and self._is_due(number)):
+        if not (self._spec.cosines and self._learner.learns and self._is_due(round_number)):
             return {}
         pairs: list[tuple[Ref, Ref]] = []
         devices: list[int] = []
@@ -362,11 +362,11 @@ class Evaluator:
         kinds = kinds_of_pairs(devices, self._groups(strategy), self._world.truth())
         return spread_by_kind(np.array(units), kinds)
 
-    async def consensus(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
+    async def consensus(self, round_number: int, models: Sequence[Ref]) -> dict[str, float]:
         """Return how far the devices' models agree in a strategy without a server.
 
         Args:
-            number: the round, from 0.
+            round_number: the round, from 0.
             models: the model of each device.
 
         Returns:
@@ -374,7 +374,7 @@ class Evaluator:
             samples of all devices, and ``consensus``, the root of the mean squared Euclidean
             distance of the models from that mean (Kong et al. 2021). Empty if no test is due.
         """
-        if not (models and self._is_due(number)):
+        if not (models and self._is_due(round_number)):
             return {}
         if not self._learner.learns:
             await self._learner.note_skipped(models)
@@ -422,13 +422,13 @@ class Evaluator:
         return Figures(measures(groups, truth))
 
     async def test_fine_tuned(
-        self, models: ModelAssignment, number: int, strategy_default: AccuracyOver
+        self, models: ModelAssignment, round_number: int, strategy_default: AccuracyOver
     ) -> float | None:
         """Return the accuracy after each device has trained the model that serves it a little further.
 
         Args:
             models: the strategy's models.
-            number: the round, on which the orders of the samples depend.
+            round_number: the round, on which the orders of the samples depend.
             strategy_default: definition of accuracy by the strategy (``Strategy.score``).
 
         Returns:
@@ -438,14 +438,14 @@ class Evaluator:
         version = self._world.version()
         if not epochs:
             return None
-        train = partial(self._learner.train, key=_FINE_TUNING, round=number)
+        train = partial(self._learner.train, key=_FINE_TUNING, round=round_number)
         tuned: dict[str, tuple[Ref, Sequence[int] | None]] = {}
         for name, (ref, served) in self._with_present_devices(models).items():
             devices = range(len(version)) if served is None else served
             for device in devices:
                 training = Training(ref, epochs)
                 if self._local is not None:
-                    training = self._local.adapt(device, training, number)
+                    training = self._local.adapt(device, training, round_number)
                 model = train(training, device, version=int(version[device]))
                 tuned[f"{name}/{device}"] = model, [device]
         evaluation = await self._learner.evaluate(tuned)

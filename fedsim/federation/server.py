@@ -345,11 +345,11 @@ class Server:
             self.emit("cosines", round=number, **cosines)
         return self._end_round(number, row, models, counts)
 
-    def _record_aggregate(self, number: int, updates: Sequence[Measured]) -> None:
+    def _record_aggregate(self, round_number: int, updates: Sequence[Measured]) -> None:
         """Record the aggregation of updates for which the strategy has recorded no ``aggregate``.
 
         Args:
-            number: the round, from 0.
+            round_number: the round, from 0.
             updates: all aggregated updates of the round.
         """
         unrecorded = self._updates.find(updates)
@@ -361,10 +361,10 @@ class Server:
             fields["weights"] = [entry.weight / total for entry in unrecorded]
         else:
             fields["weights"] = [1 / len(unrecorded)] * len(unrecorded)
-        staleness = [number - entry.round for entry in unrecorded]
+        staleness = [round_number - entry.round for entry in unrecorded]
         if any(staleness):
             fields["staleness"] = staleness
-        self.emit("aggregate", round=number, **fields)
+        self.emit("aggregate", round=round_number, **fields)
 
     def note_round(self, number: int, figures: Mapping[str, float | None], **counts: float) -> bool:
         """Record the end of a round with measures that the strategy has computed itself.
@@ -385,14 +385,14 @@ class Server:
 
     def _end_round(
         self,
-        number: int,
+        round_number: int,
         figures: Mapping[str, float | None],
         models: ModelAssignment,
         counts: Mapping[str, float],
     ) -> bool:
-        self.emit("round", round=number, **{**NOT_MEASURED, **figures}, **counts)
-        self._ending.note(number, figures, models)
-        reason = self._ending.reason(number, figures)
+        self.emit("round", round=round_number, **{**NOT_MEASURED, **figures}, **counts)
+        self._ending.note(round_number, figures, models)
+        reason = self._ending.reason(round_number, figures)
         if reason is not None:
             self.stop(reason)
         return self._simulation.stopped is None

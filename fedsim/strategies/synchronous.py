@@ -388,10 +388,10 @@ class Synchronous(Combining[S]):
         Returns:
             The ID of the new task.
         """
-        number = self.state.round
+        round_number = self.state.round
         group = self.group_of(device)
         task = self.server.ask(
-            device, contents, job, round=number, group=group, continues=continues
+            device, contents, job, round=round_number, group=group, continues=continues
         )
         self.state.open[task] = device
         return task

@@ -223,7 +223,7 @@ class FLANP(BySpeed):
             server.emit("stage", round=state.round, clients=state.stage)
 
     async def _squared_gradient_norm(
-        self, server: Server, number: int, received: Updates, total: int
+        self, server: Server, round_number: int, received: Updates, total: int
     ) -> float:
         """Estimate the squared norm of the training loss's gradient from the updates of a round.
 
@@ -233,14 +233,14 @@ class FLANP(BySpeed):
 
         Args:
             server: the run's server.
-            number: index of the round, which determines the learning rate.
+            round_number: index of the round, which determines the learning rate.
             received: the updates of the round.
             total: sample count of the clients of all received updates together.
 
         Returns:
             The squared norm; not finite if an update is not finite.
         """
-        lr = server.setting.lr_in(number)
+        lr = server.setting.lr_in(round_number)
         squares = []
         for start in dict.fromkeys(entry["start"] for entry in received):
             entries = [entry for entry in received if entry["start"] == start]

@@ -330,11 +330,11 @@ class FAVOR(Selection):
         agent, from which the targets of training are computed, is first replaced by the present
         one.
         """
-        number = state.round
-        if number % self.refresh == 0:
+        round_number = state.round
+        if round_number % self.refresh == 0:
             state.older = state.agent
         size = agent_size(**self._sizes(server))
-        generator = server.rng("replay", number)
+        generator = server.rng("replay", round_number)
         draws = generator.integers(len(state.replay), size=(self.steps, self.batch))
         for indices in draws.tolist():
             replayed = [state.replay[index] for index in indices]

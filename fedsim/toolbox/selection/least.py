@@ -82,18 +82,18 @@ class LeastAvailable(Selection):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
-        number = ids[0]
+        round_number = ids[0]
         availability = state.availability
-        if state.counted != number:
-            state.counted = number
+        if state.counted != round_number:
+            state.counted = round_number
             for device in (*server.clients.idle_devices(), *state.at_work):
-                first, rounds = availability.get(device, (number, 0))
+                first, rounds = availability.get(device, (round_number, 0))
                 availability[device] = (first, rounds + 1)
 
         def share(device: int) -> float:
             # A device without an entry became available after the round was counted.
-            first, rounds = availability.get(device, (number, 1))
-            return float(rounds / (number - first + 1))
+            first, rounds = availability.get(device, (round_number, 1))
+            return float(rounds / (round_number - first + 1))
 
         available = server.clients.sample(server.devices, "select", *ids, among=among)
         devices = nsmallest(count, available, share)

@@ -173,7 +173,7 @@ class Oort(Selection):
         return max(0.9 * 0.98 ** (number - 1), self.least_exploration)
 
     def utilities(
-        self, entries: Sequence[Sequence[float]], number: int, preferred: float
+        self, entries: Sequence[Sequence[float]], round_number: int, preferred: float
     ) -> Floats:
         """Compute the utility by which Oort ranks clients that have reported their training losses.
 
@@ -184,7 +184,7 @@ class Oort(Selection):
         Args:
             entries: for each client the statistical utility U (samples x loss), the round L of its
                 last report, and the duration D (s) of its last task, [n, 3].
-            number: R, the index of the round, from 1.
+            round_number: R, the index of the round, from 1.
             preferred: T, the preferred duration of a task (s).
 
         Returns:
@@ -196,7 +196,7 @@ class Oort(Selection):
             utility = (utility - utility.min()) / max(float(np.ptp(utility)), 1e-4)
         speed = np.where(took > preferred, preferred / np.maximum(took, 1e-9), 1.0)
         factor = speed**self.penalty
-        absence = np.sqrt(0.1 * math.log(number) / last)
+        absence = np.sqrt(0.1 * math.log(round_number) / last)
         return np.asarray((utility + absence) * factor)
 
     def _draw_best(

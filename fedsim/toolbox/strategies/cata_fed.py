@@ -125,7 +125,7 @@ def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Genera
 
 
 def in_turn(
-    cluster: Ints, clusters: int, size: int, number: int, generator: np.random.Generator
+    cluster: Ints, clusters: int, size: int, round_number: int, generator: np.random.Generator
 ) -> Ints:
     """Draw random clients of one cluster; another cluster is used in each round (CATA-Fed).
 
@@ -135,14 +135,14 @@ def in_turn(
         cluster: the cluster index of each client, int64 [n]; -1 for a client that is not connected.
         clusters: P, the count of clusters.
         size: K, the count of clients to draw.
-        number: r, the index of the round.
+        round_number: r, the index of the round.
         generator: source of the draw.
 
     Returns:
         Client IDs, int64 [at most ``size``].
     """
     for step in range(clusters):
-        members = np.flatnonzero(cluster == (number + step) % clusters)
+        members = np.flatnonzero(cluster == (round_number + step) % clusters)
         if len(members):
             return generator.permutation(members)[:size]
     return np.empty(0, dtype=np.int64)
@@ -432,24 +432,24 @@ class CataFed(FedAvg[CataFedParams]):
     def select(self) -> list[int]:
         state = self.state
         params = self.params
-        number = state.round
+        round_number = state.round
         if state.reported:
             self._cluster()
         count = params.clients_per_round
         cluster = np.array(state.cluster)
-        generator = self.server.rng("select", number)
+        generator = self.server.rng("select", round_number)
         match params.selection:
             case "random":
                 cohort = at_random(cluster, count, generator)
             case "round-robin":
-                cohort = in_turn(cluster, params.clusters, count, number, generator)
+                cohort = in_turn(cluster, params.clusters, count, round_number, generator)
             case "proportional-fair":
-                waiting = number - np.array(state.zeroed)  # the wait A of Eq. 21 (rounds)
+                waiting = round_number - np.array(state.zeroed)  # the wait A of Eq. 21 (rounds)
                 blocks = cut_groups(cluster, count, generator)
                 cohort = fairest_group(blocks, waiting, generator)
         clients: list[int] = cohort.tolist()
         for client in clients:
-            state.zeroed[client] = number + 1
+            state.zeroed[client] = round_number + 1
         state.awaits_client = False
         return clients
 
@@ -524,14 +524,14 @@ class CataFed(FedAvg[CataFedParams]):
         """
         state = self.state
         device = message.device
-        number = state.round
+        round_number = state.round
         if "parts" in message.contents:
             group = self.group_of(device)
             sizes = message["parts"]
-            self.server.emit("split", device=device, round=number, group=group, sizes=sizes)
+            self.server.emit("split", device=device, round=round_number, group=group, sizes=sizes)
         else:
             # The client's wait A is 0 at the next selection.
-            state.zeroed[device] = number + bool(state.open)
+            state.zeroed[device] = round_number + bool(state.open)
         state.sizes[device] = np.max(message["size-report"]).item()
         state.reported = True
 

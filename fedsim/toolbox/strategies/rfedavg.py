@@ -407,9 +407,9 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             For each cluster the positions of its updates in ``entries``, and the threshold of CCS,
             the cosine from which on gradients are alike (None if the clustering does not use it).
         """
-        number = self.state.round
+        round_number = self.state.round
         devices = [entry["device"] for entry in entries]
-        generator = self.server.rng("clusters", number)
+        generator = self.server.rng("clusters", round_number)
         if gradients is None:
             labels = canonical(generator.integers(self.setting.classes, size=len(entries)))
             self.state.cluster = dict(zip(devices, labels.tolist(), strict=True))
@@ -419,12 +419,14 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         clusters = self._cluster_gradients(gradients, cosines, eps, generator)
         for label, cluster in enumerate(clusters):
             self.state.cluster |= {devices[position]: label for position in cluster}
-        is_power_of_two = number & (number - 1) == 0
+        is_power_of_two = round_number & (round_number - 1) == 0
         if is_power_of_two:
             groups = [self.state.cluster[device] for device in devices]
             pairs = {"similarity": cosines}
             measure = self.params.clustering
-            record_clustering(self.server, devices, groups, pairs, round=number, measure=measure)
+            record_clustering(
+                self.server, devices, groups, pairs, round=round_number, measure=measure
+            )
         return clusters, eps
 
     def _cluster_gradients(

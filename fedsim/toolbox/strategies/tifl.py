@@ -254,8 +254,8 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             The device IDs; empty if no tier has an available member.
         """
         state = self.state
-        number = state.round
-        generator = self.server.rng("tier", number)
+        round_number = state.round
+        generator = self.server.rng("tier", round_number)
         weights = self._tier_weights()
         while weights.any():
             tier = int(generator.choice(len(weights), p=weights / weights.sum()))
@@ -263,7 +263,9 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             if cohort:
                 state.current = tier
                 state.credits[tier] = max(state.credits[tier] - 1, 0)
-                self.server.emit("tier", round=number, group=tier, credits=state.credits[tier])
+                self.server.emit(
+                    "tier", round=round_number, group=tier, credits=state.credits[tier]
+                )
                 return cohort
             weights[tier] = 0.0
         return []
@@ -292,9 +294,9 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     def _test_is_due(self) -> bool:
         if self.params.mode != "credits":
             return False
-        number = self.state.round
+        round_number = self.state.round
         interval = self.params.interval or self.params.tiers
-        return bool(number % interval == 0 and self.state.tested != number)
+        return bool(round_number % interval == 0 and self.state.tested != round_number)
 
     def _test(self) -> None:
         state = self.state
