@@ -77,7 +77,7 @@ class StopRules:
         return {"best": best}
 
     def is_last(self, round_number: int) -> bool:
-        """Whether round ``round_number`` (from 0) is the last planned round."""
+        """Whether a round (``round_number`` from 0) is the last planned round."""
         return self._stop.rounds is not None and round_number + 1 >= self._stop.rounds
 
     def note(
@@ -117,7 +117,7 @@ class StopRules:
         return value < than - by
 
     def reason(self, round_number: int, figures: MeasuredRound) -> str | None:
-        """Return the reason for which the run ends after round ``round_number``; None if it goes on.
+        """Return the reason for which the run ends after a round; None if it goes on.
 
         Args:
             round_number: the round, from 0.
