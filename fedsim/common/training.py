@@ -18,6 +18,7 @@ from fedsim.common.former_names import (
     warn_keywords,
     warn_renamed,
 )
+from fedsim.common.saved import saved
 
 N = TypeVar("N", int, NDArray[np.int64])
 
@@ -162,6 +163,7 @@ Penalised = Literal["kernels", "dense"]
 """Weights under the L2 penalty: all kernels, or only the kernels of dense layers."""
 
 
+@saved()
 @dataclass(frozen=True, slots=True)
 class Part:
     """Part of a device's samples with about the mix of classes of all of them (CATA-Fed).
@@ -182,6 +184,7 @@ class Part:
         return len(range(self.number - 1, self.out_of, 2**self.splits))
 
 
+@saved()
 @dataclass(frozen=True, slots=True)
 class Contrast:
     """Contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3).
@@ -205,6 +208,7 @@ class Contrast:
 # Their objects are not changed after the construction.
 
 
+@saved()
 @dataclass(slots=True, unsafe_hash=True)
 class LocalEpochs:
     """Amount of a training: passes over the samples.
@@ -216,6 +220,7 @@ class LocalEpochs:
     count: int
 
 
+@saved()
 @dataclass(slots=True, unsafe_hash=True)
 class LocalSteps:
     """Amount of a training: SGD steps. A time limit treats them as one epoch.
@@ -241,6 +246,7 @@ class LocalSteps:
             )
 
 
+@saved()
 class ModelCut(NamedTuple):
     """Smaller model that is cut from the whole model.
 
@@ -253,6 +259,7 @@ class ModelCut(NamedTuple):
     size: float
 
 
+@saved()
 @dataclass(slots=True, unsafe_hash=True)
 class Proximal:
     """Proximal term mu/2 ||w - anchor||^2 in the loss, which pulls the model w to the anchor.
@@ -270,6 +277,7 @@ NO_PROXIMAL = Proximal(0.0)
 """No proximal term."""
 
 
+@saved()
 @dataclass(slots=True, unsafe_hash=True, init=False)
 class Training:
     """Local SGD on a device's own data.
@@ -468,6 +476,7 @@ class Training:
         return self.amount.count * self.batching(usual).count(samples)
 
 
+@saved()
 @dataclass(slots=True, unsafe_hash=True)
 class Limit:
     """Time limit of a device's training, and the device's behaviour at the limit.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+from fedsim.common.saved import saved
 from fedsim.common.spec import Spec
 from fedsim.common.training import NO_LIMIT, CutBy, Limit, Training
 from fedsim.federation.contents import Contents, Header
@@ -21,6 +22,7 @@ BEST = "best"
 """Value of ``Training.start``: the model of least loss in the task's last ``Evaluate`` step."""
 
 
+@saved()
 @dataclass(frozen=True, slots=True)
 class PreviousResult:
     """Linear combination of results of a task's earlier trainings, for its later trainings.
@@ -84,6 +86,7 @@ class RunInfo:
     learns: bool = True
 
 
+@saved()
 @dataclass(slots=True)
 class Instruction:
     """Message of the server as a client receives it: the job to do, and contents such as a model.

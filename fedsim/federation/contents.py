@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedsim.common.errors import SimulationError
+from fedsim.common.saved import saved
 from fedsim.common.training import Places
 from fedsim.learning.refs import Ref
 from fedsim.world.steps import Payload
@@ -34,6 +35,7 @@ STATE = "optimiser"
 _NUMBER_BYTES = 4.0
 
 
+@saved()
 @dataclass(slots=True)
 class Header:
     """Content that travels in a message's header and costs no bytes, such as a count of samples.
@@ -51,6 +53,7 @@ class Header:
     value: Any
 
 
+@saved()
 @dataclass(slots=True)
 class Opaque:
     """Content of a message whose value is opaque to fedsim; only its size counts.
@@ -64,6 +67,7 @@ class Opaque:
     bytes: float
 
 
+@saved()
 @dataclass(frozen=True, slots=True)
 class Lazy:
     """Content with numbers that a device computes from models, such as a loss; 4 bytes a number.
@@ -85,6 +89,7 @@ class Lazy:
     count: int = 1
 
 
+@saved()
 @dataclass(frozen=True, slots=True)
 class Partial:
     """Content with some tensors of a model; the receiver has the others already.

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from fedsim.common.saved import saved
 from fedsim.federation.codecs import Codec
 from fedsim.federation.contents import Contents, Partial
 from fedsim.learning import Learner, Ref
@@ -10,6 +11,7 @@ from fedsim.learning.functions import spliced, taken
 from fedsim.world.steps import Code
 
 
+@saved()
 class CodedContents(NamedTuple):
     """Contents of a message as its receiver decodes them, with the residuals of their encoding.
 

@@ -4,6 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from fedsim.clock.simulation import Simulation
+from fedsim.common.saved import saved
 from fedsim.federation.contents import Contents, has_model, received
 from fedsim.federation.direction_codec import CodedContents
 from fedsim.federation.envelopes import Envelopes
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from fedsim.world.messages import Message, Messages
 
 
+@saved()
 class EdgeMessage(NamedTuple):
     """Message between the server and an edge server that has not ended.
 

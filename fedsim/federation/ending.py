@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedsim.common.saved import saved
 from fedsim.common.stop import StopSpec
 from fedsim.federation.unseen import ACCURACY
 from fedsim.learning.objectives import EvaluationMetric
@@ -13,6 +14,7 @@ MeasuredRound = Mapping[str, float | None]
 """Measures of a round, by column of ``rounds.parquet``; None for a measure without a test."""
 
 
+@saved()
 @dataclass
 class Progress:
     """Best test of a run so far, for ``[stop]`` and ``evaluation.keep_best`` to compare new tests.

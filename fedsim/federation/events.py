@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from fedsim.common.saved import saved
 from fedsim.federation.contents import Contents
 from fedsim.learning.evaluation import AccuracyOver
 from fedsim.world.network.endpoints import Direction
@@ -57,6 +58,7 @@ class _WithContents:
         return self.contents[name]
 
 
+@saved()
 @dataclass(slots=True)  # a frozen dataclass takes four times as long to create
 class TaskEnd(_WithContents):
     """End of a task, with all that the server learns of the device.

@@ -2,8 +2,9 @@
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
+from fedsim.common.saved import saved
 from fedsim.federation.client import Instruction
 from fedsim.federation.direction_codec import CodedContents
 from fedsim.learning.refs import Ref
@@ -17,6 +18,7 @@ and does its steps. ``answered``: it has called ``Client.reply``, and sends the 
 """
 
 
+@saved(omit=("real",))
 @dataclass(slots=True)
 class TaskContext:
     """State of a running task, between the server's request and the device's answer.
@@ -27,14 +29,12 @@ class TaskContext:
         has_computed: whether ``Client.work`` has returned any computation.
         answer: decoded contents of the answer, and the residuals that the device stores if the
             answer arrives; None before the answer, or if the device sends none.
-        real: future of the function of ``Client.real``; None before it begins and after its end.
+        real: future of the function of ``Client.real``; None before it begins and after its end. A
+            resumed run calls the function again.
         brings_base: whether the request contains the model's frozen tensors.
         ahead: results of trainings that may stop early, computed in advance because the simulated
             duration follows from them.
     """
-
-    not_saved: ClassVar[tuple[str, ...]] = ("real",)
-    """Field that a checkpoint omits; a resumed run calls the function again."""
 
     instruction: Instruction
     stage: TaskStage = "asked"

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common.saved import saved
 from fedsim.learning.objectives import EvaluationMetric, SampleNumbers
 
 AccuracyOver = Literal["pooled", "device-mean"]
@@ -23,6 +24,7 @@ class AccuracyAndLoss(NamedTuple):
     loss: float | None
 
 
+@saved()
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """Results of testing models on devices' test samples: correct answers, losses and metrics.

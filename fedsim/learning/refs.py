@@ -7,17 +7,19 @@ all models that only this recipe needs.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.arrays import AnyArray
+from fedsim.common.saved import saved
 from fedsim.common.tensor_files import StoredTensor, array_of
 from fedsim.common.training import Training
 from fedsim.learning.scratch import ComputedWeights, Weights
 
 
+@saved()
 @dataclass(frozen=True, slots=True, eq=False)
 class Initial:
     """Recipe (description of a computation) of an initial model, whose weights are drawn at random.
@@ -30,6 +32,7 @@ class Initial:
 
 
 # not frozen, because the construction would take several times as long
+@saved()
 @dataclass(slots=True, eq=False)
 class Trained:
     """Recipe (description of a computation) of an update: local training on a device's data.
@@ -52,6 +55,7 @@ class Trained:
     before: "Ref | None" = None
 
 
+@saved()
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixed:
     """Recipe (description of a computation) of a weighted sum of models.
@@ -68,6 +72,7 @@ class Mixed:
     rescale: bool
 
 
+@saved()
 @dataclass(frozen=True, slots=True, eq=False)
 class Best:
     """Recipe (description of a computation) of a choice: the best model for a device's data.
@@ -95,6 +100,7 @@ class Best:
             )
 
 
+@saved()
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
     """Recipe (description of a computation) of the result of a pure function of models.
@@ -185,6 +191,7 @@ def with_models_replaced(recipe: Recipe, replacements: Mapping["Ref", "Ref"]) ->
     return recipe
 
 
+@saved()
 @dataclass(slots=True, eq=False)
 class Loss:
     """Training loss of an update, and other values that the trainer has reported.
@@ -198,6 +205,7 @@ class Loss:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
+@saved()
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Ref:
     """Name of a model, such as ``update-17``, whose weights are computed when they are needed.
@@ -230,12 +238,6 @@ class Ref:
     losses: NDArray[np.float64] | None = None
     choice: int | None = None
     state: Mapping[str, AnyArray] | None = None
-
-    __saved__: ClassVar[tuple[str, ...]] = (
-        *("name", "serial", "recipe", "device", "value", "finite", "loss", "losses", "choice"),
-        "state",
-    )
-    """Names of the attributes that a snapshot of a run saves."""
 
     def __repr__(self) -> str:
         return self.name

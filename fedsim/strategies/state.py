@@ -5,6 +5,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+from fedsim.common.saved import register_saved
+
 K = TypeVar("K")
 
 
@@ -19,6 +21,10 @@ class Entries(Mapping[str, Any]):
     ``update["samples"]`` is ``update.samples``. Entries that no field declares can be set by key. A
     checkpoint saves objects of this class, with such entries.
     """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        register_saved(cls)
 
     def __getitem__(self, name: str) -> Any:
         return self.__dict__[name]  # faster than by ``vars``, and read for each update
@@ -91,17 +97,3 @@ def state_of_slot(states: dict[K, PartState], slot: K, part: object) -> PartStat
     if slot not in states:
         states[slot] = new_state(part)
     return states[slot]
-
-
-def state_classes() -> dict[str, type[Entries]]:
-    """Return all loaded subclasses of ``Entries`` by the names that checkpoints give them.
-
-    The name is ``module:qualified name``.
-    """
-    classes: dict[str, type[Entries]] = {}
-    bases = list(Entries.__subclasses__())
-    while bases:
-        cls = bases.pop()
-        classes[f"{cls.__module__}:{cls.__qualname__}"] = cls
-        bases += cls.__subclasses__()
-    return classes

@@ -20,6 +20,7 @@ import numpy as np
 
 from fedsim.clock.simulation import TICK_S, Alarm, Simulation, on_grid
 from fedsim.common.arrays import AnyArray, Flags, Floats, Ints
+from fedsim.common.saved import saved
 from fedsim.world.availability import Availability
 from fedsim.world.charging import Charging
 from fedsim.world.phases import Span
@@ -48,6 +49,7 @@ class BatteriesState(TypedDict):
     paths: dict[int, list[float]]
 
 
+@saved()
 @dataclass(slots=True)
 class Load:
     """Power and energy that the running step of a device's task draws from its battery.

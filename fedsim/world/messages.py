@@ -9,17 +9,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, TypedDict
+from typing import TypedDict
 
 from fedsim.clock.environment import CUT, Alarm
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
+from fedsim.common.saved import saved
 from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.network.flow import Flow
 from fedsim.world.network.flows import Network
 from fedsim.world.steps import Outcome, Payload
 
 
+@saved(omit=("alarm", "on_end"))
 @dataclass(slots=True, eq=False)
 class Message:
     """Message under way that belongs to no device's task, such as from edge server to server.
@@ -34,9 +36,6 @@ class Message:
         alarm: alarm that rings when the sender or receiver becomes unavailable.
         on_end: function that is called with the message and its outcome.
     """
-
-    not_saved: ClassVar[tuple[str, ...]] = ("alarm", "on_end")
-    """Fields that a snapshot omits; after a restore, ``Messages`` and the sender set them again."""
 
     id: int
     source: int

@@ -15,6 +15,7 @@ from simpy.resources.resource import Request
 
 from fedsim.clock.environment import Alarm, DirectProcess, Signal
 from fedsim.clock.simulation import Simulation, tie_s
+from fedsim.common.saved import register_saved, saved
 from fedsim.common.training import Limit, Training
 from fedsim.world.meters.energy import POWERS, Power
 from fedsim.world.network.endpoints import Direction
@@ -161,7 +162,6 @@ class TaskStep:
     """Base of the steps of a device's task, such as ``Download`` and ``Train``.
 
     Attributes:
-        kinds: class name -> class of every kind of step; checkpoints save steps of these classes.
         name: name of the step in records.
         names: all values of ``name``, if a kind of step has several.
         power: the activity whose power the device draws in addition to idle power: ``compute``,
@@ -170,7 +170,6 @@ class TaskStep:
     """
 
     __slots__ = ()
-    kinds: ClassVar[dict[str, type["TaskStep"]]] = {}
     names: ClassVar[tuple[str, ...]] = ()
     power: ClassVar[Power | None] = None
     direction: ClassVar[Direction | None] = None
@@ -181,13 +180,7 @@ class TaskStep:
         def name(self) -> str: ...
 
     def __init_subclass__(cls) -> None:
-        namesake = cls.kinds.get(cls.__name__)
-        if namesake is not None and _is_shipped(namesake) and not _is_shipped(cls):
-            raise TypeError(
-                f"fedsim has a step of the class name {cls.__name__!r}, by which a checkpoint saves "
-                "it; give yours another name"
-            )
-        cls.kinds[cls.__name__] = cls
+        register_saved(cls)
         name = cls.__dict__.get("name")
         names = (name,) if isinstance(name, str) else cls.names
         if cls.power is not None:
@@ -231,10 +224,7 @@ class TaskStep:
         return alarm.when <= now + tie_s(now)
 
 
-def _is_shipped(cls: type) -> bool:
-    return cls.__module__.startswith("fedsim.")
-
-
+@saved(omit=("process", "done", "slot", "worker", "alarm", "vanish", "battery", "fields"))
 @dataclass(slots=True)
 class Task:
     """Work of a device for one request of the server, as a list of steps, with its present state.
@@ -273,18 +263,6 @@ class Task:
             device disconnects, and for the next check of its battery.
         fields: entries that each record of the task has: IDs of task, device, round and group.
     """
-
-    not_saved: ClassVar[tuple[str, ...]] = (
-        "process",
-        "done",
-        "slot",
-        "worker",
-        "alarm",
-        "vanish",
-        "battery",
-        "fields",
-    )
-    """Fields that a snapshot omits; ``take_up``, process and alarms set them after a restore."""
 
     id: int
     device: int

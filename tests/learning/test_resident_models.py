@@ -330,7 +330,7 @@ def test_a_model_on_the_device_is_one_file_of_all_checkpoints(tmp_path: Path) ->
     linked = LinkedTensors()
     inodes = []
     for number in range(2):
-        encoder = Encoder({"Ref": Ref})
+        encoder = Encoder()
         encoder.encode(ref)
         (tensor,) = encoder.arrays.values()
         assert isinstance(tensor, ResidentWeights)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedsim.running.checkpoint.codec import Decoder, Encoder
-from fedsim.strategies.state import State, new_state, state_classes, state_of_slot
+from fedsim.strategies.state import State, new_state, state_of_slot
 
 
 @dataclass
@@ -54,8 +54,8 @@ def test_a_part_has_its_class_or_a_dict() -> None:
 def test_it_is_restored_with_its_classes() -> None:
     state = Outer(round=2, pairs={1: (3, 0.5)})
     state["extra"] = {"a": state.part}
-    encoder = Encoder(state_classes())
-    restored = Decoder(encoder.arrays, state_classes()).decode(encoder.encode(state))
+    encoder = Encoder()
+    restored = Decoder(encoder.arrays).decode(encoder.encode(state))
     assert type(restored) is Outer
     assert "model" not in restored
     assert (restored.round, restored.pairs, restored.part) == (2, {1: (3, 0.5)}, Inner())
@@ -68,10 +68,10 @@ def test_many_ranges_of_a_model_are_one_array() -> None:
     mixed = tuple((number, None) for number in range(1000))
     equal = tuple((3 * number, 3 * number + 2) for number in range(1000))
     value = {"many": many, "equal": equal, "few": few, "mixed": mixed, "empty": ()}
-    encoder = Encoder({})
+    encoder = Encoder()
     tables = encoder.encode(value)
     assert len(encoder.arrays) == 1
     assert len(json.dumps(tables["root"]["many"])) < 40
-    decoded = Decoder(encoder.arrays, {}).decode(json.loads(json.dumps(tables)))
+    decoded = Decoder(encoder.arrays).decode(json.loads(json.dumps(tables)))
     assert decoded == value
     assert decoded["many"] is decoded["equal"]

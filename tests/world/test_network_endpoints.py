@@ -20,10 +20,7 @@ from fedsim.running.checkpoint.codec import Decoder, Encoder
 from fedsim.toolbox.worlds.graphs import EdgeServers, Graph, TreeSpec, between
 from fedsim.world.network import SERVER, Flow, Network, Star
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp, Transport
-from fedsim.world.network.star import StarFlow, Tier
 from tests.world.network_plays import Listed
-
-CLASSES = {cls.__name__: cls for cls in (Flow, StarFlow, Tier)}
 
 
 @dataclass(frozen=True)
@@ -131,14 +128,14 @@ class Course:
         """Run until then, write all down, and take it up in another simulation."""
         self.simulation.wake(("cut", 0), when, self.simulation.interrupt)
         self.run()
-        encoder = Encoder(CLASSES, ("Flow.done",))
+        encoder = Encoder()
         state = {
             "network": self.network.snapshot(),
             "flows": self.flows,
             "alarms": self.simulation.alarms(),
         }
         written = json.loads(json.dumps(encoder.encode(state)))
-        state = Decoder(encoder.arrays, CLASSES, ("Flow.done",)).decode(written)
+        state = Decoder(encoder.arrays).decode(written)
         again = Course(self.world, self.simulation.now)
         again.network.restore(state["network"])
         again.flows = state["flows"]

@@ -1,14 +1,14 @@
 """Encoding of objects as JSON and arrays, and decoding. Reading never executes code.
 
 Values of these kinds can be encoded: plain values, lists, tuples, dicts, arrays, and objects of the
-classes that the caller names, field by field. An object to which two places refer is restored as one
+registered classes (``fedsim.common.saved``), field by field. An object to which two places refer is restored as one
 object. Floats are restored exactly. Weights of models on disk are read only when the checkpoint is
 written, and after a resume only when they are needed.
 """
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from fedsim.common.arrays import Ints
 from fedsim.common.errors import CheckpointError
+from fedsim.common.saved import SAVED_FORMS, saved_classes
 from fedsim.common.tensor_files import AnyTensor, StoredTensor, array_of
 from fedsim.common.training import Places
 from fedsim.learning import scratch
@@ -42,18 +43,12 @@ _FEW_RANGES = 16  # ranges of a flat model that are written as JSON; more become
 class Encoder:
     """Converter of a run's objects into JSON-compatible tables and arrays, for a checkpoint.
 
-    Args:
-        classes: name -> class of objects that may be written.
-        left_out: fields that are not written, as ``Class.field``.
-
     Attributes:
         arrays: the arrays of all encoded values, by name; weights on disk are not read.
         objects: the encoded objects and arrays, kept alive so that each ``id()`` stays unique.
     """
 
-    def __init__(self, classes: Mapping[str, type], left_out: tuple[str, ...] = ()) -> None:
-        self._names = {cls: name for name, cls in classes.items()}
-        self._left_out = left_out
+    def __init__(self) -> None:
         self._numbers: dict[int, int] = {}  # id() of an object: its index in "objects"
         self._array_names: dict[int, str] = {}
         self._ranges: dict[Places, Ints] = {}  # int64 [ranges, 2]; equal ones are one array
@@ -71,18 +66,16 @@ class Encoder:
             JSON-compatible tables. They refer to arrays by their names in ``arrays``.
 
         Raises:
-            CheckpointError: the class of an object is not one of ``classes``.
+            CheckpointError: the class of an object is not registered.
         """
         root = self._plain(value)
         objects = []
         while self._waiting:  # a queue, not recursion: chains of models may be of any length
             instance = self._waiting.popleft()
-            name = self._names[type(instance)]
             content = {}
             for field in list_saved_fields(instance):
-                if f"{name}.{field}" not in self._left_out:
-                    content[field] = self._plain(_field_of(instance, field))
-            objects.append([name, content])
+                content[field] = self._plain(_field_of(instance, field))
+            objects.append([SAVED_FORMS[type(instance)].name, content])
         return {"root": root, "objects": objects}
 
     def _plain(self, value: object) -> object:
@@ -101,15 +94,15 @@ class Encoder:
                     self._ranges[value] = np.array(value, dtype=np.int64)
                 return {"~ranges": self._name_of(self._ranges[value])}
             items = [self._plain(item) for item in value]
-            name = self._names.get(type(value))
-            return {"~tuple": items} if name is None else {"~named": [name, *items]}
+            form = SAVED_FORMS.get(type(value))
+            return {"~tuple": items} if form is None else {"~named": [form.name, *items]}
         if isinstance(value, dict):
             if all(isinstance(key, str) and not key.startswith("~") for key in value):
                 return {key: self._plain(item) for key, item in value.items()}
             return {"~dict": [[self._plain(key), self._plain(item)] for key, item in value.items()]}
         if isinstance(value, np.ndarray | StoredTensor):
             return {"~array": self._name_of(value)}
-        if type(value) in self._names:
+        if type(value) in SAVED_FORMS:
             if id(value) not in self._numbers:
                 self._numbers[id(value)] = len(self._numbers)
                 self.objects.append(value)
@@ -139,7 +132,7 @@ def _field_of(instance: object, field: str) -> object:
     Weights of a model on disk are stored as a reference, without reading them. A model that is
     computed from other models at each use is stored as the recipe of this computation.
     """
-    if isinstance(instance, Ref) and field == "value":
+    if isinstance(instance, Ref) and field == "held":
         held = instance.held
         return held.recipe if isinstance(held, Derived) else held
     return getattr(instance, field)
@@ -150,22 +143,14 @@ class Decoder:
 
     Args:
         arrays: the arrays by name. Stored arrays are read, except large weights of models.
-        classes: name -> class of objects that may be read.
-        left_out: fields that are not written, as ``Class.field``.
 
     Attributes:
         objects: the decoded objects.
     """
 
-    def __init__(
-        self,
-        arrays: Mapping[str, AnyTensor],
-        classes: Mapping[str, type[Any]],
-        left_out: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, arrays: Mapping[str, AnyTensor]) -> None:
         self._arrays = arrays
-        self._classes = classes
-        self._left_out = left_out
+        self._classes: dict[str, type[Any]] = saved_classes()
         self._read: Arrays = {}  # so that two places with one array have one array again
         self._ranges: dict[str, Places] = {}  # name of an array: its ranges of a flat model
         self._derived: list[tuple[Ref, Applied]] = []  # models, and the recipes of their weights
@@ -206,27 +191,26 @@ class Decoder:
             name: name of its class.
             content: field -> encoded value.
         """
-        expected = {
-            field for field in list_saved_fields(shell) if f"{name}.{field}" not in self._left_out
-        }
-        if expected and set(content) != expected:
+        expected = list_saved_fields(shell)
+        if expected and set(content) != set(expected):
             raise CheckpointError(
                 f"a {name} has the fields {sorted(content)}; expected are {sorted(expected)}"
             )
+        omitted = SAVED_FORMS[type(shell)].omit
         if is_dataclass(shell) and not isinstance(shell, type):
-            self._fill_defaults(shell, name)
+            self._fill_defaults(shell, omitted)
         for field, value in content.items():
-            if f"{name}.{field}" in self._left_out or field.startswith("__"):
+            if field in omitted or field.startswith("__"):
                 raise CheckpointError(f"a {name} has the field {field!r}, which is never written")
-            if isinstance(shell, Ref) and field == "value" and value is not None:
+            if isinstance(shell, Ref) and field == "held" and value is not None:
                 self._fill_weights(shell, value)
             else:
                 object.__setattr__(shell, field, self._value(value))
 
-    def _fill_defaults(self, shell: "DataclassInstance", name: str) -> None:
+    def _fill_defaults(self, shell: "DataclassInstance", omitted: Collection[str]) -> None:
         """Set the fields that are never written to their defaults, if they have one."""
         for field in fields(shell):
-            if f"{name}.{field.name}" in self._left_out and field.default is not MISSING:
+            if field.name in omitted and field.default is not MISSING:
                 object.__setattr__(shell, field.name, field.default)
 
     def _fill_weights(self, ref: Ref, value: Mapping[str, object]) -> None:
@@ -293,15 +277,17 @@ class Decoder:
 def list_saved_fields(value: object) -> list[str]:
     """Return the names of the fields of an object that are saved.
 
-    The fields are the first of the following that exists: ``__saved__`` of the class, the keys of
-    a mapping, the slots, the fields of a dataclass, the entries of ``vars(value)``.
+    The fields are the first of the following that exists: the keys of a mapping, the slots, the
+    fields of a dataclass, the entries of ``vars(value)``; without the fields that the class omits.
 
     Args:
-        value: the object.
+        value: an object of a registered class.
     """
-    saved = getattr(type(value), "__saved__", None)
-    if saved is not None:
-        return list(saved)
+    omitted = SAVED_FORMS[type(value)].omit
+    return [field for field in _list_fields(value) if field not in omitted]
+
+
+def _list_fields(value: object) -> list[str]:
     if isinstance(value, Mapping):  # a state may have more entries than declared fields
         return list(value)
     slots: list[str] = []

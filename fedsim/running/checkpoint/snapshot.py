@@ -17,43 +17,12 @@ from fedsim.clock.simulation import Record
 from fedsim.common.errors import CheckpointError
 from fedsim.common.files import find_file, read_bytes
 from fedsim.common.spec import Spec
-from fedsim.common.training import (
-    Contrast,
-    Limit,
-    LocalEpochs,
-    LocalSteps,
-    ModelCut,
-    Part,
-    Proximal,
-    Training,
-)
-from fedsim.federation.client import Instruction, PreviousResult
-from fedsim.federation.contents import Header, Lazy, Opaque, Partial
-from fedsim.federation.direction_codec import CodedContents
-from fedsim.federation.edge_channel import EdgeMessage
 from fedsim.federation.ending import Progress
-from fedsim.federation.events import TaskEnd
-from fedsim.federation.task_context import TaskContext
 from fedsim.learning.evaluation import Evaluation
-from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
+from fedsim.learning.refs import Ref
 from fedsim.running.checkpoint import CheckpointSpec, store
 from fedsim.running.checkpoint.apart import LinkedTensor, LinkedTensors
 from fedsim.running.checkpoint.codec import Decoder, Encoder
-from fedsim.strategies.state import state_classes
-from fedsim.world.batteries import Load
-from fedsim.world.messages import Message
-from fedsim.world.network.bbr import BbrSenders
-from fedsim.world.network.component import LinkComponent
-from fedsim.world.network.congestion import Growth, Senders
-from fedsim.world.network.connections import Connections, SenderMemory
-from fedsim.world.network.deliveries import Deliveries
-from fedsim.world.network.flow import Flow
-from fedsim.world.network.links import QueuedLinks
-from fedsim.world.network.losses import RandomLosses
-from fedsim.world.network.queues import Level, QueueingRules, StepPlan
-from fedsim.world.network.star import StarFlow, Tier
-from fedsim.world.steps import Payload, TaskStep
-from fedsim.world.task import Task
 
 if TYPE_CHECKING:
     from fedsim.common.arrays import Ints
@@ -66,35 +35,6 @@ if TYPE_CHECKING:
     from fedsim.world.messages import MessagesState
     from fedsim.world.processes.processes import ProcessesState
     from fedsim.world.task_runner import RunnerState
-
-_CLASSES = (
-    *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
-    *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
-    *(CodedContents, EdgeMessage),
-    *(Task, Payload, Training, LocalEpochs, LocalSteps, ModelCut, Proximal, Contrast, Limit, Part),
-    *(Flow, Message, Load, StarFlow, Tier),
-    *(BbrSenders, Connections, Deliveries, Growth, Level, LinkComponent, QueuedLinks),
-    *(QueueingRules, RandomLosses, SenderMemory, Senders, StepPlan),
-    Progress,
-)
-
-
-def _saved_classes() -> dict[str, type]:
-    """Return the classes of objects that a snapshot may contain, by name."""
-    classes: dict[str, type] = dict(TaskStep.kinds)
-    for cls in _CLASSES:
-        classes[cls.__name__] = cls
-    classes.update(state_classes())
-    return classes
-
-
-def _unsaved_fields() -> tuple[str, ...]:
-    """Return the fields of flows, tasks and messages that are rebuilt on resume instead of saved.
-
-    They hold callbacks, processes, slots, alarms and futures, and are named ``Class.field``.
-    """
-    classes = (Flow, Task, TaskContext, Message)
-    return tuple(f"{cls.__name__}.{field}" for cls in classes for field in cls.not_saved)
 
 
 class Origins:
@@ -290,7 +230,7 @@ def _snapshot(
     run: "Run", recorder: "Recorder", origins: Origins
 ) -> tuple[Encoder, store.Checkpoint]:
     """Return a checkpoint of a run, and its encoder; all events of the present time are processed."""
-    encoder = Encoder(_saved_classes(), _unsaved_fields())
+    encoder = Encoder()
     data = None
     if run.drift is not None:
         data = run.population.samples, run.population.version
@@ -322,7 +262,7 @@ def encode_models(run: "Run") -> tuple[Encoder, dict[str, object]]:
     Returns:
         The encoder, whose ``objects`` contain the models, and the encoded tables.
     """
-    encoder = Encoder(_saved_classes(), _unsaved_fields())
+    encoder = Encoder()
     parts = _snapshot_parts(run)
     state = [*parts.values(), run.strategy.state, run.ending.progress]
     return encoder, encoder.encode(state)
@@ -423,7 +363,7 @@ def resume(place: Path, run: "Run", recorder: "Recorder", origins: Origins) -> N
         CheckpointError: the checkpoint cannot be read, or is not of this run.
     """
     checkpoint = store.read(place)
-    decoder = Decoder(checkpoint.arrays, _saved_classes(), _unsaved_fields())
+    decoder = Decoder(checkpoint.arrays)
     state = decoder.decode(checkpoint.tree)
     try:
         origins.refuse_changes(state["origins"])

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.arrays import Floats32
+from fedsim.common.saved import saved
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Entry
 from fedsim.toolbox.clustering.similarity import Matrix, length
@@ -63,6 +64,7 @@ def is_incongruent(norms: Norms, limits: NormLimits) -> bool:
     return norms.mean_norm < limits.eps1 and norms.max_norm >= limits.eps2
 
 
+@saved()
 class ModelChange(NamedTuple):
     """Change of a model by a client's training, as the trained model and the model before it."""
 

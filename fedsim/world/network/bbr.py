@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.saved import saved
 from fedsim.world.network.congestion import FlowColumns, Senders
 
 OTHER = -1  # flows with another congestion control
@@ -29,6 +30,7 @@ _FULL_GROWTH = 1.25  # least growth of the bandwidth a round trip while the pipe
 _FULL_ROUNDS = 3  # round trips without that growth until the pipe counts as full
 
 
+@saved()
 @dataclass(slots=True)
 class BbrSenders(FlowColumns):
     """Estimates and states of senders with the TCP congestion control BBR; one row per flow.

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedsim.clock.simulation import on_grid_after
 from fedsim.common.arrays import AnyArray, Flags, Floats
+from fedsim.common.saved import saved
 from fedsim.world.network.batches import open_batch
 from fedsim.world.network.congestion import Growth, part_of
 from fedsim.world.network.connections import SenderMemory
@@ -52,6 +53,7 @@ class SentBytes:
     acked: Floats
 
 
+@saved()
 class LinkComponent(SteadyFlows):
     """Component: flows that share links with each other and with no other flow (TCP's window model).
 

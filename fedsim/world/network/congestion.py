@@ -10,6 +10,7 @@ from typing import Literal, Self
 import numpy as np
 
 from fedsim.common.arrays import AnyArray, Flags, Floats, Ints
+from fedsim.common.saved import saved
 
 Control = Literal["cubic", "reno", "bbr"]
 
@@ -122,6 +123,7 @@ class FlowColumns:
         return copies
 
 
+@saved()
 @dataclass(frozen=True, slots=True)
 class Growth:
     """Growth of senders' windows in a time step; ``Senders.apply`` carries it out.
@@ -138,6 +140,7 @@ class Growth:
     starts: Flags | None = None
 
 
+@saved()
 @dataclass(slots=True)
 class Senders(FlowColumns):
     """TCP congestion control state of the sender of each flow; float64 [flows] each.

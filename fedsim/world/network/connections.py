@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedsim.common.arrays import Floats
+from fedsim.common.saved import saved
 from fedsim.world.network.bbr import FILTER_S, OTHER, first_estimates
 from fedsim.world.network.congestion import Control, first_state
 
 _RETRANSMISSION_S = 0.2  # least timeout beyond the round trip (s; Linux)
 
 
+@saved()
 @dataclass(frozen=True, slots=True)
 class SenderMemory:
     """Congestion control state of a sender after a flow, for the next flow to the same receiver.
@@ -38,6 +40,7 @@ class SenderMemory:
     estimates: Mapping[str, float | Floats] | None
 
 
+@saved()
 class Connections:
     """Memory of TCP connections: the last state of each sender for each receiver.
 

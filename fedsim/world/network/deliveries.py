@@ -5,12 +5,14 @@ import math
 import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.saved import saved
 from fedsim.world.network.congestion import append_row
 
 _FIRST_ROWS = 64
 _FIRST_COLUMNS = 8
 
 
+@saved()
 class Deliveries:
     """History of the bytes that each flow had delivered, by simulated time.
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+
+from fedsim.common.saved import saved
 
 
+@saved(omit=("done",))
 @dataclass(slots=True, eq=False)
 class Flow:
     """Transfer of bytes from one endpoint to another, as ``Network.send`` returns it.
@@ -14,16 +16,14 @@ class Flow:
         source, destination: IDs of its endpoints.
         size, wire: bytes of payload, and bytes on the links, headers included.
         started: time of its start (s).
-        done: function that is called when its last byte has arrived.
+        done: function that is called when its last byte has arrived; the sender of the flow sets it
+            again after a restore.
         weight: its weight in the sharing of links; 1 unless the protocol has weights.
         ended: time of its last byte or of its cancellation (s, not rounded to ticks of the clock);
             None while it is running.
         sent: payload that was delivered by its end (bytes); 0 while it is running (see
             ``Network.sent``).
     """
-
-    not_saved: ClassVar[tuple[str, ...]] = ("done",)
-    """Fields that a snapshot omits; the sender of the flow sets them after a restore."""
 
     id: int
     source: int

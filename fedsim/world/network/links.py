@@ -5,11 +5,13 @@ import math
 import numpy as np
 
 from fedsim.common.arrays import Floats, Ints
+from fedsim.common.saved import saved
 from fedsim.world.network.queues import Level, QueueingRules
 
 UNLIMITED = 1e15  # bytes/s; stands for an infinite rate
 
 
+@saved()
 class QueuedLinks:
     """Rates and queue lengths of the shared links of a ``LinkComponent``, by link number from 1.
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.saved import saved
 from fedsim.common.streams import Streams
 from fedsim.world.network.congestion import append_row
 
@@ -57,6 +58,7 @@ class LossDraws:
         return -math.log(Streams(self._keys[row]).uniform(purpose, count)) * self._packet
 
 
+@saved()
 class RandomLosses:
     """Packet losses of flows: their probabilities, and how far each flow is from its next loss.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.saved import saved
 from fedsim.world.network.congestion import Control, Growth
 
 _LEAST_QUEUE = 2  # packets that every queue holds
@@ -14,6 +15,7 @@ _MOST_DRAWS = 32  # packets of a link and step that are dropped one by one
 _NO_BYTES = 1e-6  # bytes that count as none
 
 
+@saved()
 @dataclass(frozen=True)
 class QueueingRules:
     """Constants of TCP's window model: congestion control, packets, and queues of links.
@@ -54,6 +56,7 @@ class QueueingRules:
         return max(length, _LEAST_QUEUE * self.packet)
 
 
+@saved()
 @dataclass(frozen=True, slots=True)
 class Level:
     """Group of links that are served together in a time step, with the flows on them.
@@ -88,6 +91,7 @@ class Level:
         )
 
 
+@saved()
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Movement of bytes in one time step of the window model, in which all rates are constant.

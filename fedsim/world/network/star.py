@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Floats
+from fedsim.common.saved import saved
 from fedsim.world.network.endpoints import SERVER
 from fedsim.world.network.filling import Route, Sharing
 from fedsim.world.network.flow import Flow
@@ -42,6 +43,7 @@ def _in_units(rate: float) -> Units:
     return max(1, round(rate * _UNITS)) if rate else 0
 
 
+@saved()
 @dataclass(slots=True, eq=False)
 class Tier:
     """Flows of a star network with one highest rate (cap), which always run at the same rate.
@@ -76,6 +78,7 @@ class Tier:
         return clock + self.clock if self.is_free else self.clock + self.rate * (at - self.since)
 
 
+@saved()
 @dataclass(slots=True)
 class StarFlow:
     """State of a running flow of a star network, within its tier.

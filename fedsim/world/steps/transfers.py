@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from fedsim.common.saved import saved
 from fedsim.common.step_names import DOWNLOAD, UPLOAD
 from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
@@ -10,6 +11,7 @@ from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
 _DISCONNECTED = ("lost", "left", "battery")
 
 
+@saved()
 class Payload(NamedTuple):
     """Part of a message: a content, such as a model, with its size.
 
