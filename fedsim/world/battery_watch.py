@@ -139,7 +139,7 @@ class BatteryWatch:
 
     def _ring(self, task: Task) -> None:
         if self._simulation.now >= task.flat_at:
-            self._runner.cut(task)
+            self._runner.end_disconnected(task)
         else:
             self._predict_again(task)
 

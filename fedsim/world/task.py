@@ -154,7 +154,7 @@ class StepServices(Protocol):
     def task_of(self, device: int) -> "Task | None":
         """Return the running task of a device; None if the device has no task."""
 
-    def cut(self, task: "Task") -> None:
+    def end_disconnected(self, task: "Task") -> None:
         """End a task now because its device leaves for good, has a flat battery or disconnects."""
 
 
@@ -224,7 +224,7 @@ class TaskStep:
         return alarm.when <= now + tie_s(now)
 
 
-@saved(omit=("process", "done", "slot", "worker", "alarm", "vanish", "battery", "fields"))
+@saved(omit=("process", "done", "slot", "worker", "alarm", "disconnection", "battery", "fields"))
 @dataclass(slots=True)
 class Task:
     """Work of a device for one request of the server, as a list of steps, with its present state.
@@ -259,7 +259,7 @@ class Task:
         process: SimPy process that carries out the steps.
         done: event of the end of the running step, for which the device's ``process`` waits.
         slot, worker: requests for a slot for a message, and for a worker of a host.
-        alarm, vanish, battery: alarms for the end of a computation, for the time at which the
+        alarm, disconnection, battery: alarms for the end of a computation, for the time at which the
             device disconnects, and for the next check of its battery.
         fields: entries that each record of the task has: IDs of task, device, round and group.
     """
@@ -293,7 +293,7 @@ class Task:
     slot: Request | None = None
     worker: Request | None = None
     alarm: Alarm | None = None
-    vanish: Alarm | None = None
+    disconnection: Alarm | None = None
     battery: Alarm | None = None
     fields: dict[str, int | None] = field(init=False, repr=False)
 
@@ -309,7 +309,7 @@ class Task:
         """Reset the attributes that a checkpoint omits, such as alarms, after a restore."""
         self.process = self.done = None
         self.slot = self.worker = None
-        self.alarm = self.vanish = self.battery = None
+        self.alarm = self.disconnection = self.battery = None
         self.__post_init__()
 
     def carried_out(self) -> None:
@@ -326,7 +326,7 @@ class Task:
     def step(self) -> TaskStep:
         return self.steps[self.position]
 
-    def cancel(self, name: Literal["alarm", "vanish", "battery"]) -> None:
+    def cancel(self, name: Literal["alarm", "disconnection", "battery"]) -> None:
         """Cancel an alarm of the task, if it is set.
 
         Args:

@@ -102,7 +102,7 @@ class TaskRunner:
         self.simulation = messages.simulation
         self._env = self.simulation.env
         self._env.declare_alarm("step", self._set_step_end)
-        self._env.declare_alarm("vanish", self._set_vanish)
+        self._env.declare_alarm("disconnection", self._set_disconnection)
         self.running: dict[int, Task] = {}
         self._working: dict[int, Task] = {}  # device -> its task
         self.computing = EpochTimer(self, compute, host)
@@ -204,13 +204,13 @@ class TaskRunner:
         if cause is None:
             task.position += 1
             if was_cut:
-                self._watch_vanish(task)
+                self._watch_disconnection(task)
         return cause
 
     def _end(self, task: Task, cause: Cause | None) -> None:
-        if task.vanish is not None:
-            task.vanish.cancel()
-            task.vanish = None
+        if task.disconnection is not None:
+            task.disconnection.cancel()
+            task.disconnection = None
         if task.worker is not None:
             task.release("worker")
         del self.running[task.id], self._working[task.device]
@@ -347,7 +347,7 @@ class TaskRunner:
         # the task is cut off now if its device or its edge server is unavailable
         task.disconnects_at = self.simulation.now if lost else self.reachable_until(device)
         self._start_process(task)
-        self._watch_vanish(task)
+        self._watch_disconnection(task)
         return task
 
     def _start_process(self, task: Task) -> None:
@@ -383,7 +383,7 @@ class TaskRunner:
         else:
             self._interrupt(task, cause)
 
-    def cut(self, task: Task) -> None:
+    def end_disconnected(self, task: Task) -> None:
         """End a task now because its device leaves for good, has a flat battery or disconnects.
 
         Args:
@@ -406,26 +406,26 @@ class TaskRunner:
         for task_id in list(self.running):
             self.end(task_id, cause)
 
-    def _watch_vanish(self, task: Task) -> None:
-        if task.vanish is not None:
-            task.cancel("vanish")
+    def _watch_disconnection(self, task: Task) -> None:
+        if task.disconnection is not None:
+            task.cancel("disconnection")
         if task.disconnects_at < math.inf:
-            self._set_vanish(task.id, max(task.disconnects_at, self.simulation.now))
+            self._set_disconnection(task.id, max(task.disconnects_at, self.simulation.now))
 
     def switch_off(self, device: int) -> None:
         self.switched_off.add(device)
         if device in self._working:
-            self._cut_off(self._working[device])
+            self._disconnect_now(self._working[device])
         self.messages.lose(device)
 
     def lose_edge(self, edge: int) -> None:
         for task in self.running.values():
             if task.edge == edge:
-                self._cut_off(task)
+                self._disconnect_now(task)
 
-    def _cut_off(self, task: Task) -> None:
+    def _disconnect_now(self, task: Task) -> None:
         task.disconnects_at = self.simulation.now
-        self._watch_vanish(task)
+        self._watch_disconnection(task)
 
     # snapshots between two instants
 
@@ -461,9 +461,11 @@ class TaskRunner:
         task = self.running[number]
         task.alarm = self._env.at(("step", number), when, task.carried_out)
 
-    def _set_vanish(self, number: int, when: float) -> None:
+    def _set_disconnection(self, number: int, when: float) -> None:
         task = self.running[number]
-        task.vanish = self._env.at(("vanish", number), when, partial(self.cut, task), CUT)
+        task.disconnection = self._env.at(
+            ("disconnection", number), when, partial(self.end_disconnected, task), CUT
+        )
 
 
 def _to_array(counts: Mapping[int, int]) -> Ints:
