@@ -22,6 +22,7 @@ from fedsim.records.schema import (
 from fedsim.world.meters.base import Column, Meters, MetersState
 from fedsim.world.meters.ended import DIRECTIONS, MESSAGES, Transfer, transfer_of
 
+_PAYLOADS = Transfer._fields.index("payloads")  # the column that a row has as text
 _ROWS_AT_ONCE = 4_096
 
 
@@ -134,7 +135,8 @@ class Recorder:
         if ended.task is not None and (ended.sender or ended.receiver):
             self.ledger.note_edge(ended.task)
         if self._tables:
-            self._transfers.append((*ended[:11], encode_payloads(ended.payloads), *ended[12:]))
+            payloads = encode_payloads(ended.payloads)
+            self._transfers.append((*ended[:_PAYLOADS], payloads, *ended[_PAYLOADS + 1 :]))
 
     def _add_round(self, time: float, fields: Mapping[str, object]) -> None:
         """Append a row to the table of rounds, with the bytes that moved since the previous round.

@@ -20,7 +20,8 @@ from fedsim.common.errors import CheckpointError
 from fedsim.records import parquet
 from fedsim.records.chain import ROWS_A_BLOCK, EventChain, RowChain
 from fedsim.records.parquet import TableWriter
-from fedsim.records.schema import EventRow, column, event_row, names_column
+from fedsim.records.schema import TRANSFERS, EventRow, column, event_row, names_column
+from fedsim.world.meters.ended import Transfer
 from fedsim.world.steps import Payload
 
 
@@ -232,3 +233,7 @@ def test_it_goes_on_after_some_parts_and_forgets_the_rest(tmp_path: Path) -> Non
     (tmp_path / "t.part-00000.parquet").unlink()
     with pytest.raises(CheckpointError, match="part-00000"):
         TableWriter(tmp_path / "t.parquet", SCHEMA).adopt(parts)
+
+
+def test_the_columns_of_messages_are_the_fields_of_a_message() -> None:
+    assert Transfer._fields == tuple(TRANSFERS.names)
