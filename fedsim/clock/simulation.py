@@ -400,6 +400,11 @@ class Simulation:
             alarms.append((*event.name, event.when))
         return alarms
 
+    def begin_restored(self) -> None:
+        """Begin the restored tasks and processes at the present time; each runs to its first wait."""
+        while self.env.peek() <= self.now:
+            self.env.step()
+
     def _no_snapshot(self, reason: str) -> SimulationError:
         return SimulationError(f"a snapshot is not possible at {self.now!r} s: {reason}")
 

@@ -387,7 +387,10 @@ def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
     run.evaluator.served = state["served"]
     run.evaluator.unseen_accuracy = state["unseen"]
     run.ending.progress = state["progress"]
-    run.processes.restore(state["processes"], state["alarms"])
+    run.processes.restore(state["processes"])
+    # tasks and processes begin before the alarms, which then have the order of the snapshot
+    run.simulation.begin_restored()
+    run.processes.check_restored(state["alarms"])
     env = run.simulation.env
     for kind, number, when in _with_present_end(run, state["alarms"]):
         if not env.can_rearm(kind):

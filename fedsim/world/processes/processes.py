@@ -228,17 +228,14 @@ class Processes:
             "acts": dict(self.acts),
         }
 
-    def restore(self, state: ProcessesState, alarms: Sequence[tuple[str, int, float]]) -> None:
-        """Restore the processes of a resumed run: run each until it waits for the same event as before.
+    def restore(self, state: ProcessesState) -> None:
+        """Restore the processes of a resumed run, which then begin at the present time.
 
-        It must be called after all other parts are restored, and before the alarms are set again.
+        It must be called after all other parts are restored. Until ``check_restored``, records of
+        processes are suppressed, and the activities that processes begin are the saved ones.
 
         Args:
             state: the snapshot.
-            alarms: kind, number and time (s) of each alarm that is set again later.
-
-        Raises:
-            CheckpointError: the holds or the awaited times of a process differ from the snapshot.
         """
         for world, saved in zip(self._worlds, state["states"], strict=True):
             world.state = dict(saved)
@@ -253,8 +250,18 @@ class Processes:
         self._saved = activities
         self.silent = True
         self._start()
-        while self.simulation.env.peek() <= self.simulation.now:
-            self.simulation.env.step()  # runs each process up to its first wait
+
+    def check_restored(self, alarms: Sequence[tuple[str, int, float]]) -> None:
+        """Check that each restored process waits for the same event as before.
+
+        It must be called after ``Simulation.begin_restored``, and before the alarms are set again.
+
+        Args:
+            alarms: kind, number and time (s) of each alarm that is set again later.
+
+        Raises:
+            CheckpointError: the holds or the awaited times of a process differ from the snapshot.
+        """
         self.silent = False
         self._saved = None
         due = Counter((number, when) for kind, number, when in alarms if kind == "process")
