@@ -5,8 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.clock.simulation import on_grid
-from fedsim.plugin import AggregatingParams, Device, FedAvg, Instruction, SynchronousClient
-from fedsim.world.steps import Cause, Ending, Pause, TaskStep
+from fedsim.plugin import (
+    AggregatingParams,
+    Device,
+    FedAvg,
+    Instruction,
+    Pause,
+    SynchronousClient,
+    TaskStep,
+)
+from fedsim.world.steps import Cause, Ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class Read(TaskStep):
 class FromFlashClient(SynchronousClient[AggregatingParams]):
     """Reads its samples before it trains, and sleeps after that."""
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Any]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         """The steps of a task, between its download and its upload."""
         return (Read(50.0), *super().work(device, instruction), Pause("sleep", 1.5))
 

@@ -72,7 +72,7 @@ INSIDES = {
     *("Dispatch", "Devices", "Environment", "Processes"),  # that the engine makes its objects with
     # of the engine, passed on unseen
     *("Alarm", "Join", "Population", "Capacity", "Rooflines", "Augmentation"),
-    *("TaskStep", "Task", "StepServices", "Plan"),  # of kinds of steps (docs/howto/step.md)
+    *("Task", "StepServices", "Plan"),  # of kinds of steps (docs/howto/step.md)
     *("CodedParts", "QueueingRules"),  # of built-in codecs and of the window model
     *("LinkTraces", "SharedLinks"),  # of built-in networks, by which links follow traces
     *("Split", "TrainingSpec"),  # of built-in strategies and of the built-in trainer

@@ -24,7 +24,7 @@ from fedsim.federation.client import Client
 from fedsim.federation.contents import Contents, received
 from fedsim.federation.task_context import TaskContext
 from fedsim.learning.refs import Ref
-from fedsim.world.task import Task
+from fedsim.world.steps import Task
 
 _OUTCOMES = ("done", "late")
 # types of a sample count that is checked; a strategy may send an array of counts instead

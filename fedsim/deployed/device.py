@@ -43,8 +43,7 @@ from fedsim.learning.refs import Ref
 from fedsim.running.assembly import Run
 from fedsim.running.scenario import Scenario
 from fedsim.world.network.endpoints import Direction
-from fedsim.world.steps import Evaluate, Pause, TaskStep, Train, Work
-from fedsim.world.task import Task
+from fedsim.world.steps import Evaluate, Pause, Task, TaskStep, Train, Work
 
 _SERIALS_A_TASK = 1 << 20
 _SERIALS_A_DEVICE = 1 << 40

@@ -22,7 +22,7 @@ from fedsim.deployed.replies import Replies, Reply
 from fedsim.deployed.run import SentContext, ServerRun
 from fedsim.federation.contents import BASE
 from fedsim.version import __version__
-from fedsim.world.task import Task
+from fedsim.world.steps import Task
 
 _log = logging.getLogger("flwr")
 _NODES_EVERY_S = 1.0  # real time between two looks at the list of nodes (s)

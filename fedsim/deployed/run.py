@@ -11,7 +11,7 @@ from fedsim.federation.contents import Contents, received
 from fedsim.federation.envelopes import Envelopes, Request
 from fedsim.federation.task_context import TaskContext
 from fedsim.running.assembly import Run
-from fedsim.world.task import Task
+from fedsim.world.steps import Task
 
 if TYPE_CHECKING:
     from fedsim.world.task_runner import TaskRunner

@@ -17,7 +17,7 @@ from fedsim.federation.notices import NoticeKind
 from fedsim.federation.task_context import TaskContext
 from fedsim.world.network import Network
 from fedsim.world.population import Population
-from fedsim.world.task import Cause, Task, TaskStep
+from fedsim.world.steps import Cause, Task, TaskStep
 
 
 class Arrival(NamedTuple):

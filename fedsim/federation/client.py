@@ -14,7 +14,7 @@ from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
-from fedsim.world.steps import Computation, Train
+from fedsim.world.steps import TaskStep, Train
 
 P = TypeVar("P", bound=Spec)
 
@@ -190,7 +190,7 @@ class Client(Generic[P]):
         """
         return None
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         """Return the steps that the device computes for a message; by default it trains.
 
         Args:
@@ -198,8 +198,8 @@ class Client(Generic[P]):
             instruction: the message to the device.
 
         Returns:
-            ``Train``, ``Evaluate``, ``Work`` and ``Pause`` steps, in order; empty if the device
-            answers at once.
+            ``Train``, ``Evaluate``, ``Work`` and ``Pause`` steps, or steps of a ``TaskStep`` of your
+            own, in order; empty if the device answers at once.
         """
         return (Train(self.training(device, instruction), self.limit(device, instruction)),)
 

@@ -21,13 +21,12 @@ from fedsim.federation.task_context import TaskContext
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
-from fedsim.world.steps import Computation, Evaluate, TaskStep, Train
-from fedsim.world.task import Task
+from fedsim.world.steps import Evaluate, Task, TaskStep, Train
 
 ModelOrResult = Ref | PreviousResult | None
 """Start or anchor of a training; None for no anchor, or without a tested model."""
 
-ChangeOfStep = Callable[[Task, Computation], Computation]
+ChangeOfStep = Callable[[Task, TaskStep], TaskStep]
 """Function that returns a computation of a task as the device really does it."""
 
 
@@ -166,7 +165,7 @@ class ClientSide:
             )
         return self.envelopes.answer(task.device, contents, result, context)
 
-    def _add_time_to_encode(self, _: Task, step: Computation) -> Computation:
+    def _add_time_to_encode(self, _: Task, step: TaskStep) -> TaskStep:
         """Extend the reserve of a training's time limit by the time to encode its result.
 
         Only a limit that reserves time for the upload (``Limit.reserve_upload``) is extended. Any
@@ -274,7 +273,7 @@ class ClientSide:
             before=before,
         )
 
-    def _train_ahead(self, task: Task, step: Computation) -> Computation:
+    def _train_ahead(self, task: Task, step: TaskStep) -> TaskStep:
         """Compute a training at once, and return its step shortened to the batches that it really took.
 
         A trainer that may stop early needs this, as the simulated duration follows from the batches.

@@ -26,7 +26,7 @@ from fedsim.federation.task_context import TaskContext
 from fedsim.federation.timers import Timers, TimersState
 from fedsim.federation.unrecorded_updates import UnrecordedUpdates, UnrecordedUpdatesState
 from fedsim.world.network.endpoints import Direction
-from fedsim.world.task import Cause, Task
+from fedsim.world.steps import Cause, Task
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner

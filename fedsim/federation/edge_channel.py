@@ -11,7 +11,7 @@ from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.events import Carried, Handlers
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import Direction
-from fedsim.world.task import Outcome
+from fedsim.world.steps import Outcome
 
 if TYPE_CHECKING:
     from fedsim.world.messages import Message, Messages

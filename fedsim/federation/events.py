@@ -8,7 +8,7 @@ from fedsim.common.saved import saved
 from fedsim.federation.contents import Contents
 from fedsim.learning.evaluation import AccuracyOver
 from fedsim.world.network.endpoints import Direction
-from fedsim.world.task import Outcome
+from fedsim.world.steps import Outcome
 
 VisibleOutcome = Literal["done", "late", "memory", "lost"]
 """Outcome of a task as the server learns it; ``TaskEnd`` describes the outcomes."""

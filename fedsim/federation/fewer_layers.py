@@ -7,8 +7,7 @@ from functools import cache
 from fedsim.common.training import Places, Training, union
 from fedsim.learning.architecture import Tensor, layers_of
 from fedsim.world.population import Population
-from fedsim.world.steps import Computation, Train
-from fedsim.world.task import Task
+from fedsim.world.steps import Task, TaskStep, Train
 
 
 class FewerLayers:
@@ -28,7 +27,7 @@ class FewerLayers:
         self._tensors = tensors
         self._frozen = cache(self._find_frozen)
 
-    def limit_step(self, task: Task, step: Computation) -> Computation:
+    def limit_step(self, task: Task, step: TaskStep) -> TaskStep:
         """Return a step of a task, limited to the layers for which its device has memory.
 
         Args:

@@ -10,8 +10,7 @@ from fedsim.common.training import ALL_SAMPLES, LocalEpochs, LocalSteps, Trainin
 from fedsim.federation.client import Client, RunInfo
 from fedsim.learning.spec import Trainer
 from fedsim.world.own_training import OwnTraining
-from fedsim.world.steps import Computation, Train
-from fedsim.world.task import Task
+from fedsim.world.steps import Task, TaskStep, Train
 
 AnyClient = Client[Any]
 
@@ -70,7 +69,7 @@ class LocalTrainings:
             return 1
         return self.settings.epochs.item(device)
 
-    def adapt_step(self, task: Task, step: Computation) -> Computation:
+    def adapt_step(self, task: Task, step: TaskStep) -> TaskStep:
         """Return a training with the learning rate, batch size and SGD steps of its device.
 
         A count of SGD steps replaces one epoch in mini-batches. Trainings of several epochs, and of

@@ -8,7 +8,7 @@ from fedsim.clock.simulation import Simulation
 from fedsim.federation.contents import Contents, payloads, received
 from fedsim.federation.direction_codec import DirectionCodec
 from fedsim.federation.events import Handlers, PeerMessage
-from fedsim.world.task import Outcome
+from fedsim.world.steps import Outcome
 
 if TYPE_CHECKING:
     from fedsim.world.messages import Message, Messages

@@ -8,7 +8,7 @@ from fedsim.common.saved import saved
 from fedsim.federation.client import Instruction
 from fedsim.federation.direction_codec import CodedContents
 from fedsim.learning.refs import Ref
-from fedsim.world.task import Task
+from fedsim.world.steps import Task
 
 TaskStage = Literal["asked", "computing", "answered"]
 """Progress of the strategy's code in a task.

@@ -14,7 +14,7 @@ from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.strategies.traits import Traits
-from fedsim.world.steps import Computation, Train
+from fedsim.world.steps import TaskStep, Train
 
 
 class ScaffoldParams(AggregatingParams):
@@ -60,7 +60,7 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     entry ``control`` of the device's state is c_i; it is absent while c_i is 0.
     """
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         """Return the training; with option I, a step on all samples at once before it.
 
         This step has lr = 1, so that the change of the model is the negative full-batch gradient.

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
 from fedsim.clock.environment import CUT
-from fedsim.world.task import StepServices, Task, TaskStep
+from fedsim.world.steps import StepServices, Task, TaskStep
 
 if TYPE_CHECKING:
     from fedsim.world.batteries import Batteries, BatteriesState

@@ -25,7 +25,7 @@ from fedsim.world.population import Population
 from fedsim.world.population_spec import PopulationSpec
 from fedsim.world.processes import Process, Processes, World, WorldSpec
 from fedsim.world.rooflines import Rooflines
-from fedsim.world.task import Task, TaskStep
+from fedsim.world.steps import Task, TaskStep
 from fedsim.world.task_runner import TaskRunner
 
 

@@ -14,8 +14,8 @@ from fedsim.clock.simulation import TICK_S, on_grid, on_grid_after
 from fedsim.common.training import Limit, Training
 from fedsim.world.epoch_times import EpochTimes
 from fedsim.world.hosts import Hosts, HostSpec, HostsState
+from fedsim.world.steps import Cause, StepServices, Task
 from fedsim.world.steps.computations import EpochStep, Plan
-from fedsim.world.task import Cause, StepServices, Task
 
 
 class TimerState(TypedDict):

@@ -19,8 +19,7 @@ from fedsim.clock.environment import Alarm
 from fedsim.clock.simulation import TICK_S, Simulation, on_grid_after, tie_s
 from fedsim.common.spec import OnlyWith, Spec
 from fedsim.common.units import Bytes, Seconds
-from fedsim.world.steps import Pause, Queue, TaskStep
-from fedsim.world.task import Task, in_line
+from fedsim.world.steps import Pause, Queue, Task, TaskStep, in_line
 
 CurvePoint = Annotated[
     list[Annotated[float, Field(gt=0.0, le=1e6)]], Field(min_length=2, max_length=2)

@@ -12,7 +12,7 @@ from fedsim.common.training import Batching, CutBy, Training
 from fedsim.world.columns import ALL, alike, mean
 from fedsim.world.own_training import OwnTraining
 from fedsim.world.rooflines import Rooflines
-from fedsim.world.task import WorkAmounts
+from fedsim.world.steps import WorkAmounts
 
 # A training step is a forward pass and a backward pass at twice its cost, so that a forward pass
 # costs a third of the step.

@@ -7,7 +7,7 @@ import simpy
 
 from fedsim.common.errors import SimulationError
 from fedsim.world.network.endpoints import Direction
-from fedsim.world.task import Task, TaskStep, in_line
+from fedsim.world.steps import Task, TaskStep, in_line
 
 
 class SlotsState(TypedDict):

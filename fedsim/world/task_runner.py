@@ -30,8 +30,7 @@ from fedsim.world.hosts import HostSpec
 from fedsim.world.messages import Messages
 from fedsim.world.population import Population
 from fedsim.world.slots import MessageSlots, SlotsState
-from fedsim.world.steps import Queue
-from fedsim.world.task import Cause, Task, TaskStep
+from fedsim.world.steps import Cause, Queue, Task, TaskStep
 
 
 class RunnerState(TypedDict):

@@ -35,8 +35,7 @@ from fedsim.world.batteries import Batteries, Powered
 from fedsim.world.network import Star
 from fedsim.world.phases import Span
 from fedsim.world.population import Population
-from fedsim.world.steps import Download, Payload, Train, Upload
-from fedsim.world.task import TaskStep
+from fedsim.world.steps import Download, Payload, TaskStep, Train, Upload
 from tests.benchmarks.script import parser
 from tests.world.sites import WorkSite
 

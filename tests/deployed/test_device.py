@@ -7,7 +7,7 @@ import pytest
 import fedsim
 from fedsim.common.errors import SimulationError
 from fedsim.deployed.device import DeviceHalf
-from fedsim.world.task import Task, TaskStep
+from fedsim.world.steps import Task, TaskStep
 
 
 @dataclass(frozen=True, slots=True)

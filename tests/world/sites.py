@@ -15,7 +15,7 @@ from fedsim.world.hosts import HostSpec
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network
 from fedsim.world.population import Population
-from fedsim.world.task import Task, TaskStep
+from fedsim.world.steps import Task, TaskStep
 from fedsim.world.task_runner import TaskRunner
 
 

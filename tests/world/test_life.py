@@ -30,8 +30,7 @@ from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.meters.energy import POWERS
 from fedsim.world.network import Star
 from fedsim.world.population import Population
-from fedsim.world.steps import Download, Evaluate, Payload, Train, Upload
-from fedsim.world.task import Task, TaskStep
+from fedsim.world.steps import Download, Evaluate, Payload, Task, TaskStep, Train, Upload
 from fedsim.world.task_runner import TaskRunner
 from tests.world.sites import WorkSite
 
@@ -519,7 +518,7 @@ def test_powers_for_audits_are_those_of_the_steps() -> None:
                 powers[name] = step.power
     script = (
         "import json, sys; from fedsim.world.meters.energy import POWERS; "
-        "assert 'fedsim.world.task' not in sys.modules; print(json.dumps(POWERS))"
+        "assert 'fedsim.world.steps' not in sys.modules; print(json.dumps(POWERS))"
     )
     listed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert json.loads(listed.stdout) == powers

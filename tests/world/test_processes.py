@@ -28,7 +28,7 @@ from fedsim.plugin import (
 )
 from fedsim.records.reading import RunFolder
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run, run_until
-from fedsim.world.steps import Computation
+from fedsim.world.steps import TaskStep
 from tests.lab.test_audit import events as edited
 
 HERE = __name__
@@ -363,7 +363,7 @@ def test_a_run_goes_on_to_the_bit(strategy: dict[str, Any], tree: bool, tmp_path
 class SleepyClient(SynchronousClient[Any]):
     """Client that sleeps for 400 s, and then trains."""
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         return (Pause("sleep", 400.0), *super().work(device, instruction))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, Real
-from fedsim.world.steps import Computation
+from fedsim.world.steps import TaskStep
 
 
 class PartClient(Client[Any]):
@@ -28,7 +28,7 @@ class PartClient(Client[Any]):
     def real(self, device: Device, instruction: Instruction) -> Real | None:
         return None if instruction.job in self.jobs else self._client.real(device, instruction)
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         return () if instruction.job in self.jobs else self._client.work(device, instruction)
 
     def computed(

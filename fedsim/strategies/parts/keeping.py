@@ -19,7 +19,7 @@ from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import spliced, taken
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts import PartClient
-from fedsim.world.steps import Computation
+from fedsim.world.steps import TaskStep
 
 
 class Split(NamedTuple):
@@ -111,7 +111,7 @@ class KeepingClient(PartClient):
     jobs = ()
     _part: Split
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         contents = {**instruction.contents, "model": self._whole(device, instruction)}
         whole = Instruction(instruction.job, contents, instruction.round, instruction.value)
         return self._client.work(device, whole)

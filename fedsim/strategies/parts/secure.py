@@ -29,7 +29,7 @@ from fedsim.strategies.parts import PartClient
 from fedsim.strategies.round_timers import RoundTimer
 from fedsim.strategies.state import State
 from fedsim.strategies.updates import Update
-from fedsim.world.steps import Computation
+from fedsim.world.steps import TaskStep
 
 # name of a client's job, and of the content that the client sends in it
 Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]
@@ -373,7 +373,7 @@ class SecureClient(PartClient):
     jobs = PHASES
     _part: SecureAggregation
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         takes_back = instruction.job in PHASES and "take-back" in instruction.contents
         if takes_back and "before_sum" in device.state:
             before = device.state["before_sum"]

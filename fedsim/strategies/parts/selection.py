@@ -15,7 +15,7 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.parts import PartClient
 from fedsim.strategies.state import PartState, State
 from fedsim.strategies.updates import Update
-from fedsim.world.steps import Computation
+from fedsim.world.steps import TaskStep
 
 _HERE = "fedsim.strategies.parts.selection"
 _TOOLS = "fedsim.toolbox.selection"
@@ -333,7 +333,7 @@ class Selection(Spec):
         """
         raise NotImplementedError
 
-    def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def look(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         """Return the computations by which a candidate prepares its answer; by default none.
 
         Args:
@@ -381,7 +381,7 @@ class SelectionClient(PartClient):
     jobs = (QUESTION,)
     _part: Selection
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         if instruction.job == QUESTION:
             return self._part.look(device, instruction)
         return super().work(device, instruction)

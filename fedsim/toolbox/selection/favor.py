@@ -18,7 +18,7 @@ from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates
 from fedsim.strategies.state import State
-from fedsim.world.steps import Computation, Train
+from fedsim.world.steps import TaskStep, Train
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -202,7 +202,7 @@ class FAVOR(Selection):
     def question(self, models: Sequence[Ref]) -> Contents:
         return {"profile": models[0]}
 
-    def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def look(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         return (Train(Training(instruction["profile"])),)
 
     def answer(

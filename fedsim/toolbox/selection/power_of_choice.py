@@ -25,7 +25,7 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection
 from fedsim.strategies.state import State
 from fedsim.toolbox.selection import available_devices, draw_weighted
-from fedsim.world.steps import Computation, Evaluate
+from fedsim.world.steps import Evaluate, TaskStep
 
 
 @dataclass
@@ -137,7 +137,7 @@ class PowerOfChoice(Selection):
         losses = await _least_losses(server, tests)
         return nsmallest(count, losses, lambda device: -losses[device])
 
-    def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def look(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         return (Evaluate(tuple(instruction["loss-query"]), samples=self.samples),)
 
     def answer(

@@ -21,7 +21,7 @@ from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import CombiningParams, DeadlineKey, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.deadlines import Relative
-from fedsim.world.steps import Computation
+from fedsim.world.steps import TaskStep
 
 _MOST_EPOCHS = 1000  # maximum count of epochs of an adaptive client in a round
 _REJOIN_S = 60.0
@@ -279,7 +279,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     measures eps_i anew.
     """
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         if instruction.job == "connect":
             device.state.update(splits=0, selected=0)
             device.state.pop("upload_s", None)

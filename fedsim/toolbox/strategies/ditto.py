@@ -10,7 +10,7 @@ from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient, Personal
-from fedsim.world.steps import Computation, Train
+from fedsim.world.steps import TaskStep, Train
 
 
 class DittoParams(AggregatingParams):
@@ -36,7 +36,7 @@ class DittoClient(OwnModelClient[DittoParams]):
     Only the update is sent to the server. The personal model stays on the device.
     """
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         received = instruction["model"]
         epochs = self.params.local_epochs
         personal = Training(

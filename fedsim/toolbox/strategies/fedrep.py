@@ -11,7 +11,7 @@ from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.strategies.fedper import FedPerParams
-from fedsim.world.steps import Computation, Train
+from fedsim.world.steps import TaskStep, Train
 
 
 class FedRepParams(FedPerParams):
@@ -46,7 +46,7 @@ class FedRepClient(SynchronousClient[FedRepParams]):
         assert split is not None
         self._split = split
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         head = Training(instruction["model"], self.params.head_epochs, held=self._split.sent)
         return (Train(head), *super().work(device, instruction))
 

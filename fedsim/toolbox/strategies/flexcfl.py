@@ -32,7 +32,7 @@ from fedsim.toolbox.strategies.grouped import (
     PlainDeadline,
     Preparation,
 )
-from fedsim.world.steps import Computation
+from fedsim.world.steps import TaskStep
 
 PRE_TRAINING = "pre-training"
 """Job of a device in the group cold start, a training of the initial model.
@@ -182,7 +182,7 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
     group.
     """
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         for name in ("initial-model", PRE_TRAINING):
             if name in instruction.contents:
                 device.state["initial"] = instruction[name]

@@ -32,7 +32,7 @@ from fedsim.toolbox.strategies.grouped import (
     Preparation,
     Preset,
 )
-from fedsim.world.steps import Computation, Evaluate, Train
+from fedsim.world.steps import Evaluate, TaskStep, Train
 
 
 class IFCAParams(MigratingParams):
@@ -80,7 +80,7 @@ class IFCAClient(MigratingClient[IFCAParams]):
     It sends its update and the index of the best model's group.
     """
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         limit = self.testing_limit(instruction)
         if instruction.job == "choose":
             return (Evaluate(tuple(instruction["migration"]), limit),)

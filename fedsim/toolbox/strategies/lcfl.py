@@ -32,7 +32,7 @@ from fedsim.toolbox.strategies.campaign import DEADLINE, Campaign, CampaignState
 from fedsim.toolbox.strategies.clustering import charge_clustering, record_clustering
 from fedsim.toolbox.strategies.grouped import COLD_START, Grouped, GroupedState, Preparation
 from fedsim.toolbox.strategies.lcfl_params import LCFLParams, share_of
-from fedsim.world.steps import Computation, Evaluate, Train
+from fedsim.world.steps import Evaluate, TaskStep, Train
 
 _GLOBAL_MODEL = -1
 """Index of the model before the clustering; the models of clusters have 0, 1, ...."""
@@ -67,7 +67,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         """Whether the training of w_i stores the gradient of its last mini-batch."""
         return self.params.measure == "last-batch-cos"
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         if instruction.job == COLD_START:
             return (Evaluate(tuple(instruction[COLD_START])),)
         match instruction.job:

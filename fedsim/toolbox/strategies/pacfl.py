@@ -32,7 +32,7 @@ from fedsim.toolbox.clustering.angles import (
 from fedsim.toolbox.strategies.campaign import Campaign, CampaignState
 from fedsim.toolbox.strategies.clustering import charge_clustering, record_clustering
 from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams, GroupedState, Preparation
-from fedsim.world.steps import Computation, Work
+from fedsim.world.steps import TaskStep, Work
 
 JOB = "subspace"
 """Job in which a client sends the singular vectors of its data."""
@@ -104,7 +104,7 @@ class PACFLClient(SynchronousClient[PACFLParams]):
             return [count for count in device.label_counts.tolist() if count]
         return [device.samples]
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         if instruction.job != JOB:
             return super().work(device, instruction)
         flops = sum(svd_flops(device.features, size) for size in self._sizes(device))

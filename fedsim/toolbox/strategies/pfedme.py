@@ -12,7 +12,7 @@ from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient, Personal
-from fedsim.world.steps import Computation, Train
+from fedsim.world.steps import TaskStep, Train
 
 
 class PFedMeParams(AggregatingParams):
@@ -74,7 +74,7 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
         factors = [((1.0 - step) ** (rounds - 1 - number) * step) for number in range(rounds)]
         return PreviousResult(((received, (1.0 - step) ** rounds), *enumerate(factors)))
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         """Return R trainings of the personal model, each of K steps on one batch.
 
         The loss is loss(batch) + lambda / 2 ||theta - w_r||^2, with the personal model theta and

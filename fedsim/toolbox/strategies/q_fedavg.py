@@ -14,7 +14,7 @@ from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.strategies.updates import Update
-from fedsim.world.steps import Computation, Evaluate
+from fedsim.world.steps import Evaluate, TaskStep
 
 
 class QFedAvgParams(SynchronousParams):
@@ -43,7 +43,7 @@ class QFedAvgClient(SynchronousClient[QFedAvgParams]):
     It sends its update and the loss.
     """
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         test = Evaluate((instruction["model"],), self.testing_limit(instruction))
         return (test, *super().work(device, instruction))
 

@@ -36,7 +36,7 @@ from fedsim.toolbox.strategies.reweighting import (
     cluster_imbalance,
     optimal_weights,
 )
-from fedsim.world.steps import Computation
+from fedsim.world.steps import TaskStep
 
 # Records count bytes under a content's name. Both contents have one name, so that their bytes are
 # counted together.
@@ -111,7 +111,7 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
     Entries of a device's state: ``total``, D, the last received count of all devices' samples.
     """
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         if instruction.job == "report":
             return ()
         return super().work(device, instruction)

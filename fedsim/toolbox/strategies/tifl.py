@@ -20,7 +20,7 @@ from fedsim.strategies.refusals import Reasons
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.strategies.tiers import Tiered, TieredState, equal_width_bins, tier_numbers
-from fedsim.world.steps import Computation, Evaluate, Train
+from fedsim.world.steps import Evaluate, TaskStep, Train
 
 _TEST_CLIENTS = 5  # maximum count of clients of each tier that test the model
 
@@ -127,7 +127,7 @@ class TiFLClient(SynchronousClient[TiFLParams]):
     training, whose time the server measures, in place of the report of its size.
     """
 
-    def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+    def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         match instruction.job:
             case "report":
                 return ()

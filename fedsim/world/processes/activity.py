@@ -10,7 +10,7 @@ import simpy
 from fedsim.clock.environment import CUT, NORMAL, Alarm, Environment
 from fedsim.clock.simulation import on_grid
 from fedsim.world.messages import Message, Messages
-from fedsim.world.task import Outcome
+from fedsim.world.steps import Outcome
 
 Call = tuple[Any, ...]
 """Method name and arguments that began an activity, by which a restored process finds it."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedsim.clock.simulation import tie_s
 from fedsim.common.step_names import COMPUTE, EVALUATE, TRAIN
 from fedsim.common.training import NO_LIMIT, Limit, Training
-from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
+from fedsim.world.steps.base import Cause, Ending, StepServices, Task, TaskStep
 
 
 class Plan(NamedTuple):

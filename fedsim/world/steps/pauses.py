@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from fedsim.clock.simulation import on_grid
 from fedsim.common.step_names import DECODE, ENCODE, QUEUE
-from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
+from fedsim.world.steps.base import Cause, Ending, StepServices, Task, TaskStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 from fedsim.common.saved import saved
 from fedsim.common.step_names import DOWNLOAD, UPLOAD
 from fedsim.world.network.endpoints import SERVER, Direction, ends
-from fedsim.world.task import Cause, Ending, StepServices, Task, TaskStep
+from fedsim.world.steps.base import Cause, Ending, StepServices, Task, TaskStep
 
 _DISCONNECTED = ("lost", "left", "battery")
 

@@ -159,7 +159,7 @@ class StepServices(Protocol):
 
 
 class TaskStep:
-    """Base of the steps of a device's task, such as ``Download`` and ``Train``.
+    """Base of the steps of a device's task, such as ``Train``.
 
     Attributes:
         name: name of the step in records.
