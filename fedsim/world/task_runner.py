@@ -68,8 +68,9 @@ class TaskRunner:
         availability: times in which devices can be reached, within their lifetimes.
         compute: model of the times of epochs.
         next_steps: function that returns the next steps of a task that has carried out all of its
-            steps; an empty tuple ends the task.
-        on_end: function that is called once with each task that has ended.
+            steps; an empty tuple ends the task. In a run it is ``ClientSide.next_steps``.
+        on_task_end: function that is called once with each task that has ended; in a run it is
+            ``Dispatch.on_task_end``.
         batteries: the devices' batteries; None if no device has one.
         host: machines whose cores devices share; None if each device has its own.
 
@@ -89,7 +90,7 @@ class TaskRunner:
         availability: Availability,
         compute: EpochTimes,
         next_steps: Callable[[Task], tuple[TaskStep, ...]],
-        on_end: Callable[[Task], None],
+        on_task_end: Callable[[Task], None],
         batteries: Batteries | None = None,
         host: HostSpec | None = None,
     ) -> None:
@@ -109,7 +110,7 @@ class TaskRunner:
         self.slots = MessageSlots(self.running)
         self._availability = availability
         self._next_steps = next_steps
-        self._on_end = on_end
+        self._on_task_end = on_task_end
         messages.reachable_until = self.reachable_until
         self.switched_off: set[int] = set()
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # devices in _working
@@ -218,7 +219,7 @@ class TaskRunner:
         self.simulation.record("task-end", {**task.fields, "outcome": task.outcome})
         if self.batteries is not None:
             self.battery_watch.end_task(task)
-        self._on_end(task)
+        self._on_task_end(task)
 
     # services for steps
 
