@@ -63,6 +63,10 @@ class ClientSide:
             without enough memory fail.
         attack: changes the answers of malicious devices; None if no device is malicious.
         malicious: IDs of the malicious devices.
+
+    Attributes:
+        halves: the strategy's code on each device; set by ``Dispatch.connect``, or in a
+            deployment by ``DeviceHalf``.
     """
 
     halves: ClientHalves

@@ -285,11 +285,12 @@ class Devices:
         sizes: sizes of encoded models.
 
     Attributes:
-        clock: returns the present time (s).
+        clock: returns the present time (s); set by ``Run`` or, in a deployment, by ``DeviceHalf``.
         model_s: function of a device and a direction that returns the time to transfer and to
-            encode or decode a model (s).
-        batteries: the batteries; None if devices have none.
-        link_of: function of a device that returns the energy preset of its link, or None.
+            encode or decode a model (s); set by ``Dispatch.connect`` or by ``DeviceHalf``.
+        batteries: the batteries; None if devices have none; set by ``Run``.
+        link_of: function of a device that returns the energy preset of its link, or None; set by
+            ``Run``.
         states: device -> its ``Device.state``.
         used_versions: device -> version of its data in its last computation for a task; a device
             without an entry has used version 0.

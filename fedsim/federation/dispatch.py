@@ -86,10 +86,11 @@ class Dispatch:
         tasks: the tasks on the devices.
         messages: the messages outside of tasks.
         strategy: the strategy's code on the server.
-        begin_round: called with the index of each round; None if data do not change by round.
+        begin_round: called with the index of each round; None if data do not change by round. Set by
+            ``Run``.
     """
 
-    # these attributes exist after ``connect``
+    # these attributes exist after ``connect``, which ``Run`` calls when the strategy is built
     tasks: "TaskRunner"
     messages: "Messages"
     strategy: Handlers

@@ -42,8 +42,8 @@ class Population:
         rooflines: training times of kinds of devices, instead of ``speed`` and ``cost``.
         flops: FLOP/s that each device reaches, float64; None if unknown.
         share_of: function that returns the relative cost of a sample of a smaller model
-            (``Training.cut``).
-        batching: how an epoch's samples are divided into batches.
+            (``Training.cut``); set by ``Run``.
+        batching: how an epoch's samples are divided into batches; set by ``Run``.
         own: local trainings that differ by device; None if all devices train alike.
         trainable: count of devices that may train, the first ones.
     """
