@@ -266,7 +266,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
     number of its group.
 
     In a round K clients receive their group's model (d), train, and send their update (d); a
-    group's model becomes their mean, weighted by samples. With ``eta_g`` above 0 the groups' models
+    group's model becomes their mean, weighted by samples. With eta_g above 0 the groups' models
     then move towards each other (Eq. 20) through an auxiliary server (d a group).
     """
 

@@ -30,7 +30,7 @@ class REFLParams(AggregatingParams):
 
     Attributes:
         beta: share, 0 to 1, that the deviation from the fresh updates has in a stale update's
-            weight; the staleness has the share 1 - beta.
+            weight; the staleness has the rest.
         stale_weights: weights of stale updates: ``boosted``, by deviation and staleness, as in the
             paper; ``equal``, as fresh updates.
         boost_scale: divisor of exp(-Lambda / Lambda_max) in a stale update's weight, with the
