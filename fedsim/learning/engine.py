@@ -31,7 +31,7 @@ from fedsim.learning.host_copies import to_device, to_host
 from fedsim.learning.learner import Learner
 from fedsim.learning.local_work import LocalWork
 from fedsim.learning.models import Layered, Model, TorchModel
-from fedsim.learning.module_files import load_file
+from fedsim.learning.module_files import fill_module
 from fedsim.learning.modules import adapt_and_freeze, as_real, frozen_tensors, trained_tensors
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Ref, Trained
@@ -491,5 +491,5 @@ class Learning(Learner):
         adapters_seed = self._streams.word(_ADAPTERS, *ids) >> 1
         adapt_and_freeze(module, model.lora, model.train, adapters_seed)
         if model.file is not None:
-            load_file(module, model.file, self._root)
+            fill_module(module, model.file, self._root)
         return module

@@ -12,7 +12,7 @@ from fedsim.common.notes import note
 from fedsim.learning.modules import is_number, real_shape
 
 
-def load_file(module: nn.Module, path: str, root: Path | None) -> None:
+def fill_module(module: nn.Module, path: str, root: Path | None) -> None:
     """Copy the arrays of a ``.safetensors`` file into a module's tensors, and print a note on them.
 
     Args:
