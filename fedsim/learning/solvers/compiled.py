@@ -70,16 +70,6 @@ def compiled(function: F) -> F:
     return dispatcher
 
 
-def inlined(function: F) -> F:
-    """Decorator that copies a function's body into the compiled functions which call it (numba).
-
-    It saves the call, which would cost about as much as an SGD step of a small model if there are
-    many arrays among the arguments.
-    """
-    dispatcher: F = _njit(no_cpython_wrapper=True, inline="always")(function)
-    return dispatcher
-
-
 def compiled_entry(function: F) -> F:
     """Decorator that compiles a function which Python calls, and caches its machine code on disk.
 

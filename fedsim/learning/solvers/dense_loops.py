@@ -8,16 +8,14 @@ is set to 0.
 
 import numpy as np
 
-from fedsim.learning.solvers.compiled import compiled, compiled_entry, inlined
+from fedsim.learning.solvers.compiled import compiled, compiled_entry
 from fedsim.learning.solvers.dense_arrays import (
     AnyFloats,
-    DenseParameters,
     FirstLayer,
     LoopPlan,
     Parameter,
     Positions,
     Rule,
-    StepMemory,
 )
 from fedsim.learning.solvers.dense_products import add_products, inner_products, round_up_to_fours
 from fedsim.learning.solvers.dense_updates import descend_along, descend_bias, descend_kernel
@@ -46,130 +44,61 @@ def descend(
     Returns:
         The sum of the losses over the samples of the last epoch.
     """
-    network = DenseParameters(entry, kernels, biases, sizes)
-    memory = _allocate(network, plan)
+    dtype = entry.features.dtype
+    last = len(sizes) - 1
+    samples = round_up_to_fours(plan.rows.shape[1])
+    widest = round_up_to_fours(sizes.max())
+    columns = entry.features.shape[1] if entry.turned else 0
+    # Working memory, overwritten in each step. The arrays are variables of this function and no
+    # fields of a tuple, as numba counts references at each access to a field.
+    outputs = np.zeros((last + 1, samples, widest), dtype)
+    errors = np.zeros((2, samples, widest), dtype)  # gradients of a layer's outputs, in turns
+    scratch = np.empty((samples, columns), dtype)
+    every = np.arange(max(samples, widest, columns))
+    batch = np.arange(samples)
     loss = 0.0
     for step in range(len(plan.counts)):
         count = plan.counts[step]
-        batch = _fill_batch(memory, plan, step)
-        logits = _pass_forward(network, memory, step, batch)
-        error = _error_of(memory, len(sizes) - 1)
-        batch_loss = _judge(logits, error, plan.labels, batch, count, sizes[-1])
+        padded = round_up_to_fours(count)
+        for at in range(padded):
+            batch[at] = plan.rows[step, at if at < count else 0]
+
+        bias = biases.weight
+        _pass_first_layer(
+            entry, step, batch[:padded], bias[0], sizes[0], scratch, every, outputs[0]
+        )
+        for layer in range(1, last + 1):
+            hidden = outputs[layer - 1]
+            kernel = kernels.weight[layer - 1]
+            _rectify(hidden, padded, sizes[layer - 1])
+            inner_products(
+                hidden, every[:padded], kernel, bias[layer], sizes[layer], outputs[layer]
+            )
+
+        error = errors[last % 2]
+        batch_loss = _judge(outputs[last], error, plan.labels, batch[:padded], count, sizes[last])
         if step >= plan.last_epoch:
             loss += batch_loss
-        _descend_layers(network, memory, batch, count, rule)
+
+        for layer in range(last, 0, -1):
+            parameter = _of(kernels, layer - 1)
+            hidden = outputs[layer - 1]
+            below = errors[(layer - 1) % 2]
+            positions = every[: round_up_to_fours(sizes[layer])]
+            inputs = sizes[layer - 1]
+            _pass_back(error, positions, parameter.weight, hidden, below, padded, inputs)
+            descend_kernel(parameter, sizes[layer], hidden, every[:padded], error, rule)
+            descend_bias(_of(biases, layer), sizes[layer], count, error, rule)
+            error = below
+        if entry.products.shape[1]:
+            descend_along(entry, batch[:count], sizes[0], error, rule)
+        else:
+            descend_kernel(entry.kernel, sizes[0], entry.features, batch[:padded], error, rule)
+        descend_bias(_of(biases, 0), sizes[0], count, error, rule)
     return loss
 
 
-@inlined
-def _allocate(network: DenseParameters, plan: LoopPlan) -> StepMemory:
-    """Allocate the working memory of a local training, for a model and a device's batches."""
-    entry = network.entry
-    dtype = entry.features.dtype
-    layers = len(network.sizes)
-    samples = round_up_to_fours(plan.rows.shape[1])
-    widest = round_up_to_fours(network.sizes.max())
-    columns = entry.features.shape[1] if entry.turned else 0
-    return StepMemory(
-        np.zeros((layers, samples, widest), dtype),
-        np.zeros((2, samples, widest), dtype),
-        np.empty((samples, columns), dtype),
-        np.arange(max(samples, widest, columns)),
-        np.arange(samples),
-    )
-
-
-@inlined
-def _fill_batch(memory: StepMemory, plan: LoopPlan, step: int) -> Positions:
-    """Return the indices of the samples of a step's batch, as a view of ``memory``.
-
-    They are padded to a multiple of four by the batch's first sample.
-    """
-    count = plan.counts[step]
-    padded = round_up_to_fours(count)
-    for at in range(padded):
-        memory.batch[at] = plan.rows[step, at if at < count else 0]
-    batch: Positions = memory.batch[:padded]
-    return batch
-
-
-@inlined
-def _error_of(memory: StepMemory, layer: int) -> AnyFloats:
-    """Return the memory for the loss's gradient with respect to a layer's outputs, [b, outputs].
-
-    Two layers that follow one another have different memory.
-    """
-    error: AnyFloats = memory.errors[layer % 2]
-    return error
-
-
-@inlined
-def _pass_forward(
-    network: DenseParameters, memory: StepMemory, step: int, batch: Positions
-) -> AnyFloats:
-    """Compute the outputs of all layers for a batch, and store them in ``memory.outputs``.
-
-    Args:
-        network: the parameters.
-        memory: the working memory.
-        step: index of the step.
-        batch: indices of the samples, padded to a multiple of four.
-
-    Returns:
-        The outputs of the last layer, [b or more, outputs or more].
-    """
-    entry = network.entry
-    sizes = network.sizes
-    outputs = memory.outputs
-    bias = network.biases.weight
-    _pass_first_layer(
-        entry, step, batch, bias[0], sizes[0], memory.scratch, memory.every, outputs[0]
-    )
-    rows = memory.every[: len(batch)]
-    for layer in range(1, len(sizes)):
-        hidden = outputs[layer - 1]
-        _rectify(hidden, len(batch), sizes[layer - 1])
-        kernel = network.kernels.weight[layer - 1]
-        inner_products(hidden, rows, kernel, bias[layer], sizes[layer], outputs[layer])
-    logits: AnyFloats = outputs[-1]
-    return logits
-
-
-@inlined
-def _descend_layers(
-    network: DenseParameters, memory: StepMemory, batch: Positions, count: int, rule: Rule
-) -> None:
-    """Take one SGD step of all parameters, from the last layer to the first.
-
-    Args:
-        network: the parameters.
-        memory: the outputs of all layers, and the gradient with respect to the logits.
-        batch: indices of the samples, padded to a multiple of four.
-        count: count of samples in the batch.
-        rule: the rule of an SGD step.
-    """
-    sizes = network.sizes
-    rows = memory.every[: len(batch)]
-    for layer in range(len(sizes) - 1, 0, -1):
-        error = _error_of(memory, layer)
-        below = _error_of(memory, layer - 1)
-        kernel = _of(network.kernels, layer - 1)
-        hidden = memory.outputs[layer - 1]
-        positions = memory.every[: round_up_to_fours(sizes[layer])]
-        inputs = sizes[layer - 1]
-        _pass_back(error, positions, kernel.weight, hidden, below, len(batch), inputs)
-        descend_kernel(kernel, sizes[layer], hidden, rows, error, rule)
-        descend_bias(_of(network.biases, layer), sizes[layer], count, error, rule)
-    entry = network.entry
-    error = _error_of(memory, 0)
-    if entry.products.shape[1]:
-        descend_along(entry, batch[:count], sizes[0], error, rule)
-    else:
-        descend_kernel(entry.kernel, sizes[0], entry.features, batch, error, rule)
-    descend_bias(_of(network.biases, 0), sizes[0], count, error, rule)
-
-
-@inlined
+@compiled
 def _rectify(outputs: AnyFloats, rows: int, columns: int) -> None:
     """Apply ReLU to the first rows and columns of an array, in place; NaN stays NaN."""
     for row in range(rows):
