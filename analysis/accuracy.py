@@ -21,7 +21,7 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
-_CUT = 0.02  # greatest start of an accuracy axis whose label does not give it
+_CUT = 0.02  # start of an accuracy axis above which its label gives the start
 _TICK: palette.Look = {"linestyle": "", "markersize": 5}
 _MARKS: dict[str, palette.Look] = {
     "deadline": {

@@ -55,7 +55,7 @@ _WASTED: palette.Look = {
 _POINTS = 800  # more points than pixels only make the SVG large
 _BAR_IN = 0.62
 _FRAME_IN = 2.0
-_LEAST_SEEN = 0.002  # least share of the longest bar that is seen
+_LEAST_SEEN = 0.002  # parts of bars below this share of the longest bar cannot be seen
 
 _Kind = tuple[str, str]  # direction and purpose
 

@@ -27,7 +27,7 @@ from fedsim.analysis.series import Series
 from fedsim.analysis.stragglers import worst_rounds
 from fedsim.lab.reading.history import History
 
-_LANE_IN = 0.105  # room for a text of 7 points
+_LANE_IN = 0.105  # height of a lane (inches), with room for a text of 7 points
 _FRAME_IN = 0.75
 _TITLE_IN = 0.32
 _MOST_LANES = 24

@@ -75,7 +75,7 @@ def main() -> None:
     'fedsim VERB --help' explains a verb, 'fedsim describe WORD' a key of scenarios or a kind, such
     as a strategy or a model.
     """
-    # the other signals end a command like Ctrl-C
+    # SIGTERM and the other signals that interrupt a run end any command as Ctrl-C does
     if threading.current_thread() is threading.main_thread():
         for number in signals()[1:]:
             previous = signal.signal(number, _end)

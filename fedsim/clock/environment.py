@@ -28,8 +28,8 @@ from fedsim.common.errors import SimulationError
 
 CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 
-# Count of schedule entries up to which cancelled alarms are kept. A longer schedule drops them
-# whenever it has become twice as long as it was after it last dropped them.
+# Count of schedule entries up to which cancelled alarms are kept. A longer schedule drops its
+# cancelled alarms each time that its length has doubled.
 _LEAST_TRIM_LENGTH = 1024
 
 # Entry that ``advance`` uses if the schedule is empty.
@@ -125,7 +125,7 @@ class Alarm(Signal):
     def __init__(
         self, env: "Environment", name: Name, when: float, ring: Callable[[], object]
     ) -> None:
-        self.env = env  # as ``Event.__init__`` does; its call would take time
+        self.env = env  # sets what ``Event.__init__`` sets, without the call
         self.callbacks = []
         self.name = name
         self.when = when

@@ -114,7 +114,7 @@ def make_executor(
     """
     if workers is not None and workers < 1:
         raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
-    # The number in "cuda:1" counts all GPUs, so that workers cannot each see one GPU only.
+    # For "cuda:1" each worker has to see all GPUs, as the number counts all of them.
     gpus = usable_gpus() if device == "cuda" else []
     if name is None:
         name = "processes" if len(gpus) > 1 and workers != 1 else "threads"
@@ -426,7 +426,8 @@ class _WorkerProcess:
                 f"work cannot be sent to another process: {type(error).__name__}: {error}; "
                 "--executor threads sends none"
             ) from error
-        # with the locations of modules that were allowed since, so that the pickle can refer to them
+        # The locations include modules that were allowed after the process began, as the pickle may
+        # refer to these.
         is_call = isinstance(thing, _WorkerCall)
         pickle.dump((module_locations(), is_call), self.process.stdin)
         Pickled(memory.getvalue(), buffers).write(self.process.stdin)

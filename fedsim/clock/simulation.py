@@ -196,7 +196,7 @@ class Simulation:
         self._interrupted = False
         self._sinks: list[Sink] = []
         self._sinks_of: dict[str, list[Sink]] = {}  # kind of record -> sinks of this kind
-        self._receivers: dict[str, list[Sink]] = {}  # kind in _sinks_of -> all its sinks
+        self._receivers: dict[str, list[Sink]] = {}  # kind -> sinks of all kinds, then of this kind
         self._finals: list[Callable[[], None]] = []
         self._closers: list[Callable[[], None]] = []
         self._watched: deque[Record] | None = None
@@ -452,7 +452,7 @@ class Simulation:
                         due = self.env.peek()  # other coroutines may have set alarms
                     self.env.move(due)
                 self._over = True  # from here on, handlers of messages do not run
-                # the event ``ended``, and all others up to now, come before the first function
+                # the empty first function lets all events up to now, ``ended`` too, precede the others
                 for final in (lambda: None, *self._finals):
                     final()
                     while self.env.peek() <= self.now:

@@ -122,7 +122,7 @@ def show_error(error: Exception, folder: Path | None = None) -> str:
 
 def _full_disk(error: Exception, folder: Path | None) -> str:
     name = getattr(error, "filename", None)
-    # $TMPDIR, not ``folder``, if a temporary file could not be written
+    # the file that could not be written may be a temporary one, on another disk than ``folder``
     full = folder if name is None else Path(os.fsdecode(name)).parent
     output = folder or full
     disk = "the disk"

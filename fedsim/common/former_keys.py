@@ -201,7 +201,7 @@ def _convert(tables: Table, lost: list[str]) -> bool:
     has_former = [
         training.has(TRAINING) and "kind" not in training.table,  # a former [training] had no kind
         partition.has(OF_PARTITIONS.get(str(partition.table.get("kind")), {})),
-        strategy.has(of_rounds) and ":" not in kind,  # users' strategies may have them
+        strategy.has(of_rounds) and ":" not in kind,  # a user's strategy may have such keys
         strategy.has(of_kind),
         rule.table.get("kind") == "quantile" and rule.has(QUANTILE),
         not DATA.keys().isdisjoint(data),
@@ -364,7 +364,6 @@ def _convert_flexcfl(strategy: _FormerTable, tables: Table) -> None:
     """Write the keys of FlexCFL as ``moment``, ``clusterer``, ``measure`` and ``follows``."""
     table = strategy.table
 
-    # moment
     moment: Table = {"kind": "pre-training", **_convert_shift(strategy)}
     moment["devices"] = strategy.take("alpha", 20)
     steps = strategy.take("pretrain_iterations")
@@ -383,7 +382,6 @@ def _convert_flexcfl(strategy: _FormerTable, tables: Table) -> None:
         moment["newcomers"] = "arrival" if on_arrival else "selection"
     table["moment"] = moment
 
-    # measure and clusterer
     cold_start = strategy.take("cold_start", "edc")
     if cold_start == "random-centers":
         table["clusterer"] = {"kind": "random"}
@@ -391,7 +389,8 @@ def _convert_flexcfl(strategy: _FormerTable, tables: Table) -> None:
     else:
         table["measure"] = cold_start
 
-    # follows
+    # Three former keys become ``follows``: ``epochs_after_cold_start`` decides, and a value of the
+    # other two that contradicts it is lost.
     after = strategy.take("epochs_after_cold_start", "full")
     is_paper = after == "less"
     table["follows"] = "paper" if is_paper else "published-code"
@@ -403,7 +402,7 @@ def _convert_flexcfl(strategy: _FormerTable, tables: Table) -> None:
         strategy.note_lost("inter_group", inter_group)
 
 
-_LCFL_MEASURES = {"grad-cos": "update-cos"}  # it was the cosine of whole updates
+_LCFL_MEASURES = {"grad-cos": "update-cos"}  # LCFL's former "grad-cos" compared whole updates
 
 
 def _convert_lcfl(strategy: _FormerTable, tables: Table) -> None:
@@ -412,7 +411,6 @@ def _convert_lcfl(strategy: _FormerTable, tables: Table) -> None:
     metric = strategy.take("metric", "lcfl")
     table["measure"] = _LCFL_MEASURES.get(metric, metric)
 
-    # moment
     former = {
         key: strategy.take(key)
         for key in (
@@ -437,7 +435,6 @@ def _convert_lcfl(strategy: _FormerTable, tables: Table) -> None:
     moment["deadline"] = former["exchange_deadline"]
     table["moment"] = {key: value for key, value in moment.items() if value is not None}
 
-    # clusterer and follows
     table["clusterer"] = {"kind": strategy.take("clustering", "k-medoids")}
     start = strategy.take("start", "build")
     table["follows"] = "paper"

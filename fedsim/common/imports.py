@@ -32,7 +32,7 @@ from fedsim.common.files import read_toml
 
 ALLOWED_PACKAGES = "FEDSIM_ALLOW_CODE"
 
-_FILE_PREFIX = "fedsim_file_"  # begin of the names of modules that are loaded from files by path
+_FILE_PREFIX = "fedsim_file_"  # prefix of names of modules that are loaded from files by path
 _REFUSAL = (
     "which is code, and would be run; if you trust it, allow it with --allow-code (in Python "
     "allow_code=True)"

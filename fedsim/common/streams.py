@@ -154,7 +154,8 @@ class Streams:
                 NDArray[np.uint64],
                 _hash(
                     _root(self.seed, purpose),
-                    cast(int, entities.astype(np.uint64)),  # arrays have the operators of an int
+                    # ``cast`` is for mypy: arrays have the operators of an int
+                    cast(int, entities.astype(np.uint64)),
                     cast(int, counts),
                 ),
             )

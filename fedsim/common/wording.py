@@ -37,7 +37,7 @@ def in_words(problem: ErrorDetails) -> str:
             entry = value
             if isinstance(value, dict):
                 entry = 10
-            elif isinstance(value, str) and number is not None:  # shown without quotes
+            elif isinstance(value, str) and number is not None:  # a number in quotes
                 entry = round(number) if number == round(number) else number
             return f"it must be a list, such as {show_value([entry])}"
         case "string_type":
@@ -156,6 +156,6 @@ def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
         if has_key or has_position:
             value = value[part]
         elif not (is_last and isinstance(value, Mapping | str)):
-            continue  # the key behind a shorthand value
+            continue  # a key that the user's shorthand value leaves out
         keys.append(str(part))
     return ".".join(keys)

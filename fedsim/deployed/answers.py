@@ -27,7 +27,7 @@ from fedsim.learning.refs import Ref
 from fedsim.world.steps import Task
 
 _OUTCOMES = ("done", "late")
-# types of a sample count that is checked; a strategy may send an array of counts instead
+# A sample count of these types is checked. A strategy may also send an array of counts, which is not.
 _PLAIN = (bool, int, float, str)
 _USUAL = ("update", "samples", "epochs")  # contents of the default ``Client.reply``
 

@@ -70,8 +70,8 @@ def client_app(scenario: Path) -> ClientApp:
         return client_half(scenario, _device_of(context), pace_of(pace), str(slept))
 
     def hello(message: Message, context: Context) -> Message:
-        # This loads all that tasks need. A process that lives on so has it before the clock starts,
-        # and a package or file that the node lacks is noticed before the run begins.
+        # Loads all modules and data that tasks need, so that a node that lacks one of them is noticed
+        # before the run begins. If the process also serves tasks, its first task need not load them.
         device = half_of(context).device
         head = Packet({"device": device, "fedsim": __version__, "flwr": flower_version})
         return Message(to_records(head), reply_to=message)

@@ -152,7 +152,7 @@ def _step_records(task: _MeasuredTask, end: Record, wire: WireCounters | None) -
             if is_cut and wire is not None:
                 delivered = min(size, wire.moved(task.device, direction, begun, now))
             elif is_cut and (task.steps or outcome == "lost"):
-                # a device whose steps are unknown has received its request, unless it was lost
+                # without logged steps, the whole request counts as received, unless the device was lost
                 delivered = 0.0
             facts = {"bytes": size, "delivered": delivered, "payloads": payloads}
         if step.name == "train":

@@ -37,7 +37,7 @@ def sample(file: Path, clients: int) -> None:
                 if not number.isdecimal() or not 1 <= int(number) <= clients:
                     continue
                 counts = text.split()
-                # the core sends what the client receives
+                # the interfaces are the core's, between clients and server: it sends what a client receives
                 counters = int(counts[_SENT]), int(counts[_RECEIVED])
                 device = int(number) - 1
                 if last.get(device) != counters:

@@ -311,7 +311,7 @@ class Devices:
         self.learner = learner
         self.label_counts = label_counts
         self.sizes = sizes
-        # the objects that determine the next four attributes are built later
+        # the next four attributes are set by code that builds the rest of the run later
         self.clock: Callable[[], float]
         self.model_s: Callable[[int, Direction], float]
         self.batteries: Batteries | None = None

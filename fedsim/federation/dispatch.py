@@ -180,7 +180,7 @@ class Dispatch:
         request = self.envelopes.request(device, contents, job, round_number)
         if continues:
             self.updates.continue_task(device, round_number)
-        # the new task is the last one now, and is not done
+        # only a device's last task can be continued, and the new one is not done
         self.updates.continuable.pop(device, None)
         edge = self.messages.edge_of(device) if at_edge else None
         task = self.tasks.start(

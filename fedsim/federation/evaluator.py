@@ -160,7 +160,8 @@ class Evaluator:
         if self._spec.score == "historical":
             self._note_served(models)
         if self._is_due(round_number):
-            # before the test, which computes the updates: a computed update keeps no first epoch
+            # before the test, as it computes the updates: a computed update no longer has its model
+            # after the first epoch
             trained = self._trained_models(updates)
             tested = await self._test_models(models, self._accuracy_over(strategy.score))
             if tested is None:

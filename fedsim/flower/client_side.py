@@ -270,7 +270,7 @@ def bytes_of(message: Message, of_content: int | None = None) -> int:
 
 def bytes_of_content(content: RecordDict) -> int:
     """Return the serialised size of a message's content, in Flower's format (bytes)."""
-    # Flower's arrays keep their serialised chunks. The copy spares the message these chunks, and
-    # shares the arrays' bytes.
+    # Serialising an array stores chunks in it, which would take memory as long as the message lives.
+    # They are stored in a copy instead. It shares the arrays' bytes, as these are immutable.
     objects = get_all_nested_objects(deepcopy(content))
     return sum(len(nested.deflate()) for nested in objects.values())

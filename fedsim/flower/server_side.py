@@ -31,7 +31,7 @@ from fedsim.flower.patches import EPOCH_S, SessionBase, replace_all, running
 from fedsim.flower.rounds import AppRound, AppRounds
 from fedsim.flower.turns import RunOver, Turns
 
-# simulated wait of a pull that finds no reply, like one before it at the same instant (s)
+# simulated wait (s) of a pull without a reply, if an earlier pull at that instant had none either
 _POLL_S = 0.01
 _MOST_IDLE = 200_000  # most waits of a ServerApp in a row while no message is unanswered
 

@@ -57,7 +57,9 @@ _DRAWN = (
 _EVENT_COLUMNS = ("time", "kind", "device", "round", "group", "task", "step", "outcome")
 _DIGITS = "%.12g"  # logarithms differ in the last bits between processors
 _MOST_NAMED = 6
-_COMPARED_S = 60.0  # simulated time (s) of availability in digests, as runs differ in length
+# digests hold the availability only up to this simulated time (s), as runs of one world differ in
+# length
+_COMPARED_S = 60.0
 
 
 @dataclass(frozen=True)

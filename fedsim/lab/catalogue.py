@@ -486,7 +486,7 @@ def _loosen(schema: Any) -> Any:
     for key, item in schema.items():
         if key != "required" or not isinstance(item, list):
             loose[key] = _loosen(item)
-    if "kind" in loose.get("properties", ()):  # a table may have keys of several kinds
+    if "kind" in loose.get("properties", ()):  # keys may be of another kind
         loose["additionalProperties"] = True
     if loose.get("additionalProperties") is False:
         loose["patternProperties"] = {r"^[^.]+\.": {}}

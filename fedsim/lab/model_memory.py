@@ -294,7 +294,7 @@ def _saved_bytes(run: Run, counts: ModelCounts, rounds: float) -> float:
         return 0.0
     changed = counts.alive_bytes
     if run.learner.bytes >= LEAST_BYTES:
-        # models that did not change since the checkpoint before are the same files
+        # checkpoints share the files of models that have not changed
         devices = scenario.population.devices
         share = 1.0
         if run.at_once < devices:

@@ -81,7 +81,7 @@ class Tally(Learner):
 
     @override
     def train(self, training: Training, device: int, **options: Any) -> Ref:
-        # without models, which would stay in memory
+        # the stored copy of the training has no models, which would otherwise stay in memory
         contrast = training.contrast
         if contrast is not None:
             contrast = replace(contrast, previous=None)

@@ -184,7 +184,8 @@ class LocalWork:
         """Carry out several local trainings at once, at most ``at_once``."""
         results: dict[int, Solved] = {}
         together: dict[int, tuple[LocalSolve, Descent]] = {}
-        # ``Dense`` alone has a second solver for some jobs, and takes one job at a time
+        # The first job's solver serves all jobs: only ``Dense`` has a second one, and it takes one job
+        # at a time.
         solver = self._solver_of(jobs[0])
         for position, job in enumerate(jobs):
             solve = self._local_solve(job)

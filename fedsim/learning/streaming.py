@@ -40,7 +40,7 @@ WAITING = 2
 
 _AHEAD = 8  # next steps that are searched for further work, per result in ``WAITING``
 _RETURNED = 1 << 28  # size of freed models after which memory is given back to the system (bytes)
-_OPEN_SUMS = 3  # greatest depth of mixes that are parts of one another and accumulate at a time
+_OPEN_SUMS = 3  # greatest depth of nested mixes whose sums accumulate together
 
 
 class ResultOf(NamedTuple):
@@ -174,7 +174,7 @@ def twins_of(targets: Sequence[Ref], *, stay: bool, again: bool = False) -> list
         recipe = ref.recipe
         if recipe is None or ref in twins:
             continue
-        # a twin is not needed if its model has its weights again
+        # no twin is needed if the original has weights by now
         original = ref.outside if isinstance(ref, Twin) else None
         if original is not None and original.held is not None:
             computed[ref] = original

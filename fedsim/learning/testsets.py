@@ -177,7 +177,7 @@ class TestSets:
         index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
         targets = pool.y if pool.targets is None else pool.targets
         y = _mapped(targets[index], owner, shards)
-        # an image is a sample in a number of quarter turns
+        # an image is a sample after a number of quarter turns
         image_ids = index + turns[owner] * len(pool.y)
         images, image_of_sample = np.unique(image_ids, return_inverse=True)
         order = np.argsort(image_of_sample, kind="stable")

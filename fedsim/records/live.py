@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedsim.clock.simulation import Record, Simulation
 
 LIVE = "live"
-# a new copy, and the copy that it replaces
+# temporary names of a new copy, and of the copy that it replaces
 _UNFINISHED = (f"{LIVE}{WRITING}", f"{LIVE}.old{WRITING}")
 RUNNING = "running"  # status in the summary of a live view
 EVERY_S = 20.0  # real time between two copies

@@ -235,7 +235,7 @@ class Job:
             if not reason:
                 reason = evaluator.why_no_accuracy(summary["rounds"], strategy.models())
             summary["no_accuracy"] = reason
-        # caused by the strategy, as updates that are not finite never enter a model
+        # the message names the strategy's code, as updates that are not finite never enter a model
         names = ", ".join(not_finite(tensors))
         if names:
             summary["not_finite"] = f"{names}{home_of(type(strategy))}"

@@ -354,7 +354,7 @@ class Synchronous(Combining[S]):
         recorded_deadline = None
         if self._round_limit_s is not None:
             deadline = server.timer(RoundTimer.DEADLINE, server.now + self._round_limit_s)
-            if not self.params.traits.late_goes_on:  # else late tasks go on after it
+            if not self.params.traits.late_goes_on:  # otherwise the deadline ends no task
                 recorded_deadline = deadline
         server.emit(
             "round-start",

@@ -65,7 +65,8 @@ class Lossy(Codec):
 
     @property
     def lengthens(self) -> bool:
-        return self.error_feedback or self.is_random  # unbiased random rounding adds variance
+        # error feedback adds the errors of earlier contents; unbiased random rounding adds variance
+        return self.error_feedback or self.is_random
 
     @property
     def for_added_up(self) -> Codec:
@@ -465,7 +466,7 @@ class Sparse(Lossy):
         k = self.k(size)
         if k == size:
             return sent.astype("<f4").tobytes()
-        # a sent value may be 0, so positions of zeros fill up the k positions
+        # fewer than k values may differ from 0; positions of zeros then fill up the k positions
         order = np.argsort(sent == 0, kind="stable")
         positions = np.sort(order[:k])
         packed_positions = positions.astype("<i4").tobytes()

@@ -37,7 +37,7 @@ def second_moment(
         moment = delta**2 * (1 - beta) + beta * square
     else:
         moment = square - (1 - beta) * delta**2 * np.sign(square - delta**2)
-    # v stays finite: with an infinite v no later step would move the model
+    # the moment v stays finite, as with an infinite v no later step would move the model
     return np.minimum(moment, np.finfo(np.float32).max, out=moment)
 
 

@@ -346,7 +346,8 @@ class Batteries:
         load = self._loads[device]
         self._loads[device] = Load(was_flat=load.was_flat)
         point = self._point(device)
-        # The level is 0 within a tick. A device that was flat before may have charged.
+        # The level reaches 0 within this tick. A device that was flat when its task began may have
+        # charged since.
         if is_flat and not load.was_flat:
             point.level = 0.0
             point.flat = True

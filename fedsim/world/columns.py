@@ -16,7 +16,7 @@ In a larger population only the devices that a run has looked up have rows.
 ALL = slice(None)
 
 _PIECE = 262_144  # count of entries per slice of ``pieces``
-_ROOM = 4_096  # first count of rows in the caches of a large population
+_ROOM = 4_096  # initial count of rows in the caches of a large population
 
 
 def alike(value: object, devices: int) -> AnyArray:

@@ -108,7 +108,8 @@ class EpochTimes:
             for last, beyond in ((limit, 0), (horizon, 1)):
                 if last < math.inf and on_grid(epoch_s) > 0:
                     fitting = min(fitting, math.ceil((last - start) / epoch_s) + beyond)
-            # Each sum is rounded once, so that n epochs end exactly at a deadline of n epochs.
+            # Each end is rounded once, and is no sum of rounded times, so that n epochs end exactly at a
+            # deadline of n epochs.
             return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(fitting, 0))]
         ends: list[float] = []
         while len(ends) < epochs and start < limit and start <= horizon:

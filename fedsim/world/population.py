@@ -75,7 +75,8 @@ class Population:
             version: number of the new version, from 0.
             samples: count of training samples in the new version.
         """
-        if not self.version.flags.writeable:  # arrays that were shared until this first shift
+        # read-only until the first shift, as one stored value stands for all devices
+        if not self.version.flags.writeable:
             self.version, self.samples = self.version.copy(), self.samples.copy()
         self.version[device] = version
         self.samples[device] = samples

@@ -324,7 +324,7 @@ class Rooflines:
         if self.needed(replace(training, layers=1), samples) > room:
             return training
         fitting = 1
-        least = self.layers  # does not fit
+        least = self.layers  # least count of layers known not to fit
         while least - fitting > 1:
             count = (fitting + least) // 2
             if self.needed(replace(training, layers=count), samples) <= room:

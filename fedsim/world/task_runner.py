@@ -400,7 +400,7 @@ class TaskRunner:
     def _interrupt(self, task: Task, cause: Cause) -> None:
         if task.waits and task.process is not None and task.process.target is task.done:
             task.process.interrupt(cause)
-            self._starting = None  # processes that are started from now on begin after this
+            self._starting = None  # later processes begin after the interrupt
 
     def end_all(self, cause: Cause) -> None:
         for task_id in list(self.running):

@@ -210,7 +210,7 @@ def check_ledgers(evidence: Evidence) -> Iterator[str]:
     ledger = flatten(_compute_ledger(evidence).summary())
     stated = flatten(evidence.run.summary["bytes"])
     for key in sorted({*ledger, *stated}):
-        missing = math.nan if "." in key else 0.0  # a purpose has to be in both tables
+        missing = math.nan if "." in key else 0.0  # summary and ledger list the same purposes
         if not is_close(ledger.get(key, missing), stated.get(key, missing)):
             yield (
                 f"bytes.{key} is {stated.get(key)!r} in the summary, the transfers add up to "

@@ -143,7 +143,8 @@ def _late_due_times(begin: Floats, due: Floats, duration: Floats) -> Iterator[fl
         duration: bytes of each message, its duration if it has the whole link; float64 [messages].
     """
     waiting: list[tuple[float, float]] = []  # (due time, remaining duration), a heap
-    # the clock starts again when the link falls idle, so that little is lost to rounding
+    # times count from ``origin``, the last time at which the link was idle, so that they stay small
+    # and lose little to rounding
     origin = 0.0
     now = 0.0
     messages = [*zip(begin.tolist(), due.tolist(), duration.tolist(), strict=True)]

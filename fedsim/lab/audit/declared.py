@@ -32,7 +32,7 @@ class OwnPart(NamedTuple):
     section: Section
 
 
-_METERS = "meters."  # begins the keys of a user's meters, which the audit recounts
+_METERS = "meters."  # prefix of the keys of a user's meters, which the audit recounts
 
 
 _VALUES = "values of learning, which nothing else in the folder has"

@@ -161,7 +161,7 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
     starts = events[(events["kind"] == "task-start") & (events["round"] != NOTHING)]
     most = _largest_cohort(strategy, evidence.trainable)
     most_at_work = strategy.get("concurrency", math.inf)
-    if strategy["kind"] == "fedat":  # a tier that lost its clients asks others
+    if strategy["kind"] == "fedat":  # a tier whose clients were lost asks others in the same round
         most_at_work = most
         most = math.inf
     clients = starts.groupby("round")["device"].nunique()

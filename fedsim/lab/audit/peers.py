@@ -212,7 +212,7 @@ def _check_all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[s
     last = messages["round"].max()
     for number, group in messages.groupby("round"):
         stated = Counter(zip(group["source"], group["to"], strict=True))
-        is_unfinished = number == last and stated <= due  # the run may have ended within it
+        is_unfinished = number == last and stated <= due  # the run may end within a round
         if stated == due or is_unfinished:
             continue
         pair = next(iter((stated - due) or (due - stated)))

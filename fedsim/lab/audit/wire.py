@@ -74,7 +74,8 @@ def check_message_sizes(evidence: Evidence) -> Iterator[str]:
         return  # user code and Flower apps choose the purposes of their messages
     sizes = MessageSizes(evidence)
     transfers = evidence.transfers
-    # Peer messages are a strategy's only in rounds of ``PEERS``; others are from processes.
+    # Peer messages are the strategy's only if it is one of ``PEERS`` and they have a round. All others
+    # are from processes.
     of_strategy = transfers["direction"] != "peer"
     if strategy in PEERS:
         of_strategy |= transfers["round"] != NOTHING

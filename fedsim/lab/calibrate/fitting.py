@@ -274,7 +274,8 @@ def _fit_links(
     search = LinkSearch(direction, tasks[direction], tasks.client, latency, protocol)
     capacity = search.capacity()
     rates = search.fit_rates(capacity, len(tasks))[0]
-    if np.isnan(rates).all():  # the durations depend only on windows and round trips
+    # no rate can be fitted, as the durations depend only on windows and round trips
+    if np.isnan(rates).all():
         rates = np.full(len(latency), _LARGE)
     if np.median(tasks[direction].amount) <= _FIRST_WINDOW:
         note = (

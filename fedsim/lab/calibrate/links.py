@@ -103,7 +103,7 @@ class LinkSearch:
         if len(self._busy_period_starts(most)) == most:  # no two transfers are at the same time
             return math.inf
         unlimited = self._fitted_error(math.inf, most)
-        if unlimited <= _LEAST_GAIN:  # the clients' links explain all
+        if unlimited <= _LEAST_GAIN:  # the clients' own links explain the durations
             return math.inf
         least = self._busy_rate(most)
         errors = {

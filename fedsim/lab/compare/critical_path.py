@@ -232,7 +232,7 @@ class _PathRecords:
 
     def _start_step(self, time: float, device: int | None, task: int, step: str) -> None:
         steps = self._tasks[task].steps
-        # a task waits for its host before all else, and for the server's slots later
+        # a task's first step "queue" waits for the host, and later ones for the server's slots
         at_host = self._has_hosts and step == step_names.QUEUE and not steps
         steps.append(PathStep(step, time, math.inf, device, task, at_host=at_host))
 
@@ -368,7 +368,7 @@ class CriticalPaths:
             end: simulated time of its end (s).
             used: IDs of the tasks whose updates the round aggregated.
         """
-        now = end  # it goes back in time
+        now = end  # moves back from the round's end to its start
         while now > start:
             work = self._find_awaited(now, number, end, used)
             if work is None:

@@ -23,7 +23,7 @@ from fedsim.lab.compare.critical_path import (
 _BAR = 40  # length of the longest bar (characters)
 _MOST_DEVICES = 5
 _MESSAGE = "message"
-_MOST_MESSAGES = 3  # most messages in a row of which each has a row of its own
+_MOST_MESSAGES = 3  # most consecutive messages with a table row each; more share a row
 
 
 def run_in_words(paths: CriticalPaths) -> list[str]:

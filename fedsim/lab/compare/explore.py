@@ -202,7 +202,7 @@ def _front(first: Ranking, second: Ranking) -> ParetoFront:
         front = [point for point in points if point.factor == 1]
         factor = 1.0
         near = ""
-        # lines come in the order of the first cost, so that the last of the front has the least second
+        # points come in the order of the first cost, so the front's last point has the least second cost
         if front and second_cost >= front[-1].second:
             factor = math.inf
             for point in front:

@@ -21,7 +21,7 @@ from fedsim.records.notebook import strategy_of
 from fedsim.records.reading import RunFolder
 
 _MOST_NAMES = 12
-_MOST_SEEDS = 3  # most seeds of a status that are listed
+_MOST_SEEDS = 3  # most seeds that are listed for each status of runs
 
 _RunFigures = TypeVar("_RunFigures")
 _Setting = TypeVar("_Setting")  # value that a study may declare

@@ -374,7 +374,7 @@ def measure(
         if run.scenario.get("data", {}).get("pooled_from") is not None:
             kinds = (*measures(targets), *of_metrics([run]))
             kept = {kind.name for kind in kinds if kind.is_of_pooled_data}
-    # the summary is valid JSON without the entries of a run
+    # raised if a summary is valid JSON, but lacks entries or has them in another form
     except (AttributeError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}"

@@ -256,7 +256,7 @@ class Ranking:
             first: the line with the best mean.
         """
         alike = self.alike
-        near: list[str] = []  # names of the lines that a number of seeds may tell apart
+        near: list[str] = []  # names of lines that more seeds may tell from ``first``
         counts: list[int] = []
         for line in alike:
             count = self._seeds_more(line, first)

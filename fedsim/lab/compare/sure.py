@@ -190,7 +190,7 @@ class _Race:
         self._error = error
         self._running = list(range(len(costs)))
         self._losses: list[DroppedLine] = []
-        # bound on how much the line of a row is worse than the line of a column
+        # entry [i, j]: upper bound on how much worse line i is than line j
         self._worse_at_most = np.full((len(costs), len(costs)), np.inf)
 
     def compare(self, count: int) -> None:

@@ -223,7 +223,7 @@ def _is_there(folder: Path, file: RemoteFile, receipt: dict[str, int]) -> bool:
         if receipt.get(name) == size or _is_published(path, size, file, name):
             there.append(True)
             continue
-        if name in receipt:  # damaged since
+        if name in receipt:  # was fetched, and has changed since
             there.append(False)
             continue
         raise DataError(

@@ -124,7 +124,7 @@ class FileTransfer:
                 self._part.unlink()
                 if not before:
                     raise _UnusableError(difference)
-                continue  # the earlier part was of another file
+                continue  # the earlier part may be of another file
             if self.present() <= before:
                 break
         raise _UnusableError(f"it ended after {show_bytes(self.present())}{self._of_size()}")
@@ -159,7 +159,7 @@ class FileTransfer:
         if start:
             headers["Range"] = f"bytes={start}-"
         opener = urllib.request.build_opener(_Redirects())
-        request = urllib.request.Request(url, headers=headers)  # check_address has seen its scheme
+        request = urllib.request.Request(url, headers=headers)  # a scheme of ``_SCHEMES``
         try:
             with opener.open(request, timeout=_PATIENCE_S) as answer:
                 self._receive(answer, start)

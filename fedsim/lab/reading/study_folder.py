@@ -25,7 +25,7 @@ TRIALS = "trials.csv"
 BEST_OF = "best.toml"
 UNNAMED = "unnamed study"  # name of a study whose file has none
 
-# part of a path that stays inside the folder, on every system
+# pattern of one part of a path, so that the path stays inside the folder on every system
 _PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"
 
 

@@ -234,7 +234,7 @@ def delay(latencies_ms: Sequence[float]) -> None:
             heapq.heappush(waiting, (due, next(numbers), packet))
         while waiting and waiting[0][0] <= time.monotonic():
             packet = heapq.heappop(waiting)[2]
-            with suppress(OSError):  # the link of its destination is cut
+            with suppress(OSError):  # for example if the destination's link is cut
                 os.write(tun, packet)
 
 

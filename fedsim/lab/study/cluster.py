@@ -26,7 +26,8 @@ from fedsim.toolbox.ray.executor import MOST_TRIES, HomeLostError, Ray, WorkerLo
 
 _LISTEN_EVERY_S = 0.25
 _LOOK_EVERY = 4  # listenings between two tries to claim a run that another process carries out
-_AHEAD = 2  # runs that Ray has for each place, so that no worker waits for this process
+# runs handed to Ray for each run that it can carry out at once, so that no worker idles
+_AHEAD = 2
 
 
 @dataclass
@@ -198,7 +199,7 @@ class RayWorkers:
         try:
             messages: list[tuple[int, int, News]] = self._ray.get(collection)
         except self._ray.exceptions.RayError as error:
-            # the board is on the node of this process
+            # the board is on this process's node, which may be lost
             raise HomeLostError from error
         return messages
 

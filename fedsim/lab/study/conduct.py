@@ -379,7 +379,8 @@ class Conductor:
                 stack.callback(self.trials.close)
             if isinstance(self.trials, SharedTrials):
                 with files.locked(self.out, files.TURN_S):
-                    files.mark(self.out, self.study)  # first: a journal alone is no study
+                    # before the journal is written, which alone would not mark the folder as a study's
+                    files.mark(self.out, self.study)
             self._update()  # workers of a killed study may have ended runs since the last update
             planned = -1
             while planned != self._planned_batches:

@@ -26,7 +26,7 @@ from fedsim.records.lock import locked
 from fedsim.toolbox.ray.executor import node_beside
 
 _PREFIX = "fedsim-run-"  # of the names of runs' folders
-_REST = 4  # least time between two parts, in durations of one part
+_REST = 4  # least pause after a part of a run is sent, in durations of the sending
 _MOST_LINES = 100  # most lines of a run's output that are passed on
 
 

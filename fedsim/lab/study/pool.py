@@ -325,7 +325,7 @@ class WorkerPool:
             worker = self._idle.pop() if self._idle else self._hire()
             self._progress.started(order_index)
         news = self._watch(worker, order_index, order)
-        # includes a worker that was interrupted before it installed its handlers
+        # also if the signal killed the worker before its handlers were installed
         ended = Ended(order, "interrupted")
         if news is not None:
             ended = Ended(order, **news["run"])

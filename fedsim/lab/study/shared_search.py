@@ -47,7 +47,8 @@ def make_trials(study: Study, out: Path, shard: StudyShard | None, workers: int)
     search = study.spec.search
     if search is None:
         return None
-    is_begun = (out / INDEX).is_file()  # read before the journal, which is older
+    # the index first: processes that share a search write the journal before the index
+    is_begun = (out / INDEX).is_file()
     is_shared = (out / JOURNAL).is_file()
     if shard is None and not is_shared:
         return Trials(study, search)
@@ -82,7 +83,7 @@ class SharedTrials(Trials):
         super().__init__(study, search)
         self._workers = workers
         self._claims = ExitStack()
-        import_optuna()  # now, as it takes long, and other processes would wait for a lock
+        import_optuna()  # slow, so not later, while this process holds a lock
 
     @property
     @override

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     _Goal = str
 else:
     _Goal = Literal[GOALS]
-# limit of planned runs: more are a typing error, and would fill the memory
+# limit of planned runs: more are probably a mistake in the file, and would fill the memory
 _MOST_RUNS = 100_000
 _USUAL_DEVICES = PopulationSpec.model_fields["devices"].default
 _USUAL_ROUNDS = 100

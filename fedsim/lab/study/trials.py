@@ -158,7 +158,7 @@ class Trials:
         self._metric = metric
         self._is_maximised = metric.best == "most"
         self.lines = [SearchedVariant(variant) for variant in searched(spec)]
-        # groups of seeds, after each of which bad trials are pruned; the index of the present group
+        # groups of seeds, after each of which bad trials are pruned, and index of the present group
         self._rungs = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
         self._rung = 0
         self._batch: list[Trial] = []

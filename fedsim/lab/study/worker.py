@@ -119,7 +119,8 @@ class Worker:
     def _run(self, text: str, folder: Path, state: str) -> RecordData | None:
         if self._stopping:
             return None
-        # code that the scenario names was allowed when the parent read it
+        # without ``code_from_file``: the parent has checked already that the user allows the code that
+        # the scenario names
         scenario = Scenario(**tomllib.loads(text))
         job = self._prepare(scenario, folder, state)
         stop = scenario.strategy.horizon(scenario.stop)

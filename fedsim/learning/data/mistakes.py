@@ -104,7 +104,8 @@ def _find_wrong_label(raw: Raw) -> str:
     find_wrong_class = find_outside(least=0, most=raw.classes - 1)
     find_wrong_token = find_outside(least=0, most=raw.vocabulary - 1)
     for part, x, y in (("train", raw.x_train, raw.y_train), ("test", raw.x_test, raw.y_test)):
-        has_labels = y.ndim == 1 and y.dtype == np.int64  # other arrays are targets
+        # any other y holds no classes, but targets such as a regression's
+        has_labels = y.ndim == 1 and y.dtype == np.int64
         wrong_class = find_wrong_class(y) if has_labels else ""
         if wrong_class:
             return f"a Raw of {raw.classes} classes whose y_{part} is {wrong_class}"

@@ -154,7 +154,7 @@ def _rows() -> NDArray[np.uint8]:
         if file.is_file():
             with gzip.open(regular(file), "rt", encoding="ascii") as lines:
                 return np.loadtxt(lines, delimiter=",", dtype=np.uint8)
-    from sklearn.datasets import load_digits  # slow, so only if the file has moved
+    from sklearn.datasets import load_digits  # slow, so only if the file is not found
 
     return np.column_stack(load_digits(return_X_y=True)).astype(np.uint8)
 

@@ -18,7 +18,7 @@ from fedsim.common.training import Batching, Contrast, LocalEpochs, LocalSteps, 
 from fedsim.learning.host_copies import FlatModel, difference, on_host, total
 from fedsim.learning.scratch import Weights
 
-_NARROW = 64  # a full batch of at most this size is never narrowed to a device's samples
+_NARROW = 64  # least width (columns) of padded batches, unless the batch size is smaller
 
 
 @dataclass(frozen=True)

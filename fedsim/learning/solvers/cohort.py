@@ -30,9 +30,9 @@ from fedsim.learning.solvers.watched import ModuleCopy
 from fedsim.learning.spec import LANES, Trainer, TrainingSession
 
 _ALIGNED = 16  # sizes of padded batches are multiples of this, which aligns each lane's memory
-_TOLERANCE = 1e-2  # norm of the trial's difference from plain torch, relative to the change
+_TOLERANCE = 1e-2  # most difference from plain torch (norm), as a share of the step's change
 _TOLERANCE_BF16 = 5e-2  # tolerance for products in bfloat16, which has 8 binary digits
-_STEEP = 2.0**24  # learning rate that shows the last bits of a gradient in the weights of float32
+_STEEP = 2.0**24  # so large a learning rate that a gradient's last bits show in float32 weights
 _NOISE = 0.1  # standard deviation of the noise that makes the weights of lanes differ
 _NO_RULE = "There is a performance drop because we have not yet implemented the batching rule for "
 

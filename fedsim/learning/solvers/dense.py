@@ -41,7 +41,7 @@ Array = TypeVar("Array", NDArray[np.floating], Tensor)
 
 # float32 values in a cache line; rows are padded to a multiple of it, for vector registers
 _LINE = 16
-# with more outputs, the transposed coefficients A (``FirstLayer.turned``) are faster
+# count of outputs above which transposed coefficients A (``FirstLayer.turned``) are faster
 _FEW = 32
 
 
@@ -157,7 +157,8 @@ def _in_sample_space(
     gram = start.new_zeros(count, columns)
     torch.mm(samples, samples.t(), out=gram[:, :count])
     bases = [start]
-    # the gradient has -mu W_0 of the proximal term, whose mu W is in the shrinkage, and C
+    # Two parts of the gradient are equal in all steps: -mu W_0 of the proximal term, whose mu W is in
+    # the shrinkage, and C.
     shares = [_shares(1.0, -descent.mu, descent, steps)]
     if constant is not None:
         bases.append(torch.tensor(constant))

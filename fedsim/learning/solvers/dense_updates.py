@@ -38,8 +38,8 @@ def descend_along(
     The gradient of A is ``error`` for the samples of the batch, and 0 for all other samples of the
     device. The proximal term pulls A to 0.
     """
-    # The start of A is 0, so that the proximal term is all in ``rule.kernels``. As a difference, the
-    # 0 has the dtype of mu.
+    # A starts at 0, so that ``rule.kernels`` has all of the proximal term. The difference is a 0 with
+    # the dtype of mu.
     no_mu = rule.mu - rule.mu
     target, scale = _apply_terms(entry.kernel, rule, rule.kernels, no_mu)
     for rank in range(len(batch)):

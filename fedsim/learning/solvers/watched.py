@@ -21,7 +21,7 @@ from fedsim.learning.hidden_memory import Token, differences, read_memory
 from fedsim.learning.modules import copy_module, trained_tensors
 
 R = TypeVar("R")
-_EVERY = 8  # trainings from one check of what the module keeps to the next
+_EVERY = 8  # trainings between two checks of the state that a module keeps
 _TRIES = 3  # repetitions after which draws are attributed to the module, not to another thread
 
 

@@ -225,7 +225,7 @@ class Decoder:
         if not isinstance(recipe, Applied):
             raise CheckpointError(f"the weights of a model are a {type(recipe).__name__}")
         ref.held = None
-        self._derived.append((ref, recipe))  # the recipe may have no fields yet
+        self._derived.append((ref, recipe))  # later: the recipe may not be decoded yet
 
     def _weights(self, name: str) -> AnyTensor:
         """Return the weights of a model, which remain in the file if they are large."""

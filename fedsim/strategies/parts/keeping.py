@@ -131,7 +131,8 @@ class KeepingClient(PartClient):
         places = self._part.kept
         assert result.update is not None
         assert result.trained is not None
-        # if the trained model has diverged, the kept tensors remain as before the training
+        # ``taken`` reads the kept tensors from the first model, or from the second if the first has
+        # diverged
         models = [result.trained, self._whole(device, instruction)]
         size = sum(end - begin for begin, end in places)
         kept = device.apply(taken, models, places=places, size=size)

@@ -401,7 +401,7 @@ class Private(Aggregation):
             return {}
         delta = self.delta if self.delta is not None else min(0.5, devices**-1.1)
         noise = self.noise
-        if self.where == "local":  # two clipped updates differ by up to 2 C
+        if self.where == "local":  # two clipped updates differ by up to twice the clip
             noise /= 2
             draws = {(1, 1): sum(draws.values())}  # no amplification: the noise is in each update
         return {"epsilon": epsilon(noise, draws, delta, self.accountant)}

@@ -18,7 +18,7 @@ from fedsim.learning.modules import Adaptable
 
 # keys of a configuration for the longest sequence
 _LENGTHS = ("max_position_embeddings", "n_positions")
-_DROPOUTS = ("dropout", "pdrop")  # ends of a configuration's keys for dropout rates
+_DROPOUTS = ("dropout", "pdrop")  # suffixes of a configuration's keys for dropout rates
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # set to None: data have none of them
 
 

@@ -219,7 +219,7 @@ class Ray(Executor):
     ) -> PendingValue:
         parcel = self._packer.pack((function, args))
         shared = parcel.shared
-        parcel.shared = []  # Ray fetches the arguments of a task itself
+        parcel.shared = []  # sent as arguments of the task, which Ray fetches
         future: PendingValue = Future()
         begin = partial(
             call.remote,

@@ -25,7 +25,8 @@ from fedsim.strategies.parts.selection import Among, Ids, Selection
 from fedsim.strategies.state import State
 from fedsim.toolbox.selection import draw_weighted
 
-# the published code's pacer: first percentile, and step between percentiles (also the least one)
+# pacer of the published code: first percentile, and step of the percentile, which is also its least
+# value
 _FIRST = 30.0
 _BY = 5.0
 _MOST_TIMES = 10

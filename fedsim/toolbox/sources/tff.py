@@ -26,7 +26,7 @@ CHARACTERS = (
 """The 86 characters of TensorFlow Federated's Shakespeare, in its order."""
 
 _PAD = 0
-_SPECIAL = 4  # padding, an unknown token, and the marks of a text's beginning and end
+_SPECIAL = 4  # count of tokens for padding, unknown words, and a text's beginning and end
 _FORMS = {"pixels": "images", "snippets": "characters", "tokens": "words"}
 """Feature that names the form of a data set -> the form."""
 

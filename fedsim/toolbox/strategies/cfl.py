@@ -324,7 +324,8 @@ class CFL(Grouped[CFLParams]):
         self._move_members(cut.group, child_of)
         for device in child_of:
             del self.state.last_change[device]
-        # With the published code the round's updates are then aggregated into the parts' models.
+        # The round's updates now belong to the parts. The published code still aggregates them, into the
+        # parts' models.
         for entry in self._received_from(cut.group):
             entry["group"] = child_of[entry["device"]]
 

@@ -405,5 +405,5 @@ def difference_lengths(models: list[Floats32], begin: int) -> Floats:
         The L2 norm of each pair's theta, float64 [pairs].
     """
     pairs = models
-    # theta is the first half
+    # each pair holds theta, then its dual v
     return np.array([length(pair[begin : len(pair) // 2]) for pair in pairs])

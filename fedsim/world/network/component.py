@@ -26,7 +26,7 @@ from fedsim.world.network.steady import MOST_STEP_S, SteadyFlows
 _STEP_SHARE = 1 / 4  # length of a step as a share of a round trip on empty links
 _QUEUE_SHARE = 1 / 4  # length of a step as a share of the time in queues
 _LEAST_BUSY = 1e-6  # least part of a step in which the bytes of an ending flow move
-_PATIENCE_STEPS = 4  # steps between two attempts to plan one step until the next end of a flow
+_PATIENCE_STEPS = 4  # steps between two attempts to plan a single step up to a flow's end
 
 Memories = list[tuple[tuple[int, int], SenderMemory]]
 """Connections of flows that have ended, as (sender, receiver), with the state of each sender."""

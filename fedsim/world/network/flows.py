@@ -327,7 +327,7 @@ class Network(RunningFlows):
         for flow in unlimited:
             self._rule(flow).leave(flow.id, now)
             self._arrive(self._running.pop(flow.id), now)
-        # name of an own link -> flow whose rate the link caps; empty in a general network
+        # name of a device's own link -> flow whose rate the link caps; empty in a general network
         capped: dict[str, Flow] = {}
         if not self._general:
             for flow in self._running.values():

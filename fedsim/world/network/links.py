@@ -38,7 +38,7 @@ class QueuedLinks:
         self.length: Floats = np.array([math.inf])
         self.levels: list[Level] = []
         self.grouped = 0
-        self._furthest: Ints = np.zeros(1, dtype=np.int64)  # level of each link, [links]
+        self._furthest: Ints = np.zeros(1, dtype=np.int64)  # greatest position on a route, [links]
         self._hops = 1
         self.never_full = np.empty(0, dtype=np.int64)
 
@@ -130,7 +130,7 @@ class QueuedLinks:
         flows, positions = (np.arange(hops) <= lasts[self.grouped :, None]).nonzero()
         flows += self.grouped
         links = route[flows, positions]
-        known = len(self._furthest) if self.grouped else 0  # links in ``levels``
+        known = len(self._furthest) if self.grouped else 0  # count of links at the last grouping
         furthest = np.zeros(len(self.capacity), dtype=np.int64)
         furthest[:known] = self._furthest[:known]
         np.maximum.at(furthest, links, positions)

@@ -69,7 +69,8 @@ class QueuedFlows:
         self._delivered = np.empty(0)
         self._dropped = np.empty(0)  # bytes dropped, of which the sender does not know
         self._lost = np.empty(0)  # bytes dropped, of which the sender knows
-        # credit, by which ``choose_drops`` chooses: expected losses in full queues less draws (bytes)
+        # credit (bytes), by which ``choose_drops`` chooses the flow that loses the next packet: it grows
+        # by expected losses, and shrinks at each loss
         self._credit = np.empty(0)
         # whether the first link makes the sender wait, so that late acknowledgements do not matter
         self._held = np.empty(0, dtype=bool)
@@ -89,7 +90,7 @@ class QueuedFlows:
         self._is_whole = True  # whether no flow was removed since the last ``split``
         self._has_bbr = False  # whether any flow uses BBR; ``bbr`` has no rows if not
         self._acked: Floats | None = None  # bytes acknowledged by now, if known, [flows]
-        self._known_delays: Floats | None = None  # result of ``_delays``, if nothing has changed
+        self._known_delays: Floats | None = None  # last result of ``_delays``; None after a change
 
     def __len__(self) -> int:
         return len(self._id)

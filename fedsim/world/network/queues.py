@@ -11,7 +11,7 @@ from fedsim.common.saved import saved
 from fedsim.world.network.congestion import Control, Growth
 
 _LEAST_QUEUE = 2  # packets that every queue holds
-_MOST_DRAWS = 32  # packets of a link and step that are dropped one by one
+_MOST_DRAWS = 32  # most packets per link and step that are dropped one by one
 _NO_BYTES = 1e-6  # bytes that count as none
 
 

@@ -103,7 +103,8 @@ class RunningFlows(PresentRates):
         count = self._transfers.get(device, 0)
         self._transfers[device] = count + 1
         loss_key = self._streams.word("world/packet-loss", device, count)
-        # without traces, as the rate at which a flow begins here determines the length of the queue
+        # Rates without traces, which are applied below: the rates given here determine the lengths of
+        # queues.
         limited = [(name, self.limits.get(name, rate)) for name, rate in route]
         queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, loss_key)
         if self.traces is None:

@@ -30,7 +30,7 @@ _SET_BACK_S = 2.0**12
 # simulated time (s) from which the rounding of ends is corrected, as the last bit of a time is then
 # worth 3 10^-11 s
 _LATE_S = 2.0**17
-# count of ends, beyond two for each tier, that are put on the heaps until dead ones are dropped
+# dead entries of the heaps are dropped after two new entries per tier and this many more
 _SLACK = 64
 
 Units = int | float
@@ -274,7 +274,7 @@ class StarDirection:
         # if all flows are capped, and the link carries all of them, no tier changes sides
         while self._free_weight or self._room < 0:
             cap = self._next_cap(is_free=True)
-            # at their level, the free flows are below their lowest cap
+            # true if the level of the free flows is below their lowest cap, so that all stay free
             if cap is None or cap * self._free_weight > self._room:
                 cap = self._next_cap(is_free=False)
                 if cap is None or cap * self._free_weight <= self._room:

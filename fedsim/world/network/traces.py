@@ -25,7 +25,7 @@ _PURPOSE = "world/link-trace"
 # numbers of a link's two draws: its trace, and its position in the trace at simulated time 0
 _TRACE = 0
 _PLACE = 1
-_NO_RATES = (" latency", " loss")  # ends of the names of traces that are no rates
+_NO_RATES = (" latency", " loss")  # suffixes of the names of traces that are no rates
 
 
 class StepTrace:

@@ -94,7 +94,7 @@ class Train(EpochStep):
         limit = math.inf
         if self.limit is not NO_LIMIT:
             limit = services.computing.limit_of(task, self.limit)
-        # the reserve of a limit is rounded up
+        # the limit may be slightly early, as its reserve is rounded up
         slack_s = tie_s(limit) if self.limit.reserves else 0.0
         epoch_s = services.population.training_s(task.device, self.training, task.samples)
         return Plan(epoch_s, self.training.epochs, limit, self.limit.adaptive, slack_s)
@@ -104,7 +104,7 @@ class Train(EpochStep):
         limit = self.limit
         ends = task.epoch_ends or []
         done = bisect_right(ends, services.simulation.now)
-        # the epoch that the limit cuts off undoes the whole training
+        # with ``cut_undoes``, an epoch that the limit cuts off undoes the whole training
         is_undone = limit.cut_undoes and done < len(ends)
         is_slow = cause is None and (is_undone or done < limit.at_least)
         # a slow device that may go on answers with the untrained model; otherwise it is late
