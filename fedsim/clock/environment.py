@@ -201,10 +201,10 @@ class Environment(simpy.Environment):
             to call when it is done, which continues the event. None if no event waits.
         handling: whether the server's code for a message or a timer is running, so that ``await``
             in it waits in simulated time.
-        past: event that has already happened, with the value None. A process that waits for it
-            continues at once.
-        moved: function to call before the clock moves, with the time (s) of the next event; infinity
-            if there is no event.
+        past: event that has already happened, with the value None. A process yields it if it need
+            not wait.
+        moved: function that is called before the clock moves, with the time of the next event (s),
+            infinity if there is none; ``Simulation`` sets it. None for no call.
     """
 
     def __init__(self) -> None:

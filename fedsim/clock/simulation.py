@@ -102,7 +102,7 @@ _make_record = tuple.__new__  # takes half the time of NamedTuple's constructor
 
 
 class Blueprint(Protocol):
-    """Interface of ``Scenario`` for ``Simulation``: it builds devices, network and server in it."""
+    """Interface of ``Scenario`` for ``Simulation``: it builds devices, network and server of the run."""
 
     def install(self, simulation: "Simulation") -> Any:
         """Build the devices, the network and the server in ``simulation``.

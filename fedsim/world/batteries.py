@@ -35,8 +35,10 @@ class BatteriesState(TypedDict):
     """State of ``Batteries`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
-        points: state of each device's battery at its last update; columns are the attributes of
-            ``_Point``, float64 [devices, 7].
+        points: state of each device's battery at its last update, float64 [devices, 7]. Columns are
+            the time (s), the level (J), whether the battery is flat, the time at which the radio
+            falls asleep (s), and the energy so far that was charged, drawn as idle power and drawn
+            for tasks (J).
         loads: device with a running task -> power and energy that the running step draws.
         turns: device -> times (s) at which its battery alternately ran flat and restarted.
         paths: device -> time (s) and level (J) of each breakpoint since the device's last record
@@ -82,8 +84,9 @@ class FlatPrediction(NamedTuple):
     """Prediction of when a device's battery is flat, if the device goes on as it does now.
 
     Attributes:
-        when: time at which the battery is flat (s); if not ``is_flat``, a time until which it lasts.
-        is_flat: whether the battery is flat at ``when``.
+        when: if ``is_flat``, time at which the battery becomes flat (s); otherwise, a time up to
+            which it lasts (s).
+        is_flat: whether the battery is predicted to be flat at ``when``.
         is_at_risk: whether the battery may be flat before the end of the device's message, so that
             the prediction holds only for the message's present rate.
     """
@@ -482,9 +485,9 @@ class Batteries:
     def update(self, device: int, moved: float = 0.0) -> None:
         """Update a battery to the present time: subtract the energy drawn since its last update.
 
-        The energy of transferred bytes is spread evenly over the time since the last update.
-        ``predict`` has put it into the power of a task that is at risk, because the battery may run
-        flat within the message; then only the difference to the bytes is subtracted.
+        The energy of transferred bytes is spread evenly over the time since the last update. If the
+        battery may run flat within the message, ``predict`` has already added this energy to the
+        device's power, at the predicted rate; the update then corrects it for the actual bytes.
 
         Args:
             device: index of the device.

@@ -30,7 +30,7 @@ from fedsim.world.task_runner import TaskRunner
 
 
 class WorldBuilder:
-    """Builder of the devices, network and task runner of a run.
+    """Builder of the devices, network and task runner, for a run and for ``build_world``.
 
     The constructor builds the network. The methods are to be called in the order of their
     definition; ``add_batteries`` is optional.

@@ -39,7 +39,7 @@ class EpochTimer:
     """Part of ``TaskRunner`` that sets the alarms for the ends of trainings and evaluations.
 
     Attributes:
-        paces: device -> present factor of its speed, if it is not 1.
+        paces: device -> factor by which processes of the world change its speed now, if not 1.
         hosts: machines whose cores the devices share; None if each device has its own.
     """
 

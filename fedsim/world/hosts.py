@@ -137,10 +137,12 @@ class HostsState(TypedDict):
     """State of ``Hosts`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
-        cores: host -> ``_Cores.at`` and ``_Cores.served`` (s).
-        jobs: task ID -> begin and end of its running computation, as values of ``served`` (s).
+        cores: index of a host -> simulated time of its last update (s), and the host's counter: the
+            time (s, at full speed) that each of its running computations has advanced.
+        jobs: task ID -> begin and end of its running computation, as values of that counter (s).
         used: task ID -> core time of the ended computations of its running step (core seconds).
-        pools: host -> IDs of the tasks that have a worker, then of the tasks that wait for one.
+        pools: index of a host -> IDs of the tasks that have a worker, then of the tasks that wait
+            for one.
     """
 
     cores: dict[int, tuple[float, float]]

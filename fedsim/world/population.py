@@ -30,11 +30,12 @@ class Population:
     """Properties of all devices, such as speeds and sample counts, as arrays [devices].
 
     Attributes:
-        speed: training speed on the reference model (samples/s). If devices have kinds, it is the
-            speed on the trained model in full batches.
+        speed: training speed (samples/s) on the reference model, the model for which the scenario
+            states speeds (``reference_flops``); by default the trained model. If devices have kinds,
+            it is the speed on the trained model in full batches.
         samples, version: count of training samples that the device holds now, and the version of
             its data, from 0; int64.
-        cost: cost of a sample of the trained model, relative to the reference model.
+        cost: FLOPs of training the trained model on a sample, divided by the reference model's.
         arrival, departure: time at which the device joins, and leaves for good (s), float64;
             ``inf`` for a device that never leaves.
         slowness: factor of a straggler's usual speed, at most 1 and already contained in ``speed``;
@@ -135,7 +136,7 @@ class Population:
         return seconds
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
-        """Return the time after which a computation runs out of memory (s); None if it has enough.
+        """Return the time after which a computation runs out of memory (s), None if it does not.
 
         Args:
             device: index of the device.
@@ -153,7 +154,8 @@ class Population:
     ) -> Training:
         """Return a training limited to those last layers for which its device has memory.
 
-        It is unchanged if the memory suffices for all, or for not even one.
+        The training is unchanged if the memory suffices for all layers, and also if it does not
+        suffice for a single one.
 
         Args:
             device: index of the device.

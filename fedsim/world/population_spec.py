@@ -121,8 +121,9 @@ class PopulationSpec(Spec):
         calendar: date and time of simulated time 0, and the devices' time zones; None: midnight UTC
             for all devices.
         availability: when devices can be reached between their arrival and departure.
-        fitted_at_once: count of clients at a time in the log to which ``fedsim calibrate`` fitted
-            this section; ``fedsim check`` warns if a strategy has another count.
+        fitted_at_once: count of clients that were active at a time in the log from which ``fedsim
+            calibrate`` wrote this section; ``fedsim check`` warns if a strategy has another count.
+            None if the section is not from a log.
         local: epochs, steps, batch size and learning rate by device or by kind of device; None: all
             devices train alike.
         arrivals: devices that join later; None if all are present from the start.

@@ -97,9 +97,9 @@ class Rooflines:
         which: index in ``kinds`` of each device's kind, int [devices].
         cost: operations and memory of the trained model.
         batching: how an epoch's samples are divided into batches.
-        cost_of: function of ``Training.cut`` and ``Training.layers`` that returns the cost of a
-            smaller model, or of the model with fewer trained layers; None if all devices train the
-            whole model.
+        cost_of: function of ``Training.cut`` (a smaller model) and ``Training.layers`` (count of the
+            last layers that are trained) that returns the operations and memory of such a training;
+            None if all devices train the whole model.
         usual: the usual training of each kind's devices, for which ``check`` and ``short`` compare
             needed and available memory; None: a training of the whole model.
         layers: count of layers of the model, if a device with too little memory trains only as

@@ -14,7 +14,8 @@ class SlotsState(TypedDict):
     """State of ``MessageSlots`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
-        lines: direction -> IDs of the tasks that have a slot, then of the tasks that wait for one.
+        lines: direction (``up`` or ``down``) -> IDs of the tasks whose message is allowed to pass,
+            then of the tasks that wait for this permission (a slot), in order.
     """
 
     lines: dict[Direction, list[int]]
@@ -81,5 +82,8 @@ class MessageSlots:
         return {"lines": lines}
 
     def restore(self, state: SlotsState) -> None:
-        """Restore the state; tasks request their slots again when the process calls ``add`` again."""
+        """Restore which tasks have a slot or wait for one, when a run is resumed.
+
+        The tasks request their slots again when the restored process calls ``add``.
+        """
         self._lines = state["lines"]

@@ -34,16 +34,20 @@ from fedsim.world.steps import Cause, Queue, Task, TaskStep
 
 
 class RunnerState(TypedDict):
-    """State of ``TaskRunner`` in a checkpoint.
+    """State of ``TaskRunner`` that a checkpoint saves, and that a resumed run restores.
 
     Attributes:
         tasks: count of all tasks so far.
-        times_asked: device and count of its tasks so far; int64 [devices with a count, 2].
-        times_selected: device and count of its selections for a round; int64 [devices with a count,
+        times_asked: rows (index of a device, count of its tasks so far); int64 [devices with a task,
             2].
+        times_selected: rows (index of a device, count of its selections for a round); int64 [devices
+            with a selection, 2].
         running: the tasks that have not ended.
-        switched_off: indices of the devices that processes hold switched off.
-        batteries, computations, slots: states of batteries, running computations and message slots.
+        switched_off: indices of the devices that a process of the world, such as an outage, has
+            switched off.
+        batteries: state of ``BatteryWatch``.
+        computations: state of ``EpochTimer``.
+        slots: state of ``MessageSlots``, the limits on messages at a time.
     """
 
     tasks: int
@@ -76,11 +80,13 @@ class TaskRunner:
 
     Attributes:
         running: task ID -> task, for all tasks that have not ended.
-        computing, battery_watch, slots: parts that time computations, watch batteries and limit the
-            messages at a time.
+        computing: timer of the tasks' computations.
+        battery_watch: part that ends a task when its device's battery is flat.
+        slots: limits on how many messages are sent at a time.
         times_asked, times_selected: device -> count of its tasks, and count of its selections for a
             round.
-        switched_off: devices that processes of the world hold switched off.
+        switched_off: indices of the devices that a process of the world, such as an outage, has
+            switched off.
     """
 
     def __init__(
@@ -367,8 +373,8 @@ class TaskRunner:
     def end(self, task_id: int, cause: Cause) -> None:
         """End a running task now; nothing changes if it has ended.
 
-        If the cause is ``late`` and the running step is complete, the step counts, and the task is
-        interrupted in its next step.
+        A step that completes at the very time at which its task is ``late`` still counts; the task
+        then ends in its next step.
 
         Args:
             task_id: ID of the task.

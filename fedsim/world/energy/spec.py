@@ -237,8 +237,8 @@ Carbon = Annotated[
 class PlaceSpec(Spec):
     """Energy of a server and of its network equipment: idle power, joules per byte and per update.
 
-    ``energy.server`` describes the server. ``energy.edge`` describes each edge server, or each cell
-    or node to which devices are attached.
+    ``energy.server`` describes the server. ``energy.edge`` describes each edge server; in a network
+    without edge servers, the equipment of each cell or node to which devices are attached.
 
     Attributes:
         idle: power from the start of the run to its end.
@@ -405,7 +405,7 @@ class EnergySpec(Spec):
             The meter, with the drawn coefficients of each device.
 
         Raises:
-            ScenarioError: the network has no cells for ``edge``.
+            ScenarioError: ``edge`` is given, and the network has no cells, as a star.
             DataError: a file is missing or malformed.
         """
         devices = context.devices

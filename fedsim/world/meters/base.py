@@ -50,7 +50,8 @@ class MeterContext:
 
     Attributes:
         devices: count of devices.
-        places: count of edge servers or cells; None if the network has neither.
+        places: count of edge servers, or of nodes of the network to which devices are attached; None
+            if the network has neither.
         streams: random streams by name, equal for all strategies.
         overhead: bytes on the wire for each byte of payload.
         folder: folder to which paths of files are relative.

@@ -42,14 +42,14 @@ class Transfer(NamedTuple):
     Attributes:
         start, end: begin and end of the message (s).
         device: index of the device of the message's task; None for a message outside of tasks.
-        direction: ``up``, ``down`` or ``peer``.
-        purpose: names of its contents, joined by ``+``.
+        direction: ``up``, ``down``, or ``peer`` for a message that is neither.
+        purpose: names of its parts, such as ``model``, joined by ``+``.
         bytes: payload of the message.
         delivered: bytes of payload that have arrived.
-        wire_bytes: bytes of these on the links, with headers.
+        wire_bytes: size of the delivered bytes on the links, with headers.
         outcome: ``done``, or the cause of the message's early end.
         round, task: index of its round and ID of its task; None if it has no round, or no task.
-        payloads: name and bytes of each content.
+        payloads: name and bytes of each part.
         sender, receiver: names of the sender and receiver if they are on the server's side and not
             the server itself; see ``source`` and ``destination``.
     """

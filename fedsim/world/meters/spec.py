@@ -75,7 +75,7 @@ class CostsSpec(Spec):
             context: the world in which the meter counts.
 
         Raises:
-            ScenarioError: the network has no edge servers or cells for the prices ``edge``.
+            ScenarioError: there are prices ``edge``, and the network has no cells, as a star.
         """
         if self.edge is not None and context.places is None:
             raise ScenarioError(

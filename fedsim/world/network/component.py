@@ -37,11 +37,11 @@ class SentBytes:
     """Bytes that senders send in a time step of the window model; arrays [flows].
 
     Attributes:
-        sent: the bytes, float64.
+        sent: bytes that each sender sends, float64.
         busy: bytes that the sender wants to send, divided by the bytes that its pacing rate allows in
             the step, 0 to 1, float64; 0 without pacing.
-        is_held: whether the first link of a flow, rather than its window, limits the sender in the
-            next step, bool.
+        is_held: whether the first link of a flow, rather than its window, limits the sender and will
+            do so in the next step, bool.
         growth: growth of the flows' windows in the step.
         acked: bytes that are acknowledged at the end of the step, float64.
     """
@@ -55,10 +55,11 @@ class SentBytes:
 
 @saved()
 class LinkComponent(SteadyFlows):
-    """Component: flows that share links with each other and with no other flow (TCP's window model).
+    """Set of flows that share links with each other, whose bytes it moves (TCP's window model).
 
+    Flows in different sets (components) share no link, so ``Queueing`` computes each set separately.
     Two flows without a common link are in one component if a third flow shares a link with each.
-    ``Queueing`` has one object per component. ``plan`` computes how all bytes move in the next step
+    ``plan`` computes how all bytes move in the next step
     of simulated time, without moving them. ``commit`` moves them up to a given time. It must be
     called before any flow or link is changed.
 
@@ -189,7 +190,7 @@ class LinkComponent(SteadyFlows):
         return self._plan is not None
 
     def take_ended(self, until: float) -> list[tuple[float, int]]:
-        """Return the flows that end in the planned step by a time, unless returned by a former call.
+        """Return the flows that end in the planned step by a time, each in one call only.
 
         The flows remain in the component until ``commit``.
 

@@ -132,7 +132,8 @@ class Growth:
         windows: growth of windows (segments), float64 [flows].
         friendly: growth of the windows that Reno would have (segments), float64 [flows]; None if no
             window grows by CUBIC's rule, so that these windows are not needed.
-        starts: whether an epoch of CUBIC begins, bool [flows]; None if ``friendly`` is None.
+        starts: whether CUBIC's epoch (time since the last loss) begins, bool [flows]; None if
+            ``friendly`` is None.
     """
 
     windows: Floats
@@ -145,11 +146,13 @@ class Growth:
 class Senders(FlowColumns):
     """TCP congestion control state of the sender of each flow; float64 [flows] each.
 
+    CUBIC computes a window from the time since the last loss, which it calls an epoch.
+
     Attributes:
         round_trip: round trip on empty links (s).
         window: congestion window (segments).
         threshold: slow start threshold (segments); infinity before the first loss.
-        peak: CUBIC's W_max (segments); 0 before the first loss.
+        peak: CUBIC's W_max, about the window before the last loss (segments); 0 before the first loss.
         epoch: begin of CUBIC's epoch (s); NaN if the next growth begins an epoch.
         epoch_window: window at the begin of the epoch (segments).
         friendly: window that Reno would have (segments).

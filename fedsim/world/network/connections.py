@@ -19,7 +19,7 @@ class SenderMemory:
     Attributes:
         window: congestion window (segments).
         threshold: window at which slow start ends (segments).
-        peak: window before the last loss, CUBIC's W_max (segments).
+        peak: CUBIC's W_max, about the window before the last loss (segments).
         epoch_window: window at the begin of CUBIC's epoch, the time since the last loss (segments).
         friendly: window that Reno would have (segments).
         elapsed: time since CUBIC's epoch began, without idle times between flows (s); NaN without an
@@ -63,7 +63,7 @@ class Connections:
         These are the values at the end of the last flow between the two endpoints, or the values of a
         new connection. After an idle time of more than a timeout, the window is at most the initial
         one (RFC 5681, section 4.1), and the slow start threshold at least three quarters of the
-        former window (RFC 2861); not with BBR.
+        former window (RFC 2861). BBR does not change them after an idle time.
 
         Args:
             ends: IDs of sender and receiver.

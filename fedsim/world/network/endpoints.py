@@ -47,7 +47,10 @@ def _find_wrong_route(links: Sequence[str], network: "Endpoints", *_: object, **
 
 @dataclass(frozen=True, eq=False)
 class Infrastructure:
-    """Links, latencies and endpoints from which a network is built; fields as in ``Network``'s Args."""
+    """Links, latencies and endpoints, which ``Network`` passes to its base classes.
+
+    The fields are equal to the arguments of ``Network`` with the same names.
+    """
 
     links: Mapping[str, float]
     down: Floats
@@ -70,7 +73,7 @@ class Endpoints(ABC):
 
     Attributes:
         devices, endpoints: count of devices, and of endpoints except the server.
-        hosts: name -> endpoint ID of each host.
+        hosts: name -> endpoint ID of each host, an endpoint that is no server, device or edge server.
         access: scenario's rates of the devices' own links, ``down`` and ``up`` (bytes/s), float64
             [devices] each.
         latencies: ``latency_s`` between the server and each device (s), float64 [devices].

@@ -18,7 +18,7 @@ Route = Iterable[tuple[str, float]]
 
 
 class Sharing(Protocol):
-    """Interface of a sharing rule: it has the running flows of some links, and computes their rates.
+    """Interface of a sharing rule: it computes the rates of running flows that share links.
 
     ``Network`` calls it when flows begin, end or change. Sizes are in bytes on the wire. All
     attributes are plain data, so that a snapshot can store them.

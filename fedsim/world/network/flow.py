@@ -18,7 +18,7 @@ class Flow:
         started: time of its start (s).
         done: function that is called when its last byte has arrived; the sender of the flow sets it
             again after a restore.
-        weight: its weight in the sharing of links; 1 unless the protocol has weights.
+        weight: its share of a link relative to other flows; 1 unless the protocol draws weights.
         ended: time of its last byte or of its cancellation (s, not rounded to ticks of the clock);
             None while it is running.
         sent: payload that was delivered by its end (bytes); 0 while it is running (see

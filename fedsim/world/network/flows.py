@@ -56,7 +56,8 @@ class Network(RunningFlows):
         edge_latency: latency between each edge server and the server (s); float64 [edge servers].
         edges: each device's edge server, int64 [devices]; None without edge servers.
         hosts: names of other endpoints than server, devices and edge servers; without latency.
-        sharing: function that makes an empty sharing rule.
+        sharing: function that makes a sharing rule without flows: the object that computes how flows
+            share links.
 
     Attributes:
         overhead: bytes on the wire for each byte of payload.

@@ -25,7 +25,8 @@ class QueuedLinks:
         names: name -> number.
         capacity: rates (bytes/s), float64 [links].
         length: lengths of queues (bytes), float64 [links].
-        levels: the links in groups, by their furthest position on any route; set by ``group``.
+        levels: the links in groups, by their furthest position on any flow's route; a time step
+            serves one group after the other. Set by ``group``.
         grouped: count of flows, the first ones, whose links are in ``levels``; 0 if ``levels`` must
             be computed anew.
         never_full: numbers of links that make senders wait instead of dropping packets, int64 [n].

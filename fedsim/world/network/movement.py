@@ -21,13 +21,14 @@ NO_BYTES = 1e-6  # bytes that count as none
 class MovedBytes:
     """Positions of the bytes of each flow after the stages of a time step computed so far.
 
-    Arrays are float64 [flows] if no shape is given. Arrays of flows and hops have a cell for each
-    link of each route.
+    Arrays are float64 [flows] if no shape is given. A hop is one of the links on a flow's route, so
+    arrays [flows, hops] have an entry for each link of each route.
 
     Attributes:
         dropped: bytes that were lost in the step.
-        delivered: bytes that have passed the last link in it.
-        credit: change of the credit, by which ``choose_drops`` chooses whose packet is dropped (bytes).
+        delivered: bytes that have passed the last link in the step.
+        credit: change of each flow's credit (bytes), by which ``choose_drops`` chooses whose packet is
+            dropped from a full queue.
         until_loss: expected loss remaining until the next lost packet on links (bytes).
         batches: bytes in queues by the step in which they came, oldest first, float64
             [flows, hops, batches].

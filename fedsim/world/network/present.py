@@ -20,8 +20,8 @@ class PresentRates(Endpoints):
 
     Attributes:
         limits: link name -> rate (bytes/s) to which a process of the world, such as an outage,
-            limits the link. It replaces the built rate; a link with a trace has the lower of the
-            two rates.
+            limits the link. It replaces the scenario's rate; a link with a trace has the lower of
+            limit and trace.
         traces: traces that the rates of links follow; None if all rates are constant.
     """
 

@@ -124,7 +124,10 @@ class Protocol(Spec):
         return by_chance * by_distance
 
     def rules(self) -> list[str]:
-        """Describe each fitted formula of the protocol: its range of validity and its error, as text."""
+        """Describe each formula that was fitted to measurements: its range and its error, as text.
+
+        A run's summary lists these texts.
+        """
         return []
 
     def outside_of_rules(self, at_once: int) -> list[str]:

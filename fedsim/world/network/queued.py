@@ -48,7 +48,9 @@ class NewFlow(NamedTuple):
 
 
 class QueuedFlows:
-    """Arrays over flows that share links with queues; base of ``LinkComponent``.
+    """Base of ``LinkComponent`` that stores the state of flows on links with queues, as arrays.
+
+    A subclass adds the rules by which bytes move.
 
     Args:
         rules: congestion control, queues and packets.
@@ -110,7 +112,7 @@ class QueuedFlows:
             yield name, backlog.item(number), self.links.length.item(number)
 
     def balance(self) -> Floats:
-        """Return the sent bytes of each flow whose place is unknown, for tests; float64 [flows].
+        """Return how many bytes of each flow are unaccounted for; used by tests; float64 [flows].
 
         Sent bytes are delivered, in queues, on links, or lost, so the result is 0 within rounding.
         """

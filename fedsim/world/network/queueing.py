@@ -23,19 +23,21 @@ from fedsim.world.network.queues import QueueingRules
 class Queueing:
     """Sharing rule of the window model: flows have congestion windows, and links have queues.
 
-    The movement of bytes is computed in steps of simulated time. Methods with a time ``now`` are
-    called after ``advance`` to this time.
+    ``Network`` uses it for ``protocol.model = "window"``. The movement of bytes is planned one short
+    time step ahead; a change of a flow or a link cuts the planned step short. Methods with a time
+    ``now`` are called after ``advance`` to this time.
 
     Args:
         rules: congestion control, queues and packets.
 
     Attributes:
-        next_end: next time of an end of a flow or of a planned step (s).
+        next_end: next time at which a flow or a planned step ends (s).
         changed: whether flows or links have changed since the last ``share``.
         components: the running flows, in sets that share no link with each other.
-        connections: states of senders between two flows to the same receiver.
-        steps: count of planned steps.
-        cuts: count of planned steps that a change of a flow or a link has ended early.
+        connections: congestion windows and related values that senders keep after a flow, for their
+            next flow to the same receiver.
+        steps: count of planned steps so far.
+        cuts: count of planned steps that were cut short.
     """
 
     def __init__(self, rules: QueueingRules) -> None:
@@ -252,7 +254,7 @@ class Queueing:
         return queues
 
     def balance(self) -> Floats:
-        """Return the sent bytes of each flow whose place is unknown, for tests; float64 [flows].
+        """Return how many bytes of each flow are unaccounted for; used by tests; float64 [flows].
 
         Sent bytes are delivered, in queues, on links, or lost, so the result is 0 within rounding.
         """

@@ -65,10 +65,11 @@ class Level:
     a flow and one of its links in the group, [flows on links].
 
     Attributes:
-        number: the position.
-        flows: index of the flow, int64.
-        links: number of the link, int64.
-        cells: index of the pair in flattened arrays of shape [flows, hops], int64.
+        number: this position, from 0.
+        flows: index of the pair's flow, int64.
+        links: number of the pair's link, int64.
+        cells: index of the pair in flattened arrays of shape [flows, hops], where a hop is a position
+            on a route, int64.
         is_last: whether the link is the last of the flow's route, bool.
     """
 
@@ -111,12 +112,13 @@ class StepPlan:
             link, at the end of the step; float64 [flows, hops].
         growth: growth of windows.
         ends: end of each flow (s); infinity for flows that go on.
-        parts: part of the step in which the bytes of each flow move, above 0, at most 1; None if
-            no flow ends.
+        parts: fraction of the step in which the bytes of each flow move, above 0, at most 1; 1
+            for flows that do not end in the step. None if no flow ends.
         is_held: whether the first link of a flow makes its sender wait, bool [flows].
         acked: bytes that are acknowledged at the end of the step; None if the step is so long that
             they depend on deliveries within the step.
-        is_look: whether a long step, until the next end of a flow, was tried before this one.
+        is_look: whether a long step, until the next end of a flow, was tried when this step was
+            planned; it is tried again only some steps later.
         draws_on_links, draws_in_queues: counts of random draws of losses so far, this step included,
             int64 [flows].
     """

@@ -22,7 +22,8 @@ class RunningFlows(PresentRates):
     Args:
         simulation: the clock.
         built: the links, latencies and endpoints.
-        sharing: function that makes an empty sharing rule.
+        sharing: function that makes a sharing rule without flows: the object that computes how flows
+            share links.
     """
 
     def __init__(

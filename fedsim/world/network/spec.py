@@ -38,7 +38,7 @@ AccessColumns = tuple[Floats, Floats, Floats]
 
 @dataclass(frozen=True)
 class NetworkInputs:
-    """Clock, link rates and protocol from which a network model builds its network.
+    """Clock, link rates and protocol, from which a scenario's network model builds its ``Network``.
 
     Attributes:
         simulation: the clock.
@@ -165,7 +165,10 @@ class NetworkModel(Spec):
     @property
     @returns("a whole number, 1 or more, or None", find_outside(least=1))
     def places(self) -> int | None:
-        """Count of the cells of a tree, or of a graph's nodes with devices; None for a star."""
+        """Count of places to which devices are attached; None for a star.
+
+        In a tree these are the cells, in a network of routers (a graph) the nodes with devices.
+        """
         return None
 
     @property

@@ -46,9 +46,9 @@ def _in_units(rate: float) -> Units:
 @saved()
 @dataclass(slots=True, eq=False)
 class Tier:
-    """Flows of a star network with one highest rate (cap), which always run at the same rate.
+    """Group (tier) of flows of a star network with equal highest rates (caps), which run at one rate.
 
-    The rate is per unit of weight. The tier's clock counts the bytes per unit of weight that each of
+    Rates are per unit of a flow's weight. The tier's clock counts the bytes per unit of weight that each of
     its flows sends. It reads V + ``clock`` if the flows run below their cap (free), where V is the
     virtual clock of all free flows; otherwise it reads ``clock`` + ``rate`` x (t - ``since``) at time
     t.
@@ -84,7 +84,7 @@ class StarFlow:
     """State of a running flow of a star network, within its tier.
 
     Attributes:
-        tier: the flows with the same highest rate (cap).
+        tier: group of the flows with the same highest rate (cap), to which this flow belongs.
         start, end: begin and end of the flow as readings of the tier's clock (bytes per unit of
             weight).
         weight: weight of the flow in the sharing of the link.

@@ -18,8 +18,10 @@ MOST_STEP_S = 20e-3  # the longest step while flows are not steady
 class Bottlenecks:
     """Slowest link of each flow's route, and the flow's bytes in queues; arrays [flows].
 
+    ``SteadyFlows`` decides by them whether a long time step is possible.
+
     Attributes:
-        places: position of the link on the route, int64.
+        places: position of the slowest link on the route, from 0, int64.
         rates: rate of the link (bytes/s), float64.
         waiting: bytes of the flow in the link's queue, float64.
         elsewhere: bytes of the flow in other queues, float64.

@@ -71,7 +71,8 @@ class TracedRate(Distribution):
 
         Raises:
             DataError: a file is missing or malformed.
-            ScenarioError: each link is to have another trace, and their counts differ.
+            ScenarioError: each link is to follow a different trace, but there are not as many
+                traces as links.
         """
         raise NotImplementedError
 

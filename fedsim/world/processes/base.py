@@ -71,7 +71,7 @@ class Process(Spec):
             world: the world, at time 0.
 
         Raises:
-            SimulationError: the world lacks an edge server, a link or the like.
+            SimulationError: the world lacks something that the process needs, such as a link.
         """
 
     @returns("a generator, as a function with 'yield' does", _find_wrong_run)

@@ -41,7 +41,7 @@ class Effects(Protocol):
 
     Attributes:
         network, tasks, messages: the parts of the world that effects change.
-        silent: whether nothing is recorded, as during a restore.
+        silent: whether no record is emitted, as while a resumed run is restored.
     """
 
     network: Network

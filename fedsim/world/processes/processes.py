@@ -26,7 +26,7 @@ from fedsim.world.task_runner import TaskRunner
 
 
 class ProcessesState(TypedDict):
-    """State of ``Processes``, the manager of a run's SimPy processes, in a checkpoint.
+    """State of ``Processes`` (a run's SimPy processes), which a checkpoint saves.
 
     Attributes:
         states: ``world.state`` of each process.
@@ -260,7 +260,8 @@ class Processes:
             alarms: kind, number and time (s) of each alarm that is set again later.
 
         Raises:
-            CheckpointError: the holds or the awaited times of a process differ from the snapshot.
+            CheckpointError: the effects (``Hold``) of a process, or the times for which it waits,
+                differ from the snapshot.
         """
         self.silent = False
         self._saved = None

@@ -77,7 +77,8 @@ class ProcessServices(Effects, Protocol):
 class World:
     """API of a run's world for a SimPy process. Times are simulated seconds, rates bytes/s.
 
-    Endpoints are ``"server"``, ``"device 7"`` (or 7), ``"edge 3"`` and the names of hosts.
+    Endpoints are ``"server"``, ``"device 7"`` (or 7), ``"edge 3"`` and the names of hosts, the other
+    nodes of a network.
 
     Attributes:
         env: SimPy's environment, for ``env.process``, ``env.event``, ``simpy.Resource(world.env,
@@ -179,12 +180,12 @@ class World:
     ) -> Activity:
         """Send a message between two endpoints, over the links between them.
 
-        The message shares the links with other messages, and its bytes are counted in the ledger.
+        The message shares the links with other messages, and its bytes count as traffic of the run.
 
         Args:
             source, destination: endpoints, by number or by name: ``"server"``, ``"device 7"``.
             size: payload in bytes, or a text such as ``"5 MB"``.
-            purpose: name of the payload in records and in the ledger.
+            purpose: name of the payload in records and in the table of transfers.
             waited: time that the message has waited for another message on the same connection
                 (s), which is subtracted from its latency.
 

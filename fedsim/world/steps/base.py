@@ -32,7 +32,7 @@ Ending = tuple[Cause | None, dict[str, object]]
 
 
 class WorkAmounts(Protocol):
-    """Interface of the step ``Work``: amounts of computation that need no model."""
+    """Interface of the step ``Work``: work amounts from which ``DeviceTimes`` computes a time."""
 
     @property
     def samples(self) -> float:
@@ -48,7 +48,7 @@ class WorkAmounts(Protocol):
 
 
 class HostQueue(Protocol):
-    """Interface of ``Hosts``: machines whose cores several devices share."""
+    """Interface of ``Hosts`` for task steps: machines whose cores several devices share."""
 
     def admit(self, task: "Task") -> "tuple[TaskStep, ...]":
         """Request a worker (a place to run) on its device's host for a task that begins.
@@ -66,7 +66,7 @@ class HostQueue(Protocol):
 
 
 class DeviceTimes(Protocol):
-    """Interface of ``Population``: times of work on each device, without random variation."""
+    """Interface of ``Population`` for task steps: times of work without random variation."""
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
         """Time of an epoch of a training on ``samples`` samples (s)."""
@@ -85,7 +85,7 @@ class DeviceTimes(Protocol):
 
 
 class ComputationTimer(Protocol):
-    """Interface of ``EpochTimer``, which times trainings and evaluations of tasks."""
+    """Interface of ``EpochTimer`` for task steps: it ends trainings and evaluations at their time."""
 
     @property
     def hosts(self) -> "HostQueue | None":
@@ -109,7 +109,7 @@ class ComputationTimer(Protocol):
 
 
 class ChargeWatch(Protocol):
-    """Interface of ``BatteryWatch``, which observes the batteries of working devices."""
+    """Interface of ``BatteryWatch`` for task steps: it ends tasks whose device's battery is flat."""
 
     def predict(self, task: "Task") -> None:
         """Predict when the battery of a task's device will be flat; set an alarm for that time."""
@@ -149,7 +149,7 @@ class StepServices(Protocol):
         """Set the alarm for the end of the running step of ``task`` at ``end`` (s)."""
 
     def note_data(self, task: "Task") -> None:
-        """Store the sample count and the data version of the task's device in the task."""
+        """Store the present sample count and data version of the task's device in the task."""
 
     def task_of(self, device: int) -> "Task | None":
         """Return the running task of a device; None if the device has no task."""
@@ -237,12 +237,12 @@ class Task:
         steps: the steps, which the device does in order.
         round: index of the round; None for a task outside of rounds.
         group: ID of the group (cluster), if any.
-        count: count of the device's earlier tasks.
+        count: count of the device's tasks before this one.
         continues: whether the task continues the device's previous task, which has computed for
             ``spent_s`` (s).
         edge: index of the edge server with which the device exchanges messages; None if it
             exchanges them with the server.
-        context: data that the federation attaches to the task.
+        context: data that ``fedsim.federation`` attaches to the task; not used here.
         position, begun, step_start: index of the present step in ``steps``, whether that step has
             begun, and the time of its begin (s).
         epochs, trained: count of valid local epochs of the last training, and of each training that
@@ -258,7 +258,8 @@ class Task:
         outcome: ``done`` or the reason of a failure; None before the end.
         process: SimPy process that carries out the steps.
         done: event of the end of the running step, for which the device's ``process`` waits.
-        slot, worker: requests for a slot for a message, and for a worker of a host.
+        slot: request for the permission to send a message, if the messages at a time are limited.
+        worker: request for a place to run on the device's host, if hosts have few.
         alarm, disconnection, battery: alarms for the end of a computation, for the time at which the
             device disconnects, and for the next check of its battery.
         fields: entries that each record of the task has: IDs of task, device, round and group.
@@ -343,9 +344,14 @@ class Task:
         return self.begun and self.done is not None and not self.done.triggered
 
     def request(self, name: Literal["slot", "worker"], resource: simpy.Resource) -> bool:
-        """Request a ``slot`` or a ``worker``; return whether the request is granted at once.
+        """Request a slot or a worker for the task; return whether it is granted at once.
 
-        If it is not granted at once, the running step ends when it is granted.
+        If not, the task waits in its running step, which ends when the request is granted.
+
+        Args:
+            name: ``slot``, the permission to send a message while the messages at a time are
+                limited; or ``worker``, a place to run on the device's host.
+            resource: the slots of a direction, or the workers of a host.
         """
         request = resource.request()
         setattr(self, name, request)
@@ -354,7 +360,11 @@ class Task:
         return request.triggered
 
     def release(self, name: Literal["slot", "worker"]) -> None:
-        """Release a ``slot`` or a ``worker``, or withdraw the request for it."""
+        """Release the task's slot or worker, or withdraw the request if it is not granted yet.
+
+        Args:
+            name: ``slot`` or ``worker``, as in ``request``.
+        """
         request: Request | None = getattr(self, name)
         setattr(self, name, None)
         if request is None:
@@ -370,10 +380,11 @@ def in_line(
 ) -> list[int]:
     """Return the IDs of the tasks that have a slot or worker of a resource, or wait for one.
 
-    Tasks that have one come first, then waiting tasks in the order of their requests.
+    Tasks that have one come first, then waiting tasks in the order of their requests. Checkpoints
+    store this list.
 
     Args:
-        name: kind of the tasks' request, ``slot`` or ``worker``.
+        name: ``slot`` (permission to send a message) or ``worker`` (place to run on a host).
         resource: the slots of a direction, or the workers of a host.
         tasks: ID -> each task that has not ended.
     """

@@ -22,9 +22,9 @@ class Plan(NamedTuple):
         adaptive: whether the device begins another epoch only if an epoch of the mean length so far
             would end before the limit.
         slack_s: time by which the computation may exceed ``limit`` by rounding (s).
-        jitter_of: index of the task among the device's tasks, if one random factor of the time is
-            drawn for the whole task. If None, a factor is drawn for each epoch, which depends on the
-            time at which the epoch begins.
+        jitter_of: index of the task among the device's tasks, which determines one random factor
+            (jitter) for the times of all epochs. None: each epoch has a factor, which the time of
+            its begin determines.
     """
 
     epoch_s: float
@@ -49,7 +49,7 @@ class EpochStep(TaskStep):
 
         Args:
             task: the task.
-            services: services of the engine for steps.
+            services: services of the world, as in ``TaskStep.begin``.
         """
         raise NotImplementedError
 

@@ -44,10 +44,10 @@ class Pause(TaskStep):
 
 @dataclass(frozen=True, slots=True)
 class Queue(TaskStep):
-    """Task step in which a device waits for a free slot for its message, or a worker of its host.
+    """Task step in which a device waits to be allowed to send its message, or to run on its host.
 
-    Slots exist if a process of the world limits the messages at a time (``World.queue``); workers
-    if the scenario limits the tasks that a host runs at once.
+    A device waits for its message if a process of the world limits how many messages are sent at a
+    time (``World.queue``), and for its host if the scenario limits the tasks that a host runs at once.
     """
 
     name = QUEUE

@@ -13,11 +13,11 @@ _DISCONNECTED = ("lost", "left", "battery")
 
 @saved()
 class Payload(NamedTuple):
-    """Part of a message: a content, such as a model, with its size.
+    """Part of a message, such as a model, with its size.
 
     Attributes:
-        purpose: name of the content in the ledger, such as ``"model"``.
-        bytes: size of the encoded content.
+        purpose: name of the part, such as ``"model"``, by which a run's traffic is counted.
+        bytes: size of the encoded part (bytes).
     """
 
     purpose: str
@@ -52,7 +52,7 @@ class TransferStep(TaskStep):
 
         Args:
             task: the task.
-            services: services of the engine for steps.
+            services: services of the world, as in ``TaskStep.begin``.
             cause: cause of an early end; None if the last byte has arrived.
 
         Returns:
