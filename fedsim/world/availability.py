@@ -259,7 +259,7 @@ def one_by_one(span: Callable[[int, float], Span]) -> Spans:
 def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, AnyArray]:
     """Return a table of each device's state (on or off) at 0 s and of its changes up to a time.
 
-    Rows are ordered by device and time.
+    Rows are ordered by device and time. The run folder stores this table.
 
     Args:
         spans: method ``spans`` of the run's ``Availability``.

@@ -163,7 +163,7 @@ def figures(name: object, key: str, file: Path = _TABLE) -> dict[str, Figure]:
 
     Args:
         name: name of the kind.
-        key: the key of the scenario that has the name, for errors.
+        key: the key of the scenario that has the name, for error messages.
         file: the catalogue: of kinds of devices by default, ``LINKS`` for kinds of links.
 
     Raises:
@@ -216,7 +216,7 @@ def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
     Args:
         name: name of a user's kind, or of a kind of the catalogue.
         own: the user's kinds.
-        key: the key of the scenario that has the name, for errors.
+        key: the key of the scenario that has the name, for error messages.
 
     Raises:
         ScenarioError: no kind has this name.

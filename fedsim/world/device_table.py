@@ -48,7 +48,7 @@ class DeviceTable:
     """User's table of devices or of their events, read from a CSV or Parquet file.
 
     Args:
-        key: the key of the scenario that names the file, for messages.
+        key: the key of the scenario that names the file, for error messages.
         path: the file, Parquet (``.parquet``) or CSV.
         columns: names of the columns that the table must have.
         more: names of optional columns, which are read if the table has them.

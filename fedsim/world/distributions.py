@@ -223,7 +223,7 @@ class FileColumn(Spec):
         """Read one value for each device from the file, [devices].
 
         Args:
-            key: the key of the scenario that has the column, for errors.
+            key: the key of the scenario that has the column, for error messages.
             devices: number of devices.
             root: folder of data files; None for the working directory.
             quantity: type of the values, such as ``Seconds``.
@@ -269,7 +269,7 @@ def by_device(
         forms: generic classes of the allowed distributions; ``Listed`` and ``FromFile`` are added.
         base: import path of the class that a user's distribution inherits; empty if users cannot
             add a distribution.
-        key: the scenario key, for messages.
+        key: the scenario key, for error messages.
     """
     all_forms: tuple[type[Spec], ...] = (*forms, Listed, FromFile)
     specs = [form.__class_getitem__(quantity) for form in all_forms]

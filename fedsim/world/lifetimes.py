@@ -30,7 +30,7 @@ class Turnover(Spec):
         """Raise an error if the model does not fit the number of devices.
 
         Args:
-            key: the key of the scenario that has the model, for the message.
+            key: the key of the scenario that has the model, for the error message.
             devices: number of devices.
 
         Raises:
@@ -43,7 +43,7 @@ class Turnover(Spec):
         """Draw the times of arrival, or of departure, of all devices.
 
         Args:
-            key: the key of the scenario that has the model, for errors.
+            key: the key of the scenario that has the model, for error messages.
             streams: random streams.
             arrival: arrival of each device (s), float64 [devices]. A model of departures receives
                 the drawn arrivals, a model of arrivals receives zeros.

@@ -51,7 +51,7 @@ class ByKind(Distribution, Generic[Q]):
         """Return the value of each device, 0 if its kind has no value; [devices].
 
         Args:
-            key: the key of the scenario that has the values, for errors.
+            key: the key of the scenario that has the values, for error messages.
             devices: count of devices.
             capacity: the kind of each device.
             kinds: the user's kinds of devices (``population.kinds``), by name.

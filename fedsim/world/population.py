@@ -44,7 +44,7 @@ class Population:
         flops: FLOP/s that each device reaches, float64; None if unknown.
         share_of: function that returns the relative cost of a sample of a smaller model
             (``Training.cut``); set by ``Run``.
-        batching: how an epoch's samples are divided into batches; set by ``Run``.
+        batching: division of an epoch's samples into batches; set by ``Run``.
         own: local trainings that differ by device; None if all devices train alike.
         trainable: count of devices that may train, the first ones.
     """

@@ -185,7 +185,10 @@ class Rooflines:
         return self.kinds[kind].epoch + epoch_s(learns=True) + training.asked_besides * forward_s
 
     def rules(self) -> list[str]:
-        """Describe each fitted formula of training times: its range and its error, as text."""
+        """Describe each fitted formula of training times: its range and its error, as text.
+
+        ``fedsim check`` prints these texts.
+        """
         processors = {_processor(kind) for kind in self._used_kinds()}
         return [_RULES[processor] for processor in sorted(processors & {*_RULES})]
 

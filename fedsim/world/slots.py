@@ -62,7 +62,8 @@ class MessageSlots:
     def must_wait(self, task: Task, step: TaskStep) -> bool:
         """Request a slot for the message of a task's step, if messages in its direction are limited.
 
-        A step that sends no message, or exchanges it with an edge server, needs no slot.
+        ``TaskRunner`` calls this before each step. A step that sends no message, or exchanges it
+        with an edge server, needs no slot (permission to send).
 
         Returns:
             True if the step has to wait for a slot; False if it has one or needs none.

@@ -142,7 +142,8 @@ class ZoneSpec(Spec):
         """Return the zone as a run's ``energy.json`` stores it.
 
         Args:
-            place: index of the zone in the list of zones, for errors and for a zone without a name.
+            place: index of the zone in the list of zones; it names a zone without a name, and the
+                zone in error messages.
             root: folder of data files; None for the working directory.
             starts: time of day (``energy.starts``) at the start of the run (s).
 

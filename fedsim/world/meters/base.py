@@ -55,7 +55,8 @@ class MeterContext:
         streams: random streams by name, equal for all strategies.
         overhead: bytes on the wire for each byte of payload.
         folder: folder to which paths of files are relative.
-        powers: energy coefficients by the devices' kinds: name -> float64 [devices].
+        powers: energy coefficients of each device by its kind: name, such as ``idle_w`` (W) ->
+            float64 [devices]; empty if devices have no kinds.
     """
 
     devices: int
@@ -205,8 +206,8 @@ class MetersState(TypedDict):
     """State of all meters of a run in a checkpoint.
 
     Attributes:
-        starts: task ID -> begin of its running step (s).
-        last_totals: column of the table of rounds -> total at the end of the last round.
+        starts: task ID -> begin of the task's running step (s).
+        last_totals: column of the table of rounds -> the run's total at the end of the last round.
         meters: entry of the summary -> snapshot of its meter.
     """
 

@@ -123,8 +123,8 @@ class EnergyMeter(Meter):
         columns: coefficient, such as ``compute_w`` -> its value for each device, [devices]; and
             ``zone`` -> index of each device's zone.
         setting: settings that do not depend on the device: ``batteries`` (whether devices have
-            batteries), ``server`` and ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones``
-            (``hours`` in g/J and ``offset_s``).
+            batteries), ``server`` and ``edge`` (coefficients from ``PlaceSpec.coefficients``), and
+            ``zones`` (``ZoneProfile`` of each zone of the power grid).
     """
 
     round_columns = (

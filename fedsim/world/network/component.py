@@ -59,16 +59,15 @@ class LinkComponent(SteadyFlows):
 
     Flows in different sets (components) share no link, so ``Queueing`` computes each set separately.
     Two flows without a common link are in one component if a third flow shares a link with each.
-    ``plan`` computes how all bytes move in the next step
-    of simulated time, without moving them. ``commit`` moves them up to a given time. It must be
-    called before any flow or link is changed.
+    ``plan`` computes how all bytes move in the next step of simulated time, without moving them.
+    ``commit`` moves them up to a given time. It must be called before any flow or link is changed.
 
     Args:
         rules: congestion control, lengths of queues and size of packets.
 
     Attributes:
-        next_end: time of the next end of a flow or of the planned step (s); infinity without a
-            plan.
+        next_end: next time at which a flow or the planned step ends (s); infinity without a planned
+            step.
     """
 
     def __init__(self, rules: QueueingRules) -> None:

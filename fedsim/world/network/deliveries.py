@@ -135,7 +135,7 @@ class Deliveries:
     def rises(self, flows: Ints, above: Floats, begins: Floats, length_s: float) -> Floats:
         """Return when the delivered bytes of each of some flows begin to exceed a given count.
 
-        A time step must end before the senders learn of such deliveries, a round trip later.
+        A sender learns of such a delivery a round trip later; a time step is to end then.
         Only an interval of time is searched for each flow.
 
         Args:

@@ -126,7 +126,7 @@ class Protocol(Spec):
     def rules(self) -> list[str]:
         """Describe each formula that was fitted to measurements: its range and its error, as text.
 
-        A run's summary lists these texts.
+        ``fedsim check`` prints these texts.
         """
         return []
 

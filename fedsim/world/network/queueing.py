@@ -23,9 +23,9 @@ from fedsim.world.network.queues import QueueingRules
 class Queueing:
     """Sharing rule of the window model: flows have congestion windows, and links have queues.
 
-    ``Network`` uses it for ``protocol.model = "window"``. The movement of bytes is planned one short
-    time step ahead; a change of a flow or a link cuts the planned step short. Methods with a time
-    ``now`` are called after ``advance`` to this time.
+    ``Network`` uses it for ``protocol.model = "window"``. The movement of bytes is planned one time
+    step ahead; a change of a flow or a link cuts the planned step short. Methods with a time ``now``
+    are called after ``advance`` to this time.
 
     Args:
         rules: congestion control, queues and packets.

@@ -233,7 +233,10 @@ class NetworkModel(Spec):
         return LinkTraces(of_devices, of_shared)
 
     def rules(self) -> list[str]:
-        """Describe each formula that was fitted to measurements: its range and its error."""
+        """Describe each formula that was fitted to measurements: its range and its error, as text.
+
+        ``fedsim check`` prints these texts.
+        """
         return []
 
     def outside_of_rules(self) -> list[str]:

@@ -48,10 +48,10 @@ def _in_units(rate: float) -> Units:
 class Tier:
     """Group (tier) of flows of a star network with equal highest rates (caps), which run at one rate.
 
-    Rates are per unit of a flow's weight. The tier's clock counts the bytes per unit of weight that each of
-    its flows sends. It reads V + ``clock`` if the flows run below their cap (free), where V is the
-    virtual clock of all free flows; otherwise it reads ``clock`` + ``rate`` x (t - ``since``) at time
-    t.
+    Rates are per unit of a flow's weight. The tier's clock counts the bytes per unit of weight that
+    each of its flows sends. It reads V + ``clock`` if the flows run below their cap (free), where V
+    is the virtual clock of all free flows; otherwise it reads ``clock`` + ``rate`` x (t - ``since``)
+    at time t.
 
     Attributes:
         cap, rate: the highest rate, in units of 2^-40 bytes/s (an integer, or infinity) and in

@@ -60,7 +60,7 @@ class TracedRate(Distribution):
         """Read the traces, and assign them to links.
 
         Args:
-            key: the key of the scenario that has the traces, for errors.
+            key: the key of the scenario that has the traces, for error messages.
             streams: random streams of the run; draws are from the stream ``world/link-trace``.
             links: count of the links.
             root: folder of data files; None for the working directory.

@@ -32,7 +32,7 @@ class StepTrace:
     """Values of a quantity over time, as a step function, which repeats or keeps its last value.
 
     Args:
-        name: name of the trace in messages.
+        name: name of the trace in error messages.
         times: begins of the values (s), not descending; the first is the begin of the trace.
         values: the values.
         end: end of the trace (s), above the last begin.

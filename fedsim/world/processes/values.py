@@ -66,7 +66,7 @@ def quantity(value: float | str, kind: Any, name: str) -> float:
     Args:
         value: the number, or the text such as ``"5 MB"``.
         kind: the quantity, such as ``fedsim.common.units.Bytes``.
-        name: the value's name in errors.
+        name: the value's name in error messages.
 
     Returns:
         The value in the base unit, 0 or more.

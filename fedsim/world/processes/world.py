@@ -39,7 +39,7 @@ class ProcessServices(Effects, Protocol):
         capacity: sampled speeds, links and kinds of the devices.
         holds: the effects of all processes.
         switched_on: device -> event that fires when the device is switched on again.
-        sending: message of a process that is under way -> ID of the process.
+        sending: message of a process that is under way -> index of the process.
         computed: count of the computations that processes have started.
     """
 
@@ -58,7 +58,8 @@ class ProcessServices(Effects, Protocol):
         """Return the saved message or computation that a process of a resumed run begins again.
 
         Args:
-            number: ID of the process.
+            number: index of the process in the scenario's list; the length of the list
+                for code outside of it.
             call: name and arguments of the method that the process calls.
 
         Returns:
@@ -69,7 +70,8 @@ class ProcessServices(Effects, Protocol):
         """Register a computation that a process starts on a device.
 
         Args:
-            process: ID of the process.
+            process: index of the process in the scenario's list; the length of the list
+                for code outside of it.
             state: arguments of ``ComputeActivity`` after ``on_end``.
         """
 
