@@ -104,13 +104,18 @@ def bench(
     workers: int | None = None,
     allow_code: bool = False,
 ) -> list[BoardLine]:
-    """Run strategies in all worlds of the bench; resume the runs that the folder already has.
+    """Run strategies in the bench's standard worlds, to compare them with published results.
+
+    A world is a scenario (``worlds/...``) with fixed devices, network and data. The published
+    results are the board, a CSV file; its strategies are the variants of the study ``bench``, with
+    fixed settings. Runs that the folder already has are resumed.
 
     Args:
         strategies: names of strategies of the board, other kinds of strategies, or import paths;
             ``all`` for every strategy of the board.
         out: folder of the study that holds the runs.
-        changes: ``key.path=value`` texts for the strategies that are not on the board.
+        changes: ``key.path=value`` texts, such as ``strategy.clients_per_round=5``, for the
+            strategies that are not on the board.
         seeds: count of seeds, starting at seed 1; by default the count of the study ``bench``.
         workers: number of parallel runs; by default one per core.
         allow_code: whether to import code that is named by import path.
@@ -119,7 +124,7 @@ def bench(
         One line per strategy and world.
 
     Raises:
-        ScenarioError: ``changes`` would change no strategy.
+        ScenarioError: there are ``changes``, but all strategies are on the board.
         FedsimError: see ``run_study``.
     """
     tables = read_toml(shipped()[_STUDY])
@@ -146,7 +151,9 @@ def bench(
 
 
 def lines_of(out: Path, target: float) -> list[BoardLine]:
-    """Return the board lines of a study ``bench`` that was run in ``out``.
+    """Return the results of a study ``bench`` that was run in ``out``, as lines of the board.
+
+    The board is the CSV file of published results, one line per strategy and world.
 
     Args:
         out: the study's folder.
@@ -205,7 +212,13 @@ def _version() -> str:
 
 
 def digest_of(world: str) -> str:
-    """Return the first 12 hexadecimal digits of the SHA-256 of a world's scenario file."""
+    """Return a digest of a world's scenario file, which differs if the file has changed.
+
+    It is the first 12 hexadecimal digits of the SHA-256.
+
+    Args:
+        world: name of the world, the scenario ``worlds/NAME`` that comes with fedsim.
+    """
     return _digest(read_bytes(shipped()[f"worlds/{world}"]))
 
 
@@ -289,9 +302,10 @@ def _read_digests(board: Path) -> WorldDigests:
 
 
 def read_board(path: Path = BOARD) -> list[BoardLine]:
-    """Read the lines of a board, without those of worlds that have changed since they were written.
+    """Read a board, the CSV file of published results: one line per strategy and world.
 
-    Returns no lines if the file does not exist.
+    Lines are left out if their world's scenario file has changed since they were written. Returns
+    no lines if the board does not exist.
 
     Raises:
         DataError: the file is no board.
@@ -317,10 +331,12 @@ def _is_current(line: BoardLine) -> bool:
 def keep(
     lines: Sequence[BoardLine], path: Path, tables: Mapping[tuple[str, int, str], str]
 ) -> None:
-    """Write results to the board's CSV, and digests of their worlds to the file next to it.
+    """Add results to a board, the CSV file of published results, to publish them.
+
+    Digests of the tables of their worlds are written to a file next to it.
 
     Args:
-        lines: the new results, which replace those of the same strategy and world.
+        lines: the new results, which replace earlier ones of the same strategy and world.
         path: path of the board's CSV, which need not exist.
         tables: digests of tables from ``tables_of``.
 
@@ -364,11 +380,11 @@ def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
 
 
 def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> ComparedTable:
-    """Return results as a table for people, with the rank of each on the board.
+    """Return new results as a table for people, with their ranks among the published results.
 
     Args:
         lines: the results to show.
-        board: the board's results. Ranks are computed among ``board`` and ``lines`` together.
+        board: the published results. Ranks are computed among ``board`` and ``lines`` together.
     """
     by_name = {(line.strategy, line.world): line for line in (*board, *lines)}
     ranked = places([*by_name.values()])

@@ -117,13 +117,17 @@ def catalogue() -> dict[str, TitledNames]:
 
 
 def specs_titled(title: str) -> dict[str, type[Spec]]:
-    """Return the classes of all kinds under a title of the catalogue, as ``fedsim list`` prints it.
+    """Return the classes that describe the kinds under a title, such as all strategies.
+
+    A kind is a name that a scenario's key ``kind`` accepts, such as ``fedavg``. ``fedsim list``
+    prints the kinds under titles.
 
     Args:
         title: the title, such as ``strategies``.
 
     Returns:
-        Kind -> class; empty if the names under the title have no classes.
+        Kind -> class, whose fields are the keys of the table; empty if the names under the title
+        have no classes.
     """
     return {kind: _REGISTRIES[title].spec(kind) for kind in _REGISTRIES.get(title, ())}
 

@@ -310,8 +310,8 @@ def assert_same_run(one: Path, other: Path) -> None:
         other: folder of the run to compare with it.
 
     Raises:
-        AssertionError: an entry of ``FIGURES`` or a file of ``TABLES`` differs; the message names
-            the first.
+        AssertionError: an entry of the summary (``FIGURES``) or a file of the run folder
+            (``TABLES``) differs; the message names the first.
 
     Example:
         >>> from pathlib import Path
@@ -344,8 +344,8 @@ class StrategyContract:
         strategy: the table ``[strategy]`` of a scenario.
         sections: tables that replace the scenario's, such as ``messages`` with a codec, a network
             or a source of data.
-        goes_by_tests: whether the strategy depends on ``ServerModels.test`` by design, like the
-            credits of TiFL.
+        goes_by_tests: whether test results (``ServerModels.test``) influence the strategy by
+            design, as in TiFL, which may draw groups of devices by their test accuracy.
 
     Example:
         ::

@@ -226,7 +226,7 @@ def expected_maximum(values: Floats, drawn: int) -> float:
     """Return the expected maximum of a sample drawn uniformly without replacement.
 
     All drawn values are among the i smallest of n values with probability
-    C(i, drawn) / C(n, drawn).
+    C(i, drawn) / C(n, drawn), where C(n, k) counts the ways to choose k of n values.
 
     Args:
         values: the values to draw from, float64 [n].
@@ -265,11 +265,13 @@ class Beginning:
         share: part of the run that was tried, 0..1.
         simulated_s, rounds: simulated time (s) and rounds that the trial reached.
         events: count of records.
-        growing_bytes: size on disk (bytes) of files that grow with the run.
-        fixed_bytes: size on disk (bytes) of files that do not grow with the run.
+        growing_bytes: size on disk (bytes) of the tables of events, transfers and rounds, which
+            grow with the run.
+        fixed_bytes: size on disk (bytes) of the table of devices, which does not grow.
         stopped: the reason why the trial ended.
         saving: plans checkpoints; None if the run has no learning or cannot be resumed.
-        kept: models that a checkpoint would contain after rounds 1, 2, 4, 8, ...
+        kept: count and size of the models that a checkpoint would contain after rounds 1, 2, 4,
+            8, ...
         resident_bytes: memory of the process (bytes) after trainings and tests.
         peak_bytes: peak memory of the process (bytes).
     """

@@ -49,7 +49,7 @@ class Need:
 
 
 class ModelCounts(NamedTuple):
-    """Counts and sizes (bytes) of the models of a whole run.
+    """Counts and sizes of a whole run's models, predicted from a trial of the run's beginning.
 
     Attributes:
         named: models that the strategy names at the end, each of which is saved.

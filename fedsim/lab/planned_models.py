@@ -45,7 +45,9 @@ class PlannedScratch(Scratch):
 
 
 class PlannedComputing(ModelComputing):
-    """Computation of a trial's models with placeholders for weights, to count memory and disk.
+    """Computation of models with placeholders for weights, to count the memory and disk they need.
+
+    It is used in a trial of a run's beginning, from which the cost of the run is predicted.
 
     Args:
         parameters: count of weights of a model, d.
@@ -152,7 +154,9 @@ class KeptModels(NamedTuple):
 
 
 class PlannedSaving(Saving):
-    """Plans the checkpoints of a trial, to count their size without writing them.
+    """Counts the size of the checkpoints of a run without writing them.
+
+    It is used in a trial of the run's beginning, from which the cost of the run is predicted.
 
     Args:
         spec: ``[checkpoint]`` of the scenario.

@@ -33,10 +33,11 @@ UsedTraining = tuple[int, Training]
 
 
 class Tally(Learner):
-    """Learner that counts trainings and tests, and plans models instead of computing them.
+    """Stands in for a run's learning, to predict its cost: counts trainings and tests.
 
-    Strategies see models without weights, as with ``learning = "off"``. When a run would compute
-    models, such as for a test, ``planned`` takes the same steps with placeholders, to count memory.
+    Models are planned instead of computed. Strategies see models without weights, as with
+    ``learning = "off"``. When a run would compute models, such as for a test, ``planned`` takes the
+    same steps with placeholders, to count memory.
 
     Attributes:
         trainings: device and training of each result that the run uses.

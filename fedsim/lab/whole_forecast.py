@@ -189,11 +189,11 @@ _LOOKED_AT = slice(0, 1000)  # devices whose rates and latencies stand for those
 
 
 def shared_link_lines(run: Run) -> list[str]:
-    """Return a warning line if the fluid model makes uploads over the server's link too fast.
+    """Return a warning line if the simulated uploads over the server's link may be too fast.
 
-    This is likely if the uploads of a round fill the server's link, round trips are long, and each
-    message takes few round trips. Lost packets then leave a real link idle at times
-    (docs/time.md, windows and queues).
+    Without the window model of a protocol, simulated transfers always use a link in full. A real
+    link is idle at times, after lost packets, if the uploads of a round fill it, round trips are
+    long, and each message takes few round trips (docs/time.md, windows and queues).
 
     Args:
         run: a run that has not begun.

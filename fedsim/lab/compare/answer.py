@@ -35,14 +35,16 @@ class WorldAnswer:
     of the study's grid, or a single run; ``line_index`` is its index in the comparison.
 
     Attributes:
-        world: point of the grid, or study; empty if there is only one world.
-        target: the accuracy, or a metric's value, at which costs are compared. None if no line was
-            evaluated, or reached a target.
+        world: name that tells the world from the others, made of the study and grid values that all
+            its lines share; empty if there is only one world.
+        target: the accuracy, or a metric's value, at which costs are compared; None if no line
+            reached a target.
         rankings: rankings by the goal, then by time, bytes, joules and money to the target if they
             were counted, then by accuracy.
         missed: lines that did not reach the target in all their runs: name, count of runs that
             reached it, count of runs.
-        cells: variant and key values of each line, by index; lines with the same runs are one cell.
+        cells: variant and grid values by which each line differs from the others, by index of the
+            line; lines with the same runs have one entry.
         bill: costs of the goal's best line, each with its mean over the runs; the goal is first.
         unreached: targets that no line reached in any of its runs. Targets that only a study
             declares are listed if all of them are unreached.
@@ -100,9 +102,9 @@ class WorldAnswer:
         return f"{self.world}: " if self.world else ""
 
     def target_prefix(self, ranking: Ranking) -> str:
-        """Return the begin of a sentence on a ranking, such as "To an accuracy of 0.8 ".
+        """Return the beginning of a sentence on a ranking, such as "To an accuracy of 0.8 ".
 
-        Empty if the ranking is not by a cost until the target is reached.
+        Empty if the ranking is by a measure of whole runs, such as the final accuracy.
         """
         target = ranking.measure.target
         if target is None:
@@ -136,10 +138,10 @@ class WorldAnswer:
 def answers(
     lines: Lines, figures: LineFigures, targets: Sequence[Target], *, is_requested: bool = False
 ) -> Iterator[WorldAnswer]:
-    """Yield the result of a comparison for each world, that is each set of lines to compare.
+    """Yield the best line and its costs for each world, a group of lines that can be compared.
 
-    Lines of a world share devices, network and data. Their costs are compared at the hardest
-    target that any of them reaches.
+    Lines of a world share devices, network and data. Their costs are compared at the hardest target
+    that a line reaches in all its runs; if there is none, that any run reaches.
 
     Args:
         lines: the lines (variants or single runs) of the comparison.

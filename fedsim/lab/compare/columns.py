@@ -50,7 +50,8 @@ class ComparedColumn:
         over_seeds: whether cells may be estimates; a CSV has three columns for such a column.
         unit: unit of the numbers; empty if they have none.
         signed: whether the cells are differences, shown with their sign.
-        best: whether the least or the greatest number is the best one, if there is a best one.
+        best: ``least`` or ``most`` if the least or the greatest number is the best one; None if
+            neither is.
     """
 
     head: str

@@ -47,9 +47,9 @@ AFTER = "after the last round"
 
 @dataclass(frozen=True)
 class PathStep:
-    """Step, such as ``train``, for which a round waited; only its part within the round.
+    """Step of a task, such as ``train``, or message for which a round waited.
 
-    Paths of rounds consist of such steps.
+    The critical path of a round consists of such steps, each cut to its part within the round.
 
     Attributes:
         step: name of the step; ``edge-transfer`` or ``message`` outside of tasks, ``wait`` if
@@ -59,9 +59,11 @@ class PathStep:
         outcome: ``done``, or the reason why the step was cut short.
         shared: time of a transfer (s) that exceeds its time on the device's own link without other
             traffic.
-        at_host: whether the step is a wait for a worker of the device's host.
+        at_host: whether the step is a wait for one of the workers of the host, the machine on which
+            several devices run.
         label: the edge server or the endpoints of a step without a device.
-        data: JSON of the record at the end of the step.
+        data: further fields of the record at the end of a task's step, as JSON; None for messages
+            and for steps that did not end.
     """
 
     step: str
@@ -126,7 +128,7 @@ class RoundPath:
         start, end: simulated times (s) of the end of the previous round and of this round.
         steps: steps of the path, in order and without gaps.
         selected: count of selected clients; 0 for strategies with versions instead of rounds.
-        late: devices whose tasks were cut off at the end of the round.
+        late: IDs of the devices whose tasks were cut off at the end of the round.
         by_deadline: whether the deadline ended the round.
         saved_s: time (s) by which the round's tasks would have ended sooner without the tasks that
             ended last; 0 for strategies without rounds.

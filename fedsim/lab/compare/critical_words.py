@@ -104,10 +104,10 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
 
 
 def category_in_words(paths: CriticalPaths, category: str) -> str:
-    """Return the name for people of a kind of waiting, such as ``computing``.
+    """Return a readable name of a kind of waiting, such as ``computing``, for sentences and tables.
 
-    This is ``category`` itself, except for the time after the last round: it is ``after the last
-    round``, or ``version`` instead of ``round`` if the run has versions.
+    This is ``category`` itself, with one exception: ``after the last round`` becomes ``after the
+    last version`` in an asynchronous run, which has model versions instead of rounds.
 
     Args:
         paths: the critical paths of the run.

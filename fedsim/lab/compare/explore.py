@@ -83,10 +83,10 @@ class CostPoint(NamedTuple):
     Attributes:
         line: the ranked line of the variant.
         first, second: its two costs, means over its runs.
-        factor: 1 if the point is on the Pareto front. Otherwise the greater of its two cost ratios
-            to a point of the front, for the point for which this is least; infinite if every point
-            of the front has a cost of 0.
-        near: name of the line of that point of the front; empty if ``factor`` is 1 or infinite.
+        factor: 1 if the point is on the Pareto front. Otherwise each of the point's two costs is at
+            most ``factor`` times the cost of the closest point of the front; infinite if every
+            point of the front has a cost of 0.
+        near: name of the line of that closest point; empty if ``factor`` is 1 or infinite.
     """
 
     line: RankedLine
@@ -153,8 +153,8 @@ class ParetoFront:
 def heat_map(answer: WorldAnswer) -> HeatMap | None:
     """Return the means of the goal's measure by the two grid keys that have the most values.
 
-    The variant is one of the two if there are several. None if fewer than two keys vary, or nothing
-    is ranked.
+    If several variants are compared, the variant is one of the two keys. None if fewer than two
+    keys vary, or nothing is ranked.
     """
     frame, keys = _frame(answer)
     if len(keys) < 2 or not answer.rankings:

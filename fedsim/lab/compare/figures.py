@@ -58,7 +58,8 @@ class Reading(Spec):
             values.
         rounds: count of rounds for ``after``, from 1.
         target: target value, in the scaled unit of the column.
-        below_best: if given, the target is the best mean ``max`` of the table's rows minus this.
+        below_best: if given, the target is lower by this than the best row of the table, by the
+            rows' means of ``max``.
         event: kind of the event.
         number: index of the event for ``rounds before``, from 1.
         figure: name of a measure of ``fedsim.lab.compare.measures``, which replaces ``take``.

@@ -51,10 +51,10 @@ class LineDecision:
     def status(self) -> Literal["best", "tie", "budget", "open"]:
         """State of the decision: one line is the best, several are about equal, or it is open.
 
-        ``best``: one strategy is. ``tie``: several may be, and one of them is at most ``tolerance``,
-        the difference that does not matter, worse than any other. ``open``: not decided yet;
-        further seeds will be run. ``budget``: not decided, and no seed will be run, as the budget
-        is spent.
+        ``best``: one line is the best. ``tie``: several may be the best, and one of them is worse
+        than any other by at most ``tolerance``, the difference that does not matter. ``open``: not
+        decided yet; further seeds will be run. ``budget``: not decided, but the budget is spent, so
+        that no further seed will be run.
         """
         status = self.outcome.status
         assert status != "none", "a world without a decision has no ranking that follows it"

@@ -37,9 +37,10 @@ class ComparedLine:
         name: name of the folder of a single run, or name of the variant.
         runs: folders of the finished runs.
         planned: count of runs, finished or not.
-        point: key and value pairs of the grid.
+        point: pairs of a key of the grid and its value.
         study: name of the study's folder; empty for a single run.
-        reference: whether the line is shown but not ranked.
+        reference: whether the line is a reference, such as centralised training, which is shown but
+            not ranked.
         is_begun: whether any run of the line has a folder. It has none before the first run begins,
             or if ``--only`` excludes the line.
         seeds_in_order: seeds of the finished runs before the first unfinished one.
@@ -90,7 +91,8 @@ class Lines:
     Attributes:
         lines: the lines, in the order of the folders, and of each study's variants.
         targets: targets that the studies declare.
-        baselines: index of each line's baseline; None if the line has no baseline.
+        baselines: for each line, the index of the line with which it is compared (its baseline);
+            None if it has none.
         baseline: name of the baseline; empty if there is none.
         is_first: whether the baseline is the first run, because no baseline was named.
         goal: criterion of the ranking, such as ``time`` or ``accuracy``.
@@ -139,13 +141,14 @@ class Lines:
     def of_common_seeds(
         self, figures: Sequence[Sequence[_RunFigures]]
     ) -> Sequence[Sequence[_RunFigures]]:
-        """Return the measures of the runs with the seeds that all lines (variants) have.
+        """Return the figures of the runs with the study's first seeds, which all variants have.
 
-        If further seeds were added to some lines, the target is chosen by the figures of these
-        common seeds, so that it does not change with the added ones.
+        A study may add seeds to some of its variants. The target at which costs are compared is
+        chosen by the figures of the first seeds, so that added seeds do not change it. If no seeds
+        are added, all figures are returned.
 
         Args:
-            figures: the figures of all runs of each line.
+            figures: for each line, the figures (such as time and accuracy) of each of its runs.
         """
         if self.until_sure is None:
             return figures

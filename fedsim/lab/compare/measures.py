@@ -93,14 +93,15 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Measure:
-    """Measure by which runs are compared, such as time, traffic or accuracy; a run has its value.
+    """Measure by which runs are compared, such as time, traffic or accuracy.
 
     Attributes:
         quantity: what is measured, such as ``time`` or ``accuracy``.
         unit: unit of the value; empty for counts and for money.
         topic: title of the table that shows the measure.
-        best: whether the least or the greatest value is the best one, if there is a best one.
-        test: the test of the run that gives the value, if it is the last or the best one.
+        best: ``least`` or ``most`` if the least or the greatest value is the best one; None if
+            neither is.
+        test: ``final`` or ``best`` if the value is of the last or the best test of the run.
         target: target up to which a cost is counted; None for values of whole runs.
     """
 
@@ -219,7 +220,7 @@ class Budget(Spec):
 
     Attributes:
         time: simulated time (s).
-        bytes: sent and received.
+        bytes: traffic, sent and received (bytes).
         joules: energy of the devices (J), if energy is counted.
         cost: money in the currency of [costs].
     """
@@ -355,7 +356,9 @@ def measure(
     Args:
         run: the folder of the run.
         targets: targets to which costs are computed.
-        ledger: ``paper`` counts traffic as papers do; costs to a target always count all bytes.
+        ledger: traffic to count. ``strict``: all bytes. ``paper``: without messages that papers do
+            not count, such as the first model, IDs and test accuracies. Costs to a target always
+            count all bytes.
         budget: dict from name of a cost to its limit, for the accuracy within the budget.
 
     Returns:
@@ -466,10 +469,10 @@ def costs_until(run: RunFolder, target: Target) -> Values:
 
 
 def read_work(run: RunFolder) -> Values:
-    """Return a run's time of computing, wasted time of computing, and moves between groups.
+    """Return a run's compute time, wasted compute time, and moves of devices between groups.
 
-    Wasted is the whole compute time of a task that did not end ``done``; of other tasks, the time
-    after the last epoch in their update. A split of a group is no move.
+    If a task did not end ``done``, all its compute time is wasted. Otherwise only the time after
+    the last epoch that its update includes is wasted. A split of a group is no move.
 
     Returns:
         ``compute`` and ``wasted compute`` (device-seconds), and ``migrations``, the count of moves

@@ -21,7 +21,8 @@ class RankedLine:
     Attributes:
         line_index: index of the line in the comparison.
         name: name of the line, made of its variant and grid values.
-        reference: whether the line is shown but not ranked.
+        reference: whether the line is a reference, such as centralised training, which is shown but
+            not ranked.
         values: value of the measure by seed, of the runs that have one.
         seeds: seeds of all runs, with and without a value.
     """
@@ -58,8 +59,10 @@ class Ranking:
         measure: the measure.
         entries: first the lines with a value in all their runs, the best first, then lines with
             a value in fewer runs.
-        baseline: index of the best line's baseline in the comparison; None if it has none.
-        decision: the decision of ``--until-sure``, which the ranking then follows; None without it.
+        baseline: index in the comparison of the line with which the best line is compared (its
+            baseline); None if it has none.
+        decision: if the study added seeds until one line is surely the best (``--until-sure``) by
+            this measure, the result. The order of the lines then follows it. None otherwise.
         is_even: whether all lines should have the same seeds. Otherwise lines are compared on the
             seeds that they share.
     """

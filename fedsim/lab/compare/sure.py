@@ -86,15 +86,19 @@ class Decision:
 def radius(count: int, squares: float, error: float) -> float:
     """Return half the width of a confidence interval of a mean that is valid after every new value.
 
-    Values can thus be added until a decision is reached, without a greater risk of error. The
-    interval contains each mean at which the martingale is below ``1 / error``. With the sum of
-    squares ``Q`` around the mean ``m``, the martingale at ``mu`` is ``(n + 1)^(-1/2) ((n + 1) (Q +
-    n d^2) / ((n + 1) Q + n d^2))^(n/2)``, ``d = m - mu``.
+    Values can thus be added until a decision is reached, without a greater risk of error.
+
+    For n values with mean m and the sum Q of their squared deviations from m, the interval has each
+    mu, with d = m - mu, for which a martingale is below 1 / ``error``. The martingale is
+    ``(n + 1)^(-1/2) ((n + 1) (Q + n d^2) / ((n + 1) Q + n d^2))^(n/2)``.
+
+    Source: H. Wang and A. Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian
+    means with unknown variance", Sequential Analysis 44 (2025).
 
     Args:
         count: count of values, n.
-        squares: sum of the squared deviations of the values from their mean.
-        error: probability that any of the intervals, over all counts, misses the mean.
+        squares: sum of the squared deviations of the values from their mean, Q.
+        error: probability that any of the intervals, over all counts, misses the true mean.
 
     Returns:
         Half the width; infinite if the values are too few to reach the error.

@@ -38,9 +38,11 @@ class Comparison:
         lines: the lines to compare.
         targets: accuracies (0..1), or other metrics as ``"perplexity=8"``. Targets that studies
             declare get columns too, but answers use them only if ``targets`` is empty.
-        ledger: ``paper`` counts traffic as papers do, ``strict`` counts all bytes.
+        ledger: traffic to count. ``strict``: all bytes. ``paper``: without messages that papers do
+            not count, such as the first model, IDs and test accuracies.
         cache: dict from run folder to the run's figures. Figures that it lacks are computed and
-            added, so that none is computed twice. All have to be of the same targets and budget.
+            added, so that none is computed twice. All comparisons that share it must have the same
+            targets, ledger and budget.
 
     Raises:
         ScenarioError: a target is of a metric that no run has.

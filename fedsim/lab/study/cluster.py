@@ -52,10 +52,10 @@ class _Active:
 
 
 class RayWorkers:
-    """Workers for runs of a study on the nodes of a Ray cluster, which need not see its folder.
+    """Carries out the runs of a study on the nodes of a Ray cluster.
 
-    It has the methods of ``WorkerPool``, which does the same in processes of this machine: ``run``,
-    ``interrupt`` and ``close``.
+    The nodes need no access to the study's folder. The class has the methods of ``WorkerPool``,
+    which does the same in processes of this machine: ``run``, ``interrupt`` and ``close``.
 
     Args:
         executor: connection to the Ray cluster.

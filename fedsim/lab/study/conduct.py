@@ -105,17 +105,17 @@ def run_study(
 
 @dataclass(frozen=True)
 class StudyWorkers:
-    """Choice of the processes that carry out the runs of a study, and of how many run at a time.
+    """Options of the user on where the runs of a study are carried out, and how many at a time.
 
-    The choice does not influence results.
+    They do not influence results.
 
     Attributes:
         executor: ``processes`` of this machine, or ``ray``, whose nodes need not see the study's
             folder.
         number: count of parallel runs; None for one per core that this process may use.
         address: Ray cluster, ``HOST:PORT`` or ``auto``; None to start Ray locally.
-        resources: resources that each run on Ray reserves on its node, as ``TaskResources.read``
-            takes them; None for one core.
+        resources: resources that each run on Ray reserves on its node, such as ``{"num_cpus": 1,
+            "num_gpus": 0.25}``; None for one core.
 
     Raises:
         ScenarioError: a value is not allowed, or values exclude each other.

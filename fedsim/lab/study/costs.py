@@ -65,14 +65,17 @@ class ShareCost:
 
 @dataclass(frozen=True)
 class StudyForecast:
-    """Predicted cost of a study, carried out by one process or split into shards for several.
+    """Predicted real time, memory and disk space of a study, or of each of its shards.
+
+    A shard is the part of the runs that one process, such as on another machine, carries out.
 
     Attributes:
         shares: cost of each shard, in their order; a study without shards has one entry.
-        workers: count of workers of each shard.
-        tried: count of variants of which the beginning of a run was tried.
-        variants: count of variants that have runs to do.
-        start_s: real time in which a worker starts (s).
+        workers: count of worker processes of each shard.
+        tried: count of the variants of which the beginning of one run was carried out, to measure
+            its cost. The cost of other variants is derived from these.
+        variants: count of the variants that have runs to do.
+        start_s: real time that a worker process needs to start (s).
     """
 
     shares: list[ShareCost]

@@ -35,8 +35,8 @@ class FarOrder:
     """Message that asks a worker on another node of a Ray cluster to carry out a run.
 
     Attributes:
-        order_index: index of the run's order in the study.
-        attempt: count of workers that were lost with the run before.
+        order_index: index of the run in the list of runs that the study's process carries out.
+        attempt: count of earlier workers that were lost while they carried out the run, from 0.
         scenario: the scenario, as TOML.
         inputs: data sets and files that the run reads.
         begun: files of the run as it was saved last; empty for a new run.
@@ -64,8 +64,8 @@ class Board:
         """Store a worker's message; return whether the worker must stop.
 
         Args:
-            order_index: index of the run's order.
-            attempt: attempt at the run.
+            order_index: index of the run in the list of runs that the study's process carries out.
+            attempt: count of earlier workers that were lost while they carried out the run.
             news: the message; empty to ask only.
         """
         if news:

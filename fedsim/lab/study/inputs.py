@@ -20,9 +20,9 @@ class CopiedFile:
     """Copy in memory of a file that a scenario names, to send it to another machine.
 
     Attributes:
-        reference: the file as scenarios name it.
+        reference: path of the file as a scenario has it, and the scenario's ``data.root``.
         name: name of the file in its folder.
-        pieces: the content.
+        pieces: the content, as uint8 arrays of at most 16 MiB each.
     """
 
     reference: Reference

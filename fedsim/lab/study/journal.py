@@ -24,7 +24,7 @@ class StoredResult(TypedDict):
     """Result of a trial in the journal of a search.
 
     Attributes:
-        state: state of the trial, such as ``done``.
+        state: ``done``, ``pruned`` (stopped early), ``failed`` or ``refused`` (invalid).
         figures: the searched metric of each run, in the order of the seeds; None if a run lacks it.
         nearest: best accuracy of each run, which ranks runs that miss a target.
         error: message of the error if the trial is refused.

@@ -62,7 +62,8 @@ class Ended:
 
     Attributes:
         order: the order to carry it out.
-        status: status of the run; ``elsewhere`` if another process carries out the run.
+        status: ``done``, ``failed``, ``interrupted``, or ``elsewhere`` if another process carries
+            out the run.
         error: message of the error if the run failed.
         accuracy: best test accuracy (0..1); None if none was measured.
         wall_s: real time of the run (s).
@@ -256,7 +257,8 @@ class WorkerPool:
     Args:
         workers: greatest number of processes.
         progress: display that is called with the workers' messages, from one thread at a time.
-        keep: file descriptors that the workers inherit.
+        keep: file descriptors that the workers inherit, such as of a lock on the study's folder,
+            which then lasts until they end.
         most_bytes: memory (bytes). A worker that has used more is replaced.
         gpus: names of GPUs, over which the workers are spread evenly; each sees only its own. Empty
             if workers see all GPUs.

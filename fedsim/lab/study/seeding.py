@@ -38,7 +38,7 @@ class Seeding:
 
     Attributes:
         most_runs: greatest count of runs of the study.
-        worlds: the last decision of each world.
+        worlds: for each world, the last decision on which of its variants is the best.
 
     Raises:
         ScenarioError: the first seeds take more runs than the budget has.
@@ -67,7 +67,7 @@ class Seeding:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more seeds are added: all is decided, or the budget is spent."""
+        """Whether no more seeds are added: each world is decided, or the budget is spent."""
         return self._study.until_sure is not None and self._study.until_sure.is_over
 
     def grow(self, path: Path) -> None:
@@ -188,7 +188,11 @@ class Seeding:
         self._study.add(variants, seeds[before:count])
 
     def lines_of_text(self) -> Iterator[str]:
-        """Yield a sentence for each undecided world: how many variants may still be the best."""
+        """Yield sentences on how many variants may still be the best, for the report to the user.
+
+        There is one for each world (devices, network and data that variants share) of which the
+        best variant is not sure yet.
+        """
         for world in self.worlds:
             if not world.outcome.is_over:
                 yield (

@@ -218,7 +218,7 @@ class Size(Spec):
 
     Attributes:
         base: the base scenario; by default the study's.
-        changes: changes to the base, before a part's or a variant's own.
+        changes: changes to the base, which changes of a part or of a variant override.
         sets: replace the study's sets with the same names.
     """
 
@@ -271,17 +271,18 @@ class StudySpec(Spec):
         grid: values by dotted key, or names of changes by the name of one of the ``sets``. Every
             variant is run with every combination.
         search: a search for the best values of each variant, at every point of the grid.
-        sets: changes that the grid varies together: by the name of a set, and in it by the name of
-            each of its values, the changes that this value stands for.
+        sets: changes of several keys that the grid varies together: name of a set -> name of a
+            value -> changes for which the value stands.
         parts: parts of the study, by name, if not every variant is run at every point of the grid.
-        sizes: ways to run the study, by name.
+        sizes: smaller and larger versions of the study, such as for a quick trial, by name.
         size: the size in which the study is run; by default the first.
-        references: names of reference lines (``REFERENCES``), which are added as variants.
+        references: reference scenarios to add as variants: ``centralised`` (one device trains on
+            all data) or ``local`` (every device trains alone).
         baseline: the variant with which all variants are compared, seed by seed; None compares
             none.
         target: one or several accuracies (0..1) at which costs are compared; other metrics as
             ``"perplexity=8"``.
-        goal: criterion of the ranking of cells: the least ``time``, ``bytes``, ``energy``,
+        goal: criterion by which variants are ranked: the least ``time``, ``bytes``, ``energy``,
             ``carbon``, ``money`` or ``rounds`` to the highest target that is reached; the least of
             a ``battery`` (%) or the fewest devices that run ``flat``, over whole runs; the highest
             ``accuracy`` at the end, or within the ``budget``. By default the time, or with a budget

@@ -146,7 +146,7 @@ class Trials:
 
     Attributes:
         lines: the searched variants with their trials.
-        batches: count of batches of trials that were planned for this process.
+        batches: count of the times that runs of trials were planned for this process.
     """
 
     def __init__(self, study: Study, search: Search) -> None:
@@ -308,9 +308,9 @@ class Trials:
                 )
 
     def foreseen_runs(self) -> list[PlannedRun]:
-        """Return runs as trials that are not planned yet may have, to predict their cost.
+        """Return examples of the runs of trials that are not planned yet, to predict their cost.
 
-        Their values are what the search would propose if it had no results.
+        Their scenarios have the values that the search would propose if it had no results.
         """
         runs = []
         for line in self.lines:

@@ -44,9 +44,9 @@ class UntilSure(Spec):
             more than the zone.
         most_runs: greatest count of runs of the study, with its first seeds; by default ten for
             each variant.
-        most_time: greatest real time of all runs together, as their summaries have it. No run is
-            begun that would exceed it if it took as long as the longest of its variant. The first
-            seeds are always run.
+        most_time: greatest real time of all runs together, as their summaries have it. Seeds are
+            added only if it suffices for runs as long as the longest so far of the same variant.
+            The first seeds are always run.
     """
 
     within: ShareOrPercent | None = None
@@ -55,11 +55,17 @@ class UntilSure(Spec):
     most_time: PositiveSeconds | None = None
 
     def first_seeds(self, seeds: list[int]) -> list[int]:
-        """Return the seeds that all variants run: the study's, and more if these are below 5."""
+        """Return the seeds that all variants run: the study's, with more added if they are under 5.
+
+        A decision on the best variant needs at least five.
+
+        Args:
+            seeds: the study's seeds.
+        """
         return [*seeds, *next_seeds(seeds, LEAST_SEEDS - len(seeds))]
 
 
 def next_seeds(seeds: list[int], count: int) -> list[int]:
-    """Return ``count`` seeds that follow the greatest of ``seeds``; none if that is below 1."""
+    """Return the next ``count`` seeds after the greatest of ``seeds``; none if ``count`` < 1."""
     first = max(seeds) + 1
     return [*range(first, first + max(0, count))]

@@ -26,7 +26,7 @@ class Variant:
         name: name of the variant or reference in the study.
         point: key and value pairs: size and part, if any, then the keys of the grid. A trial also
             has its index and its values.
-        changes: changes of the base scenario, which come before the changes of the grid.
+        changes: changes of the base scenario, which values of the grid override.
     """
 
     name: str

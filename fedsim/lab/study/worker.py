@@ -59,8 +59,8 @@ class Worker:
 
     Args:
         say: sends a message to the parent; its keyword arguments are the entries of the message.
-        look: called between two records: after each checkpoint, and with each message about the
-            progress.
+        look: called between two records of a run, after each checkpoint and with each message about
+            the progress, such as to send the files that have changed.
     """
 
     def __init__(self, say: Callable[..., None], look: Callable[[], None] = lambda: None) -> None:
