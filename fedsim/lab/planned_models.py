@@ -127,7 +127,10 @@ class PlannedStream(Stream):
 
 
 class KeptModels(NamedTuple):
-    """Models that a run would save at an instant, and the devices that had been trained by then.
+    """Count and size of the models that a checkpoint of a run would have at an instant.
+
+    They are counted in a trial of a run's beginning, to predict how they grow with the count of
+    trained devices.
 
     Attributes:
         trained: count of the devices that had been trained.
@@ -206,8 +209,8 @@ class PlannedLinks(LinkedTensors):
         A real run, too, reads these models from the checkpoint from then on.
 
         Args:
-            encoder: has encoded the checkpoint.
-            tables_bytes: size of its tables (bytes).
+            encoder: encoder that has encoded the checkpoint, with its arrays.
+            tables_bytes: size of the checkpoint's tables, which have all but the arrays (bytes).
         """
         files = set[LinkedTensor]()
         small_bytes = float(tables_bytes)

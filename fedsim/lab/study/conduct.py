@@ -183,7 +183,8 @@ class Conductor:
         seeding: adds seeds to the variants that may still be the best; None if all variants have
             the same seeds.
         ended: outcomes of all runs that were carried out.
-        states: states of all planned runs, in their order.
+        states: states of all planned runs, in their order: ``new``, ``done``, to ``resume`` from a
+            checkpoint, or to be run ``anew``.
         notes: notes for the user.
 
     Raises:

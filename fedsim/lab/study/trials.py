@@ -178,7 +178,7 @@ class Trials:
         return set()
 
     def begin(self, path: Path, try_to_build: Build) -> None:
-        """Plan the trials that are known before the study begins, without writing files.
+        """Plan the next trials when a study is begun or resumed, without writing files.
 
         Args:
             path: the study's folder.
