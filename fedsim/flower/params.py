@@ -286,6 +286,9 @@ class FlowerParams(StrategyParams):
 
         If ``stop`` has fewer rounds, they count. If the configuration has no count of rounds, the
         end is unknown: rounds and simulated time are None in the result.
+
+        Args:
+            stop: the end that the scenario plans.
         """
         for key, value in read_app(self.app, self.run_config).config.items():
             if key.rpartition(".")[2] in _ROUNDS and type(value) is int and value > 0:

@@ -514,11 +514,14 @@ class Session(SessionBase):
         self._serve(device)
 
     async def on_timer(self, name: str) -> None:
-        """Handle a timer that has run out.
+        """Handle a timer of the session that has run out.
 
         Args:
-            name: ``turn`` or ``app`` to run the ServerApp, ``expire N`` for the end of message N's
-                time to live, ``gone N`` for the end of ``unavailable_after`` of its device.
+            name: ``app``: the time limit of the ServerApp's wait has passed, and its next turn is
+                scheduled. ``turn``: the ServerApp runs until its next wait. ``expire N``: the time
+                to live of message N has passed, and its reply becomes an error. ``gone N``: message
+                N has had no reply for the time ``strategy.unavailable_after``, as its device is
+                unavailable, and its reply becomes an error.
         """
         if name == "turn":
             await self.go_on()

@@ -18,7 +18,7 @@ from fedsim.learning.functions import pure, weighted_sum
 class Attack(Spec):
     """Base of the attacks of malicious devices on their updates (``malicious.attack``).
 
-    By default the honest update is sent.
+    A subclass overrides ``update``; by default the honest update is sent.
     """
 
     flips_labels: ClassVar[bool] = False
@@ -38,7 +38,7 @@ class Attack(Spec):
             stream: name of the random stream for this update.
 
         Returns:
-            The name (``Ref``) of the attacking update, [d].
+            Reference to the update that is sent, [d]; its value is computed later.
         """
         return update
 

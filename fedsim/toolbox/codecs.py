@@ -56,7 +56,7 @@ class Lossy(Codec):
         return self
 
     def constants(self, parameters: int) -> dict[str, Any]:
-        """Return keyword arguments for ``function``, which encodes and decodes an array.
+        """Return the keyword arguments of ``function``, which encodes and decodes; none by default.
 
         Args:
             parameters: length of the array.
@@ -72,7 +72,8 @@ class Lossy(Codec):
     def for_added_up(self) -> Codec:
         """Copy of this codec with error feedback, for contents that are added up over rounds.
 
-        Without error feedback the encoding errors of all rounds would add up too.
+        The simulator uses it for the contents that ``Traits.accumulated_contents`` names. Without
+        error feedback the encoding errors of all rounds would add up too.
         """
         return self.model_copy(update={"error_feedback": True})
 

@@ -17,7 +17,7 @@ from fedsim.world.population import MeanOver
 
 
 class Relative(Deadline):
-    """A multiple of the devices' mean training time (T of CATA-Fed, section 5.2).
+    """A multiple of the devices' mean training time, as the time limit of CATA-Fed.
 
     The time limit is ``times`` x ``epochs`` x the mean time of an epoch over all devices, without
     random variation.

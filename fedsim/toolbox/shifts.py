@@ -22,15 +22,16 @@ _HAIR = 1e-9  # subtracted before rounding up, so that a share of 0.07 of 100 sa
 class SwapPart(Shift):
     """Random pairs of candidates exchange all samples of a label (FlexCFL, section 5.3).
 
-    Candidates are the devices that may change on an occasion; they are paired at random. In a pair
-    that exchanges, each device gives the other all samples of one of its exclusive labels, drawn at
-    random. A device has a label if the label occurs in both its training and its test samples; the
-    label is exclusive if the partner does not have it (code of FlexCFL). If one of the two devices
-    has no exclusive label, the pair does not exchange.
+    Candidates are the devices that may change on an occasion, a round or time at which data shift;
+    they are paired at random. In a pair that exchanges, each device gives the other all samples of
+    one of its exclusive labels, drawn at random. A device has a label if the label occurs in both
+    its training and its test samples; the label is exclusive if the partner does not have it (code
+    of FlexCFL). If one of the two devices has no exclusive label, the pair does not exchange.
 
-    A device that has exchanged belongs to no true group (``NO_GROUP``) afterwards. Scenarios in
-    which devices rotate, relabel or distort their samples in different ways are refused, because
-    samples move without these transforms.
+    True groups are the groups with which groups found by clustering are compared; a device that has
+    exchanged belongs to none afterwards (``NO_GROUP``). Scenarios in which devices rotate, relabel
+    or distort their samples in different ways are refused, because samples move without these
+    transforms.
 
     Attributes:
         probability: probability that a pair exchanges, on each occasion.
@@ -141,10 +142,12 @@ def _label_list(shard: Shard) -> list[int] | None:
 class Incremental(Shift):
     """On each occasion every candidate gets a larger share of its training data.
 
-    Candidates are the devices that may change. On occasion k a device trains on the share
-    ``shares[k]`` of its samples, rounded up: the first ones in an order that is shuffled once for
-    each device. Test data and the true group stay. Before the first occasion a device has all
-    samples. By default 25 % of the samples are added every 50 rounds (FlexCFL, section 5.3).
+    Candidates are the devices that may change on an occasion, a round or time at which data shift.
+    On occasion k a device trains on the share ``shares[k]`` of its samples, rounded up: the first
+    ones in an order that is shuffled once for each device. Test data stay, and so does the true
+    group, with which groups found by clustering are compared. Before the first occasion a device
+    has all samples. By default 25 % of the samples are added every 50 rounds (FlexCFL, section
+    5.3).
 
     Attributes:
         shares: share of a device's training samples from each occasion on, in (0, 1], not falling.
@@ -184,7 +187,7 @@ class Incremental(Shift):
         return changes
 
     def released(self, samples: int, occasion: int) -> int:
-        """Return how many training samples a device has after an occasion; at least 1.
+        """Return how many training samples a device has after an occasion of the shift; at least 1.
 
         Args:
             samples: count of all training samples of the device.
@@ -200,10 +203,11 @@ class Incremental(Shift):
 class LabelPermutation(Shift):
     """Each candidate permutes its labels with some probability, while its images stay.
 
-    Candidates are the devices that may change on an occasion. The permutation is drawn uniformly
-    from all except the identity, and applied to the current labels of training and test samples.
-    The device belongs to no true group (``NO_GROUP``) afterwards. The draws of a device do not
-    depend on other candidates.
+    Candidates are the devices that may change on an occasion, a round or time at which data shift.
+    The permutation is drawn uniformly from all except the identity, and applied to the current
+    labels of training and test samples. True groups are the groups with which groups found by
+    clustering are compared; the device belongs to none afterwards (``NO_GROUP``). The draws of a
+    device do not depend on other candidates.
 
     Attributes:
         probability: probability that a candidate changes, on each occasion.
@@ -250,10 +254,12 @@ class LabelPermutation(Shift):
 class Rotation(Shift):
     """Each candidate's images rotate, with some probability, by one to three quarter turns.
 
-    Candidates are the devices that may change on an occasion. Training and test images of a device
-    rotate by the same angle. The draws of a device do not depend on other candidates. If the true
-    groups differ by their rotations alone (partition ``rotations``), the device joins the group
-    with its new rotation. Otherwise it belongs to no true group (``NO_GROUP``) afterwards.
+    Candidates are the devices that may change on an occasion, a round or time at which data shift.
+    Training and test images of a device rotate by the same angle. The draws of a device do not
+    depend on other candidates. True groups are the groups with which groups found by clustering are
+    compared. If they differ by their rotations alone (partition ``rotations``), the device joins
+    the group with its new rotation. Otherwise it belongs to no true group (``NO_GROUP``)
+    afterwards.
 
     Attributes:
         probability: probability that a candidate changes, on each occasion.

@@ -67,9 +67,9 @@ class Robust(Aggregation):
             updates: count of received updates.
 
         Returns:
-            ``bears``: the count of malicious updates that the result tolerates, if too few updates
-            were received to tolerate as many as planned. By default 0 for one or two updates. An
-            empty dict if enough updates were received.
+            ``bears``: the count of malicious updates that the result tolerates. It is only recorded
+            if it is smaller than planned, as few updates were received; otherwise the dict is
+            empty. By default 0 is recorded for one or two updates.
         """
         return {_TOLERATED: 0} if updates <= 2 else {}
 

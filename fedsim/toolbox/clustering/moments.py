@@ -10,7 +10,7 @@ from fedsim.common.units import PositiveSeconds
 
 
 class Once(Spec):
-    """Base of the kinds of ``strategy.moment`` that divide devices into groups once in a run.
+    """Base of the moments (``strategy.moment``) at which devices are grouped once in a run.
 
     The groups are formed from models that the devices have trained and sent during a warm-up.
 
@@ -56,17 +56,18 @@ ShiftTest = Literal["never", "aligned_l1", "sorted_counts", "oracle"]
 
 
 class WhenShifted(Spec):
-    """Base of the kinds of ``strategy.moment`` that group a device anew when its data have shifted.
+    """Base of the moments (``strategy.moment``) at which devices with shifted data are regrouped.
 
     A shift is a change of a device's data during the run, by default found from its label counts.
 
     Attributes:
         shift: test for a shift. ``aligned_l1``: the distance 1/C sum |c_k - r_k| is above 0.2 n / C
             (FlexCFL, Eq. 9), with C classes, the device's label counts c, its label counts r when
-            it found its group, and the count n of its first training samples. ``sorted_counts``:
-            the same test with sorted counts, as in the published code of FlexCFL; it does not
-            notice labels that change places. ``oracle``: any change of data is a shift; ``never``:
-            none is. By default ``aligned_l1`` in ``flexcfl`` and ``ifca-mig``, ``never`` elsewhere.
+            it found its group, and the count n of its training samples at the beginning of the run.
+            ``sorted_counts``: the same test with sorted counts, as in the published code of
+            FlexCFL; it does not notice labels that change places. ``oracle``: any change of data is
+            a shift; ``never``: none is. By default ``aligned_l1`` in ``flexcfl`` and ``ifca-mig``,
+            ``never`` elsewhere.
     """
 
     shift: ShiftTest | None = None
@@ -89,10 +90,10 @@ class PreTraining(WhenShifted):
         steps: SGD steps of a pre-training, in place of ``epochs``. If neither is given: 50 steps
             with ``follows = "published-code"``, ``local_epochs`` with ``"paper"``.
         epochs: passes of a device over its data in a pre-training.
-        newcomers: when a device without a group does a pre-training, after which it joins the group
-            whose direction (mean update of its first members) is most similar to the device's
-            update: on its arrival (``arrival``), or at its first selection (``selection``). With
-            ``random`` it joins a random group at its first selection (the ablation RAC).
+        newcomers: when a device without a group does a pre-training: on its arrival (``arrival``),
+            or at its first selection (``selection``). It then joins the group whose direction (mean
+            update of its first members) is most similar to the device's update. With ``random`` it
+            does none, and joins a random group at its first selection (the ablation RAC).
     """
 
     kind: Literal["pre-training"] = "pre-training"

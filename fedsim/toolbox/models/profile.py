@@ -169,8 +169,8 @@ class Counted(NamedTuple):
 
         Returns:
             FLOPs with padded channels, bytes, and bytes of additional passes on a server's CPU.
-            Then, for a board with ARM cores, FLOPs divided by the kernel's relative speed, and
-            bytes of additional passes.
+            Then, for a single-board computer with ARM cores, FLOPs divided by the kernel's relative
+            speed, and bytes of additional passes.
         """
         arm_flops = self.flops / _ARM_SHARES.get(self.kind, 1.0)
         arm_moved = self.traffic * _ARM_PASSES.get(self.kind, 0.0)

@@ -32,10 +32,10 @@ _TRIES = 10_000  # permutations that are drawn before the search is given up
 class ByLabel(Partition):
     """Samples are divided by their label, or by the column that ``data.column`` names.
 
-    With L labels, device d gets samples of label d mod L, which is its true group. The devices of a
-    label share its samples evenly. If there are fewer devices than labels, label l goes to device l
-    mod the count of devices, and there are no true groups. Test samples are divided by the same
-    rule.
+    With L labels, device d gets samples of label d mod L. This is its true group, with which groups
+    found by clustering are compared. The devices of a label share its samples evenly. If there are
+    fewer devices than labels, label l goes to device l mod the count of devices, and there are no
+    true groups. Test samples are divided by the same rule.
     """
 
     kind: Literal["by-label"] = "by-label"
@@ -312,10 +312,11 @@ def _require_members(groups: int, devices: int) -> None:
 class LabelGroups(Partition):
     """The classes are divided among the groups of devices, so that no two groups share a class.
 
-    Device d belongs to the true group d mod ``groups``. With C classes, group g has the C/groups
-    consecutive classes from g C/groups on. The devices of a group get random training samples of
-    its classes. All devices get equally many, and the remaining samples are unused. The test
-    samples of its classes are divided evenly among the devices of a group.
+    Device d belongs to the true group d mod ``groups``, with which groups found by clustering are
+    compared. With C classes, group g has the C/groups consecutive classes from g C/groups on. The
+    devices of a group get random training samples of its classes. All devices get equally many, and
+    the remaining samples are unused. The test samples of its classes are divided evenly among the
+    devices of a group.
 
     Attributes:
         groups: number of groups, a divisor of the number of classes.
@@ -357,9 +358,10 @@ class LabelGroups(Partition):
 class Permutations(Partition):
     """IID shards whose labels each group of devices permutes (Sattler et al. 2020, CFL).
 
-    Device d belongs to the true group d mod ``groups``, each of which has a random permutation of
-    the labels. The first group has the published labels. Training and test labels are permuted
-    alike. Every device is tested on the whole published test set.
+    Device d belongs to the true group d mod ``groups``, with which groups found by clustering are
+    compared. Each group has a random permutation of the labels. The first group has the published
+    labels. Training and test labels are permuted alike. Every device is tested on the whole
+    published test set.
 
     Attributes:
         groups: number of groups, each with another permutation.
@@ -416,9 +418,9 @@ class Permutations(Partition):
 class Rotations(Partition):
     """Each rotation has the complete data set, divided among its devices (Ghosh 2020, IFCA).
 
-    All images of device d are turned by rotation d mod k, which is its true group. The devices of a
-    rotation share the data set evenly. Training samples are shuffled anew for each rotation; test
-    samples stay in the order of the data set.
+    All images of device d are turned by rotation d mod k. This is its true group, with which groups
+    found by clustering are compared. The devices of a rotation share the data set evenly. Training
+    samples are shuffled anew for each rotation; test samples stay in the order of the data set.
 
     Attributes:
         degrees: the k rotations, counter-clockwise, multiples of 90: four for MNIST, ``[0, 180]``

@@ -99,8 +99,9 @@ class Femnist(Partition):
 
     C is the count of classes. The count of a device's samples is drawn from lognormal(4, 1) + 5.
     Samples come from the training set, at most 4,000 of each class; a tenth of each device's
-    samples is held back for testing. Devices with the same classes form a true group. The letters
-    a-j of EMNIST and 200 devices give the FEMNIST of the code and the papers.
+    samples is held back for testing. Devices with the same classes form a true group, with which
+    groups found by clustering are compared. The letters a-j of EMNIST and 200 devices give the
+    FEMNIST of the code and the papers.
 
     Attributes:
         overlap: whether every device gets the *first* images of its classes, as in the published
@@ -146,7 +147,8 @@ class DittoPartition(Partition):
 
     The draws have a fixed seed. Fashion-MNIST and 500 devices give 61,251 training and 11,254 test
     samples, as published, with 31 to 1,378 training samples on a device (median 88). Devices with
-    the same classes form a true group, whose number is the first class.
+    the same classes form a true group, with which groups found by clustering are compared; its
+    number is the first class.
     """
 
     instead: ClassVar[Former] = former_keys.DITTO
@@ -227,7 +229,7 @@ class ClassBias(Partition):
     may share images, so by default each device distorts them in its own way
     (``data.augmentation``). Each published test sample is on one device; they are divided in
     proportion to the devices' training labels. With one class per device, the devices of a class
-    form a true group.
+    form a true group, with which groups found by clustering are compared.
 
     Attributes:
         classes_per_device: H, the number of classes that make up ``share`` of a device's data; with
@@ -308,7 +310,8 @@ class ClassImbalance(Partition):
     sample count of the majority class, and the others are the counts of other random classes. A
     training image is on several devices only if the devices need more images of its class than
     there are (MNIST nearly suffices for B = 10). The published test set is divided evenly. With one
-    class per device, the devices of a class form a true group.
+    class per device, the devices of a class form a true group, with which groups found by
+    clustering are compared.
 
     Attributes:
         classes_per_device: B, the number of classes that a device may hold (10, 5, 2, 1 in the

@@ -136,7 +136,8 @@ class AllReduce:
 
     An all-reduce sums a vector over all nodes, and gives each node the sum; here only the bytes of
     messages and their times are simulated. Each node calls ``join`` once for each all-reduce, and
-    waits for the other nodes' messages. A process that uses it cannot be saved.
+    waits for the other nodes' messages. A run in which a process uses it cannot be saved and
+    resumed.
 
     Args:
         world: the world whose links carry the messages.

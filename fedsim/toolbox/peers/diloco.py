@@ -65,9 +65,9 @@ class DiLoCoParams(PeerParams):
     def early_steps(self) -> int | None:
         """Count of SGD steps after which a device uses the result of the last all-reduce.
 
-        None if the key ``overlap`` gives no number of steps, or gives all ``local_steps``. Then the
-        result is used at the end of the all-reduce (without overlap), or at the next
-        synchronisation (with overlap).
+        It is the key ``overlap`` if this is a number below ``local_steps``. It is None in two
+        cases. With ``overlap = false`` the result is used at the end of the all-reduce. With
+        ``true``, or with ``local_steps`` as the number, it is used at the next synchronisation.
         """
         if isinstance(self.overlap, bool) or self.overlap == self.local_steps:
             return None
@@ -361,11 +361,11 @@ class DiLoCo(Peers[DiLoCoParams]):
     al. 2025 (Streaming DiLoCo). The inner optimiser is SGD; the papers have AdamW.
 
     There is no server. Each device makes H SGD steps. An all-reduce among the devices then averages
-    their changes of a fragment of the model (d / fragments parameters; ``part``). The changes are
-    encoded by ``messages.up``, and summed exactly. An outer Nesterov step moves the model x: v <- m
-    v + change; x <- x + lr (change + m v), with the velocity v, ``outer_momentum`` m and
-    ``outer_lr`` lr. With one fragment and no overlap all devices then train from x. A round of the
-    run is one such synchronisation.
+    their changes of a fragment of the model (d / fragments parameters; content ``part``). The
+    changes are encoded by the scenario's codec for uploads (key ``messages.up``), and summed
+    exactly. An outer Nesterov step moves the model x: v <- m v + change; x <- x + lr (change + m
+    v), with the velocity v, ``outer_momentum`` m and ``outer_lr`` lr. With one fragment and no
+    overlap all devices then train from x. A round of the run is one such synchronisation.
     """
 
     Params: ClassVar[type[DiLoCoParams]] = DiLoCoParams
@@ -392,7 +392,7 @@ class LocalSGD(DiLoCo):
     """Local SGD: after H SGD steps each device replaces its model by the mean of all models.
 
     Source: Stich 2019. There is no server; the devices compute the mean by an all-reduce (d
-    parameters; ``part``).
+    parameters; content ``part``).
     """
 
     Params = LocalSGDParams

@@ -269,10 +269,10 @@ class DPSGD(Peers[DPSGDParams]):
     Source: Lian et al. 2017 (D-PSGD), Algorithm 1, with local epochs in place of one gradient.
 
     There is no server. In round k device i sends its model x_i to its neighbours (d parameters
-    each; ``model``), and trains from x_i meanwhile. When it has received the neighbours' models x_j,
-    it sets x_i to the sum of W_ij x_j over the neighbours and itself, plus the change by training.
-    W_ij are Metropolis-Hastings weights. The weight of a model that is not received is added to the
-    weight of the device's own model.
+    each; content ``model``), and trains from x_i meanwhile. When it has received the neighbours'
+    models x_j, it sets x_i to the sum of W_ij x_j over the neighbours and itself, plus the change
+    by training. W_ij are Metropolis-Hastings weights. The weight of a model that is not received is
+    added to the weight of the device's own model.
     """
 
     Params = DPSGDParams
@@ -355,7 +355,8 @@ class Epidemic(Peers[EpidemicParams]):
     common seed, so that each device knows its senders.
 
     There is no server. In each round a device trains, sends its trained model to s random devices
-    (d parameters each; ``model``), and takes the mean of its own model and the received models.
+    (d parameters each; content ``model``), and takes the mean of its own model and the received
+    models.
     """
 
     Params = EpidemicParams
@@ -450,11 +451,11 @@ class Gossip(Peers[GossipParams]):
     Source: Lian et al. 2018 (AD-PSGD), Algorithm 1, with local epochs in place of one gradient.
 
     There is no server. A trained device sends its model to one neighbour, drawn at random (d
-    parameters; ``ask``). The neighbour sends its own model back (d parameters; ``answer``), and
-    both replace their models by the mean of the two, so that the sum of all models does not change.
-    A neighbour that itself waits for an answer replies later, or sends ``declined`` (4 bytes). A
-    device may answer while it trains; the change by training is added to the averaged model. A
-    round of the run has as many trainings as there are devices.
+    parameters; content ``ask``). The neighbour sends its own model back (d parameters; content
+    ``answer``), and both replace their models by the mean of the two, so that the sum of all models
+    does not change. A neighbour that itself waits for an answer replies later, or sends the content
+    ``declined`` (4 bytes). A device may answer while it trains; the change by training is added to
+    the averaged model. A round of the run has as many trainings as there are devices.
     """
 
     Params = GossipParams

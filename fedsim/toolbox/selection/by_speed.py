@@ -41,10 +41,10 @@ class FedCS(BySpeed):
 
     Source: Nishio and Yonetani, "Client selection for federated learning with heterogeneous
     resources" (ICC 2019), Protocol 2 and Algorithm 3. In each round the server asks candidates,
-    which are drawn at random, for three durations (12 bytes; ``resources``): to receive a model, to
-    train, and to send a model. From these it predicts how long a round lasts. The server repeatedly
-    adds the candidate that lengthens the predicted round least, as long as the round stays within
-    the deadline ``time`` and has fewer clients than the strategy asks for.
+    which are drawn at random, for three durations (12 bytes; content ``resources``): to receive a
+    model, to train, and to send a model. From these it predicts how long a round lasts. The server
+    repeatedly adds the candidate that lengthens the predicted round least, as long as the round
+    stays within the deadline ``time`` and has fewer clients than the strategy asks for.
 
     As in the paper, the prediction assumes that the model goes to all clients at once (the slowest
     download counts), that all clients train at the same time, and that they send their updates one
@@ -136,8 +136,8 @@ class FLANP(BySpeed):
     (learning rate x steps). For a single step without momentum the estimate is exact. Within a
     stage the paper trains by FedGATE; here the strategy of the scenario trains.
 
-    Each client reports its durations once (12 bytes; ``resources``): to receive a model, to train,
-    and to send a model. The clients of a stage are the n fastest available clients, at most
+    Each client reports its durations once (12 bytes; content ``resources``): to receive a model, to
+    train, and to send a model. The clients of a stage are the n fastest available clients, at most
     ``clients_per_round`` (all devices, in the paper). In strategies that have a model for each
     group of clients, one gradient is computed from the updates of all groups. In runs without
     learning, a stage is one round. The beginning of each later stage is recorded among the run's

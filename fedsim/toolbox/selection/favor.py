@@ -44,18 +44,21 @@ class AgentSizes(TypedDict):
 class FAVORState(State):
     """State of the selection ``favor``: models of devices, the learning agent, its past actions.
 
-    The agent is a perceptron that values the choice of each device.
+    The agent is a perceptron that values the choice of each device. A device is profiled by one
+    training, whose result is the first model that the server knows of it.
 
     Attributes:
         round: Index of the open round, from 0.
-        first: Model from which the first device was profiled; None before the first profile.
+        first: Model from which the first profiled device trained; None before its answer.
         local: Device ID -> last known model of each profiled device.
-        axes: Mean and principal axes of the first profiles; None before them, and without learning.
+        axes: Mean and principal axes of the models of the first profiled devices; None before these
+            models have arrived, and without learning.
         model: The present model, in strategies with groups the mean of the groups' models.
         situation: s, the present state that the agent observes.
         q_values: Q(s, a) for the selection of each device, by device ID; None before the agent
             exists.
-        agent: Q, the agent as one array, see ``agent_size``.
+        agent: Q, the agent as one array: its weights, two moments of Adam for each weight, and the
+            count of Adam's steps.
         older: Q', the agent as it was in an earlier round.
         replay: Replay memory of actions, (state s, device ID, reward, next state s').
     """
@@ -77,14 +80,14 @@ class FAVOR(Selection):
 
     Source: Wang, Kaplan, Niu and Li, "Optimizing federated learning on non-IID data with
     reinforcement learning" (INFOCOM 2020), sections III and IV (implemented from a summary of
-    them). At first each device is profiled: it receives the model (d parameters; ``profile``),
-    trains for an epoch, and sends the result (d parameters; ``local-model``). The server computes
-    the leading principal axes of these models. The state that the agent observes in a round
-    consists of the coordinates along these axes of the present model and of each device's last
-    known model. The agent, a perceptron with one hidden layer, computes from a state a Q-value for
-    the choice of each device. The devices with the highest Q-values become the clients of the next
-    round. With probability epsilon a client is drawn at random instead. epsilon is multiplied by
-    ``decay`` after each round until it is ``least_exploration``.
+    them). At first each device is profiled: it receives the model (d parameters; content
+    ``profile``), trains for an epoch, and sends the result (d parameters; content ``local-model``).
+    The server computes the leading principal axes of these models. The state that the agent
+    observes in a round consists of the coordinates along these axes of the present model and of
+    each device's last known model. The agent, a perceptron with one hidden layer, computes from a
+    state a Q-value for the choice of each device. The devices with the highest Q-values become the
+    clients of the next round. With probability epsilon a client is drawn at random instead. epsilon
+    is multiplied by ``decay`` after each round until it is ``least_exploration``.
 
     Each client of a round is an action of the agent, with the reward r = ``base``^(accuracy -
     ``target``) - 1. The accuracy is of a test at the server (``ServerModels.test``). With Q the

@@ -51,10 +51,11 @@ class PowerOfChoice(Selection):
 
     Source: Cho, Wang and Joshi, "Towards understanding biased client selection" (AISTATS 2022),
     section 3, pi_pow-d. Candidates are drawn without replacement, with probabilities proportional
-    to their samples. Each candidate receives the present model (d parameters; ``loss-query``),
-    tests the model on its training data, which takes a forward pass, and answers with its loss (4
-    bytes; ``loss``). In a strategy that has a model for each group of clients, a candidate tests
-    the model of its group. A candidate without a group tests all models, and the least loss counts.
+    to their samples. Each candidate receives the present model (d parameters; content
+    ``loss-query``), tests the model on its training data, which takes a forward pass, and answers
+    with its loss (4 bytes; content ``loss``). In a strategy that has a model for each group of
+    clients, a candidate tests the model of its group. A candidate without a group tests all models,
+    and the least loss counts.
 
     With ``samples`` a candidate estimates the loss on newly drawn ``samples`` of its samples
     (section 5, pi_cpow-d). With ``losses = "reported"`` (section 5, pi_rpow-d) candidates are not

@@ -21,7 +21,7 @@ class CA2FLParams(AsynchronousParams):
     Attributes:
         buffer: M, the count of received updates after which the server publishes a new version of
             the model.
-        server: server optimiser for the calibrated step (``parts/server_optimizer``). The
+        server: server optimiser for the calibrated step (docs page ``parts/server_optimizer``). The
             paper's eta is ``lr`` of ``sgd``. None: eta is 1.
     """
 

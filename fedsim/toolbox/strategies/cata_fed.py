@@ -168,16 +168,17 @@ class CataFedParams(CombiningParams):
 
     Each part of the method can be switched off separately: ``adaptive`` epochs, the ``mitigation``
     of stragglers, and clustering (by ``clusters = 1``). The usual keys of rounds and aggregation
-    are added.
+    are added. Equations and algorithms are numbered as in Jeong and Kim (2022).
 
     Attributes:
         deadline: T, the time limit of training and upload, which counts from the end of a client's
             download; by default the mean over all devices of the time of five epochs.
-        adaptive: whether a client trains as many epochs as fit into T (ALU). If false, it trains
-            exactly ``local_epochs``; a client that cannot do so within T is a slow straggler.
+        adaptive: whether a client trains as many epochs as fit into T (the paper's ALU). If false,
+            it trains exactly ``local_epochs``; a client that cannot do so within T is a slow
+            straggler.
         local_epochs: K_local, the epochs of a training if ``adaptive`` is false.
         mitigation: whether slow stragglers halve their data, and then train on one part at a time
-            (straggler mitigation, SMS).
+            (the paper's straggler mitigation, SMS).
         upload_time: eps_i, the upload time of a client, is ``reserved`` out of T (Eq. 8) or
             ``ignored`` (0, as in the paper's experiments). A client expects the time of its last
             upload of a model; before its first upload, the time that its link alone would need.
@@ -290,8 +291,8 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     def training(self, device: Device, instruction: Instruction) -> Training:
         """Return a training on one part of the device's data, on all data if it was never split.
 
-        After u splits there are 2^u parts. The part is number 1 + n mod 2^u (Eq. 12), with n the
-        count of the device's selections.
+        After u splits there are 2^u parts. The part is number 1 + n mod 2^u (CATA-Fed, Eq. 12),
+        with n the count of the device's selections.
         """
         splits = device.state["splits"]
         part = None
@@ -361,8 +362,8 @@ class CataFedState(FedAvgState):
     Attributes:
         sizes: Data size that each client reported last (samples), 0 if the client is disconnected.
         cluster: Cluster index of each client, -1 if the client is disconnected.
-        zeroed: Round index from which each client's wait is counted, A_i[t] = t - zeroed_i (Eq.
-            21).
+        zeroed: Round index from which each client's wait is counted: in round t client i has waited
+            for t - ``zeroed[i]`` rounds.
         reported: Whether a size was reported since the last clustering.
         connecting: Open tasks in which clients report their size to connect, task ID -> client ID.
         away: Count of unavailable clients that may still connect.
@@ -387,7 +388,7 @@ class CataFed(FedAvg[CataFedParams]):
     A client reports its data size when it connects (a scalar), and is in a cluster of clients of
     similar size from the next round on. A round asks K clients of one cluster. They receive the
     model and the time limit T (d parameters, a scalar), train as many epochs after their download
-    as leave time for the upload within T (ALU), and answer.
+    as leave time for the upload within T (the paper's ALU), and answer.
 
     - *Valid*, after at least one finished epoch: sends its update and the flag I = 1 (d parameters,
       a scalar).

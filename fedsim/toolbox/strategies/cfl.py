@@ -49,19 +49,22 @@ class CFLClient(SynchronousClient[CFLParams]):
 class CFLState(GroupedState):
     """State of CFL on the server: a tree of clusters, with a model for each node.
 
-    The leaves of the tree are the present clusters. A split adds two children to a leaf.
+    The leaves of the tree are the present clusters. A split adds two children to a leaf. A device
+    without a cluster goes down the tree to a leaf, at each split to the more similar child.
 
     Attributes:
         children: Indices of the two children of each node; None for a leaf.
         changes_at_split: For each node, the changes of the model by the clients that were assigned
             to it when its parent was split; empty for the root.
-        node_reached: Device ID of each client without a cluster -> node that it has reached in the
-            tree.
+        node_reached: Device ID of each client without a cluster -> node at which it is on its way
+            down the tree; the root if it has no entry.
         last_change: Device ID -> change of its cluster's model by the device's last training.
-        first_norm: Mean L2 norm of the first round's updates, from which the default of ``eps1`` is
-            computed.
+        first_norm: Mean L2 norm of the first round's updates. By default a cluster has converged if
+            its mean update is shorter than 0.2 times this norm (``eps1``). None before the first
+            round.
         scheduled: Count of splits that were done because of the key ``split_rounds``.
-        unconverged: Leaves that have not converged, the next one in the order of Algorithm 2 last.
+        unconverged: Stack of the leaves that have not converged. With ``order = "recursive"`` the
+            last one trains until it has converged, then the one before.
     """
 
     children: list[list[int] | None] = field(default_factory=list)
@@ -88,7 +91,7 @@ class CFL(Grouped[CFLParams]):
 
     A client without a cluster, such as a newcomer, joins the root when it is selected, if the root
     was never split. Otherwise it goes down the tree, on arrival or when it is selected: at each
-    split it receives the parent's model (d, purpose ``cold-start``), trains, sends its update (d),
+    split it receives the parent's model (d; content ``cold-start``), trains, sends its update (d),
     and goes to the part with the most similar update. A change of a device's data during the run
     does not change its cluster. With ``learning = "off"`` clusters are split by ``split_rounds``
     alone, at random.

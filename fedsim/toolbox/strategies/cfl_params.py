@@ -16,6 +16,7 @@ class CFLParams(GroupedParams):
     """Keys of ``[strategy]`` for CFL, in addition to the keys of groups and rounds.
 
     CFL divides the clients into clusters, each with a model, by splitting clusters in two.
+    Algorithms, equations and figures are numbered as in Sattler, Mueller and Samek (2018).
 
     Attributes:
         clients_per_round: the number of clients that a round asks; None for all available ones, as

@@ -33,7 +33,7 @@ class FedATParams(StrategyParams):
         local_epochs: E, passes of a client over its data.
         mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda. The default
             was not checked against the paper.
-        aggregation: how a tier's updates become its model (``parts/aggregation``).
+        aggregation: how a tier's updates become its model (docs page ``parts/aggregation``).
         retry: time (s) after which a tier tries again to open a round, if no client was available
             or no update has arrived.
     """

@@ -28,8 +28,8 @@ class FedCompassParams(AsynchronousParams):
         min_steps: Q_min, the least count of SGD steps of a training, and the count of each client's
             first training.
         max_steps: Q_max, the largest count of SGD steps of a training.
-        latest_factor: lambda, how long a group waits, relative to the time until its expected
-            arrival.
+        latest_factor: lambda: the server waits for a group, clients that are to answer together,
+            for at most this multiple of the time until their expected arrival.
         speed_momentum: weight of the latest training in the estimate of a client's time per step.
         alpha: factor of all updates; the discount of staleness tau is alpha (1 + tau)^-exponent.
         exponent: exponent of the staleness discount.

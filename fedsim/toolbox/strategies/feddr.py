@@ -17,7 +17,8 @@ from fedsim.strategies.traits import Traits
 class FedDRParams(SynchronousParams):
     """Keys of ``[strategy]`` for FedDR: constants of the local problem and of the relaxation.
 
-    ``SynchronousParams`` describes the keys of all strategies in rounds.
+    ``SynchronousParams`` describes the keys of all strategies in rounds. Client i has the loss f_i;
+    y_i is the centre of its local problem, and x_i its solution.
 
     Attributes:
         eta: eta of the local problem, min f_i(x) + ||x - y_i||^2 / (2 eta).

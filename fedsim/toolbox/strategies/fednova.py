@@ -43,7 +43,7 @@ def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
 
     Args:
         steps: count of SGD steps.
-        momentum: momentum of the optimiser (section 4.1).
+        momentum: momentum of the optimiser (section 4.1 of FedNova's paper).
         pull: learning rate times mu of FedProx's proximal term.
 
     Returns:

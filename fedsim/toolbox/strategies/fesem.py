@@ -23,9 +23,9 @@ class FeSEMParams(GroupedParams):
             published code of FlexCFL.
         follows: when clients are assigned to groups. ``published-code``: the code of FlexCFL, in
             which a round's clients join the group with the nearest model before they train.
-            ``paper`` (Algorithm 1): after each round every client that has sent a model joins the
-            group whose model is nearest to the sent one, and a group's model becomes the mean of
-            its members' last models; k-means makes the first groups.
+            ``paper`` (Algorithm 1 of Xie et al., 2020): after each round every client that has sent
+            a model joins the group whose model is nearest to the sent one, and a group's model
+            becomes the mean of its members' last models; k-means makes the first groups.
     """
 
     instead: ClassVar[Former] = {**GroupedParams.instead, "centers": "follows"}

@@ -52,7 +52,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     """Keys of ``[strategy]`` for FlexCFL: how devices are grouped, when, and how groups interact.
 
     The keys of strategies with groups and rounds are allowed too. The defaults are taken from the
-    published experiments on MNIST.
+    published experiments on MNIST. Equations are numbered as in Duan et al. (2021).
 
     Attributes:
         measure: the similarity of devices: ``edc`` (Eq. 7), by the cosines of their updates with
@@ -159,7 +159,8 @@ _MOST_FAILURES = 100
 def nearest_direction(models: list[Floats32]) -> Floats:
     """Find the group of FlexCFL whose direction is most similar to a device's update.
 
-    The update is the trained model minus the initial model. Similarity is the cosine (section 3.3).
+    The update is the trained model minus the initial model. Similarity is the cosine (FlexCFL,
+    section 3.3).
 
     Args:
         models: the initial model, the trained model, and the m directions, float32 [d] each.
@@ -221,7 +222,8 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
 class FlexCFLState(GroupedState):
     """State of FlexCFL on the server: the groups' models and directions, each device's group.
 
-    A group's direction is the mean update of its first members.
+    A group's direction is the mean update of its first members. In the group cold start, devices
+    train the initial model, and are clustered by their updates into the first groups.
 
     Attributes:
         initial: w0, the initial model.

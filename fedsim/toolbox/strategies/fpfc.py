@@ -34,7 +34,8 @@ class FPFCParams(SynchronousParams):
         lam: lambda, the strength of the penalty; 0: local training.
         rho: rho of the augmented Lagrangian: how strongly a device is held to the model that it
             receives.
-        a: a of SCAD: models that are farther apart than a lam are not penalised.
+        a: a of SCAD: models that are farther apart than the product of a and lambda are not
+            penalised.
         xi: distance of two models below which the penalty is quadratic, so that it is smooth at 0.
         nu: devices whose difference theta is at most this long are in one group.
         layers: distances are between whole models (``all``), or between their last layers

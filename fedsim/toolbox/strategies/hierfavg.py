@@ -30,8 +30,8 @@ class HierFAVGParams(SelectingParams, CombiningParams):
         kappa2: edge rounds in a round.
         aggregation: the rule by which the updates of an edge server's clients become its model.
         deadline: time limit of a whole round, at which edge servers send their models as they are.
-        selection: the selection of a round's clients (``parts/selection``). Kinds that use what
-            clients send with their updates are refused, as only edge servers receive it.
+        selection: the selection of a round's clients (docs page ``parts/selection``). Kinds that
+            use what clients send with their updates are refused, as only edge servers receive it.
     """
 
     traits: ClassVar[Traits] = Traits(at_edges=True)

@@ -43,9 +43,10 @@ class IFCAParams(MigratingParams):
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the
             published code of FlexCFL.
-        averaging: mean of ``models`` (Algorithm 1, option II), or of ``gradients`` (option I): each
-            client makes one step on all of its data, and a group's model moves by the sum of its
-            clients' steps, divided by the number of all clients of the round.
+        averaging: mean of ``models`` (Ghosh et al. 2020, Algorithm 1, option II), or of
+            ``gradients`` (option I): each client makes one step on all of its data, and a group's
+            model moves by the sum of its clients' steps, divided by the number of all clients of
+            the round.
     """
 
     instead: ClassVar[Former] = {**MigratingParams.instead, **former_keys.IFCA}

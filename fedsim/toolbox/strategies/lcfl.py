@@ -56,10 +56,10 @@ class LCFLClient(SynchronousClient[LCFLParams]):
 
     The messages that start a training of w_i have the content ``trains-local``.
 
-    Entries of a device's state: ``own``, the local model w_i, until the device has been compared;
-    ``gradient``, the gradient of the last mini-batch of w_i's training; ``unsent-gradient``, the
-    gradient of a new w_i until it has arrived at the server: if the answer is cut off, the earlier
-    w_i and its gradient stay valid.
+    Entries of a device's state: ``own``, the local model w_i, until the losses or the gradient have
+    arrived at the server; ``gradient``, the gradient of the last mini-batch of w_i's training;
+    ``unsent-gradient``, the gradient of a new w_i until it has arrived at the server: if the answer
+    is cut off, the earlier w_i and its gradient stay valid.
     """
 
     @property
@@ -142,14 +142,15 @@ class LCFLState(GroupedState):
     Attributes:
         global_model: Global model, which the warm-up trains and at which clusters begin.
         clustered: Whether the devices have been clustered.
-        campaign: State of the open campaign, see ``Campaign``.
+        campaign: State of the open ``Campaign``, in which each device does one task, such as the
+            warm-up.
         local_models: Device ID -> w_i, the last model that the device has sent. Empty after the
             clustering.
         starts: Device ID -> model from which the device's local model was trained. Empty after the
             clustering.
         compared: IDs of the devices whose models are compared. Empty after the clustering.
-        reports: Device ID -> losses (``Lazy``) or gradient (``Ref``) that a compared device has
-            sent.
+        reports: Device ID -> losses or gradient that a compared device has sent, as a reference to
+            values that are computed when they are needed (``Lazy`` or ``Ref``).
         admitting: Whether devices without a cluster may choose one, from the time at which the
             models of all clusters differ.
     """

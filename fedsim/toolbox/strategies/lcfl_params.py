@@ -34,7 +34,8 @@ class AverageLinkage(Hierarchical):
 class LCFLParams(PlainDeadline, ClusteredParams):
     """Keys of ``[strategy]`` for LCFL, in addition to the keys of groups and rounds.
 
-    The defaults are taken from LCFL's published code for Rotated MNIST.
+    The defaults are taken from LCFL's published code for Rotated MNIST. Equations and algorithms
+    are numbered as in Gu et al. (2024).
 
     Attributes:
         groups: k, the number of clusters.

@@ -26,11 +26,13 @@ _CLOSE_LATE = "close-late"
 class REFLParams(AggregatingParams):
     """Keys of ``[strategy]`` for REFL: the weights of updates that arrive after their round.
 
-    ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation.
+    ``AggregatingParams`` describes the keys of all strategies with rounds and aggregation. A stale
+    update arrives after its round; its deviation Lambda is how far it would move the mean of the
+    updates that are in time.
 
     Attributes:
-        beta: share, 0 to 1, that the deviation from the fresh updates has in a stale update's
-            weight; the staleness has the rest.
+        beta: share, 0 to 1, of the term by deviation in a stale update's weight; the term by
+            staleness (in rounds) has the rest.
         stale_weights: weights of stale updates: ``boosted``, by deviation and staleness, as in the
             paper; ``equal``, as fresh updates.
         boost_scale: divisor of exp(-Lambda / Lambda_max) in a stale update's weight, with the

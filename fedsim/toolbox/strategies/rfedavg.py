@@ -51,10 +51,12 @@ if the key ``weights`` is ``rfedavg``; then its loss F_k if ``RFedAvgParams.uses
 class RFedAvgParams(SynchronousParams):
     """Keys of ``[strategy]`` for RFedAvg, in addition to the keys of rounds.
 
+    Equations and algorithms are numbered as in Wang, Zhang and Tao, whose paper ``RFedAvg`` names.
+
     Attributes:
         local_epochs: gradient steps of a client on all of its data; 1 in the paper.
-        server: the step of the server from the old model to the reweighted mean
-            (``parts/server_optimizer``); None: the mean is the new model.
+        server: the step of the server from the old model to the reweighted mean (docs page
+            ``parts/server_optimizer``); None: the mean is the new model.
         weights: p_n, the weights of the clusters: ``rfedavg``, by inverse imbalance; ``optimal``,
             nearest to equal class shares; ``uniform-by-data``, by samples.
         clustering: ``ccs``, greedy clusters by cosine (Algorithm 1); ``kmeans``, K-means on the

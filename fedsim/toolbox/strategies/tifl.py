@@ -183,9 +183,9 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
 
     A tier is a set of devices of similar data size or latency. First every reachable device reports
     its size (a scalar), or does a training whose latency is measured (down and up d parameters).
-    Tiers are bins of equal width of these figures, and do not change; later devices are put into
-    them. A round draws a tier with an available member, then K of its members uniformly (all if
-    there are fewer), and goes on as a round of FedAvg.
+    Tiers are bins of equal width of the sizes or latencies, and do not change; later devices are
+    put into them. A round draws a tier with an available member, then K of its members uniformly
+    (all if there are fewer), and goes on as a round of FedAvg.
 
     With credits, a number of rounds for each tier, the model goes to five clients of each tier
     every I rounds (d parameters), which report its accuracy (a scalar). The tiers' probabilities

@@ -70,7 +70,7 @@ class Graph(Network):
         server: the node of the server.
         transport: the protocol of transfers.
         edges: the edge servers; None for no edge servers.
-        hosts: the nodes of additional hosts.
+        hosts: the nodes of additional endpoints, which send and receive, such as a cache.
         delay_s: returns the latency of the route from one node to another (s), which is added to
             the latencies of the endpoints; None if routes have no latency.
     """
@@ -248,6 +248,8 @@ class Graph(Network):
 class EdgeLinks(Spec):
     """``network.edge`` of a tree: an edge server at each cell, which can combine devices' messages.
 
+    A cell is a set of devices that share a link to the server.
+
     Attributes:
         receive, send: rates of each edge server's own links, which carry its messages from and to
             both its devices and the server.
@@ -324,7 +326,7 @@ def between(
         attach: nodes to which devices are attached; device i is at ``attach[i % len(attach)]``.
         transport: the protocol of transfers.
         edges: the edge servers, whose ``of`` is computed here; None for no edge servers.
-        hosts: the nodes of additional hosts.
+        hosts: the nodes of additional endpoints, which send and receive, such as a cache.
 
     Returns:
         The network.

@@ -18,7 +18,7 @@ from fedsim.world.steps import computing_steps
 
 
 class Outage(Process):
-    """Base of the processes that make a link or server fail again and again.
+    """Base of the simulated events (processes) in which a link or server fails again and again.
 
     A subclass overrides ``fail``, which begins an outage.
 
@@ -78,12 +78,15 @@ class Outage(Process):
 
 
 class LinkOutage(Outage):
-    """Repeated outages of a link, during which its rate is 0, or at most ``rate``.
+    """Repeated outages of a link, during which its rate is limited, by default to 0.
+
+    ``every`` and ``lasts`` (``Outage``) are the times between outages and their lengths.
 
     Attributes:
         link: name of the link: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``,
             or ``a -> b`` of a graph.
-        rate: rate of the link during an outage.
+        rate: largest rate of the link during an outage; by default 0, so that transfers over the
+            link wait.
     """
 
     kind: Literal["link-outage"] = "link-outage"
@@ -98,7 +101,7 @@ class LinkOutage(Outage):
 
 
 class EdgeOutage(Outage):
-    """Repeated outages of an edge server.
+    """Repeated outages of an edge server, at the times that ``Outage`` describes.
 
     Attributes:
         edge: number of the edge server.
