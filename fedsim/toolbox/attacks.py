@@ -89,8 +89,9 @@ class Attack(Spec):
 class LabelFlip(Attack):
     """The label l of each training sample becomes C - 1 - l, where C is the count of classes.
 
-    Labels that ``drift`` has changed are flipped too. Test samples keep their labels (Fang et al.,
-    "Local model poisoning attacks to Byzantine-robust federated learning", 2020).
+    Labels that a shift of data (``drift``) has changed are flipped too. Test samples keep their
+    labels (Fang et al., "Local model poisoning attacks to Byzantine-robust federated learning",
+    2020).
     """
 
     flips_labels: ClassVar[bool] = True

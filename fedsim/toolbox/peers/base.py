@@ -239,7 +239,8 @@ class Peers(Strategy[P]):
     A subclass sets ``Half``, the class whose methods react to a device's events. This base calls
     them, and closes a round of the run when all available devices have finished it. The score of a
     run is the mean accuracy of the devices, each with its own model on its own test samples. The
-    table of rounds also has the columns ``mean_accuracy`` and ``consensus``.
+    table of rounds also has the columns ``mean_accuracy`` and ``consensus``, the root mean square
+    distance of the devices' models from their mean.
     """
 
     Client = PeerClient

@@ -391,7 +391,7 @@ def new_agent(
     """Draw the weights of a new agent of FAVOR, uniform within 1 / sqrt(inputs of the layer).
 
     Args:
-        models: not used.
+        models: not used; functions of models receive a list of them.
         inputs: length of a state, the agent's input.
         hidden: count of units in the hidden layer.
         action_count: count of actions.

@@ -16,7 +16,8 @@ from fedsim.toolbox.clustering.similarity import Matrix, length
 class Norms(NamedTuple):
     """L2 norms of a cluster's updates, by which CFL decides whether to split the cluster.
 
-    They are fields of the run's events ``cluster-criteria`` and ``cluster-split``.
+    A cluster is split if its mean update is short while some update is long. The norms are fields
+    of the run's events ``cluster-criteria`` and ``cluster-split``.
     """
 
     mean_norm: float

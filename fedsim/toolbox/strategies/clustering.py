@@ -14,13 +14,14 @@ _MOST_SHOWN = 200  # maximum count of devices whose pairwise values are recorded
 def charge_clustering(
     server: Server, method: str, n: int, d: int, features: int = 0, groups: int = 1
 ) -> None:
-    """Charge the server the time of a clustering of models or updates.
+    """Charge the server the simulated time of a clustering of models or updates.
 
     The server computes the inner products of all pairs, and forms the groups by ``method``.
 
     Args:
         server: the run's server.
-        method: operation that forms the groups, one of ``Server.compute``.
+        method: operation that forms the groups, an argument of ``Server.compute`` such as
+            ``k-means``.
         n: count of models or updates.
         d: length of a model or update; 0 if no inner products are needed.
         features: length of the vectors that k-means clusters; 0 for other methods.

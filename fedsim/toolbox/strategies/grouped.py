@@ -572,6 +572,8 @@ class Migrating(Grouped[M]):
     async def test_again(self, devices: Iterable[int]) -> None:
         """Make devices test whether their data have changed since they found their group.
 
+        Called after the devices were assigned to groups, as their data may have changed meanwhile.
+
         Args:
             devices: device IDs.
         """

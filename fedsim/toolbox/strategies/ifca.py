@@ -195,8 +195,9 @@ class IFCA(Migrating[IFCAParams]):
 class HypClusterParams(IFCAParams):
     """Keys of ``[strategy]`` for HypCluster: the keys of IFCA with other defaults.
 
-    The mean is weighted by samples, a training is one epoch, and the first rounds do not ask the
-    clients in turn.
+    The mean is weighted by samples, and a training is one epoch. By ``follows = "paper"``,
+    ``selection`` chooses the clients from the first round on. By default IFCA's first rounds ask
+    clients that were not asked before, as in the published code.
     """
 
     kind: Literal["hypcluster"] = "hypcluster"  # type: ignore[assignment]
