@@ -14,10 +14,11 @@ Table = dict[str, Any]
 
 
 class Removed(NamedTuple):
-    """Former key without replacement, as only one of its values is possible now.
+    """Former key of a scenario that was removed, as only one of its values is possible now.
 
     Attributes:
-        left: that value, mostly the former default; None if it is as if the key were not given.
+        left: the value that is still possible, mostly the former default; None if this version
+            works as if the key were not given.
     """
 
     left: object

@@ -43,13 +43,18 @@ _allowed = ContextVar("_allowed", default=True)
 
 @contextmanager
 def code_from_file(allow_code: bool) -> Iterator[None]:
-    """Context manager in which a scenario file is validated, whose code may be a stranger's.
+    """Context within which a scenario file may import only code that the user has allowed.
 
-    Code that the file names is imported only if ``allow_code`` or the user's configuration allows
-    it.
+    Reading a file could otherwise run a stranger's code. The caller reads and validates the file
+    within the context. An import path that is not allowed raises ``ScenarioError`` there
+    (``refuse_unless_allowed``).
+
+    Allowed are all paths if ``allow_code`` is true, and otherwise the installed packages that the
+    user's configuration lists.
 
     Args:
-        allow_code: whether all import paths of the file may be imported.
+        allow_code: whether the user trusts the file, so that any code that it names may be
+            imported.
     """
     token = _allowed.set(allow_code)
     try:
@@ -59,7 +64,7 @@ def code_from_file(allow_code: bool) -> Iterator[None]:
 
 
 def is_allowed() -> bool:
-    """Return whether users' code may be imported now.
+    """Return whether all code of users may be imported now.
 
     True unless a scenario file is being validated without ``allow_code`` (``code_from_file``).
     """
@@ -69,7 +74,8 @@ def is_allowed() -> bool:
 def refuse_unless_allowed(path: str, key: str) -> None:
     """Check that an import path is well formed, and that its code may be imported; import nothing.
 
-    Which code is allowed depends on ``code_from_file`` and on the user's configuration.
+    Within ``code_from_file`` only code of packages that the user's configuration lists is allowed,
+    unless ``allow_code`` is true; elsewhere all code is.
 
     Args:
         path: the import path.

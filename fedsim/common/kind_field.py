@@ -40,14 +40,15 @@ def _part_errors() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class KindField:
-    """Pydantic annotation of a key that holds a kind of a registry.
+    """Pydantic annotation of a scenario key whose value is one of several kinds.
 
     It validates a name, a table or a ``Spec`` instance as one of the kinds.
 
     Attributes:
-        registry: the kinds.
-        bare: the key of the usual kind that a value in place of a table sets, if it is no name of a
-            kind (``deadline = "90 s"`` sets ``time``); None for no such key.
+        registry: the allowed kinds.
+        bare: the key that is set by a plain value that is neither a table nor the name of a kind:
+            ``deadline = "90 s"`` sets the key ``time`` of the usual kind. None: such values are
+            refused.
         by_device: whether a list is accepted as kind ``list``, and a table with the key ``file`` as
             kind ``file``.
         by_kind: whether a table without ``kind`` and ``file`` is accepted as kind ``by-kind``, with

@@ -34,7 +34,7 @@ CutBy = Literal["width", "rank", "adapters"]
 
 
 def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
-    """Normalise ranges of a flat model: join adjacent ranges, and leave out empty ones.
+    """Normalise ranges of a model's parameters: join adjacent ranges, leave out empty ones.
 
     Args:
         ranges: pairs (begin, end) of positions in the array of all parameters of a model,
@@ -53,7 +53,7 @@ def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
 
 
 def union(first: Places, second: Places) -> Places:
-    """Return the union of two lists of ranges of a flat model.
+    """Return the union of two lists of ranges of a model's parameters.
 
     Ranges are pairs (begin, end) of positions in the array of all parameters of a model.
 
@@ -72,7 +72,7 @@ def union(first: Places, second: Places) -> Places:
 
 
 def complement(places: Places, size: int) -> Places:
-    """Return the ranges of a flat model that are not in a list of ranges.
+    """Return the ranges of a model's parameters that are not in a list of ranges.
 
     Ranges are pairs (begin, end) of positions in the array of all parameters.
 
@@ -251,7 +251,7 @@ class ModelCut(NamedTuple):
     """Smaller model that is cut from the whole model.
 
     Attributes:
-        by: the way in which it is cut.
+        by: the kind of cut: ``width``, ``rank`` or ``adapters``.
         size: its size, whose meaning depends on ``by``.
     """
 
@@ -296,14 +296,15 @@ class Training:
         linear: an array [d] that is added to every gradient (a ``Ref``); None for nothing.
         contrast: a contrastive term in the loss; None for none.
         lr: the learning rate; None for the rate in ``[training]``, decayed by the round.
-        held: ranges of the flat model that keep their values of ``start``, as whole tensors. They
-            do not shorten a step.
+        held: ranges of parameters that keep their values of ``start``: pairs (begin, end) of
+            positions in the array of all parameters, which cover whole tensors. A step takes as
+            long as without them.
         share: share of the batches that are processed, if a trainer stops early; shortens all
             epochs.
-        cut: the smaller model that is trained, which determines the cost of a step; None: the
-            whole model. All values outside of the smaller model are 0 or held.
-        result: ``model``: the result is the trained model; ``last-gradient``: it is the gradient
-            of the last step.
+        cut: the smaller model that is trained, which determines the cost of a step; None: the whole
+            model. All values outside of the smaller model are 0 or held.
+        result: ``model``: the result is the trained model; ``last-gradient``: it is the gradient of
+            the last step.
         layers: count of last layers that are trained, as the device has no memory for more; None:
             all. The tensors of earlier layers are in ``held``.
 
@@ -482,17 +483,18 @@ class Limit:
     """Time limit of a device's training, and the device's behaviour at the limit.
 
     Attributes:
-        stop_at: the absolute time (s) at which the device stops; finished epochs count.
-        budget: computing time (s) since the device's first computation for the round, which
-            includes tests and earlier trainings.
+        stop_at: the absolute time (s) at which the device stops; finished epochs count. None: no
+            such time.
+        budget: longest time (s) from the device's first computation for the round to the end of the
+            training; tests and earlier trainings count. None: no such limit.
         reserve_upload: bytes whose expected time on the device's own uplink is kept in reserve.
         adaptive: whether another epoch begins only if the time left is at least the mean time of
             the finished epochs.
         at_least: least count of finished epochs. A training with fewer has failed: the task ends as
             late, or goes on with the untrained model (``go_on``).
         go_on: whether a task goes on after a training that has failed.
-        reserve_s: time (s) that is kept in reserve for the steps after the training, in addition
-            to ``reserve_upload``.
+        reserve_s: time (s) that is kept in reserve for the steps after the training, in addition to
+            ``reserve_upload``.
         cut_undoes: whether a training has also failed if its last epoch was begun and not finished,
             so that its finished epochs are lost.
     """

@@ -79,7 +79,7 @@ def read_answer(records: RecordDict, task: Task) -> CheckedAnswer:
 
 
 class AnswerReader:
-    """Converter of the nodes' answers into contents for the strategy's server code.
+    """Converter of answers of devices' programs (nodes) into contents for the server code.
 
     Args:
         run: the run of the strategy's code on the server.

@@ -36,12 +36,15 @@ _DEATH_SIGNAL = 1
 
 
 class ForkExecutor:
-    """Plug-in of Flower's SuperExec that writes each task to a pipe, for the process of ``execute``.
+    """Plug-in of Flower's SuperExec that passes each task through a pipe to another process.
+
+    That process runs ``execute``. It has loaded all libraries and data, and carries out each task
+    in a fork of itself, so that a task does not load them again.
 
     That process carries out each task in a fork of itself.
 
     Args:
-        tasks: file descriptor of the pipe.
+        tasks: file descriptor of the pipe's end for writing.
     """
 
     def __init__(self, tasks: int) -> None:
@@ -57,7 +60,7 @@ class ForkExecutor:
         """Return at once: a task can be launched at any time."""
 
     def launch(self, spec: "ExecutionSpec") -> "LaunchResult":
-        """Send a task that Flower launches through the pipe to ``execute``, which starts it."""
+        """Write a task to the pipe when Flower launches it; ``execute`` then carries it out."""
         from flwr.supercore.superexec.executor.types import LaunchResult
 
         line = json.dumps({"address": spec.runtime_api_address, "token": spec.token})
@@ -65,7 +68,7 @@ class ForkExecutor:
         return LaunchResult.accepted()
 
     def close(self) -> None:
-        """Do nothing; the process of ``execute`` ends when the pipe is closed."""
+        """Do nothing; the process that runs ``execute`` ends when the pipe is closed."""
 
     def reconcile(self) -> None:
         """Do nothing; Flower calls this to clean up after ended tasks, and ``execute`` does so itself."""

@@ -73,8 +73,9 @@ def with_steps(
         records: the server's records, in order of time.
         logged: task ID -> steps that its device has logged, for tasks without an answer.
         wire: counters of the links, which give the delivered bytes of messages that were cut off.
-            None if links have no counters. Then a message that was cut off has delivered no bytes;
-            only a late device without known steps is assumed to have its whole request.
+            None if links have no counters. A message that was cut off then counts as 0 bytes,
+            except that a late device without known steps is assumed to have received its whole
+            request.
 
     Returns:
         The records, in order of time.

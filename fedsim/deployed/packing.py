@@ -45,11 +45,12 @@ SHIFT = "shift"
 
 
 class ModelPlace(NamedTuple):
-    """Name of the content of a message that is or has a model, and the model's index in it.
+    """Position of a model in a message: the name of its content, and the model's index in it.
 
     Attributes:
         content: name of the content.
-        position: index in a content that is a list; None for a content that is one model.
+        position: index in a content that is a list of models, from 0; None for a content that is
+            one model.
     """
 
     content: str
@@ -60,9 +61,10 @@ class ModelPlace(NamedTuple):
 
 
 class PlacedModel(NamedTuple):
-    """Model in the contents of a message, with its content's name and its index there.
+    """Model in a message, with its position there.
 
-    An answer's encoding names the model of the request to which a change belongs by its ``place``.
+    An answer may have the change of a model that the request contained. The answer then names that
+    model by its ``place`` in the request.
     """
 
     place: ModelPlace
@@ -237,8 +239,8 @@ class ContentPacker:
 
         Args:
             packet: the packet.
-            model_at: function that returns a model of the request, from the name of its content
-                and, in a list of models, its index.
+            model_at: function that returns a model of the request: the argument has the name of the
+                content that has the model and, if the content is a list, the model's index in it.
 
         Raises:
             PacketError: the packet cannot be read.

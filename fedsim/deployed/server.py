@@ -79,7 +79,8 @@ class Deployment:
         grid: Flower's Grid.
         pace: real seconds per second of the scenario, if nodes sleep to imitate the scenario's
             times; 0 if nodes work as fast as they can, in real time.
-        slept: ``slept`` of the run configuration, to be noted in the summary.
+        slept: ``slept`` of the run configuration, the times of the scenario that nodes imitate by
+            sleeping; it is noted in the summary.
 
     Attributes:
         run: the run of the strategy's server code.

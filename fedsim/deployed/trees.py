@@ -138,12 +138,16 @@ def _read_model(tree: dict[str, Json], arrays: Sequence[AnyArray], learner: Lear
 
 
 def write_report(loss: Loss) -> Json:
-    """Convert the loss, and other values that a trainer has reported, to JSON for ``read_report``."""
+    """Convert a trainer's report to JSON, from which ``read_report`` restores it.
+
+    Args:
+        loss: the report: the training loss, and the trainer's other values by name.
+    """
     return [loss.value, dict(loss.numbers)]
 
 
 def read_report(report: Json) -> Loss:
-    """Restore the loss, and other values that a trainer has reported, from JSON.
+    """Restore a trainer's report from the JSON that ``write_report`` has returned.
 
     Args:
         report: the JSON.

@@ -40,7 +40,7 @@ class PreviousResult:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Facts about a run that a strategy's code has from the start: sizes, learning rates, tensors.
+    """Properties of a run that a strategy's code knows from the start, such as its sizes.
 
     A strategy's code on the server and on devices reads it as ``self.setting``.
 
@@ -48,8 +48,8 @@ class RunInfo:
         devices: count of devices.
         parameters: count of trained parameters of the model, d.
         classes: count of outputs of the model, M.
-        mean_epoch_s: mean over all devices of an undisturbed epoch's time (s), the unit of
-            relative deadlines.
+        mean_epoch_s: mean over all devices of an undisturbed epoch's time (s), the unit of relative
+            deadlines.
         lr_in: function of a round's index (from 0) that returns the learning rate of the round.
         planned_rounds: count of rounds after which the run stops; None if no such stop is planned.
         momentum: momentum of local SGD.
@@ -59,12 +59,11 @@ class RunInfo:
         keeps: whether the scenario sets ``model.keep`` or ``model.send``, so that some tensors may
             stay on the devices.
         cut: function that returns the tensors of a smaller model, in order. Its arguments are the
-            way in which the model is cut (``width``, ``rank`` or ``adapters``) and the size, as in
-            ``ModelCut``.
+            kind of cut (``width``, ``rank`` or ``adapters``) and the size, as in ``ModelCut``.
         adapter_scale: scale of the model's adapters (LoRA), alpha divided by their rank; 1 without
             adapters.
-        kinds: names of the kinds of devices, in the order of the scenario; empty if devices have
-            no kind.
+        kinds: names of the kinds of devices, in the order of the scenario; empty if devices have no
+            kind.
         kind_of: function of a device that returns the name of its kind, which the device reports
             when it joins; the result is None if devices have no kind.
         learns: whether models have weights; false for ``learning = "off"``.
@@ -165,7 +164,7 @@ class Client(Generic[P]):
 
     Attributes:
         params: the keys of ``[strategy]``.
-        setting: facts about the run, such as the count of devices, a ``RunInfo``.
+        setting: properties of the run, such as the count of devices, a ``RunInfo``.
     """
 
     former_hooks: ClassVar[Mapping[str, str]] = {"sent": "on_sent"}

@@ -261,7 +261,7 @@ class ClientSide:
             task: the task of the device that trains.
             training: the training.
             number: index of the training in the task, from 0.
-            version: version of the device's data.
+            version: version of the device's data, 0 before the first shift.
         """
         before: Ref | None = None  # the trainer's kept state, packed like a model
         if self._trainer.state == "kept":
@@ -328,7 +328,7 @@ class ClientSide:
         return linear_combination(self._learner, parts)
 
     def arrived(self, task: Task, context: TaskContext) -> Mapping[str, Any]:
-        """Commit the answer of a task that is done, and return what the server receives.
+        """Update a device's state when its answer has arrived; return what the server receives.
 
         The device stores the residuals of its codec (what encoding lost), and ``Client.on_sent`` is
         called. If an answer is cut off, this method is not called, and the residuals remain as they

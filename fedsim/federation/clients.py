@@ -100,12 +100,13 @@ class Clients:
     ) -> list[int]:
         """Draw idle devices uniformly, without replacement.
 
-        The call takes the first idle devices along a random permutation, at a cost independent
-        of the population. Absent devices do not change the order of the present ones.
+        The call takes the first idle devices along a random permutation, at a cost independent of
+        the population. Absent devices do not change the order of the present ones.
 
         Args:
             count: the largest count of devices that are drawn.
-            purpose: name of the draw's stream (``strategy/purpose``), such as ``"select"``.
+            purpose: a word that names the random stream of the draw, such as ``"select"`` for the
+                stream ``strategy/select``.
             ids: numbers that complete the name of the stream, such as the round. Two draws with the
                 same name use the same permutation.
             among: the devices to draw from, each once; None: all.

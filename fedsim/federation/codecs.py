@@ -274,7 +274,7 @@ class Codec(Spec):
         base: Ref | None,
         residual: Ref | None,
     ) -> Coded:
-        """Encode and decode a model, as one deferred computation.
+        """Encode and decode a model; the result is a reference that is computed when it is needed.
 
         If the message is cut off on its way, the sender's residual remains as it was.
 

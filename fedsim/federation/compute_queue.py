@@ -23,13 +23,13 @@ class ComputeQueue:
         self.busy_until = 0.0
 
     def add(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
-        """Add an operation, which begins when the operations before it have ended.
+        """Add an operation of the server, which begins when all operations before it have ended.
 
         Args:
             what: name of the operation, such as ``mix`` (``cost_s``).
-            n: count of models, or other rows.
+            n: count of models, or of other arrays.
             d: count of numbers in each.
-            m: count of groups that the operation forms.
+            m: count of groups that the operation forms; 1 for other operations.
         """
         if self._speed is not None:
             begin = max(self.busy_until, self._simulation.now)

@@ -56,11 +56,11 @@ class Header:
 @saved()
 @dataclass(slots=True)
 class Opaque:
-    """Content of a message whose value is opaque to fedsim; only its size counts.
+    """Content of a message with a value that fedsim does not look into; only its size counts.
 
     Attributes:
         value: any value; the receiver gets it as it is.
-        bytes: its size in the message.
+        bytes: size of the value in the message (bytes).
     """
 
     value: Any
@@ -96,10 +96,10 @@ class Partial:
 
     Attributes:
         model: the model whose tensors are sent.
-        rest: the model from which the receiver takes the other tensors; ``model`` itself if the
-            receiver has its other tensors already.
-        places: ranges of the tensors that are sent: pairs of begin and end in the flat model,
-            ascending.
+        rest: the model from which the receiver takes the other tensors, which cost no bytes;
+            ``model`` itself if the receiver already has the other tensors of ``model``.
+        places: ranges of the parameters that are sent: pairs (begin, end) of positions in the array
+            of all parameters of the model, ascending.
     """
 
     model: Ref
@@ -113,7 +113,11 @@ class Partial:
 
 
 class EncodedSizes(Protocol):
-    """Interface of ``DirectionCodec``: encoded sizes of models, and of parts of models (bytes)."""
+    """Interface by which ``payloads`` asks for the sizes of encoded models in a message (bytes).
+
+    ``DirectionCodec``, the codec of one direction, implements it for whole models (``model_bytes``)
+    and for parts of models.
+    """
 
     @property
     def model_bytes(self) -> float: ...
@@ -163,7 +167,11 @@ def _bytes(name: str, value: Any, sizes: EncodedSizes) -> float:
 
 
 def has_model(contents: Contents) -> bool:
-    """Whether contents include a model, or some tensors of a model."""
+    """Return whether the contents of a message include a model, or some tensors of a model.
+
+    Args:
+        contents: name -> model, number or other value that the message carries.
+    """
     for value in contents.values():
         items = value if isinstance(value, list | tuple) else (value,)
         for item in items:

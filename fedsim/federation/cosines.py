@@ -13,11 +13,16 @@ def kinds_of_pairs(
 ) -> dict[str, NDArray[np.bool_]]:
     """Divide the pairs of a round's updates into kinds, by the groups of their devices.
 
-    A pair is ``across`` if its devices are in two groups of the strategy. If the true groups are
-    unknown, all other pairs are ``within``. If they are known, a pair in one group of the strategy
-    is ``unlike`` if its devices have two true groups. Otherwise it is ``settled`` if the strategy's
-    group has no device of another true group, and ``alike`` if it has one. A pair with a device
-    without a true group is then of no kind.
+    The kinds show whether updates within the strategy's groups agree more than updates across them.
+    A true group is a set of devices whose data are alike, as the data source knows it.
+
+    - ``across``: the devices are in two groups of the strategy.
+    - ``within``: they are in one group of the strategy, and the true groups are unknown.
+    - ``unlike``: they are in one group of the strategy, and in two true groups.
+    - ``settled``: they are in one group and one true group, and the group has no other true group.
+    - ``alike``: they are in one group and one true group, and the group has other true groups too.
+
+    If the true groups are known, a pair with a device without a true group is of no kind.
 
     Args:
         devices: the device of each update.

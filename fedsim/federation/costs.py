@@ -18,8 +18,8 @@ class ServerSpec(Spec):
     By default the server's computations take no simulated time, as in the papers.
 
     Attributes:
-        speed: speed of the server's computations, in units of the core on which ``cost_s`` was
-            measured; None: computations take no time.
+        speed: speed of the server's computations; 1 is the speed of one core of a virtual server of
+            2026. None: computations take no time.
         patience: time (s) after which the server notices that a task is lost, unless the device is
             back earlier.
     """
@@ -65,11 +65,13 @@ measures them again).
 def cost_s(what: str, n: int, d: int = 0, m: int = 1) -> float:
     """Return the time (s) that an operation on models takes on a server of speed 1.
 
+    Speed 1 is the speed of one core of a virtual server of 2026.
+
     Args:
         what: name of the operation, such as ``mix`` or ``k-means`` (``Server.compute``).
-        n: count of models, or other rows.
+        n: count of models, or of other arrays.
         d: count of numbers in each.
-        m: count of groups that the operation forms.
+        m: count of groups that the operation forms; 1 for other operations.
     """
     cost = _COSTS[what]
     return cost.fixed_s + cost.unit_ns * cost.growth(n, d, m) * 1e-9

@@ -153,7 +153,7 @@ class Device:
         ``ServerModels.initial`` returns the same model for the same ``count``.
 
         Args:
-            count: index of the draw, from 0.
+            count: index of the initialisation, from 0; each index has other weights.
         """
         initial = self._devices.initial
         if count not in initial:
@@ -182,7 +182,8 @@ class Device:
             rest: the model that is copied.
             other: the model whose parameters replace: a whole model, or only the parameters at
                 ``places``.
-            places: ranges (start, end) of the replaced parameters in the flat model.
+            places: ranges (start, end) of the replaced parameters in the array of all parameters of
+                the model.
         """
         return self.apply(spliced, [rest, other], places=places)
 
@@ -292,8 +293,9 @@ class Devices:
         link_of: function of a device that returns the energy preset of its link, or None; set by
             ``Run``.
         states: device -> its ``Device.state``.
-        used_versions: device -> version of its data in its last computation for a task; a device
-            without an entry has used version 0.
+        used_versions: device -> version of its data in its last computation for a task. A version
+            is an index from 0, as each shift of data makes a new version. A device without an entry
+            has used version 0.
         initial: index of the draw -> initial model.
         residuals: device -> name of a content -> residual of the codec.
         with_base: IDs of the devices that have the model's frozen tensors.

@@ -18,7 +18,8 @@ class CodedContents(NamedTuple):
     Attributes:
         arriving: the decoded contents by name.
         residuals: name of a content -> residual of the codec, which the sender stores if the
-            message arrives. A content of several models has no residual.
+            message arrives. A residual is the part that encoding has left out. A content of several
+            models has none.
     """
 
     arriving: Contents
@@ -33,10 +34,11 @@ class _CodedContent(NamedTuple):
 
 
 class DirectionCodec:
-    """Encodes and decodes all models of messages in one direction, by the codec of that direction.
+    """Encodes and decodes the models in messages of one direction: to devices, or from devices.
 
     Args:
-        codec: the codec of the direction.
+        codec: the codec that the scenario names for the direction, ``messages.down`` or
+            ``messages.up``.
         learner: names and computes the decoded models.
 
     Attributes:

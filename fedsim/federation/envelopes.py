@@ -93,7 +93,8 @@ class Envelopes:
 
         Args:
             device: ID of the device.
-            contents: the contents by name, as the server half gives them.
+            contents: the contents by name, as the strategy's server code has passed them to
+                ``Server.ask``.
             job: name of the job.
             round_number: the round for which the device works; None for none.
 
@@ -124,7 +125,7 @@ class Envelopes:
 
         Args:
             device: ID of the device.
-            contents: the contents by name, as the client half gives them.
+            contents: the contents by name, as ``Client.reply`` has returned them.
             result: the result of the device's computations.
             context: context of the task, whose ``answer`` is set.
 

@@ -44,8 +44,9 @@ class WorldView(NamedTuple):
     Attributes:
         present: returns whether each device has arrived and not left, bool [devices]; None if all
             are present.
-        truth: returns the true group of each device, int64 [devices]; None if unknown. A device
-            without a true group has -1.
+        truth: returns the true group of each device, the index of the set of devices with alike
+            data to which it belongs, as the data source knows it, int64 [devices]; None if unknown.
+            A device without a true group has -1.
         version: returns the version of each device's data, int64 [devices].
     """
 
@@ -150,7 +151,7 @@ class Evaluator:
             round_number: the round, from 0.
             models: the strategy's models.
             updates: the updates of the round's aggregation.
-            strategy: the server half.
+            strategy: the strategy's server code.
 
         Returns:
             Values of columns of ``rounds.parquet``; None for a measure if no test is due. Columns
@@ -296,7 +297,7 @@ class Evaluator:
         """Return the mean of ||update - center||_2 over pairs of finite models (FlexCFL, Eq. 3).
 
         Args:
-            pairs: pairs of an update and a center.
+            pairs: pairs of an update and its center, the model into which it was aggregated.
 
         Returns:
             The mean; None if no pair is finite.

@@ -17,7 +17,8 @@ class FewerLayers:
 
     Args:
         population: the devices.
-        tensors: function that returns the tensors of a flat model, in order.
+        tensors: function that returns the model's tensors, in their order in the array of all
+            parameters.
     """
 
     def __init__(self, population: Population, tensors: Callable[[], Sequence[Tensor]]) -> None:

@@ -58,7 +58,7 @@ class LocalTrainings:
         return replace(training, lr=lr_in(round_number))
 
     def epochs(self, device: int) -> int:
-        """Return the count of local epochs in the keys of a device's client half.
+        """Return the count of local epochs in the keys that the client code of a device reads.
 
         0 stands for the count in ``[strategy]``. The result is 1 for a device with a count of SGD
         steps, as ``adapt_step`` replaces a training of one epoch by these steps.
@@ -90,7 +90,7 @@ class LocalTrainings:
 
 
 class ClientHalves:
-    """Objects of the strategy's class ``Client``, one for all devices that train alike.
+    """Client code of a strategy, one ``Client`` object for all devices that train alike.
 
     Args:
         make: function that builds a ``Client`` from the keys of ``[strategy]`` and a ``RunInfo``.

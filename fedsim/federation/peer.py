@@ -20,7 +20,7 @@ class EncodedModel(NamedTuple):
     ``Peer.encode`` returns it.
 
     Attributes:
-        decoded: the model as receivers decode it.
+        decoded: the model that receivers get after decoding, with the loss of precision.
         bytes: size of the payload (bytes).
     """
 
@@ -61,9 +61,9 @@ class Peer(Device):
 
         Args:
             model: the model from which the training starts.
-            number: the round.
-            steps: count of SGD steps, which the client half reads as ``instruction["steps"]``; None
-                for the client half's own count.
+            number: index of the round, from 0.
+            steps: count of SGD steps, which the strategy's client code reads as
+                ``instruction["steps"]``; None for the count that this code has by default.
         """
         contents: dict[str, object] = {"model": Header(model)}
         if steps is not None:
@@ -71,22 +71,28 @@ class Peer(Device):
         self._dispatch.ask(self.number, contents, round_number=number)
 
     def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
-        """Send contents, encoded by ``messages.up``, to several devices at once.
+        """Send contents to several devices at once.
+
+        Models among the contents are compressed by the codec that the key ``messages.up`` of the
+        scenario names.
 
         ``on_message`` follows at each receiver, or ``on_lost`` at the sender and the receiver.
 
         Args:
             devices: IDs of the receivers.
             contents: the contents by name.
-            number: the round.
+            number: index of the round, from 0.
         """
         self._dispatch.peer_channel.send(self.number, devices, contents, number)
 
     def encode(self, value: Ref | Partial) -> EncodedModel:
-        """Return a model as receivers decode it by ``messages.up``, and its size.
+        """Compress a model for other devices by the codec that the key ``messages.up`` names.
+
+        The result has the model that receivers get after decoding, with the loss of precision, and
+        the size of the message (bytes).
 
         Args:
-            value: a model, or a part of one.
+            value: the model, or some of its tensors.
         """
         codec = self._dispatch.peer_channel.codec
         contents = {"part": value}

@@ -19,7 +19,8 @@ class PeerChannel:
 
     Args:
         simulation: the clock.
-        codec: encodes and decodes the models (``messages.up``).
+        codec: encodes and decodes the models, by the codec that ``messages.up`` of the scenario
+            names.
         messages: the messages outside of tasks.
         strategy: the strategy's code on the server.
 
@@ -49,7 +50,7 @@ class PeerChannel:
             sender: ID of the sender.
             receivers: IDs of the receivers.
             contents: the contents by name.
-            round_number: the round.
+            round_number: index of the round of the message, from 0.
         """
         parts = payloads(contents, self.codec)
         arriving = self.codec.encode_and_decode(contents, {}, {}).arriving

@@ -35,7 +35,7 @@ class Server:
 
     Attributes:
         devices: count of devices.
-        setting: facts about the run, such as the count of devices, a ``RunInfo``.
+        setting: properties of the run, such as the count of devices, a ``RunInfo``.
         clients: which devices can be asked, ``Clients``.
         models: arithmetic with models, and their values, ``ServerModels``.
         edges: the edge servers of the network, ``ServerEdges``.
@@ -94,12 +94,12 @@ class Server:
         Args:
             what: ``mix``, ``products``, ``distances``, ``k-means``, ``linkage``, ``medoids`` or
                 ``absolute differences``.
-            n: count of rows, such as models.
-            d: length of a row.
-            m: count of groups.
+            n: count of models, or of other arrays.
+            d: count of numbers in each.
+            m: count of groups that the operation forms; 1 for other operations.
 
         Raises:
-            KeyError: ``what`` is no operation.
+            KeyError: ``what`` is not one of these names.
         """
         self._computations.add(what, n, d, m)
 
@@ -318,8 +318,8 @@ class Server:
         Models are measured if a test is due, which takes no simulated time.
 
         If the strategy has not recorded the aggregation of some of ``updates`` (``emit``), this
-        method first records an ``aggregate`` with the shares of their weights. The audit checks
-        that every received update was aggregated once.
+        method first records an ``aggregate`` with the shares of their weights. ``fedsim audit``
+        checks that every received update was aggregated once.
 
         Args:
             number: the round that has just been aggregated, from 0; each round once, ascending.

@@ -24,10 +24,15 @@ class ServerModels:
 
     A model is a reference (``Ref``), whose weights are computed only when they are needed.
 
-    - ``initial``, ``zero``, ``given``, ``mix`` and ``apply`` return a new reference at once.
+    - ``initial`` and ``zero`` return models to start from, ``given`` a model of weights that the
+      strategy has computed, ``mix`` a weighted sum of models, and ``apply`` the result of a
+      function of models. Nothing is computed at the call.
     - ``value`` and ``values`` compute the weights of models as arrays.
-    - ``numbers`` and ``choices`` compute the numbers, such as losses, that devices have sent.
-    - ``test``, ``train_loss`` and ``consensus`` measure models.
+    - ``numbers`` returns numbers such as losses that devices have sent as ``Lazy`` contents, and
+      ``choices`` the index of the best of several models, by each device's test. Such contents,
+      too, are computed only when the strategy reads them.
+    - ``test`` returns a model's accuracy, ``train_loss`` the mean loss of devices' trainings, and
+      ``consensus`` how far devices' models are apart.
     """
 
     def __init__(
@@ -48,7 +53,7 @@ class ServerModels:
         Every strategy gets the same model with the same seed.
 
         Args:
-            count: index of the draw, from 0.
+            count: index of the initialisation, from 0; each index has other weights.
         """
         return self._learner.initial(count)
 
@@ -61,12 +66,14 @@ class ServerModels:
     ) -> Ref:
         """Return the sum of models, each times its coefficient, added in the given order.
 
-        Nothing is computed until a value is needed. Models that are not finite are left out.
+        Nothing is computed until a value is needed. Models with weights that are infinite or NaN
+        are left out.
 
         Args:
             parts: pairs of a model and its coefficient.
-            otherwise: the result if no model remains, or if some were left out and the remaining
-                coefficients, or all of them, sum to 0; by default a model that is not finite.
+            otherwise: the result if no model remains; or if some were left out, and either the
+                remaining coefficients or the coefficients of all models sum to 0. By default it is
+                a model that is not finite.
             rescale: whether the remaining coefficients are multiplied by a common factor, so that
                 their sum is the sum of all coefficients; False for sums of differences.
 
@@ -89,7 +96,8 @@ class ServerModels:
         """Return a name (``Ref``) for weights that the strategy has computed itself.
 
         Args:
-            weights: float [d], as ``value`` returns them.
+            weights: the array of all d parameters, float [d], in the order in which ``value``
+                returns them.
 
         Raises:
             SimulationError: the array has another shape.
@@ -119,12 +127,12 @@ class ServerModels:
                 module, marked by ``@pure``, does not change its arguments, and may run in any
                 process.
             models: a list of models, passed to the function in this order.
-            stream: a purpose and numbers, the name of the strategy's random generator that the
-                function receives as ``rng``; None if it draws nothing.
+            stream: name of the random generator that the function receives as ``rng``: a purpose (a
+                word) and numbers such as the round; None if the function draws no random numbers.
             otherwise: the result if one of ``models`` is not finite; by default a model that is not
                 finite.
-            leave_out: whether models that are not finite are left out, as in ``mix``;
-                ``otherwise`` is then the result if no model remains.
+            leave_out: whether models that are not finite are left out, as in ``mix``; ``otherwise``
+                is then the result if no model remains.
             size: length of the result; None if the result is a model. If a size is given, the
                 function receives all models, finite or not.
             constants: keyword arguments of the function, JSON-able.
@@ -154,7 +162,7 @@ class ServerModels:
             model: name (``Ref``) of the model.
 
         Returns:
-            The flat weights, float32 [d], read-only.
+            All parameters in one array, float32 [d], read-only.
 
         Raises:
             SimulationError: ``learning = "off"``, so that models have no weights (``learns``).
@@ -178,8 +186,9 @@ class ServerModels:
     async def note_skipped(self, models: Sequence[Ref], *, stay: bool = True) -> None:
         """Count the memory of models that the strategy would read here (``values``) with learning.
 
-        Called with ``learning = "off"`` by a strategy that then decides without weights. The trial
-        of ``fedsim check`` has no weights, and forecasts the memory of a run with learning.
+        A strategy that decides without weights if ``learning = "off"`` calls it in place of
+        ``values``. ``fedsim check`` tries a run without weights, and so forecasts the memory of a
+        run with learning.
 
         Args:
             models: a list of models.
@@ -188,14 +197,16 @@ class ServerModels:
         await self._learner.note_skipped(models, stay=stay)
 
     async def numbers(self, sent: Sequence[Lazy]) -> list[NDArray[np.float64]]:
-        """Return values that devices have sent: losses, choices, or results of ``Device.numbers``.
+        """Return numbers that devices have sent as ``Lazy`` contents, and compute them if needed.
+
+        They are losses, the index of the best of several models, or results of ``Device.numbers``.
 
         Args:
-            sent: a list of ``Lazy`` contents of the same kind, such as ``message["loss"]`` of several
-                messages.
+            sent: a list of ``Lazy`` contents of the same kind, such as ``message["loss"]`` of
+                several messages.
 
         Returns:
-            A float64 array [count] for each content.
+            A float64 array [count] for each content, ``count`` being ``Lazy.count``.
 
         Raises:
             SimulationError: ``learning = "off"``, and the list is not empty.
@@ -221,14 +232,17 @@ class ServerModels:
         return [value.astype(np.float64) for value in values]
 
     async def choices(self, sent: Sequence[Lazy]) -> list[int]:
-        """Return the index of the best model that each device has sent (``Lazy("choice", ...)``).
+        """Return the index of the model that each device has found best, from its message.
+
+        A device sends the index as ``Lazy("choice", ...)``, after an ``Evaluate`` step has tested
+        several models.
 
         Args:
             sent: a list of contents, as in ``numbers``.
 
         Returns:
-            The index of the best model for each content, from 0, in the order of the models of the
-            ``Evaluate`` step.
+            For each content, the index of the best model among the models of the ``Evaluate`` step,
+            from 0.
 
         Raises:
             SimulationError: ``learning = "off"``, and the list is not empty.
@@ -263,12 +277,12 @@ class ServerModels:
         return await self._evaluator.test(model, devices)
 
     async def consensus(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
-        """Return how far the devices' models agree, if a test is due after the round.
+        """Return how far the devices' models agree, in a strategy without a server.
 
-        The method is for a strategy without a server.
+        Models are compared only if ``[evaluation]`` has a test after the round.
 
         Args:
-            number: the round, from 0.
+            number: index of the round, from 0.
             models: a list of the devices' models.
 
         Returns:

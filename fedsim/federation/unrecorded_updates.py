@@ -15,8 +15,8 @@ from fedsim.learning.refs import Ref
 class UnrecordedUpdatesState(TypedDict):
     """State of ``UnrecordedUpdates`` in a checkpoint, from which a resumed run restores it.
 
-    It has the tasks whose updates no record has named, and each device's last task; see the
-    attributes of ``UnrecordedUpdates``.
+    It has the tasks whose updates no record ``aggregate`` has listed, and each device's last task;
+    see the attributes of ``UnrecordedUpdates``.
     """
 
     unrecorded: dict[int, tuple[int, list[int]]]
@@ -24,12 +24,12 @@ class UnrecordedUpdatesState(TypedDict):
 
 
 class UnrecordedTask(NamedTuple):
-    """Task whose update was aggregated, and that no record ``aggregate`` has named.
+    """Task whose update was aggregated, and that no record ``aggregate`` has listed so far.
 
     Attributes:
         task: ID of the task.
         round: the round for which the device worked.
-        weight: weight of the update.
+        weight: weight of the update (``Measured.weight``).
     """
 
     task: int
@@ -38,11 +38,14 @@ class UnrecordedTask(NamedTuple):
 
 
 class UnrecordedUpdates:
-    """Updates that devices have sent, until a record names their tasks.
+    """Updates that the server has received and whose aggregation is not recorded yet.
+
+    A record ``aggregate`` lists the tasks whose updates were aggregated. At the end of a round the
+    server records the aggregations that the strategy has not recorded itself.
 
     Attributes:
-        unrecorded: task -> round of the task and serials of the models in its answer, for each
-            answer that no record ``aggregate`` has named.
+        unrecorded: task -> round of the task and serial numbers of the models in its answer, for
+            each answer that no record ``aggregate`` has listed.
         continuable: device -> ID and round of the device's last task, if that task is done and was
             asked for a round.
     """
@@ -52,12 +55,14 @@ class UnrecordedUpdates:
         self.continuable: dict[int, tuple[int, int]] = {}
 
     def add(self, task: int, device: int, round_number: int, contents: Contents) -> None:
-        """Enter the answer of a task that is done and was asked for a round.
+        """Store the answer of a task that is done, until a record lists the task as aggregated.
+
+        Called only for tasks that were asked for a round.
 
         Args:
             task: ID of the task.
             device: ID of its device.
-            round_number: round of the task.
+            round_number: index of the task's round, from 0.
             contents: the contents of the answer by name.
         """
         self.continuable[device] = task, round_number
@@ -90,15 +95,24 @@ class UnrecordedUpdates:
         )
 
     def remove(self, tasks: Iterable[int]) -> None:
-        """Remove the answers of tasks that a record names as aggregated, or as lost at an edge."""
+        """Remove the answers of tasks that a record lists as aggregated or as lost.
+
+        An answer is lost if the edge server that has it is lost.
+
+        Args:
+            tasks: IDs of the tasks.
+        """
         for task in tasks:
             self.unrecorded.pop(task, None)
 
     def find(self, updates: Sequence[Measured]) -> list[UnrecordedTask]:
-        """Return the tasks of the updates that no record ``aggregate`` has named.
+        """Return the tasks of the given updates that no record ``aggregate`` has listed so far.
+
+        The server calls it at the end of a round, and lists these tasks in a new record.
 
         Args:
-            updates: aggregated updates; a task is found by the serial of its update.
+            updates: the updates that the strategy has aggregated. The task of an update is found by
+                the serial number of the model (``Ref.serial``).
         """
         tasks: dict[int, list[int]] = {}
         for task, (_, serials) in self.unrecorded.items():

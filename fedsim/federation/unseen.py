@@ -44,7 +44,9 @@ class UnseenTests:
         self._devices = list(devices)
 
     def not_measured(self) -> dict[str, float | None]:
-        """Return the columns of tests on devices that never train as None, if no test is due.
+        """Return None for each column of tests on devices that never train.
+
+        The table of rounds has these values for a round without a test.
 
         Empty if all devices may train.
         """

@@ -53,8 +53,8 @@ def sum_view(by_purpose: Mapping[str, float], preset: LedgerPreset) -> float:
 
     Args:
         by_purpose: bytes by purpose, such as ``model``.
-        preset: ``strict`` counts the bytes of all purposes, ``paper`` only those of the purposes that
-            papers count.
+        preset: ``strict`` counts all bytes. ``paper`` leaves out the purposes in ``NOT_IN_PAPER``,
+            such as initial models and tests, as the FlexCFL paper does.
     """
     return sum(
         part
@@ -73,7 +73,9 @@ def total(moved: Mapping[str, Any]) -> float:
 
 
 def show_peer(moved: Mapping[str, Any]) -> list[str]:
-    """Describe, as texts for the user, the bytes between devices and of the world's processes.
+    """Describe, as texts for the user, the bytes that moved neither to nor from a server.
+
+    They moved between devices, or were sent by processes of the scenario's section ``[world]``.
 
     Args:
         moved: the entry ``bytes`` of the run's summary.

@@ -76,7 +76,8 @@ A = TypeVar("A", bound=AsynchronousParams)
 class OpenTask(Entries):
     """Running task of a device, as the state of an asynchronous strategy stores it.
 
-    The staleness of the device's update follows from it.
+    A version is a model that the server has published. The staleness of the device's update is the
+    count of versions published since the task began.
 
     Attributes:
         version: Index of the version from which the device trains, from 0.
@@ -92,11 +93,12 @@ class AsynchronousState(State):
     """State of an asynchronous strategy on the server: the model, running tasks and counts.
 
     Attributes:
-        version: Index of the next version, from 0.
+        version: Index of the next version, from 0. A version is a model that the server publishes.
         model: The current model.
         open: Open tasks by task ID.
-        draws: Count of draws of clients so far, which is part of the stream's name.
-        refilling: Whether ended clients will be replaced at the end of this instant.
+        draws: Count of draws of clients so far, which names the random stream of the next draw.
+        refilling: Whether clients whose tasks have ended will be replaced at the end of this
+            instant.
         over: Whether the last version was published, so that no client is asked any more.
         selection: State of the selection.
     """

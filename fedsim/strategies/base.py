@@ -32,7 +32,7 @@ class Strategy(Generic[P]):
             accuracies. A scenario may replace it.
         params: the keys of the scenario, a ``Params``.
         server: API of the run: devices, models, timers and records, a ``Server``.
-        setting: facts about the run, such as the count of devices, a ``RunInfo``.
+        setting: properties of the run, such as the count of devices, a ``RunInfo``.
         state: memory of the strategy, a ``State``: JSON-able values and refs, saved with a run. Any
             other attribute is lost when a run is resumed.
 
@@ -92,7 +92,7 @@ class Strategy(Generic[P]):
 
         Args:
             params: the keys of ``[strategy]``.
-            setting: facts about the run.
+            setting: properties of the run, such as the count of devices.
         """
         client = cls.Client(params, setting)
         split = params.split_of(setting)

@@ -44,9 +44,12 @@ class _FormerName:
 
 
 class FormerNames(Spec):
-    """Base of ``StrategyParams`` with the former names of traits and reasons, which still work.
+    """Base of ``StrategyParams`` that accepts former names of its attributes, for older strategies.
 
-    Each use warns.
+    The attributes are properties of a strategy, which are in ``traits`` (``Traits``) now, and
+    reasons to refuse settings, which are in ``why_not`` (``Reasons``) now.
+
+    Each use of a former name warns.
     """
 
     at_edges: ClassVar[object] = _FormerName("traits")
@@ -70,7 +73,14 @@ class FormerNames(Spec):
     not_by_device: ClassVar[object] = _FormerName("why_not", "by_device")
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Former method of two reasons: return ``why_not.against(protection)``, with a warning."""
+        """Deprecated: call ``why_not.against``, which returns the same; a call warns.
+
+        Return the reason why the strategy does not work with an aggregation that protects privacy
+        or from malicious devices; None if it works.
+
+        Args:
+            protection: the aim of the aggregation: ``private`` or ``robust``.
+        """
         warn_renamed("StrategyParams.unprotected", "why_not.private_aggregation")
         reasons = _without_former("why_not", self)
         return reasons.against(protection) if isinstance(reasons, Reasons) else None

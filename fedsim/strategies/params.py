@@ -76,16 +76,17 @@ class StrategyParams(FormerNames):
 
     @property
     def unforeseen(self) -> str:
-        """Text on the models of a run that a trial without weights lacks; empty if it has all.
+        """Text that names models of a run that its trial without weights lacks; empty if none.
 
-        ``fedsim check`` predicts the memory of a run from such a trial, and prints the text.
+        ``fedsim check`` predicts the memory of a run from such a trial, which misses these models,
+        and prints the text.
         """
         return ""
 
     def final_models(self, devices: int) -> int | None:
         """Return the greatest possible count of models at a run's end, to predict memory.
 
-        By default the result is None: a trial without weights shows the count.
+        By default the result is None: ``fedsim check`` counts the models in a trial of the run.
 
         Args:
             devices: count of devices.
@@ -129,7 +130,7 @@ class StrategyParams(FormerNames):
         Both are ranges of indices in the flat array of all parameters.
 
         Args:
-            setting: facts about the run, with the model's tensors.
+            setting: properties of the run, with the model's tensors.
 
         Returns:
             The ranges; None if the whole model is sent.
@@ -213,7 +214,7 @@ class StrategyParams(FormerNames):
 
     @property
     def mean_epoch_over(self) -> MeanOver:
-        """Set of devices over which the mean time of an epoch (``RunInfo.mean_epoch_s``) is taken.
+        """Devices over which the mean time of an epoch (``RunInfo.mean_epoch_s``) is taken.
 
         ``unslowed``: all devices at their usual speed; ``all``: stragglers count at their reduced
         speed.

@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """Facts about a strategy that do not depend on the values of its keys.
+    """Properties of a strategy that do not depend on the values of its keys in a scenario.
 
     Attributes:
         at_edges: whether the strategy needs edge servers in the network.

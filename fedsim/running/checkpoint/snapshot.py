@@ -323,7 +323,8 @@ class SavedRun(TypedDict):
         origins: fingerprints of data and files.
         now: simulated time (s).
         stopped: the reason of a requested end; None if there is none.
-        alarms: kind, number and time (s) of each future alarm.
+        alarms: kind, number and time (s) of each alarm, a call that the clock makes at a later
+            time.
         recorder: state of the recorder.
         data: sample count and data version of each device; None if data do not shift.
         parts: states of network, tasks and so on.

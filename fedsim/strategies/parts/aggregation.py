@@ -157,9 +157,10 @@ class Aggregation(Spec):
         return False
 
     def for_rounds_of(self, updates: int) -> "Aggregation":
-        """Return the aggregation for rounds of a given size, on which a divisor may depend.
+        """Return the aggregation, adapted to the count of updates that a round expects.
 
-        By default it is this object itself.
+        A private aggregation divides by this count, as the count of received updates is private
+        too. By default the result is this object itself.
 
         Args:
             updates: count of updates in a round if no client disconnects.
@@ -208,7 +209,7 @@ class Aggregation(Spec):
         """Return weights that depend on the updates' values; by default ``weights`` unchanged.
 
         Args:
-            server: API of the server half.
+            server: API of the strategy's server code.
             entries: the updates, as ``Synchronous.entry`` returns them.
             weights: the weights that the method ``weights`` has returned.
 
@@ -259,7 +260,7 @@ class Aggregation(Spec):
         A robust aggregation returns a robust estimate of this sum.
 
         Args:
-            server: API of the server half.
+            server: API of the strategy's server code.
             models: the models.
             share: factor of the sum.
 

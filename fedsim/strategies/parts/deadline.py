@@ -53,7 +53,10 @@ class Deadline(Spec):
 
     @property
     def mean_over(self) -> MeanOver | None:
-        """Epoch times whose mean over all devices is the unit of the rule's times.
+        """Devices whose mean epoch time is the unit of the rule's times.
+
+        ``unslowed``: all devices at their usual speed; ``all``: stragglers count at their reduced
+        speed.
 
         None if the times are in seconds.
         """

@@ -18,13 +18,13 @@ async def mean_after_changes(
 ) -> Ref:
     """Return the mean of all N devices' states after K clients have changed their states.
 
-    By default the result is mean + sum of changes / N. With a robust aggregation it is
-    (1 - K / N) mean + K / N times the aggregation of the K states, as the changes of malicious
-    clients would otherwise accumulate over the rounds. Changes and states that are not finite are
-    left out of the sums.
+    By default the result is mean + sum of changes / N. With a robust aggregation it is (1 - K / N)
+    mean + K / N times the aggregation of the K states, as the changes of malicious clients would
+    otherwise accumulate over the rounds. Changes and states that are not finite are left out of the
+    sums.
 
     Args:
-        server: API of the server half, with ``models`` for arithmetic.
+        server: API of the strategy's server code, with ``models`` for arithmetic.
         aggregation: the aggregation of the scenario.
         states: device -> its state, which is updated if the aggregation is robust, else unused.
         mean: the mean before the changes.

@@ -204,8 +204,8 @@ class SecureState(State):
         graph: Client of the round -> its neighbours.
         masked: Devices that have shared their secrets in the round.
         unread: Whether the sum of the round cannot be read.
-        take_back: Devices that must still be notified that the sum with their last update was not
-            read.
+        take_back: Devices that must still be notified that the server could not read the sum with
+            their last update. They then restore their state before that update.
     """
 
     phase: Phase = "secure-keys"

@@ -323,7 +323,7 @@ class Selection(Spec):
         """Return the candidates that join the cohort.
 
         Args:
-            server: API of the server half.
+            server: API of the strategy's server code.
             state: state of the selection.
             count: the largest count of candidates to choose.
             answers: device -> answer, for each candidate that has answered and is still available.
