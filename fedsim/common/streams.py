@@ -107,7 +107,7 @@ class Streams:
         Args:
             purpose: name of the stream.
             entity: index of the device or another entity; an int, or uint64 [...].
-            count: number of the draw; an int, or uint64 [...].
+            count: index of the draw in the stream; an int, or uint64 [...].
 
         Returns:
             An int, or uint64 [...] if an argument is an array.
@@ -120,7 +120,7 @@ class Streams:
         Args:
             purpose: name of the stream.
             entity: index of the device or another entity.
-            count: number of the draw.
+            count: index of the draw in the stream.
         """
         return ((_hash(_root(self.seed, purpose), entity, count) >> 11) + 0.5) * _UNIT
 
@@ -130,7 +130,7 @@ class Streams:
         Args:
             purpose: name of the stream.
             entity: index of the device or another entity.
-            count: number of the draw.
+            count: index of the draw in the stream.
         """
         radius = math.sqrt(-2.0 * math.log(self.uniform(purpose, entity, 2 * count)))
         return radius * math.cos(2.0 * math.pi * self.uniform(purpose, entity, 2 * count + 1))

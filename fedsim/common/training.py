@@ -23,7 +23,7 @@ from fedsim.common.saved import saved
 N = TypeVar("N", int, NDArray[np.int64])
 
 Places = tuple[tuple[int, int], ...]
-"""Ranges of parameters in a flat model, as (begin, end) in ascending order."""
+"""Ranges of a model's parameters, as (begin, end) in the array of all, ascending."""
 
 CutBy = Literal["width", "rank", "adapters"]
 """Way in which a model is cut to a smaller model, which gives the size its meaning.
@@ -248,11 +248,12 @@ class LocalSteps:
 
 @saved()
 class ModelCut(NamedTuple):
-    """Smaller model that is cut from the whole model.
+    """Smaller model that is cut from the whole model, for devices that train a part of it.
 
     Attributes:
         by: the kind of cut: ``width``, ``rank`` or ``adapters``.
-        size: its size, whose meaning depends on ``by``.
+        size: with ``width``, the share of channels and units that the smaller model has; with
+            ``rank``, the rank of the adapters; 1 with ``adapters``, if only adapters are trained.
     """
 
     by: CutBy

@@ -64,7 +64,7 @@ _SEEN = 0.03  # share of a message's bytes after which its passage counts as beg
 
 
 class WireCounters:
-    """Reader of byte counters, which gives the bytes over each device's link up to any time.
+    """Reader of the recorded byte counters of devices' links, to find when messages passed.
 
     Args:
         file: the file that ``sample`` has written.

@@ -1,4 +1,4 @@
-"""Interfaces between a strategy's code and a run: server half, client half, and their messages.
+"""Interfaces between a run and a strategy's code: on the server, on devices, and messages.
 
 The package also tests models. It imports ``learning``, ``world``, ``clock`` and ``common``.
 """

@@ -1,6 +1,6 @@
-"""The client half of a strategy, which runs on a device.
+"""Base of a strategy's code on devices, the client half of the strategy.
 
-The client half reads only the state of that device and the messages of the server.
+The code on a device reads only the state of that device and the messages of the server.
 """
 
 from collections.abc import Callable, Mapping, Sequence

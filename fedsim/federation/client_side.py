@@ -1,7 +1,7 @@
-"""The device's side of a task: calls of the strategy's code on the device (the client half).
+"""The device's side of a task: calls of the strategy's code on the device.
 
-The client half returns its computations when the device begins to work, and its answer when they
-are done.
+This code returns its computations when the device begins to work, and its answer when they are
+done.
 """
 
 from collections.abc import Callable, Collection, Mapping

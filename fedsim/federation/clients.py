@@ -241,7 +241,7 @@ class Clients:
     def chosen(
         self, devices: Sequence[int], by: Callable[..., object], *, idle: bool = True
     ) -> list[int]:
-        """Check the devices that a selection has chosen, and return them as a list.
+        """Check the devices that a method such as ``select`` has chosen; return them as a list.
 
         Args:
             devices: IDs of devices; a list, tuple, range or array.

@@ -231,9 +231,9 @@ class Codec(Spec):
     def for_added_up(self) -> "Codec":
         """Codec for contents that device and server each add up over rounds.
 
-        ``Traits.accumulated_contents`` names them. The device's next content contains what encoding
-        left out of this one. The codec is therefore used as with error feedback, but no residual is
-        stored. By default it is this codec itself.
+        ``Traits.accumulated_contents`` names them, such as the update in FedDyn. The device's next
+        content contains what encoding has left out of this one. The codec therefore works as with
+        error feedback, but the device stores no residual. By default it is this codec itself.
         """
         return self
 

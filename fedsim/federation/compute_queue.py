@@ -11,7 +11,8 @@ class ComputeQueue:
 
     Args:
         simulation: the clock.
-        speed: speed of the server (``[server] speed``); None: operations take no time.
+        speed: speed of the server (``[server] speed``), 1 for one core of a virtual server of 2026;
+            None: operations take no time.
 
     Attributes:
         busy_until: time at which the operations so far end (s).
@@ -29,7 +30,8 @@ class ComputeQueue:
             what: name of the operation, such as ``mix`` (``cost_s``).
             n: count of models, or of other arrays.
             d: count of numbers in each.
-            m: count of groups that the operation forms; 1 for other operations.
+            m: with ``distances``, the count of arrays from which distances are computed; with
+                ``k-means`` and ``medoids``, the count of groups; not used by other operations.
         """
         if self._speed is not None:
             begin = max(self.busy_until, self._simulation.now)

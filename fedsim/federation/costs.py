@@ -71,7 +71,8 @@ def cost_s(what: str, n: int, d: int = 0, m: int = 1) -> float:
         what: name of the operation, such as ``mix`` or ``k-means`` (``Server.compute``).
         n: count of models, or of other arrays.
         d: count of numbers in each.
-        m: count of groups that the operation forms; 1 for other operations.
+        m: with ``distances``, the count of arrays from which distances are computed; with
+            ``k-means`` and ``medoids``, the count of groups; not used by other operations.
     """
     cost = _COSTS[what]
     return cost.fixed_s + cost.unit_ns * cost.growth(n, d, m) * 1e-9

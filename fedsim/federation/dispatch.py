@@ -1,7 +1,7 @@
-"""Requests of a strategy's server half to devices, as tasks in the simulated world.
+"""Requests of a strategy's server code to devices, as tasks in the simulated world.
 
-A request starts a task. ``client_side`` calls the client half while the task runs. When the task
-has ended, the server half is notified.
+A request starts a task. ``client_side`` calls the strategy's code on the device while the task
+runs. When the task has ended, the strategy's code on the server is notified.
 """
 
 from collections.abc import Callable

@@ -20,10 +20,11 @@ class Progress:
     """Best test of a run so far, for ``[stop]`` and ``evaluation.keep_best`` to compare new tests.
 
     Attributes:
-        value: Value of the last test that was better by ``stop.min_delta``; None before a finite
-            value.
-        since: Round of that test; if there was none, the round of the first test.
-        best: Best value of any test.
+        value: Value of the last test that was an improvement: by more than ``stop.min_delta``
+            better than the improvement before it. None until a test has a finite value.
+        since: Index of the round of that test, from 0; before any improvement, the round of the
+            first test. None before a test.
+        best: Best value of any test; None before a finite value.
         best_round: Round of the first test with the best value.
         models: The strategy's models at the best test, by name; empty unless the best model is
             kept.

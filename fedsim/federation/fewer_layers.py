@@ -58,7 +58,9 @@ class FewerLayers:
         return replace(fitted, held=union(training.held, self._frozen(fitted.layers)))
 
     def _find_frozen(self, layers: int) -> Places:
-        """Return the ranges (begin, end) of a flat model that stay fixed if only its last layers train.
+        """Return the ranges of parameters that stay fixed if only the last layers train.
+
+        A range is a pair (begin, end) of positions in the array of all parameters.
 
         Args:
             layers: count of the last layers, which train.

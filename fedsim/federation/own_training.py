@@ -1,4 +1,4 @@
-"""Local trainings that differ by device (``[population.local]``), and each device's client half."""
+"""Local trainings that differ by device (``[population.local]``), and the client code."""
 
 from collections.abc import Callable
 from dataclasses import replace

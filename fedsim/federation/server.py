@@ -1,7 +1,7 @@
-"""The server's API for the server half of a strategy.
+"""API of the server for a strategy's server code.
 
-The server half sees messages, and neither data, labels nor speeds of devices. Its handlers begin and
-end in one instant: they may await values, which takes real time, but no simulated time.
+This code sees messages, and neither data, labels nor speeds of devices. Its handlers begin and end
+in one instant: they may await values, which takes real time, but no simulated time.
 """
 # ruff: noqa: A002 - a round is called ``round``
 
@@ -96,7 +96,8 @@ class Server:
                 ``absolute differences``.
             n: count of models, or of other arrays.
             d: count of numbers in each.
-            m: count of groups that the operation forms; 1 for other operations.
+            m: with ``distances``, the count of arrays from which distances are computed; with
+                ``k-means`` and ``medoids``, the count of groups; not used by other operations.
 
         Raises:
             KeyError: ``what`` is not one of these names.
@@ -268,11 +269,11 @@ class Server:
         self._simulation.emit(kind, **data)
 
     def exchange(self, contents: Contents, sender: str, receiver: str) -> None:
-        """Record a message between two parts of the server, which takes no time and no link.
+        """Record a message between two parts of the server, at no cost in time or on a link.
 
         Args:
             contents: the sent contents by name; their bytes are recorded.
-            sender: name of the sending part.
+            sender: name of the sending part, such as the server of one group, ``group-0``.
             receiver: name of the receiving part.
         """
         for part in payloads(contents, self._dispatch.envelopes.up):

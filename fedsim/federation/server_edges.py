@@ -1,4 +1,4 @@
-"""Edge servers as the server half of a strategy uses them."""
+"""Edge servers as a strategy's server code uses them."""
 # ruff: noqa: A002 - a round is called ``round``
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Models as the server half of a strategy uses them."""
+"""Models as a strategy's server code uses them."""
 
 import math
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ class TimersState(TypedDict):
 
 
 class Timers:
-    """Timers of a strategy, each with a name.
+    """Timers that a strategy sets by ``Server.timer``, each with a name.
 
     A timer whose time comes while the server computes rings when the server has finished.
 

@@ -37,9 +37,10 @@ _ACTS = ("link-rate", "pace", "queue", "switch-off", "switch-on")
 
 
 def is_act(kind: str) -> bool:
-    """Return whether records of a kind are about a change of devices or of the network.
+    """Return whether records of a kind tell that a device or the network has changed.
 
-    Such records are emitted by processes of the scenario's section ``[world]``, such as an outage.
+    Examples are a new rate of a link, and a device that is switched off. Processes of the
+    scenario's section ``[world]``, such as an outage, emit such records.
 
     Args:
         kind: name of the kind of records.

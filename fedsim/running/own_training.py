@@ -78,7 +78,8 @@ def own_columns(settings: OwnTraining | None, devices: Ints) -> dict[str, Floats
         devices: IDs of the devices in the table.
 
     Returns:
-        Name -> values, float64 [len(devices)]; NaN for the scenario's value.
+        Name -> values, float64 [len(devices)]; NaN for a device that uses the value of the section
+        ``[training]`` or ``[strategy]``.
     """
     if settings is None:
         return {}

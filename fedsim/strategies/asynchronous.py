@@ -31,8 +31,8 @@ class AsynchronousParams(StrategyParams):
             work.
         min_available: clients are selected only while this many can be reached, idle or busy;
             otherwise the server looks again after ``retry``. None: with any number.
-        selection: selection of the next clients (``parts/selection``); it may not ask candidates
-            first.
+        selection: selection of the next clients (``parts/selection``); a selection that first asks
+            candidates a question is refused.
     """
 
     concurrency: int = Field(default=10, ge=1)

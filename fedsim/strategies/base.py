@@ -74,7 +74,7 @@ class Strategy(Generic[P]):
     """The class of the strategy's keys."""
 
     Client: ClassVar[type[ClientHalf]] = Client
-    """The class of the strategy's client half."""
+    """The class of the strategy's code on devices."""
 
     State: ClassVar[type[PartState]] = dict
     """The class of the strategy's ``state``: a plain dict, or a subclass of ``State``."""

@@ -15,18 +15,18 @@ class SynchronousState(State):
 
     Attributes:
         round: Index of the open round, from 0.
-        schedule_step: If ``every`` is given: start of the round, as a multiple of ``every``.
+        schedule_step: With the key ``every``: start of the round, as a multiple of that time.
         cohort: Devices of the open round, in the order of their selection.
         selected: Count of devices that were asked in the round.
         asked_at: Time at which the cohort was asked (s); None before the first round.
-        limit_s: Time from ``asked_at`` to the deadline of the round (s), by ``Deadline.limit_s``; None:
-            unlimited.
+        limit_s: Time from ``asked_at`` to the deadline of the round (s), by ``Deadline.limit_s``;
+            None: unlimited.
         open: Open tasks of the round: task -> device.
         received: Updates of the round in order of arrival, as ``Synchronous.entry`` returns them.
         slow: Count of the round's tasks that ended late, or did not fit into the device's memory.
         disconnected: Count of the round's tasks that were lost.
-        candidates: For each call of a selection that asks candidates first: the candidates, and
-            the count of devices that are to be chosen from them at most.
+        candidates: For each call of a selection that asks candidates first: the candidates, and the
+            count of devices that are to be chosen from them at most.
         questions: Open questions to candidates: task -> device.
         answers: Device -> contents of a candidate's answer.
         drawn: Draw of the open round for the privacy account: (count of drawn clients, count of

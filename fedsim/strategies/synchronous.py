@@ -38,7 +38,7 @@ class SynchronousClient(Client[S]):
     download.
 
     Example:
-        A client half that reports its number of samples as a payload of 4 bytes, in ``mine.py``:
+        Client code that reports its number of samples as a payload of 4 bytes, in ``mine.py``:
 
         >>> from fedsim.plugin import FedAvg, SynchronousClient
         >>> class Counting(SynchronousClient):

@@ -94,7 +94,8 @@ class LinkedTensors:
     """Register of the large arrays of a run's checkpoints, which have files of their own.
 
     Attributes:
-        newest: id() of an array in memory -> the array as stored in the newest checkpoint.
+        newest: ``id()`` of an array in memory -> the array's file in the newest checkpoint that has
+            it.
     """
 
     def __init__(self) -> None:
