@@ -120,8 +120,8 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
     """Draw mean test accuracy against bytes, simulated time and rounds, with bands over seeds.
 
     A band goes from the lowest to the highest of the seeds, over the range in which every seed
-    has values. Without accuracy, the first metric is drawn. Series after the eighth are grey
-    means.
+    has values. If no run measured the accuracy, the first metric is drawn. After the eighth
+    series, only the means are drawn, in grey.
 
     Args:
         runs: the runs.

@@ -55,7 +55,7 @@ _CUT_MESSAGE = 0.3
 
 @dataclass(frozen=True)
 class LaneSizes:
-    """Sizes of lanes, marks and texts (points).
+    """Sizes (points) in a picture of a round, in which each device has a lane (row).
 
     Attributes:
         font: size of texts.
@@ -234,8 +234,10 @@ def lanes_of(attempts: pd.DataFrame) -> pd.DataFrame:
 def some_lanes(lanes: pd.DataFrame, most: int) -> pd.DataFrame:
     """Return the tasks of at most ``most`` devices, evenly spread over the lanes.
 
+    A lane is the row with the tasks of one device. The lanes are numbered anew from 0.
+
     Args:
-        lanes: tasks with lanes, as ``lanes_of`` returns them.
+        lanes: tasks of a round with lanes, as ``lanes_of`` returns them.
         most: greatest count of lanes.
     """
     count = int(lanes["lane"].max()) + 1
@@ -245,13 +247,13 @@ def some_lanes(lanes: pd.DataFrame, most: int) -> pd.DataFrame:
 
 
 def draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, sizes: LaneSizes) -> None:
-    """Draw the tasks of a round in their lanes.
+    """Draw the tasks of a round; each device has a lane, a row of the panel.
 
     Args:
         panel: the panel, whose limits are set and whose figure has its size.
         lanes: tasks with lanes, as ``lanes_of`` returns them.
         unit: unit of the panel's time axis (s).
-        sizes: sizes of marks and texts.
+        sizes: sizes of marks, lines and gaps.
     """
     for outcome, (colour, _) in OUTCOMES.items():
         rows = lanes[(lanes["outcome"] == outcome) & ~lanes["prepares"]]
@@ -395,12 +397,15 @@ def _draw_pre_trainings(panel: Axes, rows: pd.DataFrame, unit: float) -> None:
 
 
 def name_lanes(panel: Axes, lanes: pd.DataFrame, sizes: LaneSizes) -> None:
-    """Write device and samples left of each lane, and the count of epochs right of it.
+    """Label the lanes of a round's picture; a lane is the row with the tasks of one device.
+
+    To the left of a lane are the device's ID and its count of samples. To the right is the count of
+    epochs that it trained in the round.
 
     Args:
         panel: the panel.
         lanes: tasks with lanes, as ``lanes_of`` returns them.
-        sizes: sizes of texts.
+        sizes: sizes, of which ``font`` is the size of the labels.
     """
     panel.spines["left"].set_visible(False)
     panel.tick_params(axis="y", length=0, pad=6, labelsize=sizes.font)

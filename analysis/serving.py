@@ -36,14 +36,15 @@ _HEADERS = {
 
 
 class PageState(TypedDict):
-    """State of a page that is rebuilt while its runs are unfinished, as browsers receive it.
+    """JSON object that tells browsers about a page which is rebuilt while its runs go on.
 
     Attributes:
-        version: count of pages so far; 0 before the first.
+        version: count of pages built so far; 0 before the first. If it grows, the browser loads the
+            new page.
         says: line of text on the runs, or on what the page waits for.
         over: whether no newer page can follow.
-        title: title of the page.
-        runs: line of text for each active or failed run of studies.
+        title: title of the page; missing before the first page.
+        runs: line of text for each active or failed run of studies; missing if there never was one.
     """
 
     version: int
@@ -54,10 +55,13 @@ class PageState(TypedDict):
 
 
 class LivePage:
-    """Newest page of unfinished runs, with its state; browsers wait for the next state.
+    """Newest version of a page about unfinished runs, for the threads that send it to browsers.
+
+    Beside the page it has the state: version, title, and a line of text on the runs
+    (``PageState``). Browsers receive each new state by ``stream``, and then load the page.
 
     Args:
-        says: text of the first state.
+        says: line of text on the runs that browsers show before the first page.
     """
 
     def __init__(self, says: str) -> None:
@@ -75,11 +79,11 @@ class LivePage:
 
     @property
     def state(self) -> PageState:
-        """The newest state."""
+        """Version, title and line of text of the newest page."""
         return self._state
 
     def say(self, text: str) -> None:
-        """Replace the line of text in the state.
+        """Replace the line of text that browsers show about the runs, without a new page.
 
         Args:
             text: the line, such as what the page waits for.
@@ -88,25 +92,25 @@ class LivePage:
             self._change(self._page, {**self._state, "says": text})
 
     def tell_runs(self, lines: list[str]) -> None:
-        """Replace the lines of text on active and failed runs in the state."""
+        """Replace the lines of text that browsers show, one for each active or failed run."""
         if lines != self._state.get("runs", []):
             self._change(self._page, {**self._state, "runs": lines})
 
     def show(self, page: str, title: str, says: str, *, over: bool = False) -> None:
-        """Replace the page.
+        """Replace the page by a newer version, which browsers then load.
 
         Args:
             page: the page as HTML.
-            title: title of the surrounding page.
-            says: text of the state.
-            over: whether this is the last page.
+            title: title of the browser's window.
+            says: line of text on the runs.
+            over: whether this is the last version.
         """
         version = self._state["version"] + 1
         news: PageState = {"version": version, "says": says, "over": over, "title": title}
         self._change(page, {**self._state, **news})
 
     def end(self, timeout_s: float) -> None:
-        """End all streams.
+        """End all calls of ``stream``, before the server stops.
 
         Args:
             timeout_s: longest time to wait until they have sent their last message (s).
@@ -118,13 +122,14 @@ class LivePage:
 
     @property
     def is_followed(self) -> bool:
-        """Whether a stream of states is open."""
+        """Whether a browser is connected, so that a call of ``stream`` is running."""
         return self._streams > 0
 
     def stream(self, send: Callable[[str], None]) -> None:
-        """Send all states as server-sent events until the page ends.
+        """Send one browser the page's state at once and after each change, until ``end`` is called.
 
-        The first message has the newest state. The last message is an event ``end``.
+        The server calls it in the thread of the browser's connection. A state (``PageState``) is
+        sent as a server-sent event. The last message is an event ``end``.
 
         Args:
             send: sends a text; raises ``OSError`` if the reader has disconnected.
@@ -189,12 +194,13 @@ class _BoundedServer(ThreadingHTTPServer):
 def server_of(live: LivePage, port: int = 0) -> ThreadingHTTPServer:
     """Return an HTTP server of a live page on the loopback address.
 
-    ``/`` is the surrounding page, ``/report`` the newest page, ``/state`` its state as JSON, and
-    ``/events`` the stream of states as server-sent events. At most 32 connections are open; a
-    connection beyond them ends the oldest. A connection that sends nothing for 10 s is closed.
+    ``/`` is a page with a frame for ``/report``, the newest page. ``/state`` is its state
+    (``PageState``) as JSON, and ``/events`` sends each new state as a server-sent event. At most 32
+    connections are open; a connection beyond them ends the oldest. A connection that sends nothing
+    for 10 s is closed.
 
     Args:
-        live: the growing page.
+        live: the page.
         port: port to serve at; 0 for any free port.
 
     Raises:
@@ -202,7 +208,7 @@ def server_of(live: LivePage, port: int = 0) -> ThreadingHTTPServer:
     """
 
     class Handler(BaseHTTPRequestHandler):
-        """Request handler that sends the surrounding page, the report, and the report's states."""
+        """HTTP request handler of ``server_of``, which answers the paths that it describes."""
 
         timeout = _SILENT_S
         server_version = "fedsim"

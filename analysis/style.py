@@ -83,8 +83,8 @@ class AxisUnit(NamedTuple):
     """Unit in which an axis is labelled, such as hours or MB.
 
     Attributes:
-        least: least end of an axis for which the unit is used.
-        size: size of the unit.
+        least: end of the shortest axis for which the unit is used, in the base unit (such as s).
+        size: size of the unit, in the base unit.
         name: name of the unit.
     """
 
@@ -100,8 +100,8 @@ def unit_for(most: float, units: Sequence[tuple[float, float, str]]) -> AxisUnit
     """Return the unit that suits an axis.
 
     Args:
-        most: end of the axis.
-        units: ``AxisUnit`` values as tuples; units for the longest axes first.
+        most: end of the axis, in the base unit (such as s).
+        units: tuples of least, size and name as in ``AxisUnit``; the largest unit first.
     """
     for unit in units:
         if most >= unit[0]:

@@ -358,7 +358,10 @@ def _tint_groups(axes: Axes, view: View) -> list[Artist]:
 
 
 def critical_steps(run: RunFolder) -> list[PathStep]:
-    """Return the steps of the critical paths of all rounds, in order of time."""
+    """Return the steps of the critical paths of all rounds, to draw them, in order of time.
+
+    A round's critical path is the chain of steps of tasks that determined when the round ended.
+    """
     steps: list[PathStep] = []
     for path in CriticalPaths(run).rounds:
         steps += path.steps

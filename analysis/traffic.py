@@ -90,11 +90,13 @@ def draw_traffic(run: RunFolder) -> Figure:
 
 
 def read_parts(run: RunFolder) -> pd.DataFrame:
-    """Return a DataFrame of the parts of all messages, one part per row.
+    """Read the delivered bytes of each message by their purpose, to draw a run's traffic.
 
     Returns:
-        Columns ``end`` (s), ``direction`` (down, up, peer or server), ``purpose``, ``bytes`` and
-        ``wasted`` (bool).
+        DataFrame with a row per message and purpose. Columns are ``end`` (end of the message, s),
+        ``direction`` (down, up, peer or server), ``purpose`` (such as ``model`` or ``update``),
+        ``bytes``, and ``wasted``: whether the message belongs to a device's task whose work was not
+        used, such as a task that ended late.
     """
     rows = run.table(TRANSFERS).to_pandas()
     useful_tasks = _useful_tasks(run)
@@ -237,10 +239,11 @@ _OTHERS = (
 def draw_purposes_compared(
     runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 ) -> Figure:
-    """Draw bytes by purpose: all bytes that moved, and the bytes that papers count if they differ.
+    """Draw the bytes that runs moved, by purpose such as ``update``, to compare the runs.
 
-    A bar is the mean over the seeds of a series, both directions together, with a line over
-    their range.
+    A second panel has only the bytes that papers count (of models and updates). It is left out if
+    it shows the same bytes. A bar is the mean over the seeds of a series, both directions together,
+    with a line over their range.
 
     Args:
         runs: the runs.

@@ -24,9 +24,10 @@ DeviceSpan = TypeVar("DeviceSpan", bound=TimeSpan)
 
 
 class View:
-    """Part of a run within a span of time, with a lane for each device that worked in it.
+    """Part of a run within a span of time, as ``draw_timeline`` draws it.
 
-    If the availability of only some devices is known, the other devices have no lane. Records at
+    Each device that worked in the span has a lane, which is a row of the picture. If the
+    availability of only some devices is known, the other devices have no lane. Records at
     the time of the span's start are not within the span, unless it is 0.
 
     Args:
@@ -50,7 +51,8 @@ class View:
         absences: spans of time in which the shown devices could not be reached; None if
             availability is unknown.
         rounds: rounds that ended within the span.
-        act_times: times within the span at which processes of the world acted (s).
+        act_times: times within the span at which devices or the network changed, such as the rate
+            of a link (s).
 
     Raises:
         PictureError: ``order``, ``span`` or ``most`` is not allowed.
@@ -116,7 +118,7 @@ class View:
         return [time for time in self.activities.act_times if self._includes(time)]
 
     def in_lanes(self, spans: Sequence[DeviceSpan]) -> list[DeviceSpan]:
-        """Return the spans that belong to a shown device."""
+        """Return the spans (such as steps) of the devices shown, without the other devices."""
         return [span for span in spans if span.device in self.lanes]
 
     def _overlaps(self, span: TimeSpan) -> bool:

@@ -48,8 +48,8 @@ class Growing(LivePage):
         """Rebuild the report if a run has changed since the last build; return whether it did.
 
         Args:
-            at_once: whether to rebuild the report even if it was rebuilt just before. Once all runs
-                have ended, this is always so.
+            at_once: whether to look for changes even if the report was rebuilt just before. Without
+                it, a pause follows each rebuild until all runs have ended.
         """
         lines: list[str] = []
         for path in self._paths:
@@ -156,10 +156,10 @@ def watch(
 
 
 class WatchedRun:
-    """Page of this process's run, which a child process serves.
+    """Page of this process's run (``fedsim run --watch``), which a child process serves.
 
     Args:
-        server: the child process.
+        server: the child process, whose standard input is a pipe.
     """
 
     def __init__(self, server: "subprocess.Popen[bytes]") -> None:

@@ -38,8 +38,8 @@ class Members:
     Attributes:
         attempts: tasks of the run.
         devices: IDs of the drawn devices, from the top row down; ordered by last group.
-        marks: events of the drawn devices, of the kinds in ``fedsim.lab.reading.history.MARKS``.
-            Moves because a whole group was split are left out.
+        marks: arrivals, departures, data shifts and moves of the drawn devices, and tests that
+            detected a shift. Moves because a whole group was split are left out.
         times: simulated times (s) at which the size of a group changed, and the run's end.
         sizes: group -> count of its present members from each of ``times`` on; the key -1 is for
             devices without a group.

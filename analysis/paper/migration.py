@@ -82,6 +82,8 @@ _PURITY: palette.Look = {"label": "purity of the groups", "color": palette.BLACK
 class MigrationLine:
     """Data shifts and moves between groups in the runs of one line of a figure.
 
+    A line is a variant or scenario with its runs over seeds.
+
     Attributes:
         name: name of the line.
         seeds: count of runs.
@@ -91,7 +93,7 @@ class MigrationLine:
         devices: ``present`` or ``grouped`` (in a group) -> count of such devices at each of
             ``times``.
         purity: purity (0..1) of the groups at each of ``times``, as of the last round; None before
-            the first. Empty if the true groups are unknown.
+            the first. Empty if the true groups, by the likeness of the devices' data, are unknown.
         totals: kind of event -> count of events in a whole run.
     """
 

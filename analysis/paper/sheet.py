@@ -83,8 +83,8 @@ class Spread(NamedTuple):
         """Return a row for the CSV of a figure's numbers.
 
         Args:
-            line: name of the line.
-            number: name of the number.
+            line: name of the figure's line (a variant or scenario) that has the number.
+            number: name of the number, such as ``share_of_waiting``.
         """
         return {
             "line": line,

@@ -71,6 +71,8 @@ class StragglingPoint:
 class StragglingLine:
     """Shares of clients by outcome (valid, slow, late, lost) in the runs of one line of a figure.
 
+    A line is a variant or scenario with its runs over seeds.
+
     Attributes:
         name: name of the line.
         seeds: count of runs.
@@ -163,7 +165,10 @@ def measure_straggling(series: Series) -> StragglingLine:
 
 
 def is_without_server(attempts: Attempts) -> bool:
-    """Whether a run has no server: its server opens no rounds, and no device downloads from it."""
+    """Whether devices of a run work without a server, as in decentralised learning.
+
+    This is so if the records have no begin of a round by a server, and no download by a device.
+    """
     if attempts.openings:
         return False
     return not any(step.kind == "download" for step in attempts.activities.steps)

@@ -126,6 +126,8 @@ class Awaited:
 class WaitingLine:
     """Waiting for the slowest clients in the runs of one line of a figure.
 
+    A line is a variant or scenario with its runs over seeds.
+
     Attributes:
         name: name of the line.
         seeds: count of runs.

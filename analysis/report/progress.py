@@ -27,7 +27,8 @@ class StudiedRun(NamedTuple):
     Attributes:
         line: label of the run's variant.
         seed: seed of the run.
-        state: state of the run.
+        state: ``done``, ``at work``, ``begun`` (without tables yet), ``not begun``, or ``ended
+            early`` (failed or interrupted).
         summary: newest summary of the run; empty before the run's first tables.
     """
 

@@ -49,10 +49,10 @@ LaneSpan = TypeVar("LaneSpan", bound=TimeSpan)
 
 
 class TimelineHeader(TypedDict):
-    """Facts about a run that the script of its timeline needs, as JSON.
+    """Values of a run that the script which draws its timeline reads from the page, as JSON.
 
     Attributes:
-        tick: length of a tick (s).
+        tick: length of a tick (s), the unit of all times in the timeline's columns.
         end: end of the run (ticks).
         population: count of devices.
         worked: count of devices that worked.
@@ -63,8 +63,8 @@ class TimelineHeader(TypedDict):
         endpoints: names of the other endpoints of devices' messages. The column
             ``message_other`` has indices of this list.
         without_server: whether devices exchange messages, and none with the server.
-        clock: name of the run's time.
-        round_word: noun for a round.
+        clock: name of the run's time, ``simulated time`` or ``measured time``.
+        round_word: noun for a round: ``round``, or ``version`` of an asynchronous server's model.
         is_done: whether the run is done; otherwise its open tasks may still be useful.
     """
 

@@ -11,7 +11,7 @@ from fedsim.lab.whole_forecast import CostHere, WholeForecast
 
 
 class NeedResult(ResultEntries):
-    """Peak memory and disk space of one use in a run, such as personal models."""
+    """Memory and disk space that a run needs for one purpose, such as personal models."""
 
     part: str
     """The part, such as ``personal models``."""

@@ -160,7 +160,7 @@ def tables_of(tables: Iterable[ComparedTable]) -> list[TableResult]:
 
 
 class LossResult(ResultEntries):
-    """Variant that can no longer be the best one, with the variant that is surely better."""
+    """Variant that ``fedsim study --until-sure`` has dropped, because another is surely better."""
 
     line: str
     """The line that was dropped."""

@@ -125,8 +125,9 @@ def check_scenario_entries(evidence: Evidence) -> Iterator[str]:
 def check_transfers(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each row of ``transfers.parquet`` that differs from the run's records.
 
-    The n-th row has to equal the n-th record that ends a message. Its text ``purpose`` has to name
-    the purposes of the row's payloads.
+    The table has a row for each message, and its n-th row has to equal the n-th record that ends a
+    message. A message's parts (payloads) have a purpose each, such as ``update``; the row's text
+    ``purpose`` has to name them in order.
     """
     transfers = evidence.transfers
     recorded = evidence.recorded_transfers
@@ -250,11 +251,12 @@ def _compute_ledger(evidence: Evidence) -> Ledger:
 
 
 def check_meters(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each figure of costs or of a user's meters that a recount contradicts.
+    """Recount the run's costs and the values of the user's meters, and yield each difference.
 
-    The recount feeds the run's records to newly built meters, and compares their figures with the
-    tables of rounds and devices and with the summary. A user's meters are skipped if their code may
-    not be imported. Energy is left out: it has its own check, which shares no code with its meter.
+    A meter is an object that computes values, such as costs, from the run's records. The recount
+    feeds the records to new meters, and compares their values with the tables of rounds and devices
+    and with the summary. A user's meters are skipped if their code may not be imported. Energy has
+    a separate check, which shares no code with its meter.
     """
     scenario = evidence.run.scenario
     summary = evidence.run.summary

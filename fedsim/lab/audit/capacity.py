@@ -43,7 +43,10 @@ def slack_s(end: Floats) -> Floats:
 
 
 class LinkCapacity(ABC):
-    """Base class of a link's rate over time, to test whether it can have carried a run's messages."""
+    """Base class of a link's rate over time, to test whether it can have carried a run's messages.
+
+    The subclasses are ``Rate``, a step function of time, and ``TraceRate``, which follows a trace.
+    """
 
     @abstractmethod
     def carried(self, until: Floats) -> Floats:

@@ -307,7 +307,7 @@ class PayloadTable:
 
     @property
     def lists(self) -> list[PayloadList]:
-        """Distinct payload lists, in which the place of a list is its index from ``intern``."""
+        """Distinct payload lists; the index from ``intern`` is the position in this list."""
         return [*self._numbers]
 
     def intern(self, payloads: Iterable[tuple[str, object]]) -> int:

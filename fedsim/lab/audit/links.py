@@ -32,15 +32,16 @@ _User = tuple[str, int, int]
 
 
 class Link(NamedTuple):
-    """Link of the network that carries the messages of several devices.
+    """Link that several devices share, to check that it can have carried their messages.
 
     Attributes:
         name: name of the link in findings.
         key: name of the link in the run's records.
         rate: rate at the run's begin (bytes/s).
-        users: messages that cross the link: triples of direction, section of the route (such as
-            device to server), and index of the place or edge server from which they come or to
-            which they go.
+        users: triples that select the messages on the link: direction (``down`` or ``up``),
+            section of the route (0: device to server, 1: device to edge server, 2: edge server to
+            server), and index of the devices' place in the network or, in section 2, of the edge
+            server.
     """
 
     name: str

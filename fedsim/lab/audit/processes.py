@@ -43,7 +43,11 @@ def _has_user_code(sections: Sequence[TomlTable]) -> bool:
 
 
 def check_outages(evidence: Evidence) -> Iterator[str]:
-    """Yield findings for outages of links or edge servers at times other than the seed gives."""
+    """Yield findings if outages of links or edge servers have wrong times.
+
+    The times are drawn again from the scenario's seed. Nothing is checked if a process of the
+    scenario is user code, which may cause outages too.
+    """
     sections = processes(evidence)
     if _has_user_code(sections):
         return
@@ -240,8 +244,8 @@ def _find_edge_tasks(evidence: Evidence) -> "pd.Series[int]":
 def check_slowdowns(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each slowdown of a device that no process of the scenario explains.
 
-    The scenario's processes of kind ``heat`` have the devices that they may slow down, and by which
-    factor.
+    The scenario's processes of kind ``heat`` name the devices that they may slow down (by
+    default all), and the factor.
     """
     sections = processes(evidence)
     heats = [process for process in sections if process["kind"] == "heat"]
@@ -261,8 +265,8 @@ def check_slowdowns(evidence: Evidence) -> Iterator[str]:
 def check_act_counts(evidence: Evidence) -> Iterator[str]:
     """Yield a finding for each kind of act whose count in the summary is not the recorded count.
 
-    An act is a record of what a process of the world did to devices or links, such as
-    ``switch-off``.
+    An act is a record of a change of devices or links, such as ``switch-off``, that a process of
+    the scenario (``[[world.processes]]``) caused.
     """
     summary = evidence.run.summary
     if "acts" not in summary and _may_lack_counts(evidence):

@@ -84,7 +84,9 @@ class RecordedTrace:
 
 @dataclass(frozen=True, eq=False)
 class TraceRate(LinkCapacity):
-    """Link whose rate follows a trace, and is limited at times by processes such as outages.
+    """Capacity of a link whose rate follows a trace, to check its recorded traffic.
+
+    Processes of the scenario, such as outages, may limit the rate at times.
 
     Attributes:
         trace: the trace.
@@ -129,6 +131,9 @@ class LinkRates:
         Args:
             device: device of each message, negative for none; int64 [messages].
             start: begins of the messages (s); float64 [messages].
+
+        Returns:
+            Differences (s), 0 for a constant latency or no device; float64 [messages].
         """
         beyond_s = np.zeros(len(device))
         for number in np.unique(device[device >= 0]).tolist():

@@ -99,9 +99,10 @@ def check_message_sizes(evidence: Evidence) -> Iterator[str]:
 
 
 class MessageSizes:
-    """Sizes (bytes) that the parts of a run's messages may have, by scenario and saved models.
+    """Sizes (bytes) that a run's messages may have, by the scenario and the saved models.
 
-    ``problem`` checks whether a size is possible.
+    A message has a part for each purpose, such as ``update``; ``problem`` checks the size of a
+    part.
 
     Attributes:
         cut: kind of reduction of models on some devices (``width``, ``rank`` or ``adapters``); None
@@ -159,8 +160,8 @@ class MessageSizes:
         """Return the reason why a part of a message cannot have a given size; None if it can.
 
         Args:
-            direction: direction of the message.
-            purpose: purpose of the part.
+            direction: direction of the message: ``down``, ``up`` or ``peer``.
+            purpose: purpose of the part, such as ``update``.
             size: size of the part (bytes).
             device: ID of the device that sends or receives the message.
             number: index of the message's round.

@@ -31,7 +31,7 @@ class Fitted(NamedTuple):
 
     Attributes:
         world: the fitted world.
-        rivals: other worlds that explain the log as well.
+        rivals: worlds with other rates of links that explain the log as well.
         overhead: fixed part of each client's trainings (s), NaN if unknown; the speeds of ``world``
             contain it; float64 [clients].
         latency_is_known: whether latencies were given or fitted; if not, the rates of links contain

@@ -72,12 +72,11 @@ def find_rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floa
 class LinkSearch:
     """Search for the rates of all links in one direction that explain a log's transfers.
 
-    The links are the clients' own and the server's, which all transfers share. For each trial
-    capacity of the server's link, the clients' rates are fitted by replaying the transfers in the
-    simulator: each rate to the median of the transfers that the client's link delays. The capacity
-    with the smallest errors, of single transfers and of whole busy periods (times without a break
-    between transfers), is the estimate. A limit is dropped if it explains little more than no
-    limit.
+    The links are the clients' own and the server's, which all transfers share. Several capacities
+    of the server's link are tried. For each, the clients' rates are changed until the transfers,
+    replayed in the simulator, take the logged times. The estimate is the capacity with the smallest
+    errors of the durations of transfers and of busy periods (times without a break between
+    transfers). It is infinite if no capacity has a much smaller error than an unlimited link.
 
     Args:
         direction: ``down`` to the clients, ``up`` to the server.
@@ -163,7 +162,8 @@ class LinkSearch:
     def least_undelaying_capacity(self, rates: Floats) -> float:
         """Return the least capacity of the server's link (bytes/s) at which it delays no client.
 
-        It is the largest sum of the rates of clients that send in the same busy period.
+        It is the largest sum of the rates of clients that send in the same busy period, a time
+        without a break between transfers.
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
@@ -180,14 +180,17 @@ class LinkSearch:
         return [np.unique(cohort) for cohort in cohorts]
 
     def is_at_highest_rate(self, rates: Floats) -> Flags:
-        """Return which clients have nearly the highest rate, if a shared link may limit them all.
+        """Find the clients whose rates may be alike because one shared link limits them all.
+
+        They are the clients within 3 % of the highest rate. A busy period is a time without a
+        break between transfers.
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].
 
         Returns:
-            bool [clients]; all False if few clients have nearly the highest rate, or if they do not
-            always send in the same busy periods.
+            Whether each client is one of them; bool [clients]. All are False if there are fewer
+            than five such clients, or if some busy period lacks one of them.
         """
         highest = np.nan_to_num(rates) >= (1 - _ALIKE) * np.nanmax(rates)
         members = np.flatnonzero(highest)
@@ -217,7 +220,8 @@ class LinkSearch:
     def observed_total(self) -> float:
         """Return the total rate (bytes/s) at which clients were observed to send.
 
-        It is the 90th percentile over the busy periods of the log.
+        It is the 90th percentile over the log's busy periods, times without a break between
+        transfers.
         """
         return self._busy_rate(min(_MOST_TRANSFERS, len(self._client)))
 
@@ -227,7 +231,11 @@ class LinkSearch:
         return find_shared_link(self._steps, self._client, self._latency, begins)
 
     def are_rates_alike(self, rates: Floats) -> bool:
-        """Whether many clients have nearly the same rate, and always send at the same time.
+        """Whether the clients' rates may be alike because they share one link.
+
+        This is so if there are at least five clients with a known rate, if these rates lie within
+        a range of 3 % of their median, and if all these clients send in each busy period (time
+        without a break between transfers).
 
         Args:
             rates: rates of the clients' links (bytes/s), NaN if unknown; float64 [clients].

@@ -27,13 +27,15 @@ _DRAWS = 10  # count of draws of clients whose times an interval spans
 
 @dataclass(frozen=True)
 class Outlook:
-    """Predicted time of a round with a given count of clients, in worlds that were fitted to a log.
+    """Predicted duration of a round if more or fewer clients take part than in the log.
+
+    ``fedsim calibrate`` prints it. A world has the clients' speeds and links.
 
     Attributes:
-        clients: count of clients at a time.
-        fitted: time of a round in the fitted world (s).
-        fastest, slowest: least and greatest time in the worlds that explain the log, with its
-            clients and with clients drawn like them (s).
+        clients: count of clients in the round.
+        fitted: duration of the round in the world that fits the log best (s).
+        fastest, slowest: shortest and longest duration of the round (s) in all worlds that explain
+            the log, with its clients or with clients drawn from their distribution.
     """
 
     clients: int

@@ -211,10 +211,12 @@ def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0)
 
 
 class Prediction(NamedTuple):
-    """Measured and predicted durations of rounds, or between versions of an asynchronous server.
+    """Comparison of a log's rounds with their replay in a fitted world (speeds and links).
+
+    If the server is asynchronous, a round is the time between two model versions.
 
     Attributes:
-        held_out: whether the world was not fitted to the round; bool [rounds].
+        held_out: whether the round was left out of the fit, to test it; bool [rounds].
         measured: durations in the log (s); float64 [rounds].
         predicted: predicted durations (s), NaN if a round cannot be predicted; float64 [rounds].
         updates: updates per second, measured and predicted; None if the server is synchronous.

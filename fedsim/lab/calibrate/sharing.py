@@ -33,10 +33,11 @@ class CommonLink(NamedTuple):
         capacity: rate of the link (bytes/s of payload).
         members: whether the link limits each client; bool [clients]. The other clients use the
             link too, but slower links of their own limit them.
-        chance: share (0..1) of the permuted logs in which the time until all transfers have ended
-            varies as little as in the log.
-        spread: relative standard deviation of the times of single transfers.
-        spread_together: relative standard deviation of the times until all transfers have ended.
+        chance: p-value of the permutation test, in which the times of each client are exchanged
+            between its rounds (0..1). A small value means that the clients share a link.
+        spread: relative standard deviation of one client's transfer times; median over clients.
+        spread_together: relative standard deviation, over rounds, of the time until all transfers
+            of the round have ended. A shared link keeps it small.
     """
 
     capacity: float
@@ -51,14 +52,19 @@ def find_shared_link(
 ) -> CommonLink | None:
     """Test whether all clients of a log share a link, and estimate its capacity.
 
+    The calibration calls it for each direction. A busy period is a time without a break between
+    transfers. The test uses busy periods in which at least three clients have one transfer each,
+    and all of these overlap.
+
     Args:
         steps: transfers in one direction, in order of their starts.
         client: index of each transfer's client; int64 [transfers].
         latency: latency of each client (s); float64 [clients].
-        begins: index of the first transfer of each busy period.
+        begins: index of the first transfer of each busy period; int64 [busy periods].
 
     Returns:
-        The link; None if chance explains the times.
+        The link; None if chance explains the transfers' durations, if these hardly vary, or if
+        there are fewer than four such busy periods.
     """
     cohorts = _find_cohorts(steps, client, begins)
     if len(cohorts) < _LEAST_COHORTS:

@@ -9,14 +9,15 @@ from fedsim.world.network import Direction
 
 
 class Steps(Protocol):
-    """Recarray [tasks] of one step (download, training or upload) of each task.
+    """Interface of numpy's record array of one step of each task of a log.
 
+    The step is the download, the training or the upload. The array has a row per task.
     All fields are NaN for a task that lacks the step.
 
     Attributes:
-        start: begin (s since the log's first instant).
-        end: end (s).
-        amount: bytes of a transfer, or samples of a training.
+        start: begin (s since the log's first instant); float64 [tasks].
+        end: end (s since the log's first instant); float64 [tasks].
+        amount: bytes of the transfer, or samples of the training; float64 [tasks].
     """
 
     start: Floats
@@ -53,12 +54,14 @@ class Tasks(Protocol):
 
 
 class Rounds(Protocol):
-    """Recarray [rounds] of rounds, or of an asynchronous server's model versions.
+    """Interface of numpy's record array of a log's rounds, with a row per round.
+
+    If the server is asynchronous, a row is a model version instead.
 
     Attributes:
-        number: number of the round.
-        start: begin (s since the log's first instant).
-        end: end (s).
+        number: number of the round in the log; int64 [rounds].
+        start: begin (s since the log's first instant); float64 [rounds].
+        end: end (s since the log's first instant); float64 [rounds].
     """
 
     number: Ints

@@ -37,9 +37,9 @@ class PlannedFile:
     Attributes:
         file: the file.
         urls: its addresses, which are tried in order.
-        state: ``there`` if its outputs are complete, ``part`` if some bytes were downloaded
-            before, else ``missing``.
-        present: bytes that were downloaded before.
+        state: ``there`` if the file, or the files that are unpacked from it, are complete;
+            ``part`` if an earlier download was interrupted; else ``missing``.
+        present: count of bytes that the interrupted download has left; 0 for none.
     """
 
     file: RemoteFile

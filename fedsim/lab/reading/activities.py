@@ -265,8 +265,9 @@ class Activities:
     def marks(self) -> list[Mark]:
         """Instant events to show in a timeline, in the order of the records.
 
-        They are ends of tasks, arrivals, departures, data shifts, assignments to groups, and acts
-        of the world's processes, such as a change of a link's rate.
+        They are ends of tasks, arrivals, departures, data shifts, assignments to groups, and
+        changes of devices or links that the scenario's processes caused, such as a new rate of a
+        link.
         """
         acts = [kind for kind in self.history.events["kind"].unique() if is_act(kind)]
         table = self.history.of(*_OF_DEVICES, *acts)
@@ -288,9 +289,9 @@ class Activities:
 
     @property
     def act_times(self) -> list[float]:
-        """Times (s), ascending, at which a process of the world changed devices or the network.
+        """Simulated times (s), ascending, at which devices or the network changed.
 
-        An example is the rate of a link.
+        An example is a new rate of a link, as an outage causes it.
         """
         return [mark.time for mark in self.marks if is_act(mark.kind)]
 

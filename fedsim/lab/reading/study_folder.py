@@ -55,9 +55,11 @@ class IndexedVariant(_IndexPart):
     Attributes:
         name: name of the variant.
         label: label for users, such as ``flexcfl, share=0.3``; unique within the study.
-        point: the grid's keys and their values, first ``size`` and ``part``.
+        point: one value of each key of the grid. Before them are, if the study has them, ``size``
+            (such as a small or a full study) and ``part`` (some of the variants).
         changes: dict from key to value, of all other changes of the base scenario.
-        reference: whether the row is a reference, which is computed from the base scenario.
+        reference: whether the variant is a reference of the study: ``centralised`` training on all
+            data, or ``local`` training on each device.
         runs: one run per seed.
     """
 
@@ -70,14 +72,15 @@ class IndexedVariant(_IndexPart):
 
 
 class IndexedSure(_IndexPart):
-    """Entry of a study's index for its rule to add seeds until it is sure which variant is best.
+    """Rule of a study that adds seeds until one variant is surely the best (``--until-sure``).
 
     Attributes:
-        within: differences up to this do not matter: a share of a cost, or a difference of other
-            figures; None for the default.
-        error: greatest probability of a wrong decision.
-        first: seeds that all variants run.
-        is_over: whether no more seeds are added: all is decided, or the budget is spent.
+        within: greatest difference between two variants that does not matter: a share of a cost
+            (0.05 is 5 %), or a difference of a metric; None for the default.
+        error: greatest probability of a wrong decision (0..1).
+        first: seeds that all variants run before the first decision.
+        is_over: whether no more seeds are added, because the best variants are decided or the
+            budget (of runs or real time) is spent.
     """
 
     within: float | None

@@ -51,7 +51,8 @@ class RehearsalPlan:
     Attributes:
         has_namespaces: whether there are namespaces with shaped links, and not only loopback.
         trains: whether nodes train at their own speed, instead of taking the scenario's time.
-        waits_s: longest time between two polls of Flower's processes (s); None for Flower's own.
+        waits_s: longest time between two polls of Flower's processes (s); None for the intervals
+            that Flower uses by default.
         port: port of the SuperLink; None for any that is free.
     """
 
@@ -110,7 +111,12 @@ def rehearse(
 
 
 def refuse(scenario: Scenario, out: Path, plan: RehearsalPlan) -> None:
-    """Raise an error if a rehearsal of the scenario cannot begin, without changing anything."""
+    """Raise an error if a rehearsal of the scenario cannot begin, without changing anything.
+
+    Raises:
+        ScenarioError: the scenario or this machine does not allow it, or the port is taken.
+        RunFolderError: ``out`` has a rehearsal already.
+    """
     reasons = list(obstacles(scenario, has_namespaces=plan.has_namespaces))
     if reasons:
         raise ScenarioError("\n".join(reasons))

@@ -203,7 +203,11 @@ class Differences:
 
     @property
     def undone(self) -> list["UndoneTask"]:
-        """Tasks that were not done in both runs, then in the simulation or the rehearsal only."""
+        """Tasks that were not done in at least one run, to list them for the user.
+
+        First are the tasks not done in either run, then the tasks not done only in the simulation,
+        then the tasks not done only in the rehearsal.
+        """
         tasks = []
         for key in sorted(self.simulated.tasks.keys() | self.measured.tasks.keys()):
             simulated = _outcome(self.simulated.tasks.get(key))

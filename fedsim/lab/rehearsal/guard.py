@@ -22,8 +22,9 @@ def guard(lines: Iterable[str]) -> None:
     It runs in a process that outlives the rehearsal, even if the rehearsal is killed.
 
     Args:
-        lines: lines ``group ID`` (of a process group) and ``namespace NAME`` of what to end. They
-            end when the rehearsal is over.
+        lines: lines from the rehearsal, ``group ID`` for each process group to end and
+            ``namespace NAME`` for each network namespace to remove. The end of the lines means that
+            the rehearsal is over.
     """
     groups: list[int] = []
     namespaces: list[str] = []

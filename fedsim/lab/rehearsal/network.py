@@ -36,7 +36,9 @@ _BURST_S = 0.001  # a bucket holds at least what its link sends in this time (s)
 
 
 class NodeLink(NamedTuple):
-    """Link of the server or of a client to the core, the namespace between them, in a rehearsal.
+    """Link of the server or of a client in a rehearsal with Linux network namespaces.
+
+    It leads to the core, the namespace that connects the server and all clients.
 
     Attributes:
         to_core: rate from the endpoint (Mbit/s on the wire); None for no limit.

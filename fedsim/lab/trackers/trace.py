@@ -59,11 +59,12 @@ def write_trace(run: RunFolder, path: Path) -> int:
 def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
     """Yield all events of a run as a Chrome trace, row by row.
 
-    Lanes of devices show steps and phases of absence as slices. They show losses, arrivals,
-    departures, data shifts, splits of data, ends of a training's time limit (T), groups and acts of
-    processes as instants. Trainings of preparations are ``pre-training``. A message outside of
-    tasks, such as one between devices, is an asynchronous event in the lanes of its sender and its
-    receiver.
+    ``write_trace`` calls it. A lane is a row of the trace viewer. The lane of a device shows steps
+    and phases of absence as slices. It shows as instants: lost tasks, arrivals, departures, data
+    shifts, splits of data, ends of a training's time limit (T), assignments to groups, and changes
+    of the device such as a switch-off. Trainings of tasks that only prepare are named
+    ``pre-training``. A message outside of tasks, such as one between devices, is an asynchronous
+    event in the lanes of its sender and its receiver.
 
     The server's lane shows rounds as slices (versions as instants), deadlines and decisions about
     groups. Lanes of edge servers show their transfers with the server, and outages; hosts of the
