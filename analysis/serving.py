@@ -40,7 +40,7 @@ class PageState(TypedDict):
 
     Attributes:
         version: count of pages built so far; 0 before the first. If it grows, the browser loads the
-            new page.
+            new page, or offers to load it.
         says: line of text on the runs, or on what the page waits for.
         over: whether no newer page can follow.
         title: title of the page; missing before the first page.
@@ -58,7 +58,7 @@ class LivePage:
     """Newest version of a page about unfinished runs, for the threads that send it to browsers.
 
     Beside the page it has the state: version, title, and a line of text on the runs
-    (``PageState``). Browsers receive each new state by ``stream``, and then load the page.
+    (``PageState``). Browsers receive each new state by ``stream``, and load or offer a new page.
 
     Args:
         says: line of text on the runs that browsers show before the first page.
@@ -97,7 +97,7 @@ class LivePage:
             self._change(self._page, {**self._state, "runs": lines})
 
     def show(self, page: str, title: str, says: str, *, over: bool = False) -> None:
-        """Replace the page by a newer version, which browsers then load.
+        """Replace the page by a newer version, and tell the connected browsers.
 
         Args:
             page: the page as HTML.

@@ -106,7 +106,10 @@ def declared_targets(paths: Sequence[Path]) -> list[Target]:
 
 
 def refuse_more(figure: str, series: Sequence[Series], most: int) -> None:
-    """Raise ``PictureError`` if a figure has more than ``most`` lines, for which it has room."""
+    """Raise ``PictureError`` if a figure would have more than ``most`` lines, its greatest count.
+
+    A line is a variant or scenario with its runs over seeds.
+    """
     if len(series) > most:
         names = [entry.name for entry in series[:_MOST_NAMED]]
         raise style.PictureError(
@@ -130,8 +133,8 @@ def not_drawn(line: Series, reason: style.NothingToDrawError, series: Sequence[S
     """Return a sentence for the user on a line that a figure leaves out.
 
     Args:
-        line: the line.
-        reason: the error that says why.
+        line: the line: a variant or scenario with its runs over seeds.
+        reason: the error that says why the line has nothing to draw.
         series: all lines of the figure; the sentence names the line only if there are several.
     """
     return str(reason) if len(series) == 1 else f"without {line.name}: {reason}"

@@ -33,7 +33,9 @@ def draw_key_picture(run: RunFolder) -> Markup | None:
 
 
 def draw_run(entry: DetailedRun, several: bool) -> Iterator[Markup]:
-    """Yield the pictures of a run that are in no other part of the page; the reader opens them.
+    """Yield the pictures of one run, without those that other parts of the page show.
+
+    The reader of the page opens each picture.
 
     Args:
         entry: the run.
@@ -54,7 +56,7 @@ def draw_run(entry: DetailedRun, several: bool) -> Iterator[Markup]:
 def draw_series(
     alone: Sequence[Series], series: Sequence[Series], *, several: bool, omitted: str = ""
 ) -> Iterator[Markup]:
-    """Yield the pictures of several runs side by side, which the reader opens.
+    """Yield the pictures that compare several runs; the reader of the page opens each.
 
     Pictures of means over seeds show all series, other pictures the single runs in ``alone``.
 

@@ -29,15 +29,15 @@ _FILES = ("global", "group", "device")
 
 
 def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
-    """Return the size of model parameters as a codec of the scenario encodes them.
+    """Return the size of model parameters in a message, after compression such as ``int8``.
 
     Args:
-        codec: the codec's section of the scenario.
-        count: count of the parameters that are encoded.
-        whole: count of the parameters of the whole model.
+        codec: the scenario's section of the compression, such as ``messages.up``.
+        count: count of the parameters that are sent.
+        whole: count of the parameters of the whole model; differs if only some are sent.
 
     Returns:
-        The size (bytes); None for a user's own codec.
+        The size (bytes); None if the compression is user code.
     """
     bucket = codec.get("bucket") or max(count, 1)
     scales = 4 * math.ceil(count / bucket)

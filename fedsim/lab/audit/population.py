@@ -200,10 +200,10 @@ def _check_final_groups(devices: pd.DataFrame, due: Ints) -> Iterator[str]:
 def check_shifts(evidence: Evidence) -> Iterator[str]:
     """Yield findings for shifts of devices' data of the wrong kind or in the wrong order.
 
-    Data shift on occasions (such as the begin of a round), which the run numbers in order; several
-    devices may shift on the same occasion. The number never decreases, and all shifts of an
-    occasion have the same time. Several occasions may have the same time, because rounds can begin
-    in one instant.
+    Data shift on occasions (such as the begin of a round), which the run numbers in order; the data
+    of several devices may shift on the same occasion. The number never decreases, and all
+    shifts of an occasion have the same time. Several occasions may have the same time, because
+    rounds can begin in one instant.
     """
     drift = evidence.run.scenario.get("drift", {}).get("kind")
     shifts = evidence.data_of("shift").join(evidence.events["time"]).assign(drift=drift)

@@ -64,10 +64,11 @@ The state also has one step count per tensor.
 
 
 def check_message_sizes(evidence: Evidence) -> Iterator[str]:
-    """Yield a finding for each part of a message whose size does not follow from model and codec.
+    """Yield a finding for each part of a message with a wrong size.
 
-    A part is what is sent for one purpose, such as ``update``. User code and Flower apps, which
-    choose their own purposes, are not checked.
+    The size has to follow from the model and from the scenario's compression of messages. A part is
+    what is sent for one purpose, such as ``update``. User code and Flower apps, which choose their
+    own purposes, are not checked.
     """
     strategy = evidence.run.scenario["strategy"]["kind"]
     if ":" in strategy or strategy == "flower":

@@ -33,7 +33,9 @@ def calibrate(
     latency: float | None = None,
     protocol: Literal["fluid", "tcp", "bbr"] | None = None,
 ) -> list[str]:
-    """Fit a world to a log, and write it as a scenario with tables of clients and of rounds.
+    """Fit clients' speeds and links to the log of a deployment, and write them as a scenario.
+
+    ``fedsim calibrate`` calls it. Tables of the clients and of the rounds are written too.
 
     Args:
         path: the log file or folder, or a run folder.

@@ -36,12 +36,10 @@ _UNITS = {  # quantity of clients: unit, and its size in the base unit
 
 
 def draw(world: FittedWorld, seed: int) -> FittedWorld:
-    """Return a fitted world with speeds, rates and latencies of clients drawn anew.
+    """Return a fitted world (speeds and links) in which the clients are drawn anew.
 
-    It is used to see how much a prediction depends on the clients.
-
-    Each quantity is drawn from the lognormal distribution that fits the values of the log's
-    clients.
+    It is used to see how much a prediction depends on the clients. Each
+    quantity is drawn from the lognormal distribution that fits the values of the log's clients.
 
     Args:
         world: the world that was fitted to a log.

@@ -31,7 +31,8 @@ class Fitted(NamedTuple):
 
     Attributes:
         world: the fitted world.
-        rivals: worlds with other rates of links that explain the log as well.
+        rivals: worlds that explain the log about as well, with other rates of links; the fitted
+            world is among them.
         overhead: fixed part of each client's trainings (s), NaN if unknown; the speeds of ``world``
             contain it; float64 [clients].
         latency_is_known: whether latencies were given or fitted; if not, the rates of links contain
@@ -89,7 +90,7 @@ def fit(
             ``tasks``.
 
     Returns:
-        The fitted world, other worlds that explain the log as well, and notes on unknown values.
+        The fitted world, the worlds that explain the log as well, and notes on unknown values.
     """
     if protocol is None:
         protocol = Fluid()

@@ -101,7 +101,7 @@ class LogDefaults(NamedTuple):
 
 @dataclass(frozen=True)
 class Log:
-    """Log of a deployment's tasks, parsed and checked for contradictions, to fit a world to it.
+    """Log of a deployment's tasks, parsed and checked, to fit clients' speeds and links to it.
 
     Attributes:
         clients: names of the clients.

@@ -63,13 +63,14 @@ def not_refuted(
 ) -> list[FittedWorld]:
     """Return the rival worlds that predict held-out rounds about as well as the fitted world.
 
-    All rivals are returned if no round is held out, or if the server is asynchronous.
+    A world has the clients' speeds and links; rivals explain the rounds of the fit about equally
+    well. All rivals are returned if no round is held out, or if the server is asynchronous.
 
     Args:
         log: the log.
         is_held_out: whether each round was left out of the fit, to test it; bool [rounds].
-        world: the fitted world.
-        rivals: other worlds that may explain the log.
+        world: the world that was fitted to the other rounds.
+        rivals: worlds that may explain the log too.
     """
     if not log.synchronous or not is_held_out.any():
         return list(rivals)

@@ -122,9 +122,10 @@ class _Replay:
 
 
 def transfers(world: FittedWorld, direction: Direction, steps: Steps, client: Ints) -> Floats:
-    """Replay downloads or uploads of a log in a fitted world, and return their durations.
+    """Replay downloads or uploads of a log over fitted links, and return their durations.
 
-    Each transfer begins at its time in the log, or when the client's previous transfer has ended.
+    The fit compares them with the logged durations. Each transfer begins at its
+    time in the log, or when the client's previous transfer has ended.
 
     Args:
         world: the fitted world.
@@ -153,9 +154,9 @@ def transfers(world: FittedWorld, direction: Direction, steps: Steps, client: In
 
 
 def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -> Floats:
-    """Replay rounds of a log one after another in a fitted world, and return their durations.
+    """Replay rounds of a log with fitted speeds and links, and return their durations.
 
-    All tasks of a round begin at once.
+    The rounds are replayed one after another. All tasks of a round begin at once.
 
     Args:
         world: the fitted world.
@@ -281,8 +282,9 @@ def held_out(log: Log) -> Flags:
 
 
 def predict(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
-    """Predict the durations of a log's rounds, as means over several worlds.
+    """Predict the durations of a log's rounds, as means over several fitted worlds.
 
+    The calibration compares the prediction with the log, to tell the user how good the fit is.
     Each round is replayed with its own tasks. If the server is asynchronous, updates per second are
     predicted instead.
 
