@@ -57,8 +57,8 @@ class LoRA(Spec):
 
     A dense layer with an adapter computes W x + b + alpha / rank B A x. The adapter's tensors are
     ``LAYER.lora_A`` [rank, inputs], which is initialised like a dense layer's weights, and
-    ``LAYER.lora_B`` [outputs, rank], which begins at 0. Without ``model.train`` only the adapters
-    are trained.
+    ``LAYER.lora_B`` [outputs, rank], which begins at 0. Only the adapters are trained, unless the
+    key ``model.train`` names the trained tensors.
 
     Attributes:
         rank: rank of every adapter.
@@ -82,7 +82,8 @@ class Tensor(NamedTuple):
         size: count of values.
         layer: class of the tensor's layer, such as ``"Linear"``.
         shape: shape of the tensor.
-        kept: whether the tensor stays on each device (``model.keep``, ``model.send``).
+        kept: whether each device keeps its own values of the tensor, which are never sent (keys
+            ``model.keep`` and ``model.send``).
         is_buffer: whether the tensor is a buffer, such as running statistics: forward passes change
             it, and SGD steps do not.
     """
@@ -250,7 +251,7 @@ class Architecture:
 
     @property
     def tensors(self) -> list[tuple[str, Shape]]:
-        """Names (``0.weight``) and shapes of all parameters, in the order of a flat model."""
+        """Names (``0.weight``) and shapes of all parameters, in the order of a model's weights."""
         tensors: list[tuple[str, Shape]] = []
         for position, layer in self.trained():
             tensors.append((f"{position}.weight", layer.kernel_shape))
@@ -336,14 +337,14 @@ def _output(layer: Layer, shape: Shape) -> Shape:
 
 
 def layers_of(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Divide the tensors of a flat model by layers, from the first layer to the last.
+    """Divide the tensors of a model by layers, from the first layer to the last.
 
     Consecutive tensors are of one layer if their names are equal up to the first number, as in
     ``blocks.3``. Tensors without a number in their name are of one layer if they are tensors of one
     module, such as ``head.weight`` and ``head.bias``.
 
     Args:
-        tensors: the tensors of a flat model, in order.
+        tensors: descriptions of a model's tensors, in order.
 
     Example:
         >>> names = ["embedding.weight", "blocks.0.a.weight", "blocks.0.b.weight", "blocks.1.a.bias"]

@@ -73,14 +73,14 @@ class ModelComputing:
 
     Args:
         simulation: the simulation, whose executor carries out the work.
-        work: local trainings and choices of models.
+        work: carries out local trainings and choices among models on the workers.
         models: models on the torch device of the trainings.
         data: the data of all devices.
         streams: the random streams of the run.
         initial: returns the weights of an initial model, float32 [d], for its index.
         parameters: count of weights of a model, d.
         room: memory for models (bytes), beyond which models are computed part by part; None for
-            ``scratch.ROOM``.
+            256 MiB (``scratch.ROOM``).
 
     Attributes:
         may_wait: whether the simulation may handle events while it waits for the workers.
@@ -164,7 +164,7 @@ class ModelComputing:
         return self._work.at_once
 
     def begin(self, refs: Sequence[Ref]) -> list[ResultOf | Weights | ComputedWeights]:
-        """Begin to compute models, by requests to the workers where these have to compute.
+        """Begin to compute models, without waiting for the workers' results.
 
         Args:
             refs: the models; none is a mix (weighted sum), and their parents are computed.
@@ -225,11 +225,11 @@ class ModelComputing:
             ref.settle(result)
 
     def note_left_out(self, ref: Ref, models: Sequence[Ref]) -> None:
-        """Record that models with non-finite weights are left out when a model is computed.
+        """Write records that a model is computed without some models, whose weights are not finite.
 
         Args:
             ref: the model that is computed.
-            models: the models that are left out; there is one record for each.
+            models: the models that are left out; each gets one record ``non-finite``.
         """
         for model in models:
             self._record(ref, "non-finite", {"device": model.device, "ref": model.name})
@@ -470,7 +470,13 @@ class ModelComputing:
         return [model for model in models if model.finite]
 
     def substitute(self, otherwise: Ref | None) -> Weights | ResidentWeights:
-        """Return the weights of ``otherwise``, the model that replaces one that cannot be computed.
+        """Return the weights that a model gets if its recipe has no valid result.
+
+        An example is a mix (weighted sum) of models of which none has finite weights.
+
+        Args:
+            otherwise: the model whose weights are used instead (``otherwise`` of the recipe),
+                computed; None if the recipe names none.
 
         Returns:
             float32 [d]; NaN if ``otherwise`` is None.

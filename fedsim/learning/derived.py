@@ -17,15 +17,15 @@ _SPLICED = path_of(spliced)
 
 
 class Derived(StoredTensor):
-    """Weights of a model that equals another model except in some slices; stored as those slices.
+    """Weights of a model that equals another model except in some slices; only these are stored.
 
-    If devices keep some tensors of their own, their models share all other tensors. Such a model
-    takes memory only for the slices.
+    It saves memory if each device keeps some tensors of its own, and the devices' models share all
+    other tensors. The weights are computed at each use, by the function ``spliced``.
 
     Args:
-        model: the model, computed.
+        model: the other model, computed.
         values: the concatenated values of the slices, computed.
-        places: (begin, end) of each slice.
+        places: (begin, end) of each slice, as indices of weights.
         length: count of weights of the model, d.
     """
 
@@ -39,14 +39,19 @@ class Derived(StoredTensor):
 
     @classmethod
     def of(cls, recipe: Applied) -> "Derived":
-        """Build the weights from a recipe of ``spliced``, whose models are computed."""
+        """Build the weights from a recipe whose function is ``spliced``.
+
+        Args:
+            recipe: call of ``spliced``, which replaces slices of a model; its two models, the whole
+                model and the slices' values, are computed.
+        """
         model, values = recipe.models
         assert model.held is not None
         return cls(model, values, recipe.constants["places"], model.held.shape[0])
 
     @property
     def recipe(self) -> Applied:
-        """Recipe of ``spliced`` with these weights as result, which a checkpoint stores instead."""
+        """Call of ``spliced`` that computes these weights; checkpoints store it in their place."""
         return Applied(
             _SPLICED,
             (self._model, self._values),
@@ -70,10 +75,10 @@ def is_spliced(recipe: Recipe | None) -> bool:
 
 
 def derived_of(recipe: Recipe | None, models: Sequence[Ref | None]) -> Derived | None:
-    """Return a model's weights as slices in a different model, if this takes much less memory.
+    """Describe a model's weights as changed slices of a different model, if this saves much memory.
 
     Args:
-        recipe: the recipe by which the model was computed.
+        recipe: the recipe by which the model was computed; None for a model without recipe.
         models: the models of the recipe, computed; None for a model that is stored nowhere, because
             nothing else needs it.
 

@@ -38,8 +38,8 @@ class Evaluation:
             accuracy.
         count: count of answers (one per test sample, or one per token), int64 [entries].
         loss_sum: summed cross-entropy (or another loss), float64 [entries].
-        facts: name of a metric -> for each entry the values of its n test samples from which the
-            metric is computed, [n, m].
+        facts: name of a metric -> for each entry the m values of each of its n test samples from
+            which the metric is computed, [n, m].
     """
 
     devices: list[int]

@@ -179,7 +179,7 @@ def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.float
 
 @pure
 def spliced(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
-    """Replace the values in some slices of a flat model by another model's values.
+    """Replace some slices of a model, one array of weights, by another model's values.
 
     Args:
         models: the model, float32 [d], and the source of the new values: a whole model, [d], or

@@ -59,11 +59,12 @@ Token = object
 def read_memory(
     module: nn.Module, flat: Mapping[str, Tensor], *, by_value: bool = False
 ) -> dict[str, Token]:
-    """Take a snapshot of a module's hidden memory: all that it remembers outside of its flat model.
+    """Take a snapshot of a module's hidden memory: all that it remembers except its flat model.
 
-    The memory consists of attributes, tensors that are not trained, and globals that the module's
-    code uses. Two snapshots are compared by ``differences``, to find out whether a training has
-    left something behind.
+    The flat model has the parameters and buffers that are trained and sent. The hidden memory
+    consists of attributes, all other tensors, and globals that the module's code uses. Two
+    snapshots are compared by ``differences``, to find out whether a training has left something
+    behind.
 
     Args:
         module: the module.

@@ -36,8 +36,8 @@ class Learner:
         base_bytes: size of the frozen tensors (bytes).
         state_bytes: size of the trainer's state that is sent with each model (bytes).
         flops_per_sample: FLOPs of a training step on one sample.
-        batch_sizes: batch size of each device, 0 for the usual one, int64 [devices]; None: the
-            usual one for all devices.
+        batch_sizes: batch size of each device, int64 [devices]; 0 for ``training.batch_size``, and
+            None if all devices have that.
         notes: text lines for the user, on how models are trained.
     """
 
@@ -158,10 +158,10 @@ class Learner:
 
         Args:
             parts: models and their coefficients.
-            otherwise: the result if no model remains, or if some were left out and the remaining
-                coefficients, or all of them, sum to 0; None for a result of NaN.
-            rescale: whether the remaining coefficients are scaled to the sum of all coefficients;
-                False for sums of differences.
+            otherwise: the result if all models are left out, or if rescaling is impossible because
+                the remaining coefficients, or all coefficients, sum to 0; None for a result of NaN.
+            rescale: whether the remaining coefficients are scaled to the sum of all coefficients
+                when models are left out; False for sums of differences.
         """
         ref = self._name("model", Mixed(tuple(parts), otherwise, rescale))
         if self.state_bytes and any(part.state is not None for part, _ in parts):
@@ -303,14 +303,14 @@ class Learner:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Name -> shape of a model's tensors, in the order of a flat model.
+        """Name -> shape of a model's tensors, in the order of their values in the weights, [d].
 
         The mapping is empty if learning is off.
         """
         return {}
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Split the weights of a flat model into its tensors, by torch's names.
+        """Split a model's weights, one array, into its tensors, by torch's names.
 
         The result is empty if learning is off.
 
@@ -368,9 +368,10 @@ class Learner:
             )
 
     async def note_skipped(self, models: Sequence[Ref], *, stay: bool = False) -> None:
-        """Note models that a run with learning would compute here, for a forecast of its memory.
+        """Note models that a run with learning would compute now; called if learning is off.
 
-        Only the learner of a forecast, which runs without learning, does anything.
+        The trial run of ``fedsim check`` thus forecasts the memory of a run with learning; in all
+        other runs the call does nothing.
 
         Args:
             models: the models.
@@ -378,7 +379,7 @@ class Learner:
         """
 
     def compute_now(self, ref: Ref) -> None:
-        """Compute a model before this call returns, without letting the simulation go on.
+        """Compute a model before this call returns; the simulation handles no event meanwhile.
 
         Nothing is done if learning is off.
         """

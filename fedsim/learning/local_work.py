@@ -59,7 +59,9 @@ class TrainingJob(NamedTuple):
 
 
 class ChoiceJob(NamedTuple):
-    """Inputs of a choice on a worker: which of several models fits a device's samples best.
+    """Inputs of a choice among models, as sent to a worker: the models and a device's samples.
+
+    The worker computes the loss of each model, by which the best one is chosen.
 
     Attributes:
         shard: the device's samples.
@@ -73,7 +75,7 @@ class ChoiceJob(NamedTuple):
 
 
 def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved:
-    """Compute the gradient of the last SGD step of a local training.
+    """Compute the gradient of the last SGD step of a local training (``Learner.last_gradient``).
 
     The training is carried out up to that step. The last step is then taken twice from there: with
     learning rate 0, which changes only running statistics, and with learning rate 1. The gradient
@@ -105,9 +107,9 @@ def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved
 
 
 class LocalWork:
-    """Local trainings and choices of models, as jobs for the workers.
+    """Provider of jobs for the workers: local trainings, and choices of the best of several models.
 
-    ``job`` and ``question`` collect the inputs in the run's process. ``train`` and ``objectives``
+    ``job`` and ``choice_job`` collect the inputs in the run's process. ``train`` and ``objectives``
     compute the results on a worker.
 
     Args:

@@ -57,7 +57,10 @@ class Model(Spec):
 
     @abstractmethod
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        """Describe the tensors of the flat model in order: trained parameters and statistics.
+        """Describe the tensors that are trained and sent, in the order of their values in a model.
+
+        A model is one array, [d], of the values of its trained parameters and float buffers, such
+        as running statistics.
 
         Args:
             shape: shape of a sample.
@@ -95,7 +98,7 @@ class Model(Spec):
         """
 
     def parameters(self, shape: Shape, classes: int) -> int:
-        """Return d, the count of values in the flat model, which is trained and sent."""
+        """Return d, the count of values of the tensors that are trained and sent."""
         return sum(tensor.size for tensor in self.tensors(shape, classes))
 
     def base_bytes(self, shape: Shape, classes: int) -> float:
@@ -147,14 +150,14 @@ class Model(Spec):
 
 
 class PartedModel(Model):
-    """Base of the models with tensors, which a scenario may freeze, or keep on devices.
+    """Base of the models of which a scenario may freeze some tensors, or keep some on devices.
 
     Attributes:
-        lora: adapters beside the model's dense layers; None: there are none.
+        lora: low-rank adapters beside the model's dense layers; None: there are none.
         train: patterns of the trained tensors; None: all, or with ``lora`` the adapters. All other
             tensors are frozen, and each device downloads them once (message ``base``).
         keep: patterns of trained tensors that stay on each device; ``CLASS:NAME`` matches the
-            layer's class too, as ``*Norm*:*``.
+            layer's class too, such as ``*Norm*:*`` for all tensors of norms.
         send: patterns of the tensors that are sent, instead of ``keep``: all others stay.
     """
 
@@ -436,9 +439,10 @@ def two_convolutions(
 
 
 class CNN5(Layered):
-    """The CNN of McMahan et al. with a smaller head; 454,922 parameters on MNIST.
+    """The CNN of McMahan et al. (2017) with a smaller head; 454,922 parameters on MNIST.
 
-    5x5x32, pool, 5x5x64, pool, dense 128.
+    Its layers are a 5x5 convolution to 32 channels, pooling, a 5x5 convolution to 64 channels,
+    pooling, a dense layer of 128 units, and the output layer.
     """
 
     kind: Literal["cnn5"] = "cnn5"

@@ -208,7 +208,7 @@ def is_number(tensor: Tensor) -> bool:
 
 
 def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the trained and sent tensors of a module, which make up its flat model.
+    """Return the trained and sent tensors of a module; their values in order are its flat model.
 
     For each submodule these are its trained parameters, then its persistent float buffers (such as
     running statistics) that are not fixed. A tensor that several submodules share is listed once.
@@ -238,7 +238,7 @@ def _trained_of_part(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def real_shape(tensor: Tensor) -> Shape:
-    """Return the shape of a tensor in a flat model, where a complex number is two floats."""
+    """Return the shape of a tensor's values in a flat model, where a complex number has two."""
     return (*tensor.shape, 2) if tensor.is_complex() else tuple(tensor.shape)
 
 
@@ -248,7 +248,7 @@ def as_real(tensor: Tensor) -> Tensor:
 
 
 def as_tensor_like(values: Tensor, like: Tensor) -> Tensor:
-    """Reshape a slice of a flat model to the shape of a tensor.
+    """Reshape a slice of a model, one array of all values, to the shape of a tensor.
 
     Args:
         values: the slice; two values for each complex number.

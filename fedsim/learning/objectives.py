@@ -42,7 +42,7 @@ class EvaluationMetric:
 
     Attributes:
         name: name of the metric and of its column.
-        kinds: the kinds of objectives that allow the metric.
+        kinds: values of ``objective.kind``, such as ``classification``, that allow the metric.
         keep: outputs and targets of n samples -> the values that the metric keeps, [n, m].
         value: kept values of at least one sample -> the metric; NaN if it is not defined.
         more_is_better: whether a greater value is better.
@@ -328,7 +328,7 @@ def entropies(outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
 
 
 class Classification(Objective):
-    """One class for each sample, by softmax cross-entropy."""
+    """Objective of predicting one class for each sample, by softmax cross-entropy."""
 
     kind: Literal["classification"] = "classification"
     needs: ClassVar[str] = "labels, one a sample"

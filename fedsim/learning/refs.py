@@ -62,9 +62,10 @@ class Mixed:
 
     Attributes:
         parts: each model and its coefficient.
-        otherwise: model that is the result if no model is finite, or if the coefficients of the
-            finite ones cannot be rescaled as they sum to 0; None for a result of NaN.
-        rescale: whether the coefficients are rescaled if a model that is not finite is left out.
+        otherwise: model that replaces the sum if no model is finite, or if rescaling is impossible
+            because coefficients sum to 0; None for a result of NaN.
+        rescale: whether the coefficients of the finite models are scaled to the sum of all
+            coefficients; models that are not finite are always left out.
     """
 
     parts: tuple[tuple["Ref", float], ...]
@@ -77,7 +78,8 @@ class Mixed:
 class Best:
     """Recipe (description of a computation) of a choice: the best model for a device's data.
 
-    The best model has the least training objective, as in Algorithm 1 of IFCA.
+    The best model has the least mean loss on the device's training samples, plus the L2 penalty.
+    A client of IFCA (Ghosh et al. 2020) chooses its group in this way.
 
     Attributes:
         models: the models to choose from, at least one.
@@ -222,8 +224,9 @@ class Ref:
             computed.
         finite: whether all weights are finite numbers; False until the model is computed.
         loss: the training loss, shared by all refs made of an update; None for other models.
-        losses, choice: for a choice, the objective of each model, float64 [models], and the index
-            of the chosen model.
+        losses, choice: for a choice among models, the objective (loss plus L2 penalty) of each one,
+            float64 [models], and the index of the chosen model; None for other models, and before
+            the choice.
         state: name -> array of the trainer's state after a training, or of the mean state of a mix
             if states are sent; None for other models.
     """

@@ -119,7 +119,7 @@ class TrainedModel(NamedTuple):
 
 
 class ResidentModels:
-    """Models on a torch device, from which trainings start, in which they end, and which are tested.
+    """Store of models on a torch device: starts and results of trainings, and models to be tested.
 
     On a GPU a model of the host is copied when it is used first, and a model that is computed there
     stays. If the memory for models is full, the copies that were used longest ago are freed, and
@@ -171,7 +171,9 @@ class ResidentModels:
         return self._computed_bytes > _MOST_STORED * self.room
 
     def named(self, ref: Ref) -> Weights | NamedWeights:
-        """Return the weights of a computed model, for a worker that calls ``flat``.
+        """Return a computed model in the form in which it is sent to a worker.
+
+        The worker gets the weights on the torch device from it by ``flat``.
 
         Args:
             ref: the model.
@@ -184,14 +186,14 @@ class ResidentModels:
         return NamedWeights(ref.serial, ref.held)
 
     def flat(self, model: Weights | NamedWeights) -> FlatModel:
-        """Return a model as trainings and tests take it, float32 [d], which must not be changed.
+        """Return a model for a training or test on the torch device; it must not be changed.
 
         Args:
             model: the result of ``named``.
 
         Returns:
-            A tensor on the torch device, which is copied there if it does not lie there yet; on a
-            CPU the array.
+            The weights, float32 [d]: a tensor on the torch device, copied there if it does not lie
+            there yet; on a CPU the array.
         """
         if not isinstance(model, NamedWeights):
             return model
@@ -213,7 +215,9 @@ class ResidentModels:
         return copy
 
     def of(self, ref: Ref) -> FlatModel:
-        """Return a computed model as trainings and tests take it; see ``flat``.
+        """Return the weights of a computed model for use on the torch device, float32 [d].
+
+        They are a tensor there, or on a CPU the array, and must not be changed.
 
         Args:
             ref: the model.

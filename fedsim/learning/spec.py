@@ -55,11 +55,13 @@ class Trainer(Spec):
     """Base of the ways in which a device trains the received model on its samples (``[training]``).
 
     Attributes:
-        lr: learning rate eta.
-        batch_size: B. Anything above a device's data means full batches.
+        lr: learning rate.
+        batch_size: count B of samples in a batch. If it exceeds a device's count of samples, each
+            batch has all of them.
         last_batch: an epoch's last batch, if it has fewer than B samples: ``keep`` it, ``drop`` it,
             or ``merge`` it into the one before. The only batch of an epoch is always kept.
-        lr_decay: the learning rate of round r is lr lr_decay^r.
+        lr_decay: factor of the learning rate from round to round; in round r (from 0) the rate is
+            lr x lr_decay^r.
         device: torch device of the computation: ``cpu``, ``cuda`` or ``cuda:N``; checked when
             learning starts.
         state: state of the trainer, such as moments. ``fresh``: each training begins without a
@@ -69,7 +71,8 @@ class Trainer(Spec):
         memory: memory for computed models in the run's process, such as ``"4 GB"``. Further models
             that are still needed, such as the devices' own, lie in a file in the folder for
             temporary files (TMPDIR), the oldest first. None: 256 MB.
-        real_limit: real time after which a local training ends the run with an error.
+        real_limit: real time (s) after which a local training that still runs ends the run with an
+            error.
     """
 
     kind: str
@@ -257,8 +260,9 @@ class TrainingSpec(Trainer):
     Each local training begins with zero momentum. Batches are shuffled anew in each epoch.
 
     Attributes:
-        momentum: heavy-ball momentum, v <- momentum v + g.
-        weight_decay: added to the gradient of every parameter, as weight_decay w.
+        momentum: heavy-ball momentum, the factor of the velocity v in v <- momentum v + g, where g
+            is the gradient.
+        weight_decay: factor of each parameter w, which is added to its gradient as weight_decay w.
         clip: greatest norm of the gradient of a batch's mean loss; a longer gradient is scaled down
             to it, before all other terms are added. On a CPU only, and by autograd.
         l2: the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on

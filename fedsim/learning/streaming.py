@@ -66,13 +66,13 @@ class PartSum(Protocol):
 
 
 class Calculator(Protocol):
-    """Interface of ``ModelComputing`` for ``Stream``: it computes single models.
+    """Interface by which a ``Stream`` computes single models; ``ModelComputing`` implements it.
 
     The models from which a model is computed, its parents, must be computed before it.
 
     Attributes:
         workers: count of workers.
-        at_once: count of trainings that are best begun at once.
+        at_once: count of trainings that a worker computes together.
     """
 
     workers: int
@@ -81,7 +81,7 @@ class Calculator(Protocol):
     def at_once(self) -> int: ...
 
     def begin(self, refs: Sequence[Ref]) -> list[ResultOf | Weights | ComputedWeights]:
-        """Begin to compute models that are no mixes, and whose parents are computed.
+        """Begin to compute models that are no mixes (weighted sums), without waiting for workers.
 
         Returns:
             For each model its weights, or a future and the index of the model's result in it.
@@ -105,10 +105,13 @@ class Calculator(Protocol):
         """Return an empty sum of models."""
 
     def substitute(self, otherwise: Ref | None) -> Weights | ComputedWeights:
-        """Return the weights of ``otherwise``, the substitute for a mix without finite parts.
+        """Return the weights that a mix gets if, for instance, all its models have non-finite ones.
+
+        Args:
+            otherwise: the model whose weights replace the sum (``Mixed.otherwise``), computed.
 
         Returns:
-            float32 [d]; NaN if ``otherwise`` is None.
+            float32 [d]; NaN if ``otherwise`` is None, as the mix names no such model.
         """
 
     def nothing(self) -> Weights:
@@ -127,7 +130,7 @@ class Twin(Ref):
 
     Attributes:
         original: weak reference to the model that was copied, which gets the result.
-        uses: count of later steps that need the model's weights.
+        uses: count of later steps of the computation that need the model's weights.
         children: count of occurrences of the model in recipes of other twins, which may compute it
             again.
         stays: whether the weights must stay in memory after the computation.
@@ -203,8 +206,9 @@ class ModelStep(NamedTuple):
     """Step of a computation of models: compute a model, add a part to a sum, or finish a sum.
 
     Attributes:
-        ref: the model to compute, or the sum.
-        part: index of the part that is added to the mix ``ref``; None to compute or finish ``ref``.
+        ref: the model to compute, or the weighted sum.
+        part: index of the model in ``ref.recipe.parts`` that is added to the sum ``ref``; None to
+            compute the model ``ref``, or to finish the sum.
     """
 
     ref: Twin

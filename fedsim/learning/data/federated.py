@@ -73,7 +73,8 @@ class Pool:
 
     Attributes:
         x: samples, [n, *shape]; uint8 as published, float32, or int64 for tokens.
-        y: labels 0..classes-1, int64 [n], by which partitions deal; all 0 if there are no labels.
+        y: labels 0..classes-1, int64 [n], by which partitions divide the samples among devices;
+            all 0 if there are no labels.
         classes: count of different labels.
         scale, mean, std: a model receives (scale x - mean) / std; scalars, or arrays that broadcast
             to ``shape``.
@@ -134,10 +135,11 @@ class Shard:
         train, test: pool indices, int32. A training image may occur several times, with different
             augmentations.
         quarter_turns: quarter turns by which images are rotated, counter-clockwise.
-        label_map: new label of each class, int64 [C]; None to keep the labels.
+        label_map: new label of each of the C classes, int64 [C]; None to keep the labels.
         augment_seed: sample j of ``train`` is augmented by the draw (augment_seed, j); None: no
             augmentation.
-        flips: whether the label l of a training sample, after ``label_map``, becomes C - 1 - l.
+        flips: whether the label l of a training sample, after ``label_map``, becomes C - 1 - l, on
+            a malicious device; C is the count of classes.
     """
 
     train: Index
@@ -152,15 +154,17 @@ class Shard:
 class FederatedData:
     """The data of all devices of a run: the pool of samples, and each device's shard of it.
 
-    A partition makes it by ``federated``. A shift of data adds a new version of a device's shard;
-    earlier versions are kept.
+    A partition returns it, built by ``federated``. A shift of data adds a new version of a device's
+    shard; earlier versions are kept.
 
     Attributes:
         pool: all samples.
-        shards: version 0 of each device's shard; the position is the device.
+        shards: each device's shard before any shift; the index is the device's.
         augmentation: distortion of training images (``data.augmentation``); None for none.
-        truth: true group of each device, by the likeness of its present data, int64 [devices], or
-            ``NO_GROUP``; None if unknown. Hidden from strategies.
+        truth: true group of each device, int64 [devices]: the group of devices with similar data
+            to which the partition or a shift has assigned it; ``NO_GROUP`` for a device whose
+            shifted data belong to no group; None if the partition has no groups. Strategies cannot
+            read it.
         flipping: malicious devices that flip their training labels, in every version of their data.
         initial_truth: ``truth`` as it was before any shift.
     """
@@ -209,7 +213,10 @@ class FederatedData:
         return self.shard(device, self.version(device))
 
     def replace_shard(self, device: int, shard: Shard) -> int:
-        """Replace a device's data by a new version, in a shift of data; its true group stays.
+        """Replace a device's data by a new version, when the data of devices shift.
+
+        ``truth``, the group to which the device's data belong, is not changed; a shift that moves
+        the device to another group changes it too.
 
         Args:
             device: index of the device.
@@ -360,15 +367,16 @@ class FederatedData:
 
 
 def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDArray[np.int64]:
-    """Choose one of 2^``splits`` parts of a device's samples, alike in size and in label counts.
+    """Divide a device's samples into 2^``splits`` similar parts, and return one of them.
 
-    A label's counts in two parts differ by at most 1, and so do the parts' sizes. With one more
-    split, part x is halved into the parts x and x + 2^splits.
+    It serves trainings on a part of a device's samples. A label's counts in two parts differ by at
+    most 1, and so do the parts' sizes. With one more split, part x is halved into the parts x and
+    x + 2^splits.
 
     Args:
         labels: label of each sample, int64 [n].
-        splits: count of halvings.
-        number: the part, counted from 1.
+        splits: how many times the samples are halved.
+        number: number of the part, 1 to 2^``splits``.
 
     Returns:
         Indices of the samples in the part, sorted by label, int64.
@@ -390,8 +398,8 @@ class Raw:
         peak: the value of a white pixel, by which ``normalize = "pixel"`` divides; 1 if samples
             are no images.
         vocabulary: count of different tokens; 0 if samples are no tokens.
-        columns: name -> an additional integer of each sample, by which partitions can deal;
-            int64 [n], training samples first.
+        columns: name -> an additional integer of each sample, such as its writer, by which
+            partitions can divide the samples (``data.column``); int64 [n], training samples first.
 
     Example:
         >>> import numpy as np
@@ -420,7 +428,7 @@ class Dataset:
 
     Attributes:
         name: name of the data set, in messages.
-        pool: all samples; partitions deal by the labels ``pool.y``.
+        pool: all samples; partitions use their labels, ``pool.y``.
         train_size: count of training samples.
 
     Example:

@@ -99,7 +99,8 @@ def federated(
         dataset: all samples.
         train: training samples of each device, int32 [n] each, at least one.
         test: test samples of each device, int32 [m] each.
-        truth: true group of each device, int64 [devices]; None if unknown.
+        truth: group of devices with similar data to which each device belongs, int64 [devices];
+            None if there are no such groups.
 
     Raises:
         ScenarioError: a device has no training samples.
@@ -162,10 +163,10 @@ def require_classes(count: int, dataset: Dataset) -> None:
 
 
 def deal_evenly(index: Index, devices: int, generator: np.random.Generator) -> list[Index]:
-    """Shuffle pool indices, and cut them into parts whose sizes differ by at most one.
+    """Divide samples among devices at random, in parts whose sizes differ by at most one.
 
     Args:
-        index: the indices, int32 [n].
+        index: pool indices of the samples, int32 [n].
         devices: count of devices.
         generator: source of the random permutation.
 
@@ -199,9 +200,10 @@ def hold_out_tenths(
 
     Args:
         dataset: all samples.
-        held: samples of each device, int32 [n] each.
-        streams: random streams of the run.
-        truth: true group of each device, int64 [devices]; None if unknown.
+        held: pool indices of each device's samples, int32 [n] each.
+        streams: random streams of the run, for the shuffling.
+        truth: group of devices with similar data to which each device belongs, int64 [devices];
+            None if there are no such groups.
 
     Raises:
         ScenarioError: a device has no training samples.
@@ -273,9 +275,9 @@ def _apportion(counts: Ints, available: Ints) -> Ints:
 
 
 class Iid(Partition):
-    """Training and test samples are shuffled and dealt evenly.
+    """Partition into shards of equal distribution: samples are shuffled, then divided evenly.
 
-    Sizes differ by at most one, and labels by chance only.
+    The devices' counts of samples differ by at most one, and their labels by chance only.
     """
 
     kind: Literal["iid"] = "iid"
@@ -292,7 +294,7 @@ class Iid(Partition):
 
 
 class SyntheticSizes(Partition):
-    """Lognormal numbers of samples of the source ``synthetic`` (code of FedProx).
+    """Partition of the source ``synthetic``, with lognormal counts of samples (code of FedProx).
 
     A device has int(lognormal(``log_mean``, ``log_std``)) + ``least`` samples, of which a tenth is
     for testing.

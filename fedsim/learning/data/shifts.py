@@ -27,8 +27,8 @@ class Occasions(Spec):
     Attributes:
         rounds: at the start of these rounds (from 0), before any client gets a task.
         every_rounds: at the start of every n-th round, the first included; 1 is every round.
-        times: at these simulated times.
-        every: at every multiple of this simulated time.
+        times: at these simulated times (s), ascending.
+        every: at every multiple of this simulated time (s), but not at time 0.
     """
 
     rounds: list[int] | None = None
@@ -103,9 +103,9 @@ _CHANGES = "a list of Change, one for each device that replace_shard has given a
 class Shift(Spec):
     """Base of the rules by which the data of devices change during a run (data drift).
 
-    An occasion is a round or a time at which data change. The changes are a function of the
-    occasion's index, the devices that may change, their data, and draws from the streams
-    ``world/drift...``.
+    An occasion is a start of a round or a simulated time at which data change. The changes may
+    depend only on the occasion's index, the devices that may change, their data, and draws from
+    the random streams whose names begin with ``world/drift``.
 
     Attributes:
         at: the occasions of the shift.
@@ -198,13 +198,15 @@ class Shift(Spec):
     ) -> list[Change]:
         """Change the data of devices on one occasion, by ``data.replace_shard``.
 
-        The true groups ``data.truth`` of the changed devices are changed too.
+        If the changed data belong to another group of devices, ``data.truth``, the true group of
+        each device, must be changed too.
 
         Args:
-            data: the data of all devices; the true groups are ``data.truth``.
+            data: the data of all devices, changed in place.
             occasion: index of the occasion, from 0.
             candidates: the devices that may change, int64, distinct, in any order.
-            streams: random streams of the run, for purposes ``world/drift...``.
+            streams: random streams of the run, for draws of purposes that begin with
+                ``world/drift``.
 
         Returns:
             The changes, one for each device whose data changed.

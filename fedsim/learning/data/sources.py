@@ -58,8 +58,8 @@ class Source(Spec):
         """Read the data set.
 
         Args:
-            root: the folder of data folders, ``data.root``; None for the working directory, and
-                then ``$FEDSIM_DATA``.
+            root: the folder that contains the data sets' folders, ``data.root``; None: these are
+                looked for in the working directory, and then in ``$FEDSIM_DATA``.
 
         Returns:
             Training and test samples with their labels.
@@ -86,8 +86,8 @@ class Source(Spec):
         The data set is loaded for it if the class does not declare both in ``known``.
 
         Args:
-            root: the folder of data folders, ``data.root``; None for the working directory, and
-                then ``$FEDSIM_DATA``.
+            root: the folder that contains the data sets' folders, ``data.root``; None: these are
+                looked for in the working directory, and then in ``$FEDSIM_DATA``.
         """
         if self.known is not None:
             return self.known
@@ -128,7 +128,10 @@ def every_fifth(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 class Digits(Source):
-    """1,442 + 355 hand-written digits of 8x8 pixels 0..16 (scikit-learn's ``load_digits``)."""
+    """Hand-written digits, 1,442 for training and 355 for tests (scikit-learn's ``load_digits``).
+
+    An image has 8 x 8 pixels with values 0 to 16.
+    """
 
     kind: Literal["digits"] = "digits"
     known = (1, 8, 8), 10

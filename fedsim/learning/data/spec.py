@@ -33,7 +33,8 @@ class DataSpec(Spec):
 
     Attributes:
         source: a name such as ``"mnist"``, or a table with ``kind`` and the source's options.
-        root: the folder of data folders; None: the working directory, and then ``$FEDSIM_DATA``.
+        root: the folder that contains the data sets' folders; None: these are looked for in the
+            working directory, and then in ``$FEDSIM_DATA``.
         partition: a name, or a table with ``kind`` and options; by default ``iid``, or
             ``synthetic`` for the source ``synthetic``.
         normalize: ``pixel`` scales bytes to [0, 1] (digits: from 0..16), and leaves floats as they
@@ -45,8 +46,8 @@ class DataSpec(Spec):
             ``class-bias``, and ``none`` for all other partitions.
         column: an integer column of the source, such as the writer, that partitions and strategies
             take for labels; None: the labels.
-        pooled_from: for centralised training, with which others are compared: number of devices
-            among which the data are dealt, before a single device gets them all; None: no pooling.
+        pooled_from: for the baseline of centralised training: number of devices among which the
+            partition divides the data, before a single device gets them all; None: no pooling.
     """
 
     renamed: ClassVar[Mapping[str, str]] = former_keys.DATA

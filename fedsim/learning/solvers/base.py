@@ -135,7 +135,7 @@ class Descent:
         l2: factor of the L2 penalty on kernels.
         mu: factor of the proximal term.
         l2_on: the kernels with the L2 penalty: all, or those of dense layers.
-        held: ranges (begin, end) of the flat model that are frozen.
+        held: ranges (begin, end) of the model, as indices of its weights [d], that are frozen.
         clip: greatest norm of g, to which g is scaled down; None for no limit.
     """
 

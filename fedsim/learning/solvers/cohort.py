@@ -51,9 +51,10 @@ class StackKind(NamedTuple):
     Attributes:
         width: samples in a padded batch.
         descent: the rule of a step, with ``lr`` set to 0, as learning rates may differ.
-        contrast: weight and temperature of the contrastive term.
-        has_constant: whether a constant is added to the gradients.
-        session: numbers on which the steps of a trainer's optimiser depend; None for steps of SGD.
+        contrast: weight and temperature of the contrastive term of the loss; None for no term.
+        has_constant: whether a part of the gradient is equal in all steps.
+        session: numbers on which the steps of a trainer's optimiser depend; None for steps of
+            fedsim's SGD.
     """
 
     width: int
@@ -81,9 +82,10 @@ class Cohort(Reference):
     Attributes:
         lanes: count of models in a stack.
         reason: the reason why the module can never be stacked; "" if there is none.
-        widths: counts of samples in a padded batch for which a trial succeeded; trainings with
-            other batches are carried out one at a time.
-        one_by_one: operations that torch computes model by model.
+        widths: counts of samples in a padded batch for which ``try_stack`` has found that stacks
+            give correct results; trainings with other batches are carried out one at a time.
+        one_by_one: names of operations of the module that torch cannot compute for all models of a
+            stack at once, and computes model by model.
     """
 
     def __init__(

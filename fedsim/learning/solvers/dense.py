@@ -46,10 +46,12 @@ _FEW = 32
 
 
 def split(flat: Array, sizes: Sequence[int]) -> Iterator[tuple[Array, Array]]:
-    """Split flat models of dense layers into kernels and biases, as views.
+    """Split models of dense layers, each an array of all weights, into kernels and biases.
+
+    These are views, which share the memory of the models.
 
     Args:
-        flat: flat models, [..., d].
+        flat: the models, [..., d].
         sizes: count of features, then the count of outputs of each layer.
 
     Yields:
@@ -397,7 +399,8 @@ class Dense(Solver):
     Args:
         architecture: the layers, which are dense (``Architecture.is_dense``).
         dtype: float32; float64 for tests of the gradients.
-        way: the method by which all devices are trained; None to choose the fastest one for each.
+        way: the method by which all devices are trained: ``weight space``, ``sample space`` or
+            ``products``; None to choose the fastest one for each device (method ``way``).
     """
 
     def __init__(
@@ -423,16 +426,20 @@ class Dense(Solver):
         return Reference(module_of(self._architecture), self.device, self.dtype)
 
     def way(self, samples: int, width: int, steps: int) -> Way:
-        """Choose the fastest of three training methods for a device, by an estimate of their times.
+        """Choose the method by which a device's training is fastest, by an estimate of the times.
 
-        Costs are counted in multiplications of the loops. They were fitted to the times of 165
-        trainings of different shapes on one core. The choice depends only on the arguments, so that
-        results do not depend on other devices.
+        The methods are ``weight space`` and ``sample space``, compiled loops that the docstring of
+        this module describes, and ``products``, torch's matrix products. The constants of the
+        estimate were fitted to the times of 165 trainings of different shapes on one core. The
+        choice depends only on the arguments, so that results do not depend on other devices.
 
         Args:
             samples: count of the device's samples.
             width: count of samples in a padded batch.
             steps: count of SGD steps.
+
+        Returns:
+            The method; always the argument ``way`` of the class if that was given.
         """
         if self._fixed_way is not None:
             return self._fixed_way

@@ -59,7 +59,7 @@ class FirstLayer(NamedTuple):
         kernel: the factor of ``features``, [outputs padded to fours, c]: in weight space the kernel
             W, in sample space the coefficients A.
         products: in sample space the products of the samples with W_0 (and C), [1 or 2, n,
-            outputs]; empty along its second dimension in weight space.
+            outputs]; empty in weight space, where they are not used.
         shares: coefficient of W_0 (and C) in the kernel before each step, [1 or 2, steps + 1].
         turned: whether ``kernel`` is transposed, [c, outputs], which is faster for many outputs.
     """

@@ -50,7 +50,8 @@ class KeyedDropout(nn.Module):
 
     Args:
         rate: probability of a zero.
-        place: index of the layer in its module, so that two layers have different masks.
+        place: index of the layer among its module's dropout layers, so that two layers have
+            different masks.
         per_channel: whether whole channels become zero, instead of elements.
     """
 

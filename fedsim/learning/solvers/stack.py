@@ -239,7 +239,7 @@ class Stack:
 
     Args:
         losses: computes the loss of a model.
-        flat: name -> tensor of the flat model, for names and shapes.
+        flat: name -> tensor of the module that is trained and sent, for names and shapes.
         descent: the terms of the gradient; ``lr`` and ``momentum`` are not used.
         solver: the solver, with the kernels' names.
     """
@@ -387,7 +387,9 @@ def _by_lane(samples: Tensor, lanes: int) -> Tensor:
 
 
 def where_active(active: Tensor | None, moved: Tensor, weight: Tensor) -> Tensor:
-    """Choose for each stacked model its weights after a step or before it.
+    """Choose for each stacked model its weights after a step, or before it if it takes no step.
+
+    Models whose trainings have fewer steps than others of the stack thus stay unchanged.
 
     Args:
         active: whether each model takes the step, bool [W]; None if all do.

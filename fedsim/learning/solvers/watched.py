@@ -1,10 +1,10 @@
 """Copies of a user's module for each thread, and checks that they carry no state between devices.
 
-A copy serves many devices in turn. Its flat model is loaded before each use, and no other state
-may pass from device to device. If a use changes memory outside the flat model (``read_memory``), the
-copy is dropped, and the use is repeated with equal inputs. If the repetition has another result, or
-changes the memory again, an error is raised. Otherwise the memory is a cache, or a record of the
-last pass.
+A copy serves many devices in turn. Its flat model (the tensors that are trained and sent) is loaded
+before each use, and no other state may pass from device to device. If a use changes memory outside
+the flat model (``read_memory``), the copy is dropped, and the use is repeated with equal inputs. If
+the repetition has another result, or changes the memory again, an error is raised. Otherwise the
+memory is a cache, or a record of the last pass.
 """
 
 import threading
@@ -26,18 +26,23 @@ _TRIES = 3  # repetitions after which draws are attributed to the module, not to
 
 
 class ModuleCopy:
-    """A thread's copy of a torch module, with the tensors of its flat model.
+    """A thread's copy of a torch module, in which it trains and tests the models of many devices.
+
+    Weights are loaded into the copy's *flat model* before each use: the trained parameters and the
+    float buffers that are sent. All else that the module remembers, such as an attribute that its
+    ``forward`` sets, could pass from one device to the next. To detect this, ``Watch`` compares it
+    with ``memory``.
 
     Args:
         template: the module that is copied.
-        is_watched: whether ``memory`` is recorded.
+        is_watched: whether ``memory`` is recorded, for modules of users.
 
     Attributes:
         module: the copy.
         flat: name -> tensor of the flat model, as it was copied.
-        memory: the module's memory outside the flat model before the first use; empty if not
-            watched.
-        uses: count of uses.
+        memory: the result of ``read_memory`` for the new copy: name of an attribute or global ->
+            comparable value; empty if ``is_watched`` is False.
+        uses: count of trainings and tests with this copy.
     """
 
     def __init__(self, template: nn.Module, *, is_watched: bool = False) -> None:
@@ -54,7 +59,7 @@ class ModuleCopy:
         self.uses = 0
 
     def restore(self) -> None:
-        """Put back the buffers of the flat model that a forward pass has replaced."""
+        """Put back the original tensors of sent buffers that a forward pass has replaced."""
         for part, key, tensor in self._buffers:
             part._buffers[key] = tensor
 
@@ -65,10 +70,12 @@ class ModuleCopy:
         return any(part._buffers.get(key) is not original for part, key in places)
 
     def trained_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the flat model after a training, which may have replaced buffers.
+        """Return the trained parameters and sent buffers of the module after a training.
+
+        Forward passes may have replaced the tensors of buffers; these are then the new tensors.
 
         Returns:
-            Name -> tensor.
+            Torch's name -> tensor.
 
         Raises:
             ScenarioError: the training has replaced a parameter, or changed the shape of a tensor.
@@ -103,8 +110,9 @@ class Watch:
         device: the torch device of the computation.
 
     Attributes:
-        is_on: whether uses are checked; not needed for fedsim's own modules.
-        harmless: names of memory that uses change without an effect on results.
+        is_on: whether trainings and tests are checked; not needed for fedsim's own modules.
+        harmless: names of attributes and globals that trainings or tests change without an effect
+            on their results, such as caches.
     """
 
     def __init__(self, template: nn.Module, device: torch.device) -> None:
@@ -145,16 +153,16 @@ class Watch:
     ) -> R:
         """Run a training or test on this thread's copy of the module, and check for hidden state.
 
-        Hidden state (memory) is all that the module keeps outside its flat model. Not all uses
-        are checked. In trainings, draws are looked for always, and changes of memory in the copy's
-        first uses and then in every eighth, as a change persists. In tests, both are looked for if
-        the copy's count of uses is a power of two. Once a harmless change is known, memory is
-        checked in every use.
+        Hidden state (memory) is all that the module keeps outside its flat model, which consists
+        of the trained parameters and the sent buffers. A use is one training or one test. Every
+        training is checked for draws. The memory is checked in the copy's first trainings and then
+        in every eighth, as a change persists. A test is checked for both if the copy's count of
+        uses is a power of two. Once a harmless change is known, memory is checked in every use.
 
         Args:
-            work: loads the copy's flat model, and computes.
+            work: loads weights into the copy, and computes.
             same: returns whether two results are bitwise equal.
-            where: text that names the use, for error messages.
+            where: text that names the use, such as "in a test", for error messages.
             trains: whether the use is a training; else a test.
 
         Returns:
