@@ -151,9 +151,9 @@ class Objective(Spec):
 
     Attributes:
         metrics: names of metrics of tests besides loss and accuracy, in the order of their columns.
-            ``package.module:function`` is your own metric, the mean of the numbers, one for each
-            sample, [n], that the function returns for ``(outputs, targets)``. The least value is
-            the best unless the function has an attribute ``more_is_better = True``.
+            ``package.module:function`` is your own metric: the function gets ``(outputs, targets)``
+            and returns one number for each sample, [n], of which the metric is the mean. The least
+            value is the best unless the function has an attribute ``more_is_better = True``.
         loss: your own loss, a function as in ``metrics``. It is not used if the module has a method
             ``loss``.
     """

@@ -34,7 +34,8 @@ class TrainingSession(NamedTuple):
     """Numbers on which an optimiser's steps may depend: learning rate, round and steps.
 
     Only optimisers with a schedule depend on more than the learning rate. For all others the
-    further fields keep their defaults, so that trainings which differ in them share a stack.
+    further fields keep their defaults, so that trainings which differ in them can be computed
+    together, as one stack of models.
 
     Attributes:
         lr: learning rate of the round.

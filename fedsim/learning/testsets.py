@@ -28,7 +28,7 @@ _KEPT_BYTES = 1 << 30  # bytes of test samples that stay in memory: indices, and
 
 
 class Judged(NamedTuple):
-    """Results of models on n test samples.
+    """Results of models on n test samples, as a worker returns them to ``evaluation_of``.
 
     Attributes:
         scores: loss, count of correct answers and count of answers of each sample, float64 [n, 3].

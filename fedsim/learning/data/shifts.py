@@ -109,8 +109,8 @@ class Shift(Spec):
 
     Attributes:
         at: the occasions of the shift.
-        among: the candidates: ``all`` available devices, or only devices that were ``selected`` for
-            an earlier round (FlexCFL).
+        among: the devices whose data may change: ``all`` available devices, or only devices that
+            were ``selected`` for an earlier round (FlexCFL).
     """
 
     apart: ClassVar[bool] = False
@@ -214,9 +214,9 @@ class Shift(Spec):
 
 
 class SwapAll(Shift):
-    """Random pairs of candidates exchange their complete training and test data.
+    """Shift by which devices in random pairs exchange their complete training and test data.
 
-    On each occasion the candidates are paired at random, and each pair exchanges with
+    On each occasion the devices that may change are paired at random, and each pair exchanges with
     ``probability``. Rotation, labels, distortions and the true group go along (Duan et al. 2021,
     FlexCFL, section 5.3, and its code).
 

@@ -340,7 +340,8 @@ class Solver(ABC):
         kernels: names of the tensors that are kernels, to which the L2 penalty applies.
         fails_on_one: the reason why the model cannot be trained on a batch of a single sample; ""
             if there is none.
-        at_once: count of trainings that ``solve_all`` computes together; the best count for a call.
+        at_once: count of trainings that ``solve_all`` computes together, and that a caller should
+            therefore pass to it at a time.
     """
 
     fails_on_one = ""

@@ -396,7 +396,8 @@ class CohortByTrainer(Cohort, ByTrainer):
     Args:
         module: the module, which is copied and not changed.
         device: the torch device of the computation.
-        trainer: the trainer, whose optimiser changes each number of a tensor by itself.
+        trainer: the trainer, whose optimiser changes each number of a tensor independently of all
+            other numbers.
         losses: computes the loss of each sample, [n]; None for softmax cross-entropy.
 
     Raises:

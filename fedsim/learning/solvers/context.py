@@ -182,6 +182,8 @@ class TrainingContext:
 class Representations:
     """Recorder of the inputs of a module's last dense layer, the representations of samples.
 
+    MOON's contrastive term of the loss compares them between models.
+
     Args:
         module: the module, which gets a hook until ``close``.
     """

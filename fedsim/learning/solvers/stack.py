@@ -25,9 +25,9 @@ class LanePlan:
     A lane is one training of the stack. There are S steps, W lanes, and b samples in a batch.
 
     Attributes:
-        rows: indices among the samples of all lanes, int64 [S, W * b]; a cell without a sample
-            repeats the first sample of its lane.
-        mask: 1 for cells with a sample, else 0; float [S, W, b].
+        rows: indices among the samples of all lanes, int64 [S, W * b]; entries that pad a batch
+            repeat the first sample of their lane.
+        mask: 1 for a sample of the batch, 0 for padding; float [S, W, b].
         counts: count of samples in each batch, at least 1; float [S, W].
         is_active: whether a lane takes the step, bool [S, W].
         counts_loss: whether the loss of a step counts for the training loss, bool [S, W].
