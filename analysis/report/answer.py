@@ -184,7 +184,7 @@ def _side_by_side(plots: Sequence[Markup]) -> Markup:
 
 def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Markup:
     """Return the name of the best variant by the goal, and its costs, as tiles in HTML."""
-    best = goal.whole[0]
+    best = goal.ranked[0]
     title = f"best by {goal.measure.name}"
     remark = ""
     if best.run_count > 1:
@@ -193,8 +193,8 @@ def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Marku
         title = f"first by {goal.measure.name}"
         if goal.measure.is_cost:
             title = f"least mean {goal.measure.name}"
-    if goal.alike:
-        ties = f"ties with {counted(len(goal.alike), 'other')}"
+    if goal.ties:
+        ties = f"ties with {counted(len(goal.ties), 'other')}"
         remark = f"{ties}; {remark}" if remark else ties
     if not is_over:
         title = f"so far, {title}"
@@ -219,7 +219,7 @@ def _cheapest(answer: WorldAnswer, goal: Ranking, measure: Measure) -> RankedLin
         return None
     for ranking in answer.rankings:
         if ranking.measure == measure:
-            return ranking.whole[0] if ranking.whole else None
+            return ranking.ranked[0] if ranking.ranked else None
     return None
 
 
@@ -262,7 +262,7 @@ def _ranking_row(line: RankedLine, ranking: Ranking, axis: Axis, colour: str) ->
     figure = f"{len(line.values)} of {line.run_count}"
     if is_whole:
         figure = ranking.show(line.mean.mean)
-    if ranking.is_sure and line is ranking.whole[0]:
+    if ranking.is_sure and line is ranking.ranked[0]:
         figure = el("strong", figure)
     most = min(axis.high, ranking.measure.most)
     is_ranked = is_whole and not line.reference

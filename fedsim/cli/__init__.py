@@ -218,7 +218,7 @@ def run_command(
     if is_interrupted and job.checkpointer is not None:
         resumption = _resumption(out, allow_code=allow_code)
 
-    def show() -> None:
+    def print_text() -> None:
         say(*summary_lines(result.summary), f"written to {out}")
         if resumption is not None:
             say(f"interrupted; to go on: {resumption}", err=True)
@@ -226,12 +226,12 @@ def run_command(
             if page is not None:
                 page.stay()
 
-    def make() -> "VerbResult":
+    def make_result() -> "VerbResult":
         from fedsim.cli.results.run import RunResult
 
         return RunResult.of(out, resumption)
 
-    return VerbOutcome(make, show, interruption.exit_status if is_interrupted else 0)
+    return VerbOutcome(make_result, print_text, interruption.exit_status if is_interrupted else 0)
 
 
 def _say_notes(job: "Job") -> None:

@@ -102,12 +102,12 @@ def _describe(name: str, verb: Literal["describe", "list"]) -> VerbOutcome:
 
     lines = about(name)
 
-    def make() -> "VerbResult":
+    def make_result() -> "VerbResult":
         from fedsim.cli.results.catalogue import DescribeResult
 
         return DescribeResult.of(verb, name, lines)
 
-    return VerbOutcome(make, partial(say, *lines))
+    return VerbOutcome(make_result, partial(say, *lines))
 
 
 @click.command(
@@ -126,16 +126,16 @@ def list_command(name: str | None) -> VerbOutcome:
         return _describe(name, "list")
     names = catalogue()
 
-    def show() -> None:
+    def print_text() -> None:
         for title, entries in names.items():
             say(*entry_lines(title, entries))
 
-    def make() -> "VerbResult":
+    def make_result() -> "VerbResult":
         from fedsim.cli.results.catalogue import ListResult
 
         return ListResult.of(names)
 
-    return VerbOutcome(make, show)
+    return VerbOutcome(make_result, print_text)
 
 
 @click.command(
@@ -219,18 +219,18 @@ def check_command(
     with closing(make_executor("threads", device=loaded.training.device)) as executor:
         whole = forecast_whole(loaded, executor, patience_s)
 
-    def show() -> None:
+    def print_text() -> None:
         if toml:
             say(*(f"# {line}" for line in whole.lines), *loaded.to_toml().split("\n"))
         else:
             say(*whole.lines, "it is valid; --toml prints it with every default")
 
-    def make() -> "VerbResult":
+    def make_result() -> "VerbResult":
         from fedsim.cli.results.check import CheckResult
 
         return CheckResult.of(loaded.to_toml(), whole)
 
-    return VerbOutcome(make, show)
+    return VerbOutcome(make_result, print_text)
 
 
 @click.group("data", short_help="Fetch data sets.")
@@ -274,7 +274,7 @@ def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool)
     if not dry_run:
         fetch(plan, _progress())
 
-    def show() -> None:
+    def print_text() -> None:
         if dry_run and plan.missing:
             say("nothing was downloaded, for --dry-run")
         elif plan.missing:
@@ -282,12 +282,12 @@ def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool)
         else:
             say(f"it is there: {plan.folder}")
 
-    def make() -> "VerbResult":
+    def make_result() -> "VerbResult":
         from fedsim.cli.results.fetch import FetchResult
 
         return FetchResult.of(plan, dry_run=dry_run)
 
-    return VerbOutcome(make, show)
+    return VerbOutcome(make_result, print_text)
 
 
 def _progress() -> "FetchProgress":

@@ -120,7 +120,7 @@ def compare_command(
     def all_tables() -> list["ComparedTable"]:
         return tables if comparison is None else comparison.tables()
 
-    def show() -> None:
+    def print_text() -> None:
         if form is not None:
             say(*as_text(all_tables(), form).removesuffix("\n").split("\n"))
         elif comparison is None or whole:
@@ -129,7 +129,7 @@ def compare_command(
             print_short(Console(), comparison)
             say("All figures: --all, --markdown and --csv print them.")
 
-    def make() -> "VerbResult":
+    def make_result() -> "VerbResult":
         from fedsim.cli.results.compare import CompareResult
         from fedsim.cli.results.parts import answers_of, tables_of
 
@@ -139,7 +139,7 @@ def compare_command(
             tables=tables_of(all_tables()),
         )
 
-    return VerbOutcome(make, show)
+    return VerbOutcome(make_result, print_text)
 
 
 def _refuse_unused(goal: str | None, options: Mapping[str, object]) -> None:
@@ -199,18 +199,18 @@ def why_command(run: Path, number: int | None) -> VerbOutcome:
         totals = paths.round(number).totals
         table = path_table(paths.round(number))
 
-    def show() -> None:
+    def print_text() -> None:
         say(*sentences)
         print_to(Console(), [table])
 
-    def make() -> "VerbResult":
+    def make_result() -> "VerbResult":
         from fedsim.cli.results.why import RoundResult, WhyResult
 
         selected = paths.rounds if number is None else [paths.round(number)]
         rounds = [RoundResult.of(path) for path in selected]
         return WhyResult(run=str(run), sentences=sentences, totals_s=totals, rounds=rounds)
 
-    return VerbOutcome(make, show)
+    return VerbOutcome(make_result, print_text)
 
 
 @click.command(
@@ -265,13 +265,13 @@ def whatif_command(
     paths = {folder.path.name: CriticalPaths(folder) for folder in folders}
     page = write_report([run, after], after.with_name(f"{after.name}.report.html"))
 
-    def show() -> None:
+    def print_text() -> None:
         say(f"what if {', '.join(changes)}:")
         print_short(Console(), comparison)
         print_to(Console(), [totals_table(paths)])
         say(f"written to {after}; both timelines are in {page}")
 
-    def make() -> "WhatifResult":
+    def make_result() -> "WhatifResult":
         from fedsim.cli.results.parts import answers_of, tables_of
 
         whatif = _whatif_result(run, after, status, changes)
@@ -281,7 +281,7 @@ def whatif_command(
         whatif.totals_s = {str(folder.path): paths[folder.path.name].totals for folder in folders}
         return whatif
 
-    return VerbOutcome(make, show)
+    return VerbOutcome(make_result, print_text)
 
 
 def _whatif_result(run: Path, after: Path, status: str, changes: Sequence[str]) -> "WhatifResult":

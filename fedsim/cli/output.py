@@ -26,14 +26,15 @@ class VerbOutcome:
     """Outcome of a command (verb) of ``fedsim``, to print as JSON or as text.
 
     Attributes:
-        make: function that returns the result object, which ``--json`` prints.
-        show: function that prints the result as text for people.
+        make_result: function that returns the result object, which ``--json`` prints.
+        print_text: function that prints the result as text for people.
         status: the exit code.
-        complaints: lines about failures, which are printed to stderr even with ``--quiet``.
+        complaints: lines about failures, which ``--quiet`` prints to stderr; without it,
+            ``print_text`` prints them too.
     """
 
-    make: Callable[[], "VerbResult"]
-    show: Callable[[], None]
+    make_result: Callable[[], "VerbResult"]
+    print_text: Callable[[], None]
     status: int = 0
     complaints: tuple[str, ...] = ()
 
@@ -73,18 +74,18 @@ def reported(command: Callable[..., VerbOutcome]) -> Callable[..., None]:
     def run(*args: object, **options: object) -> int:
         outcome = command(*args, **options)
         if prints_json():
-            say(_as_json(outcome.make()))
+            say(_as_json(outcome.make_result()))
         elif is_quiet():
             say(*outcome.complaints, err=True)
         else:
-            outcome.show()
+            outcome.print_text()
         return outcome.status
 
     return explained("fedsim", _report)(_json_option(_quiet_option(run)))
 
 
 def show_nothing() -> None:
-    """Print nothing: the ``show`` of an outcome that has no text."""
+    """Print nothing: the ``print_text`` of an outcome that has no text."""
     return
 
 

@@ -55,7 +55,7 @@ def audit_command(run: Path, allow_code: bool, unchecked: bool) -> VerbOutcome:
     status = str(RunFolder(run).summary["status"])
     failing = {name: problems for name, problems in findings.items() if problems}
 
-    def show() -> None:
+    def print_text() -> None:
         if status == "failed":
             say("the run failed: its records end at the error, and are checked up to there")
         for name, problems in findings.items():
@@ -64,7 +64,7 @@ def audit_command(run: Path, allow_code: bool, unchecked: bool) -> VerbOutcome:
         if unchecked:
             say(*(f"not checked: {name} ({reason})" for name, reason in UNCHECKED.items()))
 
-    def make() -> "VerbResult":
+    def make_result() -> "VerbResult":
         from fedsim.cli.results.audit import AuditResult
 
         return AuditResult.of(run, status, findings, parts, UNCHECKED if unchecked else {})
@@ -72,7 +72,7 @@ def audit_command(run: Path, allow_code: bool, unchecked: bool) -> VerbOutcome:
     complaints = []
     for name, problems in failing.items():
         complaints += _check_lines(name, problems)
-    return VerbOutcome(make, show, 1 if failing else 0, tuple(complaints))
+    return VerbOutcome(make_result, print_text, 1 if failing else 0, tuple(complaints))
 
 
 def _check_lines(name: str, problems: list[str]) -> list[str]:
@@ -281,7 +281,7 @@ def figures_command(
         rounds=rounds,
     )
 
-    def show() -> None:
+    def print_text() -> None:
         for figure in outcome.written:
             say(*(f"written {path}" for path in figure.files))
             say(*(f"{figure.name}: {note}" for note in figure.notes), err=True)
@@ -289,12 +289,12 @@ def figures_command(
             of_line = f" of {skipped.line}" if skipped.line else ""
             say(f"no {skipped.name}{of_line}: {skipped.reason}", err=True)
 
-    def make() -> "VerbResult":
+    def make_result() -> "VerbResult":
         from fedsim.cli.results.figures import FiguresResult
 
         return FiguresResult.of(inches, outcome)
 
-    return VerbOutcome(make, show)
+    return VerbOutcome(make_result, print_text)
 
 
 @click.command(

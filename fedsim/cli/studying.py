@@ -165,27 +165,27 @@ def _merge(sources: Sequence[str], out: Path, options: StudyOptions) -> VerbOutc
     given = [name for name, value in options.items() if _is_given(name, value)]
     if given:
         raise ScenarioError(
-            f"'study merge' takes --out, --json and --quiet; --{given[0].replace('_', '-')} belongs "
-            "to the runs, which are done"
+            f"'study merge' takes --out, --json and --quiet; --{given[0].replace('_', '-')} is "
+            "an option for carrying out runs, and merge carries out none"
         )
     merged = merge(sources, out)
     complaints: tuple[str, ...] = ()
     if merged.missing:
         complaints = (f"fedsim: {len(merged.missing)} runs are missing:", *merged.missing)
 
-    def show() -> None:
+    def print_text() -> None:
         say(
             f"{len(merged.copied)} runs copied to {out}, {len(merged.present)} were there",
             f"{len(merged.repeated)} were done more than once, with equal hashes",
         )
         say(*complaints, err=True)
 
-    def make() -> "VerbResult":
+    def make_result() -> "VerbResult":
         from fedsim.cli.results.study import MergeResult
 
         return MergeResult(folder=str(out), **asdict(merged))
 
-    return VerbOutcome(make, show, 1 if complaints else 0, complaints)
+    return VerbOutcome(make_result, print_text, 1 if complaints else 0, complaints)
 
 
 def _is_given(name: str, value: object) -> bool:
@@ -221,7 +221,9 @@ def _run_study(study: str, out: Path, options: StudyOptions) -> VerbOutcome:
     workers = StudyWorkers(
         options["executor"], options["workers"], options["address"], options["resources"]
     )
-    conductor = Conductor(plan, out, workers, only=options["only"], shard=shard, tried=not dry_run)
+    conductor = Conductor(
+        plan, out, workers, only=options["only"], shard=shard, try_variants=not dry_run
+    )
     if not is_quiet():
         say(*(f"fedsim: {note}" for note in conductor.notes), err=True)
     if not dry_run:
@@ -229,8 +231,8 @@ def _run_study(study: str, out: Path, options: StudyOptions) -> VerbOutcome:
     forecast = None
     if not options["no_trial"]:
         forecast = _forecast(conductor)
-    make = partial(_make_result, conductor, "dry-run", forecast)
-    return VerbOutcome(make, partial(_show_plan, conductor, forecast))
+    make_result = partial(_make_result, conductor, "dry-run", forecast)
+    return VerbOutcome(make_result, partial(_show_plan, conductor, forecast))
 
 
 def _read_rule(options: StudyOptions) -> dict[str, object] | None:
@@ -274,15 +276,15 @@ def _carry_out(conductor: "Conductor") -> VerbOutcome:
     for failure in conductor.failed:
         say(f"fedsim: {failure.order.label} failed: {failure.error}", err=True)
     if conductor.interrupted:
-        make = partial(_make_result, conductor, "interrupted")
-        return VerbOutcome(make, show_nothing, interruption.exit_status)
-    show = partial(_show_figures, conductor)
+        make_result = partial(_make_result, conductor, "interrupted")
+        return VerbOutcome(make_result, show_nothing, interruption.exit_status)
+    print_text = partial(_show_figures, conductor)
     if conductor.complete:
-        return VerbOutcome(partial(_make_result, conductor, "done"), show)
+        return VerbOutcome(partial(_make_result, conductor, "done"), print_text)
     complaints: tuple[str, ...] = ()
     if conductor.trials is not None:
         complaints = tuple(conductor.trials.lines_of_text())
-    return VerbOutcome(partial(_make_result, conductor, "incomplete"), show, 1, complaints)
+    return VerbOutcome(partial(_make_result, conductor, "incomplete"), print_text, 1, complaints)
 
 
 def _make_result(
@@ -407,7 +409,7 @@ def bench_command(
     if keep is not None:
         bench.keep(lines, keep, tables)
 
-    def show() -> None:
+    def print_text() -> None:
         print_to(Console(), [bench.table_of(lines, board)])
         if changed:
             say(
@@ -419,12 +421,12 @@ def bench_command(
         if keep is not None:
             say(f"kept in {keep}")
 
-    def make() -> "VerbResult":
+    def make_result() -> "VerbResult":
         from fedsim.cli.results.bench import BenchResult
 
         return BenchResult.of(target, lines, board, changed, keep)
 
-    return VerbOutcome(make, show)
+    return VerbOutcome(make_result, print_text)
 
 
 STUDYING = (study_command, bench_command)

@@ -434,7 +434,7 @@ class Simulation:
                 while True:
                     due = self.env.advance()
                     if self.env.pending is not None:
-                        await self._join()
+                        await self._await_pending()
                         continue
                     if self._between:
                         self._act_between_instants()
@@ -462,15 +462,16 @@ class Simulation:
             for close in self._closers:
                 close()
 
-    async def _join(self) -> None:
-        """Wait until the real computation in ``env.pending`` is done; continue the waiting event.
+    async def _await_pending(self) -> None:
+        """Wait until the real computation in ``env.pending`` is done, then continue its event.
 
         A real computation, such as a training, runs in an executor while simulated time stands
         still.
         """
         assert self.env.pending is not None
-        (work, go_on), self.env.pending = self.env.pending, None
-        with suppress(Exception):  # the error is raised where the work is joined
+        work, go_on = self.env.pending
+        self.env.pending = None
+        with suppress(Exception):  # ``go_on`` raises the error in the code that waits for the work
             await asyncio.wrap_future(work)
         go_on()
 

@@ -55,7 +55,7 @@ def find_file(file: str, root: Path | None) -> Path:
     return path
 
 
-def regular(path: Path) -> Path:
+def require_regular(path: Path) -> Path:
     """Check that a path is a regular file, and return it; pipes, devices and folders are refused.
 
     Raises:
@@ -74,12 +74,12 @@ def regular(path: Path) -> Path:
 
 def open_file(path: Path) -> BufferedReader:
     """Open a file for reading bytes; raise ``OSError`` if it is not a regular file."""
-    return regular(path).open("rb")
+    return require_regular(path).open("rb")
 
 
 def read_bytes(path: Path) -> bytes:
     """Read the bytes of a file; raise ``OSError`` if it is not a regular file."""
-    return regular(path).read_bytes()
+    return require_regular(path).read_bytes()
 
 
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
@@ -89,7 +89,7 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> st
         OSError: the path is not a regular file.
         UnicodeDecodeError: its content has another encoding.
     """
-    return regular(path).read_text(encoding, errors)
+    return require_regular(path).read_text(encoding, errors)
 
 
 @contextmanager

@@ -23,18 +23,18 @@ class Override(NamedTuple):
         name: name of the attribute.
         own: the attribute of the user's class.
         base: the attribute of the fedsim class.
-        root: the first fedsim class that has the attribute.
+        root_class: the first fedsim class that has the attribute.
     """
 
     name: str
     own: object
     base: object
-    root: type
+    root_class: type
 
     @property
-    def first(self) -> object:
-        """The attribute as it was first defined, in the fedsim class ``root``."""
-        return vars(self.root)[self.name]
+    def root_attribute(self) -> object:
+        """The attribute as it was first defined, in ``root_class``."""
+        return vars(self.root_class)[self.name]
 
     @property
     def is_value(self) -> bool:

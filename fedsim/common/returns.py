@@ -277,19 +277,21 @@ def _hint_of(override: Override) -> object:
         override: the method or attribute that replaces one of fedsim's.
 
     Returns:
-        The type by the annotation in the fedsim class; ``Any`` if there is none.
+        The type by the annotation in the first fedsim class that has the method or attribute;
+        ``Any`` if there is none.
     """
-    function = function_of(override.first)
+    function = function_of(override.root_attribute)
     try:
         if isinstance(function, FunctionType):
             hint = get_type_hints(function).get("return", Any)
         else:
-            hint = get_type_hints(override.root).get(override.name, Any)
+            hint = get_type_hints(override.root_class).get(override.name, Any)
     except NameError:  # imported for type checking alone
         return Any
     if get_origin(hint) is ClassVar:
         hint = get_args(hint)[0]
-    return override.root if hint is Self else hint
+    # ``Self`` in the fedsim class allows any object of that class
+    return override.root_class if hint is Self else hint
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,7 @@ class HookRule:
             owner: the user's class that defines it.
             key: key of the scenario that names the class.
         """
-        function = function_of(override.first)
+        function = function_of(override.root_attribute)
         is_function = isinstance(function, FunctionType)
         returns = _declared.get(function, _ANYTHING) if is_function else _ANYTHING
         place = home_of(function_of(override.own)) or home_of(owner)
@@ -408,7 +410,9 @@ def guard(user_class: type, key: str, class_key: str = "", like: type | None = N
     refuse_wrong_hooks(user_class, class_key or key, like)
     for half in halves_of(user_class):
         for override in overrides(half, like):
-            is_method = callable(override.first) or isinstance(override.first, METHODS)
+            is_method = callable(override.root_attribute) or isinstance(
+                override.root_attribute, METHODS
+            )
             if override.is_value and not is_method:
                 HookRule.of(override, half, class_key or key).check(override.own, verb="is")
             _guard_hook(half, override, key)

@@ -47,11 +47,11 @@ class StopSpec(Spec):
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the user if the run is so long that its times are not exact; otherwise empty."""
+        """A note for the user if the run is so long that its times are rounded; otherwise empty."""
         if self.simulated_time is None or self.simulated_time <= EXACT_S:
             return []
-        until = (
-            f"stop.simulated_time is after {show_seconds(EXACT_S)}, until when times of 0.93 ns "
-            "are added up exactly"
-        )
-        return [f"{until}; at its end times are {math.ulp(self.simulated_time) * 1e9:.0f} ns apart"]
+        apart_ns = math.ulp(self.simulated_time) * 1e9
+        return [
+            f"stop.simulated_time is after {show_seconds(EXACT_S)}, up to which times are exact "
+            f"multiples of 0.93 ns; at its end times are {apart_ns:.0f} ns apart"
+        ]

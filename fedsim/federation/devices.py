@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 def linear_combination(
     learner: "Learner", parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None
 ) -> Ref:
-    """Return the sum of models, each times its coefficient; no model is left out.
+    """Return the sum of models, each times its coefficient.
+
+    Unlike ``Learner.mix``, it also counts models that are not finite.
 
     Args:
         learner: names and computes models.

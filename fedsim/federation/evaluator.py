@@ -47,12 +47,12 @@ class WorldView(NamedTuple):
         truth: returns the true group of each device, the index of the set of devices with alike
             data to which it belongs, as the data source knows it, int64 [devices]; None if unknown.
             A device without a true group has -1.
-        version: returns the version of each device's data, int64 [devices].
+        data_versions: returns the version of each device's data, int64 [devices].
     """
 
     present: Callable[[], NDArray[np.bool_] | None]
     truth: Callable[[], NDArray[np.int64] | None]
-    version: Callable[[], NDArray[np.int64]]
+    data_versions: Callable[[], NDArray[np.int64]]
 
 
 def _with_centers(updates: Sequence[Measured]) -> list[tuple[Ref, Ref]]:
@@ -397,10 +397,10 @@ class Evaluator:
 
     def _groups(self, strategy: "Handlers") -> NDArray[np.int64]:
         """Return the group of each device in the strategy; -1 for no group; int64 [devices]."""
-        count = len(self._world.version())
+        count = len(self._world.data_versions())
         groups = np.full(count, -1, dtype=np.int64)
-        of_devices = strategy.groups_of(range(count - self._unseen_count))
-        for device, group in enumerate(of_devices):
+        group_by_device = strategy.groups_of(range(count - self._unseen_count))
+        for device, group in enumerate(group_by_device):
             if group is not None:
                 groups[device] = group
         return groups
@@ -437,7 +437,7 @@ class Evaluator:
             The accuracy, 0 to 1; None if ``evaluation.fine_tune_epochs`` is 0.
         """
         epochs = self._spec.fine_tune_epochs
-        version = self._world.version()
+        version = self._world.data_versions()
         if not epochs:
             return None
         train = partial(self._learner.train, key=_FINE_TUNING, round=round_number)

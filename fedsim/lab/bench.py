@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, ScenarioError
-from fedsim.common.files import read_bytes, read_toml, regular
+from fedsim.common.files import read_bytes, read_toml, require_regular
 from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.columns import Cell, ComparedTable
@@ -295,7 +295,7 @@ def _read_digests(board: Path) -> WorldDigests:
     if not path.exists():
         return {}
     digests = {}
-    rows = pd.read_csv(regular(path), dtype={"sha256": str}).itertuples(index=False)
+    rows = pd.read_csv(require_regular(path), dtype={"sha256": str}).itertuples(index=False)
     for world, seed, table, digest in rows:
         digests[str(world), int(seed), str(table)] = str(digest)
     return digests
@@ -313,7 +313,7 @@ def read_board(path: Path = BOARD) -> list[BoardLine]:
     if not path.exists():
         return []
     try:
-        rows = pd.read_csv(regular(path), dtype=str).astype(object)
+        rows = pd.read_csv(require_regular(path), dtype=str).astype(object)
         lines = TypeAdapter(list[BoardLine]).validate_python(
             rows.where(rows.notna(), None).to_dict("records")
         )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.common.errors import DataError, nearest
-from fedsim.common.files import find_file, reading, regular
+from fedsim.common.files import find_file, reading, require_regular
 from fedsim.common.notes import note
 from fedsim.learning.modules import is_number, real_shape
 
@@ -27,7 +27,7 @@ def fill_module(module: nn.Module, path: str, root: Path | None) -> None:
 
     place = find_file(path, root)
     with reading(place, "model.file", "a .safetensors file"):
-        arrays = load_file(regular(place))
+        arrays = load_file(require_regular(place))
     tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     tensors.update(module.named_buffers(remove_duplicate=False))
     arrays = {_name_within(tensors, name): array for name, array in arrays.items()}

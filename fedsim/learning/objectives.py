@@ -55,7 +55,7 @@ class EvaluationMetric:
     more_is_better: bool = False
 
 
-def mean_of_samples(facts: SampleNumbers) -> float:
+def mean_of_kept(facts: SampleNumbers) -> float:
     """Compute a metric that is the mean of all kept values, over samples and columns alike.
 
     Args:
@@ -72,13 +72,13 @@ def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
         more_is_better: whether a greater value is better.
 
     Returns:
-        A metric whose value of a round is the mean over the round's updates.
+        A metric whose value of a round is the mean of the values that its updates report.
     """
     return EvaluationMetric(
         name,
-        kinds=(),
+        kinds=(),  # no objective computes the metric in tests
         keep=_keep_nothing,
-        value=mean_of_samples,
+        value=mean_of_kept,
         more_is_better=more_is_better,
     )
 
@@ -111,7 +111,7 @@ def own_metric(path: str) -> EvaluationMetric:
         path.rpartition(":")[2],
         kinds=(),
         keep=keep,
-        value=mean_of_samples,
+        value=mean_of_kept,
         more_is_better=more_is_better,
     )
 

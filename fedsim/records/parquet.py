@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedsim.common.errors import CheckpointError
-from fedsim.common.files import regular, replacing
+from fedsim.common.files import replacing, require_regular
 from fedsim.records import folder as files
 from fedsim.records.schema import DEVICES, OWN_TRAINING, column, names_column, typed, with_columns
 from fedsim.world.meters.base import Meters
@@ -110,7 +110,7 @@ class TableWriter:
         ):
             waiting = self._empty_table
             # ``ParquetFile`` is several times as fast as ``read_table`` for one small file.
-            written = (pq.ParquetFile(regular(part)).read() for part in self._parts)
+            written = (pq.ParquetFile(require_regular(part)).read() for part in self._parts)
             for table in chain(written, [self._packed]):
                 waiting = pa.concat_tables([waiting, table])
                 while len(waiting) >= _ROWS_A_PART:

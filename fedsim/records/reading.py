@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fedsim.common.errors import FedsimError, RunFolderError
-from fedsim.common.files import parse_json, read_text, read_toml, regular
+from fedsim.common.files import parse_json, read_text, read_toml, require_regular
 from fedsim.common.former_keys import Understood, understand
 from fedsim.common.round_words import round_word
 from fedsim.common.tensor_files import StoredTensor, open_tensors
@@ -320,7 +320,7 @@ class RunFolder:
             RunFolderError: the file is missing or damaged.
         """
         # ``pq.read_table`` is half as fast on small files.
-        with self._reading(name), pq.ParquetFile(regular(self._tables / name)) as file:
+        with self._reading(name), pq.ParquetFile(require_regular(self._tables / name)) as file:
             types = _types_of(name, file.schema_arrow)
             selection = [*types] if columns is None else columns
             table = _read_columns(file, selection)
@@ -343,7 +343,7 @@ class RunFolder:
             name: name of the file.
         """
         with self._reading(name):
-            return pq.read_metadata(regular(self._tables / name)).num_rows  # type: ignore[no-any-return]
+            return pq.read_metadata(require_regular(self._tables / name)).num_rows  # type: ignore[no-any-return]
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:

@@ -76,16 +76,24 @@ class Combining(Strategy[S]):
         Returns:
             The next model [d].
         """
-        aggregation = self._needed_aggregation
-        updates = self.params.cohort_size(self.server.devices)
-        if not self.params.traits.late_goes_on:
-            updates = int(min(updates, self.params.enough))
-        aggregation = aggregation.for_rounds_of(updates)
+        # private aggregation divides by a count that does not depend on which clients answered
+        aggregation = self._needed_aggregation.for_rounds_of(self._expected_updates)
         weights = await aggregation.weigh(self.server, entries, self.weights(entries))
         self.record_aggregate(entries, weights, **record)
-        memory = state_of_slot(self.state.aggregation, slot, aggregation)
-        combined = aggregation.combine(self.server, memory, entries, weights, model)
+        aggregation_state = state_of_slot(self.state.aggregation, slot, aggregation)
+        combined = aggregation.combine(self.server, aggregation_state, entries, weights, model)
         return self.advance(model, combined, slot)
+
+    @property
+    def _expected_updates(self) -> int:
+        """Count of updates in a round if no client disconnects.
+
+        It is the size of the cohort, or the count of updates at which the round ends.
+        """
+        cohort = self.params.cohort_size(self.server.devices)
+        if self.params.traits.late_goes_on:  # late tasks go on after the round, and count too
+            return cohort
+        return int(min(cohort, self.params.enough))
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
         """Return the next model: one step of the server optimiser towards the aggregated updates.

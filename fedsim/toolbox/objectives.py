@@ -18,7 +18,7 @@ from fedsim.learning.objectives import (
     SampleNumbers,
     describe_targets,
     entropies,
-    mean_of_samples,
+    mean_of_kept,
 )
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ _NUMBERS = ("regression",)
 _LABELLED = ("classification", "multi-label")
 METRICS = {
     "perplexity": _metric("perplexity", _TOKENS, _entropies, _perplexity),
-    "mse": _metric("mse", _NUMBERS, _squares, mean_of_samples),
+    "mse": _metric("mse", _NUMBERS, _squares, mean_of_kept),
     "rmse": _metric("rmse", _NUMBERS, _squares, _root),
     "f1": _metric("f1", _LABELLED, _labels, _f1),
     "auc": _metric("auc", _LABELLED, _labels, _auc),

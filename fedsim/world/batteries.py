@@ -230,7 +230,7 @@ class Batteries:
             return time
         point = self._point(device)
         if device not in self._loads:  # without a task, breakpoints until now are final
-            self._follow_breakpoints(device, point, min(time, self._simulation.now), keep=True)
+            self._follow_breakpoints(device, point, min(time, self._simulation.now), is_final=True)
         self._follow_breakpoints(device, point, time)
         while point.flat:
             course = self._find_course(device, point)
@@ -250,7 +250,9 @@ class Batteries:
             Begin and end of the interval; ``on`` is true if the battery was not flat.
         """
         if device not in self._loads:
-            self._follow_breakpoints(device, self._point(device), self._simulation.now, keep=True)
+            self._follow_breakpoints(
+                device, self._point(device), self._simulation.now, is_final=True
+            )
         turns = self._turns.get(device, _NONE)
         place = bisect_right(turns, time)
         up = (self._columns["initial_j"].item(device) > 0) != bool(place % 2)
@@ -333,6 +335,7 @@ class Batteries:
         if load.is_at_risk:
             load.rate = rate
             reserve = 0.0
+        point.level -= reserve
         self._follow_breakpoints(device, point, until, load.total, to_flat=True, reserve=reserve)
         when = point.at if point.flat else until
         return FlatPrediction(when, point.flat and not reserve, load.is_at_risk)
@@ -452,7 +455,7 @@ class Batteries:
         reserve: float = 0.0,
         *,
         to_flat: bool = False,
-        keep: bool = False,
+        is_final: bool = False,
     ) -> _Course:
         """Compute the state of a battery at its breakpoints, up to the last one before a time.
 
@@ -460,26 +463,26 @@ class Batteries:
 
         Args:
             device: index of the device.
-            point: state of the battery, which is changed to the state at the last breakpoint.
+            point: a copy of the state of the battery; it becomes the state at the last breakpoint.
             until: time up to which breakpoints are computed (s).
             watts: power of the device's task (W).
-            reserve: energy that is set aside for the rest of a message (J); it is subtracted from the
-                level and from the capacity.
+            reserve: energy that is set aside for the rest of a message (J). It is subtracted from
+                the capacity; the caller has subtracted it from the level.
             to_flat: whether to stop at the first breakpoint at which the battery is flat.
-            keep: whether to store the state at each breakpoint.
+            is_final: whether to store the state at each breakpoint. False for a prediction, which
+                must not change the battery.
 
         Returns:
             The linear course of the energy after the last breakpoint.
         """
-        point.level -= reserve
         while True:
             course = self._find_course(device, point, watts, reserve)
             if course.end > until or (to_flat and point.flat):
                 return course
             course.follow(point, course.end)
-            if keep:
+            if is_final:
                 self._store_point(device, point)
-                if device in self._paths:
+                if device in self._paths:  # has had a task
                     self._paths[device].extend((point.at, point.level))
 
     def update(self, device: int, moved: float = 0.0) -> None:
@@ -505,7 +508,7 @@ class Batteries:
             watts = watts + bytes_j / seconds
             bytes_j = 0.0
         if seconds > 0:
-            course = self._follow_breakpoints(device, point, now, watts, keep=True)
+            course = self._follow_breakpoints(device, point, now, watts, is_final=True)
             if now > point.at:
                 course.follow(point, now)
         elif not bytes_j:

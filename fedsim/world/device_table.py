@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsim.common.device_names import device_name, natural_key, number_devices, rule
 from fedsim.common.errors import DataError, nearest, show_value
-from fedsim.common.files import SOUGHT, open_file, regular
+from fedsim.common.files import SOUGHT, open_file, require_regular
 from fedsim.common.notes import note
 from fedsim.common.units import Quantity
 from fedsim.common.wording import in_words
@@ -333,7 +333,7 @@ def _read_table(path: Path, columns: Iterable[str]) -> tuple[list[str], "pyarrow
     from pyarrow import csv as arrow
 
     if path.suffix == ".parquet":
-        with pq.ParquetFile(regular(path)) as file:
+        with pq.ParquetFile(require_regular(path)) as file:
             names = list(file.schema_arrow.names)
             return names, file.read(columns=[name for name in columns if name in names])
     with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as lines:
@@ -346,7 +346,7 @@ def _read_table(path: Path, columns: Iterable[str]) -> tuple[list[str], "pyarrow
         strings_can_be_null=True,
     )
     read_options = arrow.ReadOptions(use_threads=False)
-    return names, arrow.read_csv(regular(path), read_options, convert_options=options)
+    return names, arrow.read_csv(require_regular(path), read_options, convert_options=options)
 
 
 def _clean(cell: object) -> object:

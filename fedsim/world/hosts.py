@@ -173,7 +173,7 @@ class Hosts:
         self._pools: dict[int, simpy.Resource] = {}
         simulation.env.declare_alarm("host", self._set_alarm)
 
-    def admit(self, task: Task) -> tuple[TaskStep, ...]:
+    def steps_until_admitted(self, task: Task) -> tuple[TaskStep, ...]:
         """Request a worker (a place to run) on its device's host for a task that begins.
 
         Args:

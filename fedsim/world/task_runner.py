@@ -150,6 +150,11 @@ class TaskRunner:
         self._end(task, cause)
 
     def _begin(self, task: Task) -> None:
+        """Record the start of a task, and add its first steps, after those of its device's host.
+
+        Raises:
+            SimulationError: the task has no steps.
+        """
         fields: dict[str, object] = dict(task.fields)
         if task.continues:
             fields["continues"] = True
@@ -161,7 +166,7 @@ class TaskRunner:
         if not task.steps:
             raise SimulationError(f"a task for device {task.device} has no steps")
         if self.computing.hosts is not None:
-            task.steps = (*self.computing.hosts.admit(task), *task.steps)
+            task.steps = (*self.computing.hosts.steps_until_admitted(task), *task.steps)
 
     def _add_steps(self, task: Task) -> bool:
         """Append the next steps to a task; return whether there are any."""

@@ -102,7 +102,7 @@ def fixed_parts(study: Path, done: Path, count: int) -> dict[str, float]:
     planning_s = cpu_s(*words, "--dry-run", "--no-trial")
     again_s = cpu_s(*words)
     new = f"{str(done.with_name('new'))!r}, shard=StudyShard(1, {count})"
-    conducting = f"Conductor(read_study({str(study)!r}), Path({new}), tried="
+    conducting = f"Conductor(read_study({str(study)!r}), Path({new}), try_variants="
     return {
         "the command is loaded, the study read and planned": planning_s,
         "the tables of the shard": again_s - planning_s,

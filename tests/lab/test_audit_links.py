@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import fedsim
 from fedsim.clock.simulation import TICK_S
 from fedsim.lab.audit import audit
-from fedsim.lab.audit.capacity import Rate, Stretch, slack_s
+from fedsim.lab.audit.capacity import Rate, Stretch, time_tolerance_s
 from fedsim.lab.audit.frames import grain_s
 from fedsim.records import folder as files
 from fedsim.records.schema import TRANSFERS
@@ -60,7 +60,7 @@ def test_a_stretch_is_found_if_and_only_if_there_is_one(
     if abs(worst) > 0.1:
         assert (found is not None) == (worst > 0)
     if found is not None and math.inf not in rates:
-        within = (begin >= found.begin) & (end <= found.end + slack_s(end))
+        within = (begin >= found.begin) & (end <= found.end + time_tolerance_s(end))
         assert found.carried == size[within].sum()
 
 
@@ -336,7 +336,7 @@ def test_a_message_too_fast_by_ten_times_the_tolerance_is_found(
 
     def end_early(rows: Rows) -> None:
         row = next(row for row in rows if row["outcome"] == "done")
-        row["end"] -= 10 * slack_s(np.array([row["end"]])).item()
+        row["end"] -= 10 * time_tolerance_s(np.array([row["end"]])).item()
 
     folder = long_run(2_000)
     edit(files.TRANSFERS, TRANSFERS, end_early)(folder)

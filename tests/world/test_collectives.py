@@ -8,7 +8,7 @@ import pytest
 
 import fedsim
 from fedsim.common.errors import SimulationError
-from fedsim.toolbox.peers.collectives import AllReduce, CollectiveKind, collective
+from fedsim.toolbox.peers.collectives import AllReduce, CollectiveKind, plan_all_reduce
 
 SIZE, RATE, DELAY = 100e6, 10e6, 0.02
 
@@ -51,7 +51,7 @@ def test_programs_add_up_every_contribution_once(kind: str, nodes: int) -> None:
     """Carried out by hand with sets: in the end everybody knows of everybody, and every message
     that is sent is taken.
     """
-    programs = collective(kind, nodes).programs
+    programs = plan_all_reduce(kind, nodes).steps_by_rank
     known = [{rank} for rank in range(len(programs))]
     at, under_way = [0] * len(programs), dict[tuple[int, int], list[set[int]]]()
     moved = True

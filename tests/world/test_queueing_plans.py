@@ -271,7 +271,7 @@ def test_the_time_before_a_flow_had_more_is_found_within_the_time_that_is_looked
         length_s = 0.05
         above = np.array([np.interp(begins[k], times, curves[:, flows[k]]) for k in range(3)])
         above += generator.integers(0, 2) * 100.0
-        found = deliveries.rises(flows, above, begins, length_s)
+        found = deliveries.times_before_exceeding(flows, above, begins, length_s)
         for place, flow in enumerate(flows.tolist()):
             after = int((curves[:, flow] > above[place]).argmax())
             expected = times[max(after - 1, 0)] if curves[-1, flow] > above[place] else np.inf

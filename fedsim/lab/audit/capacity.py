@@ -11,7 +11,7 @@ import numpy as np
 from fedsim.common.arrays import Flags, Floats
 from fedsim.lab.audit.frames import grain_s
 
-SLACK = 1 + 1e-9  # factor on a rate that allows for rounding errors
+RATE_TOLERANCE = 1 + 1e-9  # factor on a rate that allows for rounding errors
 
 
 class Stretch(NamedTuple):
@@ -28,7 +28,7 @@ class Stretch(NamedTuple):
     carried: float
 
 
-def slack_s(end: Floats) -> Floats:
+def time_tolerance_s(end: Floats) -> Floats:
     """Return the tolerance (s) for each message's duration, because simulated times are rounded.
 
     It is large enough for a message that ends in the very instant of a deadline.
@@ -49,7 +49,7 @@ class LinkCapacity(ABC):
     """
 
     @abstractmethod
-    def carried(self, until: Floats) -> Floats:
+    def capacity_until(self, until: Floats) -> Floats:
         """Return the most bytes that the link can carry from time 0 to each of the given times.
 
         Periods of infinite rate count as 0 bytes; ``is_unlimited`` tells which intervals have one.
@@ -85,9 +85,10 @@ class LinkCapacity(ABC):
             size: sizes of the messages (bytes); float64 [messages].
 
         Returns:
-            The interval that ends first; None if the link can have carried all messages.
+            Of these intervals, one with the earliest end; None if the link can have carried all
+            messages.
         """
-        due = end + slack_s(end)
+        due = end + time_tolerance_s(end)
         limited = np.flatnonzero((size > 0) & ~self.is_unlimited(begin, due))
         order = limited[np.argsort(begin[limited], kind="stable")]
         begin = begin[order]
@@ -95,17 +96,18 @@ class LinkCapacity(ABC):
         due = due[order]
         size = size[order]
         # each time becomes the bytes that the link can carry until then: the capacity is 1 on this axis
-        opens = self.carried(begin)
-        closes = self.carried(due)
-        for deadline in _late_due_times(opens, closes, size / SLACK):
-            # candidates: the intervals from each message's begin to this deadline
+        opens = self.capacity_until(begin)
+        closes = self.capacity_until(due)
+        for deadline in _late_due_times(opens, closes, size / RATE_TOLERANCE):
+            # messages due by the deadline, the latest begin first: the running sum of their sizes
+            # is what the link has to carry from each message's begin to the deadline
             within = np.flatnonzero(closes <= deadline)[::-1]
-            carried = np.cumsum(size[within])
-            excess = carried - SLACK * (deadline - opens[within])
+            sent_bytes = np.cumsum(size[within])
+            excess = sent_bytes - RATE_TOLERANCE * (deadline - opens[within])
             worst = int(excess.argmax())
             if excess[worst] > 0:  # false only by rounding errors of the sums
                 last_end = end[within].max().item()
-                return Stretch(begin.item(within[worst]), last_end, carried.item(worst))
+                return Stretch(begin.item(within[worst]), last_end, sent_bytes.item(worst))
         return None
 
 
@@ -121,7 +123,7 @@ class Rate(LinkCapacity):
     since: Floats
     values: Floats
 
-    def carried(self, until: Floats) -> Floats:
+    def capacity_until(self, until: Floats) -> Floats:
         values = np.where(np.isinf(self.values), 0.0, self.values)
         sums = np.append(0.0, np.cumsum(values[:-1] * np.diff(self.since)))
         place = np.searchsorted(self.since, until, side="right") - 1

@@ -11,7 +11,7 @@ from fedsim.lab.audit.evidence import TomlTable
 from fedsim.lab.audit.frames import read
 
 
-def draw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: object) -> Floats:
+def redraw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: object) -> Floats:
     """Repeat the random draw of a quantity of every device, by the scenario's seed.
 
     The checks compare the values with those in the table of devices.

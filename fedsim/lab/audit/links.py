@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from fedsim.common.arrays import Floats
 from fedsim.common.errors import RunFolderError
 from fedsim.common.units import BytesPerSecond, Seconds
-from fedsim.lab.audit.capacity import SLACK, LinkCapacity, slack_s
+from fedsim.lab.audit.capacity import RATE_TOLERANCE, LinkCapacity, time_tolerance_s
 from fedsim.lab.audit.evidence import Evidence, TomlTable
 from fedsim.lab.audit.frames import NOTHING, endpoint_numbers, read, report
 from fedsim.lab.audit.traces import LinkRates, has_trace
@@ -185,7 +185,7 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
     """
     messages = messages[messages["part"] != _EDGE_TO_SERVER]
     links = evidence.devices.iloc[messages["at"]]
-    slack = slack_s(messages["end"].to_numpy())
+    slack = time_tolerance_s(messages["end"].to_numpy())
     device = messages["device"].astype(str)
     direction = messages["direction"].astype(str)
     messages = messages.assign(
@@ -194,7 +194,7 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
         took=messages["end"] - messages["begin"],
         due=messages["end"] + slack,
     )
-    allowed = (messages["rate"] * (messages["took"] + slack) * SLACK).to_numpy(copy=True)
+    allowed = (messages["rate"] * (messages["took"] + slack) * RATE_TOLERANCE).to_numpy(copy=True)
     for name, rows in messages.groupby("link").indices.items():
         link = str(name)
         if rates.varies(link):
@@ -202,7 +202,9 @@ def _check_own_links(evidence: Evidence, messages: pd.DataFrame, rates: LinkRate
             begin = of_link["begin"].to_numpy()
             due = of_link["due"].to_numpy()
             capacity = rates.of(link, of_link["rate"].iloc[0])
-            carried = (capacity.carried(due) - capacity.carried(begin)) * SLACK
+            carried = (
+                capacity.capacity_until(due) - capacity.capacity_until(begin)
+            ) * RATE_TOLERANCE
             allowed[rows] = np.where(capacity.is_unlimited(begin, due), math.inf, carried)
     text = (
         "transfer {row} brought {wire_bytes:.0f} bytes in {took:.6g} s over a link of {rate:g} B/s"

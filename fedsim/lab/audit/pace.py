@@ -85,7 +85,7 @@ def _check_traced(evidence: Evidence, spans: pd.DataFrame, direction: str) -> It
         rows = np.flatnonzero(device == number)
         rate = rates.of(f"device {number} {direction}", np.inf)
         begin = spans["begin"].to_numpy()[rows]
-        carries[rows] = rate.carried(sooner[rows]) - rate.carried(begin)
+        carries[rows] = rate.capacity_until(sooner[rows]) - rate.capacity_until(begin)
     wire = spans["wire_bytes"].to_numpy()
     is_slow = (spans["outcome"] == "done").to_numpy() & (carries > wire * (1 + _ROUNDING) + 1.0)
     text = (

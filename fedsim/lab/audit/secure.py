@@ -11,7 +11,7 @@ from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audit.frames import read, report
 
 _PHASES = ("secure-keys", "secure-shares", "secure-unmask")
-_DETERMINED = (("up", "secure-keys"), ("down", "secure-keys"), ("up", "secure-shares"))
+_EXACT_KINDS = (("up", "secure-keys"), ("down", "secure-keys"), ("up", "secure-shares"))
 """Messages whose size follows from the count of neighbours; others depend on who drops out."""
 
 
@@ -37,12 +37,13 @@ def check_secure_messages(evidence: Evidence) -> Iterator[str]:
     parts = parts.assign(neighbours=_count_neighbours(parts, degree))
     for kind, group in parts.groupby(["direction", "purpose"]):
         _, purpose = kind
-        neighbours = group["neighbours"]
+        # a client has two keys: one to encrypt its shares, and one for its masks
         unit = 2 * key if purpose == "secure-keys" else share
+        neighbours = group["neighbours"]
         least = unit * _fewest_units(kind, neighbours)
         most = least
-        if kind not in _DETERMINED:
-            most = neighbours * 0 + 2 * unit * most_neighbours
+        if kind not in _EXACT_KINDS:
+            most = _where_known(neighbours, 2 * unit * most_neighbours)
         size = group["bytes"]
         wrong = size < least.fillna(0.0)
         wrong |= size > most.fillna(math.inf)
@@ -65,7 +66,12 @@ def _fewest_units(kind: object, neighbours: "pd.Series[float]") -> "pd.Series[fl
         return neighbours
     if kind == ("up", "secure-shares"):
         return 2 * neighbours
-    return neighbours * 0 + 1
+    return _where_known(neighbours, 1)
+
+
+def _where_known(neighbours: "pd.Series[float]", value: float) -> "pd.Series[float]":
+    """Return ``value`` for each message; NaN if the count of neighbours is not known."""
+    return pd.Series(float(value), index=neighbours.index).where(neighbours.notna())
 
 
 def _find_parts(evidence: Evidence) -> pd.DataFrame:

@@ -64,7 +64,7 @@ class RecordedTrace:
         """Return the trace's values at positions (s), the times since its begin; float64 [n]."""
         return self.rates[self._places(position)[2]]
 
-    def carried(self, position: Floats, limit: float = np.inf) -> Floats:
+    def capacity_until(self, position: Floats, limit: float = np.inf) -> Floats:
         """Return the bytes that a link carries from the begin of the trace to given positions.
 
         Args:
@@ -98,13 +98,13 @@ class TraceRate(LinkCapacity):
     ahead: float
     limits: Rate
 
-    def carried(self, until: Floats) -> Floats:
+    def capacity_until(self, until: Floats) -> Floats:
         sums = np.zeros(len(until))
         ends = np.append(self.limits.since[1:], np.inf)
         for since, end, limit in zip(self.limits.since, ends, self.limits.values, strict=True):
-            first = self.trace.carried(np.array([since + self.ahead]), limit)
+            first = self.trace.capacity_until(np.array([since + self.ahead]), limit)
             last = np.clip(until, since, end) + self.ahead
-            sums += self.trace.carried(last, limit) - first
+            sums += self.trace.capacity_until(last, limit) - first
         return sums
 
     def is_unlimited(self, begin: Floats, end: Floats) -> Flags:

@@ -17,7 +17,7 @@ from fedsim.common.arrays import Floats
 from fedsim.common.sizes import Sizes
 from fedsim.common.streams import Streams
 from fedsim.common.units import TICK_S
-from fedsim.lab.audit.drawn import draw
+from fedsim.lab.audit.drawn import redraw
 from fedsim.lab.audit.evidence import OWN_COLUMNS, Evidence, TomlTable
 from fedsim.lab.audit.frames import read, report_differences
 from fedsim.world.meters.energy import DAY_S, SETTING, TABLE
@@ -91,7 +91,7 @@ def _draw_local_settings(scenario: TomlTable) -> dict[str, Floats]:
         if section["kind"] == "by-kind":
             values = _values_by_kind(scenario, section["values"])
         else:
-            values = draw(scenario, section, f"world/local/{key}", float)
+            values = redraw(scenario, section, f"world/local/{key}", float)
         columns[column] = values
     return columns
 
@@ -127,31 +127,32 @@ def _values_by_kind(scenario: TomlTable, values: TomlTable) -> Floats:
 def _draw_speeds(scenario: TomlTable) -> Floats:
     """Draw the speed of each device (samples/s), with stragglers slowed down; float64 [devices]."""
     population = scenario["population"]
-    speed = draw(scenario, population.get("speed"), "world/speed", units.SamplesPerSecond)
+    speed = redraw(scenario, population.get("speed"), "world/speed", units.SamplesPerSecond)
     stragglers = population.get("stragglers")
     if stragglers is not None:
         count = population["devices"]
         order = Streams(scenario["seed"]).generator("world/stragglers").permutation(count)
         slow = order[: round(stragglers["share"] * count)]
-        factor = draw(scenario, stragglers["factor"], "world/stragglers/factor", float)
+        factor = redraw(scenario, stragglers["factor"], "world/stragglers/factor", float)
         speed *= np.where(np.isin(np.arange(count), slow), factor, 1.0)
     return speed
 
 
 def _draw_links(scenario: TomlTable) -> dict[str, Floats]:
-    """Draw the rates (bytes/s) and the latency (s) of each device's link.
+    """Draw the rates (bytes/s) and the latency (s) of each device's link again, from the seed.
 
     Returns:
         Dict from column of ``devices.parquet`` to values; float64 [devices].
     """
     network = scenario["network"]
+    # the latency in the table then includes the way on to the server, which is not drawn here
     adds_latency = "edge" in network or network["kind"] == "regions"
     columns = {}
     for name, (key, purpose, unit) in _LINKS.items():
         if key == "latency" and adds_latency:
             continue
         section = network.get("device", {}).get(key)
-        columns[name] = draw(scenario, section, f"world/{purpose}", unit)
+        columns[name] = redraw(scenario, section, f"world/{purpose}", unit)
     return columns
 
 
@@ -183,7 +184,7 @@ def _draw_batteries(scenario: TomlTable) -> dict[str, Floats]:
     battery = scenario["energy"].get("battery", {})
     columns = {}
     for name, (key, unit) in _BATTERY.items():
-        columns[name] = draw(scenario, battery.get(key), f"world/battery/{key}", unit)
+        columns[name] = redraw(scenario, battery.get(key), f"world/battery/{key}", unit)
     share = columns["initial_j"]
     columns["initial_j"] = share * np.where(share > 0, columns["capacity_j"], 0.0)
     return columns
@@ -211,7 +212,7 @@ def _draw_powers(scenario: TomlTable, overhead: float) -> dict[str, Floats]:
         usual = None
         if zero is not None and not has_preset:
             usual = {"kind": "constant", "value": zero}
-        values = draw(scenario, section.get(key, usual), f"world/energy/{key}", unit)
+        values = redraw(scenario, section.get(key, usual), f"world/energy/{key}", unit)
         columns[name] = values * factors.get(name, 1.0)
     return columns
 

@@ -27,7 +27,7 @@ import pandas as pd
 import pyarrow as pa
 
 from fedsim.common.errors import DataError, nearest, show_value
-from fedsim.common.files import regular
+from fedsim.common.files import require_regular
 from fedsim.common.round_words import counted
 from fedsim.common.units import CLOCK_END_S
 from fedsim.lab.calibrate import foreign
@@ -365,10 +365,10 @@ def _read_texts(path: Path, where: str) -> pd.DataFrame:
     """
     try:
         if path.suffix == ".parquet":
-            table = pd.read_parquet(regular(path))
+            table = pd.read_parquet(require_regular(path))
         else:
             table = pd.read_csv(
-                regular(path), dtype=str, skipinitialspace=True, encoding="utf-8-sig"
+                require_regular(path), dtype=str, skipinitialspace=True, encoding="utf-8-sig"
             )
     except FileNotFoundError:
         raise DataError(

@@ -109,8 +109,9 @@ class WorldAnswer:
         target = ranking.measure.target
         if target is None:
             return ""
-        article = "an accuracy of" if target.metric == "accuracy" else "a"
-        return f"To {article} {target:g} "
+        if target.metric == "accuracy":
+            return f"To an accuracy of {target.value:g} "
+        return f"To a {target.metric} {target.value:g} "
 
     @property
     def missing(self) -> str:
@@ -230,9 +231,9 @@ def _bill(
         figures: values of all measures, such as time and accuracy, of each run of each line.
         target: target up to which costs are counted; None for costs of whole runs only.
     """
-    if not goal.whole:
+    if not goal.ranked:
         return
-    runs = figures[goal.whole[0].line_index]
+    runs = figures[goal.ranked[0].line_index]
     names = (*TARGETED, "battery", "flat")
     for measure in dict.fromkeys([goal.measure, *(goal_of(name, target) for name in names)]):
         if measure is None:

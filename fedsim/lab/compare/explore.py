@@ -181,7 +181,7 @@ def fronts(answer: WorldAnswer) -> list[ParetoFront]:
     """
     rankings = []
     for ranking in answer.rankings:
-        if ranking.measure.is_cost and len(ranking.whole) > 2:
+        if ranking.measure.is_cost and len(ranking.ranked) > 2:
             rankings.append(ranking)
     return [_front(first, second) for first, second in combinations(rankings, 2)]
 
@@ -192,9 +192,9 @@ def _front(first: Ranking, second: Ranking) -> ParetoFront:
     Args:
         first, second: rankings by the costs; the best line of a ranking is first.
     """
-    second_costs = {line.line_index: line.mean.mean for line in second.whole}
+    second_costs = {line.line_index: line.mean.mean for line in second.ranked}
     points: list[CostPoint] = []
-    for line in first.whole:
+    for line in first.ranked:
         if line.line_index not in second_costs:
             continue
         cost = line.mean.mean
@@ -293,7 +293,7 @@ def _frame(answer: WorldAnswer) -> "tuple[pd.DataFrame, list[str]]":
     means = {}
     line_indices = []
     for ranking in answer.rankings[:1]:
-        means = {line.line_index: line.mean.mean for line in ranking.whole}
+        means = {line.line_index: line.mean.mean for line in ranking.ranked}
         line_indices = sorted(line.line_index for line in ranking.entries if not line.reference)
     rows = [
         {**answer.cells[line_index], _FIGURE: means.get(line_index, math.nan)}

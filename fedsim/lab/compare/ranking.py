@@ -74,7 +74,7 @@ class Ranking:
     is_even: bool = True
 
     @property
-    def whole(self) -> list[RankedLine]:
+    def ranked(self) -> list[RankedLine]:
         """Variants or runs (lines) that have a rank, the best first.
 
         They have a value of the measure in all their runs, and are not mere references.
@@ -105,14 +105,14 @@ class Ranking:
         return ratio_of(above, below) if self.measure.is_cost else paired_difference(above, below)
 
     @property
-    def alike(self) -> list[RankedLine]:
+    def ties(self) -> list[RankedLine]:
         """Variants or runs (lines) that cannot be distinguished from the best one.
 
         For a cost, the 95 % interval of the ratio to the best line includes 1; for an accuracy, the
         interval of the difference includes 0. If seeds were added until a decision
         (``--until-sure``), these are the other lines that may still be the best.
         """
-        first, *rest = self.whole
+        first, *rest = self.ranked
         if self.decision is not None:
             return [line for line in rest if line.line_index in self.decision.outcome.contenders]
         equal = float(self.measure.is_cost)
@@ -131,7 +131,7 @@ class Ranking:
 
         In a study with unfinished or failed runs, lines may have different seeds.
         """
-        first, *rest = self.whole
+        first, *rest = self.ranked
         if not self.is_even:
             return [line for line in rest if not line.seeds & first.seeds]
         return [line for line in rest if line.seeds != first.seeds]
@@ -149,15 +149,15 @@ class Ranking:
         a difference of 0 for other figures. With a single run per line there is no interval, and
         any lead counts. If seeds were added until a decision, the decision has to be made.
         """
-        whole = self.whole
-        if len(whole) < 2:
+        ranked = self.ranked
+        if len(ranked) < 2:
             return False
-        first, second = whole[:2]
+        first, second = ranked[:2]
         if self.decision is not None:
             return self.decision.status in ("best", "tie")
         if first.run_count == 1:
-            return second not in self.alike
-        return self.against(second, first) is not None and second not in self.alike
+            return second not in self.ties
+        return self.against(second, first) is not None and second not in self.ties
 
     @property
     def sentences(self) -> list[str]:
@@ -166,27 +166,28 @@ class Ranking:
         If lines are not significantly worse than the best, the first sentence names no best line.
         Empty if fewer than two lines compete.
         """
-        whole = self.whole
+        ranked = self.ranked
+        # a line without a rank, as it misses a value in a run, competes too
         contenders = [line for line in self.entries if not line.reference]
-        if not whole or len(contenders) < 2:
+        if not ranked or len(contenders) < 2:
             return []
-        first, *rest = whole
-        words = self._headline(first)
+        first, *rest = ranked
+        sentences = self._first_sentences(first)
         if rest:
-            words.append(f"{clean(rest[0].name)}, the next, {self._compare(rest[0], first)}.")
+            sentences.append(f"{clean(rest[0].name)}, the next, {self._compare(rest[0], first)}.")
         else:
             seeds = " for all its seeds" if first.run_count > 1 else ""
-            words.append(f"No other line has this figure{seeds}.")
+            sentences.append(f"No other line has this figure{seeds}.")
         for line in rest[1:]:
             if line.line_index == self.baseline:
-                words.append(f"{clean(line.name)}, the baseline, {self._compare(line, first)}.")
+                sentences.append(f"{clean(line.name)}, the baseline, {self._compare(line, first)}.")
         if self.decision is not None:
-            words += self.decision.sentences
-        elif self.alike and first.run_count > 1:
-            words.append(self._doubt(first))
-        return words
+            sentences += self.decision.sentences
+        elif self.ties and first.run_count > 1:
+            sentences.append(self._uncertainty_sentence(first))
+        return sentences
 
-    def _headline(self, first: RankedLine) -> list[str]:
+    def _first_sentences(self, first: RankedLine) -> list[str]:
         """Return one or two sentences on the best variant, or on the reason why none is named.
 
         Args:
@@ -200,9 +201,9 @@ class Ranking:
         if self.decision is not None and self.decision.status == "best":
             return [f"{name} {self._lead}, {figure} ({self.decision.error})."]
         mean = f"{name} has the {self._extreme} mean, {figure}."
-        if self.alike and first.run_count == 1:
+        if self.ties and first.run_count == 1:
             return [f"no line {self._lead} alone: {self._tie}."]
-        if self.alike:
+        if self.ties:
             return [f"no line surely {self._lead}: {self._tie}.", mean]
         if self.unpaired:
             return [f"no line surely {self._lead}: {self._other_seeds(first)}.", mean]
@@ -232,25 +233,25 @@ class Ranking:
         It states how many lines are not significantly worse than the best, the range of these
         lines' means, the names of the worse lines, and of the lines that cannot be compared.
         """
-        whole = self.whole
-        tied = [whole[0], *self.alike]
+        ranked = self.ranked
+        tied = [ranked[0], *self.ties]
         means = sorted(line.mean.mean for line in tied)
         least = self.show(means[0])
         most = self.show(means[-1])
         figures = least if least == most else f"{least} to {most}"
         unpaired = [] if self.decision is not None else self.unpaired
-        count = f"{len(tied)} of {len(whole)}"
-        if len(tied) == len(whole):
+        count = f"{len(tied)} of {len(ranked)}"
+        if len(tied) == len(ranked):
             count = "both" if len(tied) == 2 else f"all {len(tied)}"
         text = f"{count} tie at {figures}"
-        rest = [line.name for line in whole if line not in tied and line not in unpaired]
+        rest = [line.name for line in ranked if line not in tied and line not in unpaired]
         if rest:
             text += f"; {some_names(rest)} {'is' if len(rest) == 1 else 'are'} worse"
         if unpaired:
-            text += f"; {self._other_seeds(whole[0])}"
+            text += f"; {self._other_seeds(ranked[0])}"
         return text
 
-    def _doubt(self, first: RankedLine) -> str:
+    def _uncertainty_sentence(self, first: RankedLine) -> str:
         """Return a sentence that names the variants that are not significantly worse than the best.
 
         It states how many more seeds may show a difference, if that can be estimated.
@@ -258,19 +259,19 @@ class Ranking:
         Args:
             first: the line with the best mean.
         """
-        alike = self.alike
+        ties = self.ties
         near: list[str] = []  # names of lines that more seeds may tell from ``first``
         counts: list[int] = []
-        for line in alike:
+        for line in ties:
             count = self._seeds_more(line, first)
             if count is not None:
                 near.append(line.name)
                 counts.append(count)
-        names = some_names([line.name for line in alike])
+        names = some_names([line.name for line in ties])
         doubt = f"These {first.run_count} seeds cannot distinguish it from {names}."
         if not counts:
             return doubt
-        if len(near) < len(alike):
+        if len(near) < len(ties):
             doubt = f"{doubt} For {some_names(near)},"
             about = "about"
         else:
@@ -302,14 +303,14 @@ class Ranking:
 
         Empty if fewer than two lines are ranked.
         """
-        if len(self.whole) < 2:
+        if len(self.ranked) < 2:
             return ""
-        first = self.whole[0]
+        first = self.ranked[0]
         most = (self.measure.best or "").capitalize()
         text = f"{clean(first.name)}, {self.show(first.mean.mean)}"
         if not self.is_named:
             text = self._tie
-            if not self.alike:
+            if not self.ties:
                 figure = self.show(first.mean.mean)
                 text = f"mean of {clean(first.name)}, {figure}; {self._other_seeds(first)}"
         return f"{most} {self.measure.name}: {text}."
@@ -322,8 +323,8 @@ class Ranking:
         were added until a decision, the decision alone counts.
         """
         if self.decision is not None:
-            return not self.alike or self.is_sure
-        return not self.alike and not self.unpaired
+            return not self.ties or self.is_sure
+        return not self.ties and not self.unpaired
 
     def show(self, value: float) -> str:
         return self.measure.show(value)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from fedsim.common.errors import DataError, is_full
-from fedsim.common.files import open_file, regular, replacing
+from fedsim.common.files import open_file, replacing, require_regular
 from fedsim.common.units import show_bytes
 from fedsim.lab.fetching.catalogue import Member, RemoteFile
 from fedsim.lab.fetching.transfer import FetchProgress
@@ -74,13 +74,13 @@ def _opened(archive: Path, file: RemoteFile, member: Member) -> Iterator[IO[byte
             yield content
     elif file.form == "zip":
         with (
-            zipfile.ZipFile(regular(archive)) as entries,
+            zipfile.ZipFile(require_regular(archive)) as entries,
             _in_zip(entries, file, member) as content,
         ):
             yield content
     else:
         with (
-            tarfile.open(regular(archive)) as entries_of_tar,
+            tarfile.open(require_regular(archive)) as entries_of_tar,
             _in_tar(entries_of_tar, file, member) as content,
         ):
             yield content

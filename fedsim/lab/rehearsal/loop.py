@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedsim.clock.executors import Inline
 from fedsim.common.errors import DataError, FedsimError
-from fedsim.common.files import read_toml, regular
+from fedsim.common.files import read_toml, require_regular
 from fedsim.deployed.refusals import unused
 from fedsim.deployed.wire import FILE as WIRE
 from fedsim.deployed.wire import WireCounters
@@ -125,7 +125,7 @@ def _calibrate(out: Path) -> Iterator[str]:
     calibrate(out / MEASURED, out / _FIT, defaults, by_client=True)
     scenario = load(out / SIMULATED / SCENARIO, allow_code=True)
     fitted = read_toml(out / _FIT / FITTED)
-    clients = pd.read_csv(regular(out / _FIT / CLIENTS))
+    clients = pd.read_csv(require_regular(out / _FIT / CLIENTS))
     rows = RunFolder(out / SIMULATED).devices
     places = {int(name): place for place, name in enumerate(clients["client"])}
     tables = scenario.model_dump(mode="python", exclude_none=True)

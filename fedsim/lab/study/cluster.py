@@ -190,7 +190,7 @@ class RayWorkers:
             if active is None or active.attempt != attempt or active.problem:
                 continue
             try:
-                self._take(order_index, active, news)
+                self._handle_news(order_index, active, news)
             except OSError as error:
                 active.problem = failure(error, active.order.folder)
 
@@ -203,11 +203,21 @@ class RayWorkers:
             raise HomeLostError from error
         return messages
 
-    def _take(self, order_index: int, active: _Active, news: News) -> None:
-        if news["event"] == "piece":
+    def _handle_news(self, order_index: int, active: _Active, news: News) -> None:
+        """Process a message of a worker: on its run folder, on its begin, or on its progress.
+
+        Changes of the run folder arrive in parts. A part is a series of pieces of files, and then a
+        list of all files.
+
+        Args:
+            order_index: index of the run in the list of orders.
+            active: the run.
+            news: the message.
+        """
+        if news["event"] == "file-piece":
             active.receiver.take_piece(news["path"], news["content"])
-        elif news["event"] == "part":
-            active.receiver.take_part(news["files"])
+        elif news["event"] == "part-complete":
+            active.receiver.complete_part(news["files"])
         elif news["event"] == "begun":
             active.node = news["node"]
             self._tell_begun(order_index, news)

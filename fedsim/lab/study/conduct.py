@@ -174,7 +174,7 @@ class Conductor:
         workers: the processes that carry out the runs.
         only: ``VARIANT`` or ``KEY=VALUE`` texts that select runs; other runs are not done.
         shard: share of the selected runs to carry out; by default all.
-        tried: whether to build a run of each variant first, with its data, to reject invalid
+        try_variants: whether to build a run of each variant first, with its data, to reject invalid
             variants.
 
     Attributes:
@@ -199,9 +199,9 @@ class Conductor:
         *,
         only: Sequence[str] = (),
         shard: StudyShard | None = None,
-        tried: bool = True,
+        try_variants: bool = True,
     ) -> None:
-        _refuse_part(study, only, shard)
+        _refuse_partial(study, only, shard)
         files.refuse_unusable(out)
         self.study = study
         self.out = out
@@ -215,17 +215,17 @@ class Conductor:
         self.states: list[RunState] = []
         self.notes: list[str] = []
         self._only = only
-        self._selection: frozenset[Path] = frozenset()
+        self._selected_folders: frozenset[Path] = frozenset()
         self._inputs: StudyInputs | None = None
         if self.workers.are_on_ray:
             self._inputs = StudyInputs()
         self._pool: WorkerPool | RayWorkers | None = None
-        self._stopped: int | None = None
-        self._begin()
-        if tried:
+        self._stop_signal: int | None = None
+        self._plan_runs()
+        if try_variants:
             self._try_variants()
 
-    def _begin(self) -> None:
+    def _plan_runs(self) -> None:
         """Plan the runs that do not depend on results, and read which of them are done.
 
         If the study searches or adds seeds, more runs are planned as far as results already allow.
@@ -237,7 +237,7 @@ class Conductor:
             self.seeding.grow(self.out)
         self._read_states()
         if self.trials is None:
-            self.notes = self.study.notes_on_ineffective_changes(self._selection)
+            self.notes = self.study.notes_on_ineffective_changes(self._selected_folders)
 
     def _try_variants(self) -> None:
         """Build the first missing run of each variant, without running it.
@@ -273,7 +273,7 @@ class Conductor:
         These are the runs that ``only`` and the shard select.
         """
         runs = zip(self.study.runs, self.states, strict=True)
-        return [(run, state) for run, state in runs if run.folder in self._selection]
+        return [(run, state) for run, state in runs if run.folder in self._selected_folders]
 
     @property
     def _holds_lock(self) -> bool:
@@ -319,7 +319,7 @@ class Conductor:
         self._read_states()
 
     def _read_states(self) -> None:
-        self._selection = self._select()
+        self._selected_folders = self._select()
         self.states = files.states(self.out, self.study)
 
     def _select(self) -> frozenset[Path]:
@@ -359,7 +359,7 @@ class Conductor:
         Args:
             number: the signal to send to workers.
         """
-        self._stopped = number
+        self._stop_signal = number
         if self._pool is not None:
             self._pool.interrupt(number)
 
@@ -374,8 +374,8 @@ class Conductor:
         """
         with ExitStack() as stack:
             pool = self._pool = self._start_pool(stack, progress)
-            if self._stopped is not None:
-                pool.interrupt(self._stopped)
+            if self._stop_signal is not None:
+                pool.interrupt(self._stop_signal)
             if self.trials is not None:
                 stack.callback(self.trials.close)
             if isinstance(self.trials, SharedTrials):
@@ -487,7 +487,7 @@ class Conductor:
         return orders
 
 
-def _refuse_part(study: Study, only: Sequence[str], shard: StudyShard | None) -> None:
+def _refuse_partial(study: Study, only: Sequence[str], shard: StudyShard | None) -> None:
     """Raise ``ScenarioError`` if options select a part of a study that needs all its runs.
 
     Such a study searches, or adds seeds: which runs follow depends on the results of all runs.

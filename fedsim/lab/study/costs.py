@@ -104,20 +104,20 @@ def forecast_study(
         DataError: the data of a scenario cannot be read.
     """
     missing = [run for run in runs if not done(run)]
-    firsts: dict[str, PlannedRun] = {}
+    first_runs: dict[str, PlannedRun] = {}  # folder of a variant -> its first missing run
     for run in missing:
-        firsts.setdefault(run.variant.folder, run)
-    tried = _spread(list(firsts.values()), _MOST_TRIED)
-    own_bytes = peak_memory()
-    start_s = _start_s() if tried else 0.0
-    costs = {run.variant.folder: _try(run) for run in tried}
+        first_runs.setdefault(run.variant.folder, run)
+    tried = _spread(list(first_runs.values()), _MOST_TRIED)
+    own_bytes = peak_memory()  # of this process, which stays in memory beside its workers
+    start_s = _measure_start() if tried else 0.0
+    costs = {run.variant.folder: _try_beginning(run) for run in tried}
     model = _CostModel(tried, costs)
     shares = []
-    for share in deal(runs, shards):
-        missing_runs = [run for run in share if not done(run)]
+    for shard_runs in deal(runs, shards):
+        missing_runs = [run for run in shard_runs if not done(run)]
         cost = _cost_of_share(missing_runs, model.cost, workers, start_s)
         shares.append(replace(cost, memory_bytes=cost.memory_bytes + own_bytes))
-    return StudyForecast(shares, workers, len(tried), len(firsts), start_s)
+    return StudyForecast(shares, workers, len(tried), len(first_runs), start_s)
 
 
 def _spread(runs: list[PlannedRun], most: int) -> list[PlannedRun]:
@@ -127,7 +127,7 @@ def _spread(runs: list[PlannedRun], most: int) -> list[PlannedRun]:
     return [runs[place * len(runs) // most] for place in range(most)]
 
 
-def _start_s() -> float:
+def _measure_start() -> float:
     """Measure the real time (s) in which a worker starts and loads what learning needs."""
     began = time.perf_counter()
     start("fedsim.lab.study.costs", "load_worker").wait()
@@ -141,7 +141,7 @@ def load_worker() -> None:
     load_learning()
 
 
-def _try(run: PlannedRun) -> CostHere | None:
+def _try_beginning(run: PlannedRun) -> CostHere | None:
     """Run the beginning of a run, and return the predicted cost of the whole run on this machine.
 
     Returns None if no round ended within the trial. Raises ``DataError`` if the run's data cannot

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.common.errors import RunFolderError, nearest
-from fedsim.common.files import regular
+from fedsim.common.files import require_regular
 from fedsim.common.round_words import counted
 from fedsim.lab.compare.columns import ComparedTable
 from fedsim.lab.compare.lines import Lines, read_lines
@@ -76,7 +76,7 @@ class LoadedStudy:
         import pandas as pd
 
         try:
-            return pd.read_csv(regular(self.path / TRIALS))
+            return pd.read_csv(require_regular(self.path / TRIALS))
         except FileNotFoundError:
             raise RunFolderError(
                 f"the study {str(self.path)!r} holds no {TRIALS}: nothing was searched, or not yet"

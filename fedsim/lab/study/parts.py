@@ -134,16 +134,16 @@ class PartSender:
             return
         for name in changed:
             for content in pieces_of(self._folder / name):
-                self._send(event="piece", path=name, content=content)
-        self._send(event="part", files=[*files])
+                self._send(event="file-piece", path=name, content=content)
+        self._send(event="part-complete", files=[*files])
         self._sent = files
 
 
 class PartReceiver:
     """Keeps a copy of a remote run folder, from the messages of its ``PartSender``.
 
-    ``take_piece`` stores pieces in another folder; ``take_part`` then changes the copy in an order
-    in which it can be resumed if this process is killed in between.
+    ``take_piece`` stores pieces in another folder; ``complete_part`` then changes the copy in an
+    order in which it can be resumed if this process is killed in between.
 
     Args:
         folder: the copy, which need not exist.
@@ -155,11 +155,11 @@ class PartReceiver:
         self.drop()
 
     def drop(self) -> None:
-        """Remove received pieces that ``take_part`` has not moved into the copy."""
+        """Remove received pieces that ``complete_part`` has not moved into the copy."""
         shutil.rmtree(self._incoming, ignore_errors=True)
 
     def take_piece(self, name: str, content: bytes) -> None:
-        """Append a received piece to a file that ``take_part`` will move into the copy.
+        """Append a received piece to a file that ``complete_part`` will move into the copy.
 
         Args:
             name: path of the file in the folder.
@@ -176,7 +176,7 @@ class PartReceiver:
         with path.open("ab") as file:
             file.write(content)
 
-    def take_part(self, files: Sequence[str]) -> None:
+    def complete_part(self, files: Sequence[str]) -> None:
         """Move the received files into the copy, and remove files that the sender does not have.
 
         Args:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.common.errors import DataError, ScenarioError
-from fedsim.common.files import regular
+from fedsim.common.files import require_regular
 from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.returns import returns
@@ -155,7 +155,7 @@ def _rows() -> NDArray[np.uint8]:
     if package is not None and package.origin is not None:
         file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
         if file.is_file():
-            with gzip.open(regular(file), "rt", encoding="ascii") as lines:
+            with gzip.open(require_regular(file), "rt", encoding="ascii") as lines:
                 return np.loadtxt(lines, delimiter=",", dtype=np.uint8)
     from sklearn.datasets import load_digits  # slow, so only if the file is not found
 

@@ -269,7 +269,7 @@ class Cohort(Reference):
                 with torch.no_grad():
                     losses.contrast = self._contrast(copied_module, representations, solves)
             module.train()
-            yield Stack(losses, copied_module.flat, kind.descent, self)
+            yield Stack(losses, copied_module.model_tensors, kind.descent, self)
 
     def _contrast(
         self,

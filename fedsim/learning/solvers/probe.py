@@ -82,7 +82,7 @@ def _probe(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> Non
     one_thread()
     solver.watch.is_on = True
     solver.keyed = {"training": True, "testing": True}
-    weights = flat_weights(list(solver.watch.fresh().flat.values()))
+    weights = flat_weights(list(solver.watch.fresh().model_tensors.values()))
     with settings_kept(_WHERE), generators_kept(), entropy_watched() as places:
         _refuse_draws(lambda: _test(solver, weights, x, _fresh(solver)))
         outputs = _test(solver, weights, x, _fresh(solver))
@@ -299,12 +299,12 @@ def _fresh(solver: Reference) -> ModuleCopy:
 
 
 def _memory(module: ModuleCopy) -> dict[str, Token]:
-    return read_memory(module.module, module.flat, by_value=True)
+    return read_memory(module.module, module.model_tensors, by_value=True)
 
 
 def _changes(module: ModuleCopy) -> list[str]:
     """Return the names of attributes and globals that have changed since the module was copied."""
-    return differences(module.memory, read_memory(module.module, module.flat))
+    return differences(module.outer_memory, read_memory(module.module, module.model_tensors))
 
 
 def _difference(changes: list[str]) -> ScenarioError:

@@ -400,7 +400,7 @@ def _load(module: ModuleCopy, weights: FlatModel) -> dict[str, Tensor]:
     A running variance below 0, to which a server's step may lead, becomes 0.
     """
     module.restore()
-    tensors = module.flat
+    tensors = module.model_tensors
     load_weights(list(tensors.values()), weights)
     for name, tensor in tensors.items():
         if name.endswith("running_var"):

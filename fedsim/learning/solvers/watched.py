@@ -35,38 +35,41 @@ class ModuleCopy:
 
     Args:
         template: the module that is copied.
-        is_watched: whether ``memory`` is recorded, for modules of users.
+        is_watched: whether ``outer_memory`` is recorded, for modules of users.
 
     Attributes:
         module: the copy.
-        flat: name -> tensor of the flat model, as it was copied.
-        memory: the result of ``read_memory`` for the new copy: name of an attribute or global ->
-            comparable value; empty if ``is_watched`` is False.
+        model_tensors: name -> tensor of the flat model, as it was copied.
+        outer_memory: the result of ``read_memory`` for the new copy: name of an attribute or
+            global -> comparable value; empty if ``is_watched`` is False.
         uses: count of trainings and tests with this copy.
     """
 
     def __init__(self, template: nn.Module, *, is_watched: bool = False) -> None:
         self.module = copy_module(template)
-        flat = trained_tensors(self.module)
-        self.flat = flat
-        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
-        for name, tensor in flat.items():
+        tensors = trained_tensors(self.module)
+        self.model_tensors = tensors
+        # (submodule, name, tensor): a forward pass may replace buffers, and ``restore`` undoes that
+        self._model_buffers: list[tuple[nn.Module, str, Tensor]] = []
+        for name, tensor in tensors.items():
             part_name, _, key = name.rpartition(".")
             part = self.module.get_submodule(part_name)
             if key in part._buffers:
-                self._buffers.append((part, key, tensor))
-        self.memory: dict[str, Token] = read_memory(self.module, flat) if is_watched else {}
+                self._model_buffers.append((part, key, tensor))
+        self.outer_memory: dict[str, Token] = {}
+        if is_watched:
+            self.outer_memory = read_memory(self.module, tensors)
         self.uses = 0
 
     def restore(self) -> None:
         """Put back the original tensors of sent buffers that a forward pass has replaced."""
-        for part, key, tensor in self._buffers:
+        for part, key, tensor in self._model_buffers:
             part._buffers[key] = tensor
 
     def is_replaced(self, name: str) -> bool:
         """Return whether a forward pass has replaced the tensor of the buffer ``name``."""
-        original = self.flat[name]
-        places = [(part, key) for part, key, tensor in self._buffers if tensor is original]
+        original = self.model_tensors[name]
+        places = [(part, key) for part, key, tensor in self._model_buffers if tensor is original]
         return any(part._buffers.get(key) is not original for part, key in places)
 
     def trained_tensors(self) -> dict[str, Tensor]:
@@ -80,10 +83,10 @@ class ModuleCopy:
         Raises:
             ScenarioError: the training has replaced a parameter, or changed the shape of a tensor.
         """
-        return {name: self._trained_tensor(name) for name in self.flat}
+        return {name: self._trained_tensor(name) for name in self.model_tensors}
 
     def _trained_tensor(self, name: str) -> Tensor:
-        original = self.flat[name]
+        original = self.model_tensors[name]
         part_name, _, key = name.rpartition(".")
         part = self.module.get_submodule(part_name)
         tensor = {**part._parameters, **part._buffers}.get(key)
@@ -253,16 +256,18 @@ class Watch:
         Raises:
             SimulationError: the repetition has another result, or changes memory again.
         """
-        changes = differences(module.memory, read_memory(module.module, module.flat))
+        changes = differences(module.outer_memory, read_memory(module.module, module.model_tensors))
         if not changes:
             return
         self._threads.copy = None
         new_changes = [name for name in changes if name not in self.harmless]
         if not new_changes:
             return
-        memory = read_memory(module.module, module.flat, by_value=True)
+        memory = read_memory(module.module, module.model_tensors, by_value=True)
         repeated = run_user_code(lambda: work(module), where)
-        second_changes = differences(memory, read_memory(module.module, module.flat, by_value=True))
+        second_changes = differences(
+            memory, read_memory(module.module, module.model_tensors, by_value=True)
+        )
         if second_changes or not same(result, repeated):
             raise SimulationError(left_message(second_changes or new_changes, where))
         self.harmless.update(new_changes)

@@ -8,7 +8,7 @@ import simpy
 from fedsim.clock.environment import ProcessGenerator
 from fedsim.common.errors import SimulationError, nearest
 from fedsim.common.units import Bytes
-from fedsim.world.processes.values import quantity
+from fedsim.world.processes.values import parse_quantity
 from fedsim.world.processes.world import World
 
 CollectiveKind = Literal["ring", "tree", "butterfly", "server"]
@@ -26,20 +26,20 @@ class CollectiveStep(NamedTuple):
     send: tuple[int, ...]
 
 
-class Collective(NamedTuple):
+class AllReducePlan(NamedTuple):
     """Plan of an all-reduce, which sums a vector over all nodes and gives each node the sum.
 
     Attributes:
-        programs: the steps of each node, in order, by rank (node number). The last node may be a
-            server.
-        share: part of the vector that each message carries, 0 to 1.
+        steps_by_rank: the steps of each node, in order, by rank (node number). The last node may be
+            a server.
+        message_share: part of the vector that each message carries, 0 to 1.
     """
 
-    programs: tuple[tuple[CollectiveStep, ...], ...]
-    share: float
+    steps_by_rank: tuple[tuple[CollectiveStep, ...], ...]
+    message_share: float
 
 
-def _ring(n: int) -> Collective:
+def _ring(n: int) -> AllReducePlan:
     """Return the plan of a ring all-reduce of n nodes.
 
     Each node sends 2 (n - 1) messages to the next node, each with 1/n of the vector. After half of
@@ -55,10 +55,10 @@ def _ring(n: int) -> Collective:
             CollectiveStep(before, ()),
         )
 
-    return Collective(tuple(map(program, range(n))), 1 / n)
+    return AllReducePlan(tuple(map(program, range(n))), 1 / n)
 
 
-def _tree(n: int) -> Collective:
+def _tree(n: int) -> AllReducePlan:
     """Return the plan of a tree all-reduce of n nodes.
 
     Sums go up a binary tree to its root, node 0, and the result comes down. Nodes 2 i + 1 and 2 i +
@@ -71,10 +71,10 @@ def _tree(n: int) -> Collective:
         down = CollectiveStep(parent if node else children, children)
         return (CollectiveStep(children, parent), down) if node else (down,)
 
-    return Collective(tuple(map(program, range(n))), 1.0)
+    return AllReducePlan(tuple(map(program, range(n))), 1.0)
 
 
-def _butterfly(n: int) -> Collective:
+def _butterfly(n: int) -> AllReducePlan:
     """Return the plan of a butterfly all-reduce of n nodes.
 
     Each node receives 1/n of the vector from every other node, sums it, and sends the sum to every
@@ -89,10 +89,10 @@ def _butterfly(n: int) -> Collective:
             CollectiveStep(peers, ()),
         )
 
-    return Collective(tuple(map(program, range(n))), 1 / n)
+    return AllReducePlan(tuple(map(program, range(n))), 1 / n)
 
 
-def _server(n: int) -> Collective:
+def _server(n: int) -> AllReducePlan:
     """Return the plan of an all-reduce in which a server sums the vectors of n nodes.
 
     Each node sends its vector to the server, which sends the sum back. The server has rank (node
@@ -100,10 +100,10 @@ def _server(n: int) -> Collective:
     """
     nodes = tuple(range(n))
     node = (CollectiveStep((), (n,)), CollectiveStep((n,), ()))
-    return Collective((*[node] * n, (CollectiveStep(nodes, nodes),)), 1.0)
+    return AllReducePlan((*[node] * n, (CollectiveStep(nodes, nodes),)), 1.0)
 
 
-_KINDS: Mapping[str, Callable[[int], Collective]] = {
+_KINDS: Mapping[str, Callable[[int], AllReducePlan]] = {
     "ring": _ring,
     "tree": _tree,
     "butterfly": _butterfly,
@@ -111,7 +111,7 @@ _KINDS: Mapping[str, Callable[[int], Collective]] = {
 }
 
 
-def collective(kind: str, nodes: int) -> Collective:
+def plan_all_reduce(kind: str, nodes: int) -> AllReducePlan:
     """Return the plan of an all-reduce: the messages that each node receives and sends, in order.
 
     Args:
@@ -175,18 +175,20 @@ class AllReduce:
         for name, value in (("pieces", pieces), ("connections", connections)):
             if value < 1:
                 raise SimulationError(f"{name} of an all-reduce is {value}; allowed are 1 or more")
-        reduction = collective(kind, len(nodes))
-        vector_bytes = quantity(size, Bytes, "the vector of an all-reduce")
+        plan = plan_all_reduce(kind, len(nodes))
+        vector_bytes = parse_quantity(size, Bytes, "the vector of an all-reduce")
         self._world = world
-        self._programs = reduction.programs
+        self._steps_by_rank = plan.steps_by_rank
         self._pieces = pieces
         self._connections = connections
         self._nodes = [*nodes, "server"] if kind == "server" else [*nodes]
-        self._bytes = vector_bytes * reduction.share / pieces
+        self._bytes = vector_bytes * plan.message_share / pieces
         # (piece, rank of sender, rank of receiver) -> messages that have arrived
         self._arrived: dict[tuple[int, int, int], simpy.Store] = {}
+        # (rank of sender, rank of receiver) -> lets one message through at a time
         self._pairs: dict[tuple[int, int], simpy.Resource] = {}
-        self._begun = [0] * len(self._programs)
+        # count of all-reduces that each rank has joined
+        self._begun = [0] * len(self._steps_by_rank)
 
     def join(self, rank: int) -> simpy.Event:
         """Start the next all-reduce on one node; each node of the group must call it.
@@ -216,7 +218,7 @@ class AllReduce:
 
     def _play(self, rank: int, piece: int) -> ProcessGenerator:
         sent = []
-        for step in self._programs[rank]:
+        for step in self._steps_by_rank[rank]:
             for sender in step.receive:
                 yield self._store(piece, sender, rank).get()
             for receiver in step.send:

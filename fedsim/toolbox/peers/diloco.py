@@ -11,7 +11,7 @@ from fedsim.federation import Contents, Device, Header, Instruction, Opaque, Par
 from fedsim.learning.refs import Ref
 from fedsim.strategies.refusals import Reasons
 from fedsim.toolbox.peers.base import PeerClient, PeerHalf, PeerParams, Peers
-from fedsim.toolbox.peers.collectives import collective
+from fedsim.toolbox.peers.collectives import plan_all_reduce
 from fedsim.world.population_spec import PopulationSpec
 
 
@@ -139,7 +139,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
 
     def __init__(self, params: DiLoCoParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
-        self._collective = collective(params.collective, setting.devices)
+        self._collective = plan_all_reduce(params.collective, setting.devices)
 
     def why_not_more(self, planned: int, finished: int) -> str | None:
         last = planned - 1 if self.params.overlap else planned
@@ -246,7 +246,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         """
         state = device.state
         number = state["reducing"]
-        program = self._collective.programs[device.number]
+        program = self._collective.steps_by_rank[device.number]
         if number is None:
             return
         received = state["inbox"].get(number, {})
@@ -259,7 +259,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             state["step"] += 1
             if step.send:
                 contents = {
-                    "part": Opaque(None, state["bytes"] * self._collective.share),
+                    "part": Opaque(None, state["bytes"] * self._collective.message_share),
                     "known": Header(dict(state["known"])),
                     "number": Header(number),
                 }

@@ -11,7 +11,7 @@ from fedsim.common.errors import ScenarioError
 _OLDEST = 2, 52  # oldest version of Ray that is supported: the first that authenticates by tokens
 _CONNECT_S = 5.0  # timeout of the connection to a cluster's port (s)
 
-LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+ALL_INTERFACES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Environment variable that Ray reads when it is imported.
 
 If it is 0, Ray's servers listen only on 127.0.0.1. On Linux the default is 1.
@@ -31,7 +31,7 @@ def make_token() -> str:
     return secrets.token_hex(32)
 
 
-def require_token() -> None:
+def require_client_token() -> None:
     """Configure Ray servers that this process will start to ask their clients for a token.
 
     The token and Ray's mode are set as environment variables.
@@ -57,7 +57,7 @@ def load_ray(address: str | None) -> ModuleType:
         ScenarioError: Ray is missing or too old.
     """
     if address is None:
-        os.environ.setdefault(LOOPBACK, "0")
+        os.environ.setdefault(ALL_INTERFACES, "0")
     try:
         import ray
     except ImportError as error:

@@ -30,12 +30,12 @@ from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.common.imports import adopt_module_locations, module_locations
 from fedsim.common.machine import usable_cores
 from fedsim.toolbox.ray.connection import (
+    ALL_INTERFACES,
     AUTH_MODE,
-    LOOPBACK,
     brief,
     load_ray,
     refuse_no_server,
-    require_token,
+    require_client_token,
 )
 from fedsim.toolbox.ray.parcels import Opener, Packer, Parcel, Stored
 
@@ -169,7 +169,18 @@ class Ray(Executor):
         self._ray._private.worker._worker_logs_enabled = is_on
 
     def _start_here(self, workers: int | None, options: Mapping[str, object]) -> None:
-        require_token()
+        """Start Ray on this machine, and require that it listens only on the loopback interface.
+
+        Ray chooses its interfaces when it is imported; an import before fedsim's may choose all.
+
+        Args:
+            workers: count of processes; None for the count of cores.
+            options: further arguments of ``ray.init``.
+
+        Raises:
+            ScenarioError: Ray listens on another interface; it has been shut down again.
+        """
+        require_client_token()
         processes = usable_cores() if workers is None else workers
         self._ray.init("local", num_cpus=processes, include_dashboard=False, **options)
         host = self._ray.get_runtime_context().gcs_address.rpartition(":")[0]
@@ -179,7 +190,7 @@ class Ray(Executor):
         raise ScenarioError(
             f"Ray would listen on {host}, not on the loopback interface alone, because it "
             "was imported before fedsim could "
-            f"say so; set {LOOPBACK}=0 beforehand, or call ray.init yourself"
+            f"say so; set {ALL_INTERFACES}=0 beforehand, or call ray.init yourself"
         )
 
     def _join(self, address: str, options: Mapping[str, object]) -> None:

@@ -208,18 +208,19 @@ class FLANP(BySpeed):
     async def on_round_end(
         self, server: Server, state: FLANPState, received: Updates, models: ModelAssignment
     ) -> None:
-        stage = state.stage
-        # The stage is None if the strategy has selected the clients without this selection (in the
-        # first rounds of FlexCFL's code).
-        if not received or stage is None:
+        """Double the clients of the stage if the gradient of their loss is small enough."""
+        clients = state.stage
+        # None: the strategy itself, not FLANP, has selected all clients so far, as FlexCFL's code
+        # does in its first rounds
+        if not received or clients is None:
             return
         samples = sum(entry["samples"] for entry in received)
         if server.models.learns:
-            square = await self._squared_gradient_norm(server, state.round, received, samples)
-            if not square * samples <= self.accuracy:  # also true if ``square`` is nan
+            squared_norm = await self._squared_gradient_norm(server, state.round, received, samples)
+            if not squared_norm * samples <= self.accuracy:  # also true if the norm is nan
                 return
-        state.stage = min(2 * stage, server.devices)
-        if state.stage > stage:
+        state.stage = min(2 * clients, server.devices)
+        if state.stage > clients:
             server.emit("stage", round=state.round, clients=state.stage)
 
     async def _squared_gradient_norm(

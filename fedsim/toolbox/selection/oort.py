@@ -133,12 +133,12 @@ class Oort(Selection):
         ids: Ids,
         among: Among = None,
     ) -> list[int]:
-        state.round = ids[0] + 1
+        state.round = ids[0] + 1  # ids[0] counts rounds from 0, Oort's R from 1
         tired = list[int]()  # asked too often
         reporters = list[int]()
         newcomers = list[int]()  # without a report: never asked, or late
         for device in server.clients.sample(server.devices, "select", *ids, among=among):
-            _, last_report, _ = state.known.get(device, _NEVER)
+            _utility, last_report, _longest_s = state.known.get(device, _NEVER)
             if state.asked.get(device, 0) >= _MOST_TIMES:
                 tired.append(device)
             elif last_report:
@@ -147,14 +147,14 @@ class Oort(Selection):
                 newcomers.append(device)
 
         def duration_s(device: int) -> float:
-            _, _, longest_s = state.known.get(device, _NEVER)
+            _utility, _last_report, longest_s = state.known.get(device, _NEVER)
             return longest_s
 
         newcomers.sort(key=duration_s)  # 0 s if never asked; late devices follow, the fastest first
-        exploited = round(count * (1 - self.epsilon(state.round)))
+        reporter_count = round(count * (1 - self.epsilon(state.round)))
         # more if there are too few newcomers
-        exploited = min(len(reporters), max(exploited, count - len(newcomers)))
-        cohort = self._draw_best(server, state, exploited, reporters, ids)
+        reporter_count = min(len(reporters), max(reporter_count, count - len(newcomers)))
+        cohort = self._draw_best(server, state, reporter_count, reporters, ids)
         cohort += newcomers[: count - len(cohort)]
         cohort += tired[: count - len(cohort)]
         for device in cohort:

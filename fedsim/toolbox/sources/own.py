@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, nearest
-from fedsim.common.files import find_file, read_bytes, read_json, reading, regular
+from fedsim.common.files import find_file, read_bytes, read_json, reading, require_regular
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
@@ -67,9 +67,9 @@ class Npz(Source):
                 "Hugging Face's datasets by kind = 'huggingface'"
             )
         with reading(path, "data.source.path", "an .npz archive of plain arrays"):
-            if not is_zipfile(regular(path)):
+            if not is_zipfile(require_regular(path)):
                 raise ValueError("it is no zip file")
-            with np.load(regular(path), allow_pickle=False) as archive:
+            with np.load(require_regular(path), allow_pickle=False) as archive:
                 names = list(archive.files)
                 arrays = dict(archive)
         for name in names:

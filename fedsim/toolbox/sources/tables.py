@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, nearest, show_value
-from fedsim.common.files import find_file, reading, regular
+from fedsim.common.files import find_file, reading, require_regular
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source, every_fifth
@@ -112,7 +112,7 @@ class TableSource(Source):
 
     def _table(self, path: Path, key: str) -> "pd.DataFrame":
         with reading(path, key, self._form):
-            table = self.read(regular(path))
+            table = self.read(require_regular(path))
         names = [str(name) for name in table.columns]
         for name in names:
             if names.count(name) > 1:
@@ -145,13 +145,15 @@ class Csv(TableSource):
     def read(self, path: Path) -> "pd.DataFrame":
         import pandas as pd
 
-        header = pd.read_csv(regular(path), sep=self.separator, header=None, nrows=1, dtype=str)
+        header = pd.read_csv(
+            require_regular(path), sep=self.separator, header=None, nrows=1, dtype=str
+        )
         names = header.iloc[0].tolist()
         for name in names:
             if names.count(name) > 1:  # pandas would rename the second one
                 raise ValueError(f"it has the column {name!r} twice")
         return pd.read_csv(
-            regular(path), sep=self.separator, low_memory=False, skipinitialspace=True
+            require_regular(path), sep=self.separator, low_memory=False, skipinitialspace=True
         )
 
 
@@ -165,7 +167,7 @@ class Parquet(TableSource):
     def read(self, path: Path) -> "pd.DataFrame":
         import pyarrow.parquet as pq
 
-        table: pd.DataFrame = pq.ParquetFile(regular(path)).read().to_pandas()
+        table: pd.DataFrame = pq.ParquetFile(require_regular(path)).read().to_pandas()
         return table
 
 

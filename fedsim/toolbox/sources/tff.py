@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.common.errors import DataError, show_value
-from fedsim.common.files import find_file, reading, regular
+from fedsim.common.files import find_file, reading, require_regular
 from fedsim.common.notes import note
 from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
@@ -213,9 +213,10 @@ class Tff(Source):
 def _connect(path: Path) -> sqlite3.Connection:
     """Open a SQLite database for reading only.
 
-    The schema of the file is of unknown origin, so that SQLite runs no functions in it.
+    The file may come from anyone, so SQLite does not run functions that its schema calls.
     """
-    address = f"file:{quote(str(regular(path).resolve()))}?mode=ro&immutable=1"
+    # immutable: nobody writes to the file, so it needs no locks
+    address = f"file:{quote(str(require_regular(path).resolve()))}?mode=ro&immutable=1"
     connection = sqlite3.connect(address, uri=True)
     connection.execute("PRAGMA trusted_schema = OFF")
     return connection

@@ -520,8 +520,9 @@ class CataFed(FedAvg[CataFedParams]):
     def _store_report(self, message: TaskEnd) -> None:
         """Store the data size that a client reports on connection, or after splitting its data.
 
-        A split is recorded among the run's events. The wait of a client that connects, by which
-        clients are selected, counts from the next round on.
+        A message on a split has ``parts``, the size of each part; the split is recorded among the
+        run's events. For a client that connects, the wait by which clients are selected is 0 at the
+        next selection.
         """
         state = self.state
         device = message.device
@@ -531,8 +532,8 @@ class CataFed(FedAvg[CataFedParams]):
             sizes = message["parts"]
             self.server.emit("split", device=device, round=round_number, group=group, sizes=sizes)
         else:
-            # The client's wait A is 0 at the next selection.
-            state.zeroed[device] = round_number + bool(state.open)
+            is_round_open = bool(state.open)
+            state.zeroed[device] = round_number + 1 if is_round_open else round_number
         state.sizes[device] = np.max(message["size-report"]).item()
         state.reported = True
 

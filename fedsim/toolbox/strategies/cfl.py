@@ -499,7 +499,7 @@ class CFL(Grouped[CFLParams]):
 
     async def on_arrival(self, device: int) -> None:
         if self.state.children[0] is not None:
-            self.must_prepare(device)
+            self.require_preparation(device)
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         node = self.state.node_reached.get(device, 0)
@@ -525,4 +525,4 @@ class CFL(Grouped[CFLParams]):
         await super()._assign_prepared()
         for device in outside_round:
             if self.state.group[device] < 0:
-                self.must_prepare(device)
+                self.require_preparation(device)

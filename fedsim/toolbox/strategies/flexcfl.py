@@ -456,7 +456,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     async def on_arrival(self, device: int) -> None:
         if self.params.moment.newcomers == "arrival" and self.state.models:
-            self.must_prepare(device)
+            self.require_preparation(device)
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state

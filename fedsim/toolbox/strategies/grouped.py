@@ -323,7 +323,7 @@ class Grouped(Synchronous[G]):
         group = entry["group"]
         return None if group is None else self.state.models[group]
 
-    def must_prepare(self, device: int) -> None:
+    def require_preparation(self, device: int) -> None:
         """Mark a device for a preparation, the task that finds its group anew.
 
         The preparation belongs to the round if the device has just been selected. Otherwise it
@@ -339,8 +339,8 @@ class Grouped(Synchronous[G]):
     def _prepare_outside_round(self, device: int) -> None:
         """Start a device's preparation, the task that finds its group, outside the rounds.
 
-        Nothing is done unless the device is marked (``must_prepare``) and idle. A marked device
-        that is about to be asked in a round is prepared in that round; if it is busy or
+        Nothing is done unless the device is marked (``require_preparation``) and idle. A marked
+        device that is about to be asked in a round is prepared in that round; if it is busy or
         unavailable, this method is called again when its task ends, or when it returns.
         """
         state = self.state
@@ -549,14 +549,16 @@ class Migrating(Grouped[M]):
     """
 
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:
+        """Repeat the device's preparation if its label counts have moved beyond the threshold."""
         group = self.state.group[device]
         if group < 0 or self.is_preparing(device):
             return
-        fired = bool(contents["distance"] > contents["threshold"])
+        is_too_far = bool(contents["distance"] > contents["threshold"])
+        # the distance of the test ``oracle`` is infinite, and nothing was measured
         measured = {} if self.params.shift == "oracle" else dict(contents)
-        self.server.emit("shift-test", device=device, group=group, fired=fired, **measured)
-        if fired:
-            self.must_prepare(device)
+        self.server.emit("shift-test", device=device, group=group, fired=is_too_far, **measured)
+        if is_too_far:
+            self.require_preparation(device)
 
     def settle(self, device: int, group: int, newcomer: str = COLD_START) -> None:
         """Assign a device to a group at the end of the task by which it has found the group.

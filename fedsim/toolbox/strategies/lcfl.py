@@ -532,13 +532,13 @@ class LCFL(Grouped[LCFLParams]):
         state.admitting = True
         for device in self.members(-1):
             is_idle = self.server.clients.idle(device)
-            self.must_prepare(device)
+            self.require_preparation(device)
             if not is_idle:
                 self.server.clients.await_return(device)
 
     async def on_arrival(self, device: int) -> None:
         if self.state.admitting and self.state.group[device] < 0:
-            self.must_prepare(device)
+            self.require_preparation(device)
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         if device not in self.state.unprepared:

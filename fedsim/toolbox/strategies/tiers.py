@@ -61,20 +61,25 @@ class Tiered(Strategy[P]):
     tiers_of: Callable[[Sequence[int]], list[int]]
 
     def _measure_all(self, tiers: int) -> None:
+        """Measure each idle device by its first task, and the other devices when they return.
+
+        Args:
+            tiers: count of tiers.
+        """
         clients = self.server.clients
         devices = self.server.devices
         self.state.figures = [None] * devices
         self.state.tier = [None] * devices
         self.state.members = [[] for _ in range(tiers)]
-        online = set(clients.idle_devices())
+        idle = set(clients.idle_devices())
         for device in range(devices):
-            if device in online:
+            if device in idle:
                 self._measure(device)
             elif clients.joined(device):
-                self._await(device)
+                self._measure_on_return(device)
         self._begin_if_measured()
 
-    def _await(self, device: int) -> None:
+    def _measure_on_return(self, device: int) -> None:
         if self.server.clients.await_return(device):
             self.state.away += 1
 
@@ -115,7 +120,7 @@ class Tiered(Strategy[P]):
             state.dropped.append(device)
             self.server.emit("tier-drop", device=device)
         else:
-            self._await(device)
+            self._measure_on_return(device)
         self._begin_if_measured()
 
     def _begin_if_measured(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from fedsim.common.errors import nearest, show_value
-from fedsim.common.files import read_keyed_json, regular
+from fedsim.common.files import read_keyed_json, require_regular
 
 _PICKLE = b"\x80"  # first byte of a pickle, of protocol 2 or later
 # opcodes of pickles that build plain values, and call nothing
@@ -70,7 +70,7 @@ class PlainUnpickler(pickle._Unpickler):
 
 def is_pickle(path: Path) -> bool:
     """Return whether a file begins like a pickle of protocol 2 or later."""
-    with regular(path).open("rb") as file:
+    with require_regular(path).open("rb") as file:
         return file.read(1) == _PICKLE
 
 
@@ -82,7 +82,7 @@ def read_plain_pickle(path: Path) -> Any:
         ValueError: the file is damaged, or has objects that are not plain values.
     """
     # BytesIO, as a damaged pickle may request a huge length, for which a file would allocate memory
-    unpickler = PlainUnpickler(BytesIO(regular(path).read_bytes()))
+    unpickler = PlainUnpickler(BytesIO(require_regular(path).read_bytes()))
     try:
         return unpickler.load()
     except KeyError:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from fedsim.common.errors import DataError
-from fedsim.common.files import read_bytes, regular
+from fedsim.common.files import read_bytes, require_regular
 
 
 def files_of(path: Path) -> list[Path]:
@@ -42,7 +42,7 @@ def members(path: Path, pattern: str, key: str) -> Iterator[tuple[str, bytes]]:
                 yield name, read_bytes(file)
         return
     try:
-        if zipfile.is_zipfile(regular(path)):
+        if zipfile.is_zipfile(require_regular(path)):
             yield from _zip_members(path, pattern)
         elif tarfile.is_tarfile(path):
             yield from _tar_members(path, pattern)
@@ -57,14 +57,14 @@ def members(path: Path, pattern: str, key: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _zip_members(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    with zipfile.ZipFile(regular(path)) as archive:
+    with zipfile.ZipFile(require_regular(path)) as archive:
         for name in archive.namelist():
             if not name.endswith("/") and _fits(name, pattern):
                 yield name, archive.read(name)
 
 
 def _tar_members(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(regular(path)) as archive:
+    with tarfile.open(require_regular(path)) as archive:
         for member in archive:
             if not member.isfile() or not _fits(member.name, pattern):
                 continue

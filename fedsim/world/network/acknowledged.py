@@ -190,7 +190,7 @@ class AcknowledgedFlows(QueuedFlows):
         round_trips = senders.round_trip[waits]
         begins = self._since + least_s - round_trips
         above = acked[waits] + NO_BYTES
-        onsets = self._history.rises(waits, above, begins, length_s - least_s)
+        onsets = self._history.times_before_exceeding(waits, above, begins, length_s - least_s)
         times_left = onsets + round_trips - self._since
         within = times_left[(times_left >= least_s) & (times_left < length_s)]
         return float(within.min(initial=length_s))

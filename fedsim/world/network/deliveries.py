@@ -132,22 +132,23 @@ class Deliveries:
         acked: Floats = low + (high - low) * share
         return acked
 
-    def rises(self, flows: Ints, above: Floats, begins: Floats, length_s: float) -> Floats:
-        """Return when the delivered bytes of each of some flows begin to exceed a given count.
+    def times_before_exceeding(
+        self, flows: Ints, counts: Floats, begins: Floats, length_s: float
+    ) -> Floats:
+        """Return the last stored time before the delivered bytes of each flow exceed a count.
 
         A sender learns of such a delivery a round trip later; a time step is to end then.
         Only an interval of time is searched for each flow.
 
         Args:
             flows: indices of the flows, int64 [n].
-            above: the count of bytes for each of these flows, float64 [n].
+            counts: the count of bytes for each of these flows, float64 [n].
             begins: begin of the interval for each of these flows (s), float64 [n].
             length_s: length of the intervals (s).
 
         Returns:
-            Stored times (s), float64 [n]: the last one at which the flow had delivered at most
-            ``above`` bytes. If this time is not in the interval, the result is infinity or a time
-            outside of the interval.
+            Stored times (s), float64 [n]. If the time of a flow is not in its interval, the result
+            is infinity, or another time outside of the interval.
         """
         past = self._times[: self._rows]
         # only rows of the interval matter, as curves never fall; one more on each side for rounding
@@ -155,9 +156,10 @@ class Deliveries:
         last = np.minimum(past.searchsorted(begins + length_s) + 1, self._rows - 1)
         rows = first + np.arange((last - first).max() + 1)[:, None]
         rows = np.minimum(rows, self._rows - 1)
-        more = self._curves.take(rows * self._curves.shape[1] + self._columns[flows]) > above
-        place = more.argmax(axis=0)
-        after = first + place
-        times = past.take(np.maximum(after - 1, 0))
-        has_more = more[place, np.arange(len(flows))]
-        return np.where(has_more, times, math.inf)
+        # the same as curves[rows, columns], but faster
+        values = self._curves.take(rows * self._curves.shape[1] + self._columns[flows])
+        exceeds = values > counts  # [rows, n]
+        first_exceeding = exceeds.argmax(axis=0)
+        times = past.take(np.maximum(first + first_exceeding - 1, 0))
+        does_exceed = exceeds[first_exceeding, np.arange(len(flows))]
+        return np.where(does_exceed, times, math.inf)

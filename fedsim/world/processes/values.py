@@ -60,7 +60,7 @@ def indices(numbers: int | Iterable[int], count: int, thing: str) -> list[int]:
     return listed
 
 
-def quantity(value: float | str, kind: Any, name: str) -> float:
+def parse_quantity(value: float | str, kind: Any, name: str) -> float:
     """Convert a number in the base unit, or text with a unit, to a number in the base unit.
 
     Args:

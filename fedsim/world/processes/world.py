@@ -23,7 +23,7 @@ from fedsim.world.processes.activity import (
     Sending,
 )
 from fedsim.world.processes.holds import Effects, Hold, Holds
-from fedsim.world.processes.values import DeviceFacts, indices, quantity
+from fedsim.world.processes.values import DeviceFacts, indices, parse_quantity
 from fedsim.world.steps import Payload, Work
 
 # columns of every record, of which a process may set only ``device``
@@ -103,7 +103,7 @@ class World:
 
     def __init__(self, processes: ProcessServices, number: int) -> None:
         self._processes = processes
-        self._number = number
+        self._process_id = number
         self.simulation = processes.simulation
         self.env: Environment = self.simulation.env
         self.devices = processes.network.devices
@@ -169,7 +169,7 @@ class World:
         if not self.now <= when < math.inf:
             raise SimulationError(f"a process cannot wait from {self.now!r} s until {when!r} s")
         event = self.env.event()
-        self._processes.wait(self._number, when, event)
+        self._processes.wait(self._process_id, when, event)
         return event
 
     def send(
@@ -210,14 +210,16 @@ class World:
             (5.0, 'done', 'done')
         """
         processes = self._processes
-        part = Payload(purpose, quantity(size, Bytes, "a message"))
+        payload = Payload(purpose, parse_quantity(size, Bytes, "a message"))
         route = self._endpoint(source), self._endpoint(destination)
-        call = ("send", *route, part.bytes, purpose)
-        message = processes.take_saved(self._number, call)
+        call = ("send", *route, payload.bytes, purpose)
+        # a resumed process repeats its calls, and gets back the message that was saved under way
+        message = processes.take_saved(self._process_id, call)
         if message is None:
-            message = processes.messages.send(*route, (part,), number=None, waited=waited)
+            message = processes.messages.send(*route, (payload,), number=None, waited=waited)
+        # saved with the run while under way; it removes itself at its end
         sending = Sending(call, processes.messages, message, processes.sending.pop)
-        processes.sending[sending] = self._number
+        processes.sending[sending] = self._process_id
         return sending
 
     def compute(
@@ -262,14 +264,14 @@ class World:
         number = self._device(device)
         processes = self._processes
         tasks = processes.tasks
-        work_flops = quantity(work, Flops, "work")
-        work_s = quantity(seconds, Seconds, "a time")
+        work_flops = parse_quantity(work, Flops, "work")
+        work_s = parse_quantity(seconds, Seconds, "a time")
         if not 0 <= samples < math.inf:
             raise SimulationError(
                 f"a device cannot compute {samples!r} samples; allowed is a number of 0 or more"
             )
         call = ("compute", number, samples, work_flops, work_s)
-        saved: Activity | None = processes.take_saved(self._number, call)
+        saved: Activity | None = processes.take_saved(self._process_id, call)
         if saved is not None:
             return saved
         if tasks.computing.hosts is not None:
@@ -286,7 +288,7 @@ class World:
         else:
             (end,) = tasks.compute.epoch_ends(number, now, duration, 1, math.inf, until)
         computation = processes.add_computation(
-            self._number, call, processes.computed, number, now, end, until, pace
+            self._process_id, call, processes.computed, number, now, end, until, pace
         )
         processes.computed += 1
         computation.arm()
@@ -382,7 +384,7 @@ class World:
             >>> sorted(order.tolist())
             [0, 1, 2, 3, 4]
         """
-        return self._processes.streams.generator(f"world/process/{purpose}", self._number, *ids)
+        return self._processes.streams.generator(f"world/process/{purpose}", self._process_id, *ids)
 
     def rate(self, link: str) -> float:
         """Return the capacity of a link in the scenario (bytes/s); ``limit`` does not change it.

@@ -50,7 +50,7 @@ class WorkAmounts(Protocol):
 class HostQueue(Protocol):
     """Interface of ``Hosts`` for task steps: machines whose cores several devices share."""
 
-    def admit(self, task: "Task") -> "tuple[TaskStep, ...]":
+    def steps_until_admitted(self, task: "Task") -> "tuple[TaskStep, ...]":
         """Request a worker (a place to run) on its device's host for a task that begins.
 
         Args:

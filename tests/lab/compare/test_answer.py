@@ -105,11 +105,11 @@ def test_the_best_by_how_much_and_how_sure(tmp_path: Path) -> None:
         "part",
     ]
     whole = ["quick", "near", "base", "twice"]  # who failed once has no mean to be ranked by
-    assert [one.name for one in by_time.whole] == whole
+    assert [one.name for one in by_time.ranked] == whole
     assert answer.missed == (("part", 2, 3),)
     assert answer.words[-1] == "The target was missed by part (reached in 2 of 3 runs)."
 
-    quick, near, _base, twice = by_time.whole
+    quick, near, _base, twice = by_time.ranked
     logs = [math.log(11 / 10), math.log(19 / 20), 0.0]
     half = T2 * statistics.stdev(logs) / math.sqrt(3)
     found, exact = by_time.against(near, quick), by_time.against(twice, quick)
@@ -118,7 +118,7 @@ def test_the_best_by_how_much_and_how_sure(tmp_path: Path) -> None:
     expected = [math.exp(statistics.mean(logs) + by) for by in (0, -half, half)]
     assert (found.mean, found.low, found.high) == pytest.approx(expected, rel=1e-9)
     assert (exact.mean, exact.low, exact.high) == pytest.approx((2, 2, 2))
-    assert [one.name for one in by_time.alike] == ["near", "base"]
+    assert [one.name for one in by_time.ties] == ["near", "base"]
     assert not by_time.is_sure
     head, mean, second, third, fourth = by_time.sentences
     assert head.startswith("no line surely takes the least time: 3 of 4 tie at 20 s to ")
@@ -149,7 +149,7 @@ def test_the_same_is_said_to_be_and_costs_of_nothing_have_no_ratio(tmp_path: Pat
     ranking = next(
         answers(*made(tmp_path / "free", {"free": [0.0, 0.0], "dear": [2.0, 3.0]}), [Target(0.5)])
     ).rankings[0]
-    assert ranking.against(*reversed(ranking.whole)) is None
+    assert ranking.against(*reversed(ranking.ranked)) is None
     assert ranking.sentences == [
         "free takes the least time, 0 s.",
         "dear, the next, comes to 2.5 s.",

@@ -42,16 +42,18 @@ def test_runs_that_were_not_tried_cost_in_proportion_to_their_work(
     quick: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(costs, "_MOST_TRIED", 1)
-    monkeypatch.setattr(costs, "_start_s", lambda: 0.0)
+    monkeypatch.setattr(costs, "_measure_start", lambda: 0.0)
     study = read_study(quick, ["stop.rounds=4"])
-    forecast = Conductor(study, tmp_path / "out", StudyWorkers(number=1), tried=False).forecast()
+    forecast = Conductor(
+        study, tmp_path / "out", StudyWorkers(number=1), try_variants=False
+    ).forecast()
     assert (forecast.tried, forecast.variants) == (1, 2)
     (share,) = forecast.shares
     assert share.untold == 0
     lines = forecast_lines(forecast, None)
     assert "the beginnings of 1 of 2 variants were tried" in lines[1]
     alone = Conductor(
-        study, tmp_path / "out", StudyWorkers(number=1), only=["fedavg"], tried=False
+        study, tmp_path / "out", StudyWorkers(number=1), only=["fedavg"], try_variants=False
     ).forecast()
     # both strategies have as many rounds, clients and epochs
     assert share.disk_bytes == pytest.approx(2 * alone.shares[0].disk_bytes, rel=0.05)
@@ -65,7 +67,7 @@ def test_what_is_left_to_do_is_counted_shard_by_shard(quick: Path, tmp_path: Pat
     fedsim.run_study(quick, out, shard="2/2", workers=1)
     size = sum(path.stat().st_size for path in out.glob("runs/*/*/*") if path.is_file())
     conductor = Conductor(
-        read_study(quick), out, StudyWorkers(number=1), shard=StudyShard(2, 2), tried=False
+        read_study(quick), out, StudyWorkers(number=1), shard=StudyShard(2, 2), try_variants=False
     )
     forecast = conductor.forecast()
     assert [share.runs for share in forecast.shares] == [2, 0]
@@ -81,7 +83,9 @@ def test_trials_that_follow_from_results_are_foreseen(
     space = {"strategy.clients_per_round": {"low": 1, "high": 12}}
     search = {"kind": "random", "trials": 3, "metric": "traffic", "space": space, "prune": True}
     study = read_study(write(quick, tables | {"search": search}))
-    forecast = Conductor(study, tmp_path / "out", StudyWorkers(number=1), tried=False).forecast()
+    forecast = Conductor(
+        study, tmp_path / "out", StudyWorkers(number=1), try_variants=False
+    ).forecast()
     # three trials of two variants: at least the first seed of each is planned, all are foreseen
     assert forecast.shares[0].runs >= 6
     assert forecast.shares[0].real_s > 0

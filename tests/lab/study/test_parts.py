@@ -25,10 +25,10 @@ from fedsim.running.runner import Job
 
 def sender_to(receiver: PartReceiver, source: Path) -> PartSender:
     def send(*, event: str, **news: Any) -> None:
-        if event == "piece":
+        if event == "file-piece":
             receiver.take_piece(news["path"], news["content"])
         else:
-            receiver.take_part(news["files"])
+            receiver.complete_part(news["files"])
 
     return PartSender(source, send)
 
@@ -65,7 +65,7 @@ def test_each_part_brings_what_changed_and_removes_what_is_gone(
     assert not (copy / "live").exists()
     sent: list[str] = []
     PartSender(source, lambda **news: sent.append(news["event"])).send_part()
-    assert sent.count("part") == 1
+    assert sent.count("part-complete") == 1
     sender._send = lambda **news: sent.append("too much")  # type: ignore[method-assign]
     sender.send_part()
     assert "too much" not in sent
@@ -75,11 +75,11 @@ def test_a_part_that_was_not_completed_leaves_the_copy_as_it_was(tmp_path: Path)
     copy = tmp_path / "seed-1"
     receiver = PartReceiver(copy)
     receiver.take_piece("a", b"old")
-    receiver.take_part(["a"])
+    receiver.complete_part(["a"])
     receiver.take_piece("a", b"new, but of a worker that is lo")
     receiver.drop()
     receiver.take_piece("b", b"of the next worker")
-    receiver.take_part(["a", "b"])
+    receiver.complete_part(["a", "b"])
     assert texts(copy) == {"a": b"old", "b": b"of the next worker"}
     assert [path.name for path in tmp_path.iterdir()] == ["seed-1"]
 
