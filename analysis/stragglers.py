@@ -33,6 +33,7 @@ from fedsim.records.reading import RunFolder
 MOST_PANELS = 8
 MOST_LANES = 60
 _WORST = 3  # count of worst rounds drawn by default
+_FEW_ROUNDS = _WORST + 1  # as many as the worst rounds and the median one
 _COLUMNS = 4
 _LANE_IN = 0.13  # height of a lane (inches)
 _FEW_LANES = 16  # most lanes with large texts and marks
@@ -105,17 +106,23 @@ def _title(number: int, reason: str, attempts: pd.DataFrame) -> str:
 def _choose_rounds(
     history: History, trained: list[int], rounds: tuple[int, int] | None
 ) -> tuple[dict[int, str], str]:
-    """Choose the rounds to draw.
+    """Choose the rounds to draw, at most ``MOST_PANELS``.
+
+    Args:
+        history: the run's records.
+        trained: indices of the rounds with training, ascending.
+        rounds: first round and end of the rounds that the user chose. None: all rounds if they are
+            few, otherwise the worst ones and the median one.
 
     Returns:
         A dict from index of a round to the reason to draw it, ascending, and a text for the title.
-        The reason is empty if the user chose the round.
+        The reason is empty if the round is neither among the worst nor the median one.
     """
     if not trained:
         raise style.NothingToDrawError(
             f"{str(history.run.path)!r} has no rounds in which devices trained against a deadline"
         )
-    if rounds is None and len(trained) > _WORST + 1:
+    if rounds is None and len(trained) > _FEW_ROUNDS:
         reasons = worst_rounds(history, trained, _WORST)
     else:
         first, stop = (0, trained[-1] + 1) if rounds is None else rounds
@@ -125,6 +132,9 @@ def _choose_rounds(
                 f"nobody trained in rounds {first}:{stop}, so there are no stragglers to draw"
             )
         reasons = dict.fromkeys(inside[:MOST_PANELS], "")
+        if len(inside) > MOST_PANELS:
+            asked = f"the {len(inside)} with training in {first}:{stop}"
+            return reasons, f"the first {MOST_PANELS} rounds of {asked}"
     return reasons, f"{len(reasons)} of {counted(len(trained), 'round')} with training"
 
 

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import palette, style
 from fedsim.analysis.accuracy import band, curves_of
-from fedsim.analysis.paper.lines import refuse_more
+from fedsim.analysis.paper.lines import refuse_too_many
 from fedsim.analysis.paper.sheet import (
     BAND,
     NumberRow,
@@ -232,7 +232,7 @@ def draw_communication(
         NothingToDrawError: no round was evaluated, or no run moved bytes or reached the target.
         PictureError: there are more lines than the figure has room for.
     """
-    refuse_more("communication", series, MOST_LINES)
+    refuse_too_many("communication", series, MOST_LINES)
     cost = measure_communication(series, targets, otherwise)
     bars_in = 0.15 + _BAR_IN * len(cost.lines)
     figure = Figure(figsize=(width, _CURVES_IN + bars_in + _FRAME_IN))

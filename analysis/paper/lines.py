@@ -105,7 +105,7 @@ def declared_targets(paths: Sequence[Path]) -> list[Target]:
     return sorted(dict.fromkeys(targets), key=lambda target: -target.value)
 
 
-def refuse_more(figure: str, series: Sequence[Series], most: int) -> None:
+def refuse_too_many(figure: str, series: Sequence[Series], most: int) -> None:
     """Raise ``PictureError`` if a figure would have more than ``most`` lines, its greatest count.
 
     A line is a variant or scenario with its runs over seeds.

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedsim.analysis import palette, style
-from fedsim.analysis.paper.lines import attempts_of, measure_each, refuse_more, strategy_of
+from fedsim.analysis.paper.lines import attempts_of, measure_each, refuse_too_many, strategy_of
 from fedsim.analysis.paper.sheet import (
     BAND,
     NumberRow,
@@ -239,7 +239,7 @@ def draw_migration(series: Sequence[Series], width: float) -> PaperFigure:
         PictureError: there are more lines with groups than panels that fit.
     """
     measured, notes = measure_each(series, lambda entry: (entry, measure_migration(entry)))
-    refuse_more("migration", [entry for entry, _ in measured], MOST_LINES)
+    refuse_too_many("migration", [entry for entry, _ in measured], MOST_LINES)
     lines = [line for _, line in measured]
     columns = columns_for(width, len(lines))
     rows = -(-len(lines) // columns)

@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
 
 from fedsim.analysis import palette, style
-from fedsim.analysis.paper.lines import attempts_of, measure_each, refuse_more, strategy_of
+from fedsim.analysis.paper.lines import attempts_of, measure_each, refuse_too_many, strategy_of
 from fedsim.analysis.paper.sheet import (
     BAND,
     OUTCOMES,
@@ -216,43 +216,38 @@ def _shares(totals: Sequence[Counter[str]]) -> dict[str, Spread]:
 
 @styled
 def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
-    """Draw shares of clients that were valid, slow, late and lost, by round, a panel per line.
+    """Draw shares of clients that were valid, slow, late and lost, by round.
 
-    Lines are means over seeds, bands go from the lowest to the highest seed.
+    Each line has a stack of panels, one for each range of the vertical axis. Curves are means over
+    seeds, bands go from the lowest to the highest seed.
 
     Args:
-        series: the lines to draw; a line is a variant or scenario with its runs over seeds.
+        series: the lines; a line is a variant or scenario with its runs over seeds.
         width: width of the figure (inches).
 
     Raises:
         NothingToDrawError: no line has a server that selects clients.
         PictureError: there are more lines than panels that fit.
     """
-    refuse_more("straggling", series, MOST_LINES)
+    refuse_too_many("straggling", series, MOST_LINES)
     lines, notes = measure_each(series, measure_straggling)
     outcomes = _occurring(lines)
-    ranges = _ranges(lines, outcomes)
+    y_ranges = _y_ranges(lines, outcomes)
     columns = columns_for(width, len(lines))
-    rows = -(-len(lines) // columns)
+    rows = math.ceil(len(lines) / columns)
     figure = Figure(figsize=(width, _FRAME_IN + rows * _PANEL_IN))
     end = max(line.points[-1].last for line in lines)
-    stacks = panel_stacks(figure, len(lines), columns, [high - low for low, high in ranges])
+    stacks = panel_stacks(figure, len(lines), columns, [high - low for low, high in y_ranges])
     for line, (panels, is_lowest) in zip(lines, stacks, strict=True):
-        for panel, limits in zip(panels, ranges, strict=True):
+        for panel, limits in zip(panels, y_ranges, strict=True):
             _draw_line(panel, line, outcomes, limits)
-        _join(panels)
+        _mark_axis_gap(panels)
         panels[0].set(title=_title(line, outcomes, width / columns), xlim=(0, end))
         if is_lowest:
             panels[-1].set_xlabel(_round_label(lines))
             panels[-1].tick_params(labelbottom=True)
     figure.supylabel("clients (%)", fontsize=7.5)
-    handles: list[Line2D | Patch] = []
-    for outcome in outcomes:
-        handles.append(Line2D([], [], label=outcome, **OUTCOMES[outcome]))
-    seeds = max(map(attrgetter("seeds"), lines))
-    if seeds > 1:
-        handles.append(band_handle(seeds))
-    add_legend(figure, handles)
+    add_legend(figure, _legend_handles(lines, outcomes))
     numbers: list[NumberRow] = []
     for line in lines:
         numbers += line.numbers()
@@ -260,6 +255,18 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
             clients = counted(line.stopped, "client")
             notes.append(f"{clients} of {line.name} cut off by the end of a run: not counted")
     return PaperFigure(figure, numbers, tuple(notes))
+
+
+def _legend_handles(
+    lines: Sequence[StragglingLine], outcomes: Sequence[str]
+) -> list[Line2D | Patch]:
+    handles: list[Line2D | Patch] = []
+    for outcome in outcomes:
+        handles.append(Line2D([], [], label=outcome, **OUTCOMES[outcome]))
+    seeds = max(map(attrgetter("seeds"), lines))
+    if seeds > 1:
+        handles.append(band_handle(seeds))
+    return handles
 
 
 def _occurring(lines: Sequence[StragglingLine]) -> list[str]:
@@ -285,7 +292,9 @@ def _round_label(lines: Sequence[StragglingLine]) -> str:
     return f"{label} ({counts} counted together at each point)"
 
 
-def _ranges(lines: Sequence[StragglingLine], outcomes: Sequence[str]) -> list[tuple[float, float]]:
+def _y_ranges(
+    lines: Sequence[StragglingLine], outcomes: Sequence[str]
+) -> list[tuple[float, float]]:
     """Return the ranges of the vertical axis (%), the upper one first.
 
     If valid clients are far more than all others, the axis has a gap between them.
@@ -304,7 +313,7 @@ def _ranges(lines: Sequence[StragglingLine], outcomes: Sequence[str]) -> list[tu
     return [(low, 100.0), (0.0, high)]
 
 
-def _join(panels: Sequence[Axes]) -> None:
+def _mark_axis_gap(panels: Sequence[Axes]) -> None:
     """Mark the gap of the vertical axis between panels with slanted lines."""
     for above, below in pairwise(panels):
         above.spines["bottom"].set_visible(False)

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import palette, style
-from fedsim.analysis.paper.lines import attempts_of, measure_each, refuse_more
+from fedsim.analysis.paper.lines import attempts_of, measure_each, refuse_too_many
 from fedsim.analysis.paper.sheet import (
     NumberRow,
     PaperFigure,
@@ -315,7 +315,7 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
         NothingToDrawError: no line has rounds that a server opens.
         PictureError: there are more lines than panels that fit.
     """
-    refuse_more("waiting", series, MOST_LINES)
+    refuse_too_many("waiting", series, MOST_LINES)
     lines, notes = measure_each(series, measure_waiting)
     columns = columns_for(width, len(lines))
     rows = -(-len(lines) // columns)

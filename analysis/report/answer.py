@@ -116,21 +116,31 @@ def _anchor(place: int) -> str:
 def _figures(
     answer: WorldAnswer, colours: dict[int, str], *, is_over: bool
 ) -> Iterator[Markup | None]:
-    """Yield the costs of the best variant, and drawings of the ranking by the goal."""
-    goal = answer.rankings[0] if answer.rankings else None
-    if goal is not None and goal.sentences:
-        yield _best_figures(answer, goal, is_over=is_over)
+    """Yield the costs of the best variant, then drawings side by side, and their legend.
+
+    The drawings are a heat map over the grid, the first Pareto front, and the ranking by the goal.
+
+    Args:
+        answer: the answer in one world.
+        colours: index of a line -> its colour.
+        is_over: whether all runs are done.
+    """
+    goal_ranking = answer.rankings[0] if answer.rankings else None
+    if goal_ranking is not None and goal_ranking.sentences:
+        yield _best_figures(answer, goal_ranking, is_over=is_over)
     plots = []
     heat_map = explore.heat_map(answer)
     if heat_map is not None:
         plots.append(_draw_heat_map(heat_map))
-    plots += [draw_front(front, colours) for front in explore.fronts(answer)[:1]]
-    plots += [_draw_ranking(ranking, colours) for ranking in answer.rankings[:1]]
+    fronts = explore.fronts(answer)
+    if fronts:
+        plots.append(draw_front(fronts[0], colours))
+    if goal_ranking is not None:
+        plots.append(_draw_ranking(goal_ranking, colours))
     if plots:
         yield _side_by_side(plots)
-    key = None if goal is None else _key(goal)
-    if key is not None:
-        yield key
+    if goal_ranking is not None:
+        yield _ranking_legend(goal_ranking)
 
 
 def _folds(
@@ -158,7 +168,7 @@ def _folds(
     yield el("details", el("summary", title), plots, id=_anchor(place))
 
 
-def _key(ranking: Ranking) -> Markup | None:
+def _ranking_legend(ranking: Ranking) -> Markup | None:
     """Return the legend of the signs in drawings of rankings, such as intervals.
 
     None if each variant has only one run.

@@ -37,7 +37,7 @@ def step_colours(timelines: Sequence[TimelineData]) -> dict[str, str]:
     return palette.step_colours(kind for data in timelines for kind in data.kinds)
 
 
-def key(timelines: Sequence[TimelineData]) -> Markup:
+def timeline_legend(timelines: Sequence[TimelineData]) -> Markup:
     """Return the legend of the timelines in a report: colours, signs, and help on the controls."""
     entries = [
         *_step_entries(timelines),

@@ -8,7 +8,7 @@ from fedsim.analysis.report import tables
 from fedsim.analysis.report.answer import tiles
 from fedsim.analysis.report.drawings import draw_run, fold
 from fedsim.analysis.report.gather import MOST_DRAWN, DetailedRun
-from fedsim.analysis.report.legend import key, step_colours
+from fedsim.analysis.report.legend import step_colours, timeline_legend
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain
 from fedsim.analysis.report.timeline import TimelineData, read_timeline, stage
 from fedsim.common.round_words import counted, stopped_in_words
@@ -27,11 +27,10 @@ from fedsim.records.live import RUNNING
 from fedsim.records.reading import RunFolder
 from fedsim.world.meters.energy import PHASES
 
-# limits of lanes and steps over all timelines of a page, which keep it small and fast
-_MOST_LANES = 3000
-_MOST_STEPS = 1_000_000
+_MOST_LANES = 3000  # most lanes of the visible timelines, which are drawn together
+_MOST_STEPS = 1_000_000  # most steps of all timelines, which limits the size of the page
 _THIN_LANES = 260  # lanes that have two pixels each in a timeline's 520
-AT_ONCE = 2  # most timelines that are visible at a time
+MOST_VISIBLE = 2  # most timelines that are visible at a time
 
 
 def headline_figures(run: RunFolder) -> Markup:
@@ -142,15 +141,15 @@ def timelines(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
 
     Args:
         entries: the runs.
-        total: count of runs of the report, shown or not.
+        total: count of runs of the report, shown or not, which the chooser of runs names.
     """
-    at_once = min(len(entries), AT_ONCE)
-    most_lanes = _MOST_LANES // at_once
+    visible = min(len(entries), MOST_VISIBLE)
+    most_lanes = _MOST_LANES // visible
     most_steps = _MOST_STEPS // len(entries)
     data = [read_timeline(entry.run, most_lanes, most_steps) for entry in entries]
-    if len(entries) > at_once:
+    if len(entries) > visible:
         yield from _chooser(entries, total)
-    yield key(data)
+    yield timeline_legend(data)
     colours = step_colours(data)
     if len(entries) > 1:
         box = el("input", type="checkbox", name="together", checked=True)

@@ -381,6 +381,17 @@ def test_by_default_the_worst_rounds_and_the_median_one_are_drawn(run: RunFolder
     assert sorted(wasted[number] for number in worst) == sorted(wasted.values())[-3:]
 
 
+def test_the_title_says_that_only_the_first_chosen_rounds_are_drawn(ran: Ran) -> None:
+    run = ran("long", learning="off", stop={"rounds": 12})
+    trained = trained_rounds(History(run))
+    chosen = trained[: MOST_PANELS + 1]
+    title = draw_stragglers(run, rounds=(chosen[0], chosen[-1] + 1)).get_suptitle()
+    text = f"the first {MOST_PANELS} rounds of the {len(chosen)} with training in"
+    assert f"{text} {chosen[0]}:{chosen[-1] + 1}" in title
+    title = draw_stragglers(run, rounds=(chosen[0], chosen[-1])).get_suptitle()
+    assert f"{MOST_PANELS} of {len(trained)} rounds with training" in title
+
+
 def test_of_many_clients_some_are_drawn(small: dict[str, Any], ran: Ran) -> None:
     population = small["population"] | {
         "devices": 200,

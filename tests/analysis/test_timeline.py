@@ -24,7 +24,7 @@ from matplotlib.patches import StepPatch
 from numpy.typing import NDArray
 
 from fedsim.analysis import palette, timeline
-from fedsim.analysis.report.legend import key, step_colours
+from fedsim.analysis.report.legend import step_colours, timeline_legend
 from fedsim.analysis.report.markup import pack
 from fedsim.analysis.report.timeline import MARKED, OUTCOMES, TimelineData, read_timeline
 from fedsim.analysis.strips import draw_load, draw_work
@@ -206,7 +206,7 @@ def test_limits_and_splits_of_trainings_are_drawn(split: RunFolder) -> None:
     assert sorted(columns["limit_time"] * tick) == pytest.approx(shown, abs=tick)
     assert [MARKED[kind] for kind in columns["mark_kind"]].count("split") == splits
     assert {"splits its data", "T, the deadline of a training"} <= set(
-        re.findall(r"</svg>([^<]*)</li>", key([data]))
+        re.findall(r"</svg>([^<]*)</li>", timeline_legend([data]))
     )
     names = [entry["name"] for entry in trace_events(split) if entry["ph"] == "i"]
     assert names.count("splits its data") == splits
@@ -511,7 +511,7 @@ def test_kinds_of_steps_have_colours_of_their_own(every_kind: RunFolder) -> None
     assert len(set(colours.values())) == len(kinds) == len(data.kinds)
     for kind, colour in colours.items():
         entry = rf'fill="{colour}"[^/]*></rect></svg>{kind}</li>'
-        assert re.search(entry, key([data])), kind
+        assert re.search(entry, timeline_legend([data])), kind
     slices = {entry["name"] for entry in trace_events(every_kind) if entry["ph"] == "X"}
     assert kinds <= slices
 
@@ -568,12 +568,12 @@ def test_acts_of_processes(queued: RunFolder, run: RunFolder) -> None:
     np.testing.assert_allclose(
         data.columns["act"] * data.header["tick"], times, atol=data.header["tick"]
     )
-    assert "a process of the world acts" in key([data])
+    assert "a process of the world acts" in timeline_legend([data])
     # as a picture, a line each
     assert drawn(draw_timeline(queued).axes[0])["process"] == len(times) > 2
     none = read_timeline(run, 1000, 100_000)
     assert not len(none.columns["act"])
-    assert "a process of the world acts" not in key([none])
+    assert "a process of the world acts" not in timeline_legend([none])
 
 
 def test_of_too_many_devices_some_of_those_that_worked_are_shown(run: RunFolder) -> None:
