@@ -22,10 +22,12 @@ from fedsim.records.folder import SCENARIO, SUMMARY
 from fedsim.records.live import LIVE
 
 _LOOK_S = 0.5  # time between two checks of the folders (s)
-_SHARE = 4  # least time between two reports, in durations of one report
-_DAMAGED_S = 5.0  # time after which an unreadable folder counts as damaged, not as in change (s)
-_MOST_LINES = 40  # most runs of studies of which the page shows a line
-_LAST_S = 5.0  # longest time in which open pages take the last report (s)
+_SHARE = 4  # pause after a report is built, as a multiple of the time that building it took
+# time (s) after which the page says that a folder cannot be read; for a shorter time, this can be
+# because a run replaces its files
+_DAMAGED_S = 5.0
+_MOST_LINES = 40  # the page has a line for each active or failed run of a study, up to this count
+_LAST_S = 5.0  # longest time that open pages have to fetch the last report (s)
 _DRAWN = "there is something to show: the first page is drawn, which takes some seconds"
 _OVER = b"over\n"  # message to the server's process: the run is over, and its page stays
 

@@ -37,8 +37,9 @@ _AXIS_IN = 0.45  # width of an axis with its labels
 _WIDE_IN = 2.9  # least width of a panel beside another panel
 _WIDTH = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*")
 
-# Colours of lines that stand for strategies. No outcome and no phase of a figure has them, their
-# lightness differs, and so do marks and dashes.
+# Colours, dashes and marks of lines that stand for strategies. The outcomes of tasks (``OUTCOMES``)
+# have other colours, so that no line is mistaken for one. Lightness, dashes and marks tell the lines
+# apart in print without colours.
 _LINE_COLOURS = ("#332288", "#CC6677", "#44AA99", "#882255", "#999933", "#5577AA")
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (4, 1.2, 1, 1.2)), (0, (6, 1.5)), (0, (2, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P")

@@ -251,7 +251,7 @@ class _ColumnsOfLanes:
 
     def _critical_path(self) -> Columns:
         steps = critical_steps(self.run)
-        # -1 if the device has no lane, or if the step has no device
+        # the page draws no step in lane -1: the step has no device, or its device has no lane
         lanes = [-1 if step.device is None else self.lanes.get(step.device, -1) for step in steps]
         return {
             "path_lane": np.array(lanes, dtype=np.int32),

@@ -10,7 +10,7 @@ from fedsim.common.errors import ScenarioError, home_of
 from fedsim.common.spec import Spec
 
 UNIONS = (Union, UnionType)
-# attributes of a strategy class that hold other classes of its author
+# names of the classes that a user may nest in a strategy class, and that fedsim uses too
 _HALVES = ("Client", "Params", "Half")
 METHODS = (classmethod, staticmethod)
 _KEY = object()  # stands for a key of a spec in the result of ``_attributes_of``

@@ -28,9 +28,11 @@ from fedsim.world.steps import Payload
 Contents = Mapping[str, Any]
 """Contents of a message by name; records of transferred bytes list them by these names."""
 
-# purpose of a model's frozen tensors, sent with the first model that a device receives
+# name of the part of a message that holds a model's frozen tensors, which a device receives with
+# its first model
 BASE = "base"
-# purpose of a trainer's state, sent with models and updates if ``training.state`` is ``sent``
+# name of the part of a message that holds a trainer's state, which is sent with models and updates
+# if ``training.state`` is ``sent``
 STATE = "optimiser"
 _NUMBER_BYTES = 4.0
 

@@ -33,8 +33,8 @@ NOT_MEASURED: Figures = dict.fromkeys(
     ("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start")
 )
 
-# key of the streams of fine-tuning in place of a task ID; greater than any ID, so that fine-tuning
-# draws shuffles that no task draws
+# A task's ID is the key of the random streams that shuffle its samples. Fine-tuning has this key,
+# which is greater than any ID, so that it draws no shuffle of a task.
 _FINE_TUNING = 1 << 62
 
 
@@ -161,8 +161,8 @@ class Evaluator:
         if self._spec.score == "historical":
             self._note_served(models)
         if self._is_due(round_number):
-            # before the test, as it computes the updates: a computed update no longer has its model
-            # after the first epoch
+            # Before the test, as the test computes the updates, and a computed update no longer has
+            # its model after the first epoch.
             trained = self._trained_models(updates)
             tested = await self._test_models(models, self._accuracy_over(strategy.score))
             if tested is None:

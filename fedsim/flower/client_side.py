@@ -133,7 +133,9 @@ def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
     _check_reply(reply, app, message, label)
     source = reply
     if isinstance(call.reply, Message) and call.reply.has_content():
-        source = call.reply  # mods of the app may hide its content
+        # The count of samples is read from the reply of the app's function, as mods (the app's
+        # wrappers of this function) may replace its content, for example by encrypted data.
+        source = call.reply
     return AppReply(
         deepcopy(reply),
         bytes_of(reply),

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from fedsim.running.scenario import Scenario
 
 PATIENCE_S = 2.0
-# limit of a trial's first round, as a multiple of the patience; a forecast needs a round
+# A trial stops after ``PATIENCE_S`` (real time). Only until its first round has ended, the limit is
+# this many times as long, as a forecast needs at least one whole round.
 _FIRST_ROUND = 30
 _PILOT_STEPS = 3
 _SAMPLED = 100_000  # count of devices sampled for estimates of larger populations

@@ -248,7 +248,8 @@ class ModelComputing:
         finally:
             self._records = records
 
-    # computation in waves, if memory has room for all models
+    # computation in waves (lists of models that are computed together), for which memory must have
+    # room for all models; with less room, ``Stream`` computes them one by one
 
     async def _compute_waves(self, waves: Waves) -> None:
         for wave in waves:

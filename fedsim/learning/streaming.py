@@ -38,9 +38,10 @@ from fedsim.learning.sums import coefficients_of, state_of
 WAITING = 2
 """Results per worker that may be in progress, or ready and not yet used."""
 
-_AHEAD = 8  # next steps that are searched for further work, per result in ``WAITING``
+_AHEAD = 8  # later steps that are searched for further work, per result that may be in progress
 _RETURNED = 1 << 28  # size of freed models after which memory is given back to the system (bytes)
-_OPEN_SUMS = 3  # greatest depth of nested mixes whose sums accumulate together
+# from this depth of nested mixes on, a sum begins once all parts are computed, to bound memory
+_OPEN_SUMS = 3
 
 
 class ResultOf(NamedTuple):
@@ -414,7 +415,8 @@ class Stream:
         calculator = self._calculator
         begins = [] if ref in waiting else [ref]
         most = WAITING * calculator.workers * calculator.at_once
-        # a stack of models begins once there is room for all of it
+        # A worker trains ``at_once`` models together. Unless ``ref`` itself must begin, further models
+        # wait until so many may begin, as smaller groups would be slower.
         if begins or len(waiting) <= most - calculator.at_once:
             begins += self._next(steps, waiting, most - len(waiting) - len(begins))
         waiting.update(zip(begins, calculator.begin(begins), strict=True))

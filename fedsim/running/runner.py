@@ -235,7 +235,8 @@ class Job:
             if not reason:
                 reason = evaluator.why_no_accuracy(summary["rounds"], strategy.models())
             summary["no_accuracy"] = reason
-        # the message names the strategy's code, as updates that are not finite never enter a model
+        # fedsim leaves updates that are not finite out of every model, so the strategy's own code is
+        # the likely cause, and the message says where it is
         names = ", ".join(not_finite(tensors))
         if names:
             summary["not_finite"] = f"{names}{home_of(type(strategy))}"

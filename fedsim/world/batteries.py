@@ -439,7 +439,8 @@ class Batteries:
             target = capacity if net > 0 else 0.0
         course = _Course(end, net, charge, idle, watts, capacity)
         if net:
-            # a course lasts for a tick at least
+            # A course of no length could make a device with a tiny battery run flat and restart
+            # without end at one instant.
             reached = max(on_grid(point.at + (target - point.level) / net), point.at + TICK_S)
             if reached <= end:
                 course.end = reached
@@ -513,7 +514,8 @@ class Batteries:
                 course.follow(point, now)
         elif not bytes_j:
             return
-        # ``bytes_j`` may be below 0 by rounding
+        # ``bytes_j`` may be a little below 0 by rounding, and would then lift the level of a full
+        # battery above its capacity.
         point.level = min(max(0.0, point.level - bytes_j), self._coefficient(device, "capacity_j"))
         point.drawn += bytes_j
         load.moved = max(moved, load.moved)

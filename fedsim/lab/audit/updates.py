@@ -239,7 +239,7 @@ def check_round_counts(evidence: Evidence) -> Iterator[str]:
     table = evidence.run.table(files.ROUNDS)
     agree = len(recorded) == len(table) == summary["rounds"]
     rows = iter(table.to_pylist())
-    # a task that trained nothing is slow, even if it was carried out to its end
+    # a task that trained nothing counts as slow, even if it was carried out to its end
     idle = latest(evidence.is_idle_training, events["task"]) >= 0
     slow = idle & (events["outcome"] == "done").to_numpy()
     ends = (events["kind"] == "task-end") & (events["round"] != NOTHING)
@@ -252,7 +252,9 @@ def check_round_counts(evidence: Evidence) -> Iterator[str]:
         if kind == "task-end":
             ended[number]["selected"] += 1
             ended[number][_COUNT_OF.get(outcome, outcome)] += 1
-        elif kind == "task-start":  # a task and its continuation count as one task
+        elif kind == "task-start":
+            # Only tasks that continue an earlier task get here. The earlier one was counted at its
+            # end; this is taken back, as both together count once, at the end of the later one.
             if number not in ended:
                 yield f"task {task} goes on with one of round {name}, of which none has ended"
             ended[number].subtract(("selected", "valid"))

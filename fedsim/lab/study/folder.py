@@ -135,7 +135,7 @@ def _present_scenario(text: str) -> str | None:
         tables, is_former, lost = understand(toml(text))
         if is_former and not lost:
             return Scenario(**tables).to_toml()
-    except (ValueError, FedsimError):  # damaged, or refused
+    except (ValueError, FedsimError):  # damaged, or not valid in this version
         pass
     return None
 

@@ -32,10 +32,11 @@ from fedsim.running.signals import signals
 
 News: TypeAlias = Mapping[str, Any]
 
-_LONGEST = 1000  # greatest length of a line (characters)
+_LONGEST = 1000  # length (characters) above which the middle of a printed line is left out
 _PLAIN_EVERY_S = 10.0  # least time between two lines of progress, if the console is no terminal (s)
-_LEAST_KNOWN = 0.1  # least work done (runs) from which the remaining time is estimated
-_MOST_AT_WORK = 2  # most active runs that a line of progress names
+# least work done from which the remaining time is estimated, as a count of runs: a tenth of one run
+_LEAST_KNOWN = 0.1
+_MOST_AT_WORK = 2  # a line of progress names so many active runs, and counts the others
 
 
 @dataclass(frozen=True)
@@ -327,7 +328,7 @@ class WorkerPool:
             worker = self._idle.pop() if self._idle else self._hire()
             self._progress.started(order_index)
         news = self._watch(worker, order_index, order)
-        # also if the signal killed the worker before its handlers were installed
+        # remains so after an interrupt, even if the signal killed the worker before it could handle it
         ended = Ended(order, "interrupted")
         if news is not None:
             ended = Ended(order, **news["run"])

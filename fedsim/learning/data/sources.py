@@ -221,7 +221,8 @@ class Synthetic(Spec):
         centre = generator.normal(place, 1.0, self.features)
         weights = generator.normal(u, 1.0, (self.features, self.classes))
         bias = generator.normal(u, 1.0, self.classes)
-        spread = np.arange(1, self.features + 1) ** -0.6  # the square root of Sigma's diagonal
+        # standard deviation of each feature: feature j has the variance j ** -1.2
+        spread = np.arange(1, self.features + 1) ** -0.6
         x = centre + spread * generator.standard_normal((size, self.features))
         return x.astype(np.float32), np.argmax(x @ weights + bias, axis=1)
 

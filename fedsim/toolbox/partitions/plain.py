@@ -399,7 +399,7 @@ class Permutations(Partition):
         Raises:
             ScenarioError: not enough such permutations were found.
         """
-        # two permutations cannot agree on C - 1 labels, and agree on C if they are equal
+        # two permutations that agree on all labels but one agree on that one too, and are equal
         agree = min(self.agree, classes - 2)
         maps = [np.arange(classes)]
         for _ in range(_TRIES + 1):

@@ -100,10 +100,13 @@ class Network(RunningFlows):
         self._leaving: list[Flow] = []  # cancelled flows
         self._arrived: list[Flow] = []  # ended flows whose ``done`` is still to be called
         self._changed: list[str] = []  # links with another rate
-        # whether two flows share a device's own link, which makes the network general
+        # Whether two flows may share a device's own link, or a flow uses two such links. ``solve``
+        # then makes the network general: flows share own links by max-min fairness, while before
+        # each own link only caps the rate of one flow.
         self._crowded = False
 
-        # endpoints with a flow on their own link; unused in a general network
+        # endpoints that send or receive a flow, by which ``_crowded`` is found; unused once the
+        # network is general
         self._sending: set[int] = set()
         self._receiving: set[int] = set()
 
@@ -328,7 +331,8 @@ class Network(RunningFlows):
         for flow in unlimited:
             self._rule(flow).leave(flow.id, now)
             self._arrive(self._running.pop(flow.id), now)
-        # name of a device's own link -> flow whose rate the link caps; empty in a general network
+        # name of a device's own link -> flow whose rate the link caps; empty in a general network,
+        # in which flows share own links instead
         capped: dict[str, Flow] = {}
         if not self._general:
             for flow in self._running.values():
@@ -350,7 +354,7 @@ class Network(RunningFlows):
         Args:
             source, destination: IDs of the endpoints.
         """
-        # from an edge server or another host to a device is down too
+        # a transfer from an edge server or another host to a device is a download too
         comes_down = source == SERVER or (
             source >= self.devices and 0 <= destination < self.devices
         )
