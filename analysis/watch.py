@@ -178,7 +178,9 @@ class WatchedRun:
 
 @contextmanager
 def watching(path: Path, port: int = 0) -> Iterator[WatchedRun]:
-    """Serve the report of this process's run from a child process, which ends with this process.
+    """Serve the report of this process's run over HTTP, from a child process that calls ``main``.
+
+    The child process ends at the end of the context, or with this process.
 
     Args:
         path: the run's folder.
@@ -192,7 +194,13 @@ def watching(path: Path, port: int = 0) -> Iterator[WatchedRun]:
 
 
 def main() -> None:
-    """Serve the report of a run folder until standard input ends; ``watching`` starts this."""
+    """Serve the report of an unfinished run over HTTP, until standard input ends.
+
+    ``watching`` starts this function in a child process, with two command-line arguments: the run
+    folder, and the port (0 for any free port). The pipe to its standard input is closed when the
+    parent process ends or needs the report no longer. The page's address is printed to standard
+    error; only this machine can open it.
+    """
     path, port = sys.argv[1:]
     over = threading.Event()
     addresses: list[str] = []

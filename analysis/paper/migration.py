@@ -236,7 +236,7 @@ def draw_migration(series: Sequence[Series], width: float) -> PaperFigure:
 
     Raises:
         NothingToDrawError: no line puts devices into groups.
-        PictureError: there are more lines with groups than panels that fit.
+        PictureError: there are more lines with groups than the figure has room for.
     """
     measured, notes = measure_each(series, lambda entry: (entry, measure_migration(entry)))
     refuse_too_many("migration", [entry for entry, _ in measured], MOST_LINES)

@@ -227,7 +227,7 @@ def draw_straggling(series: Sequence[Series], width: float) -> PaperFigure:
 
     Raises:
         NothingToDrawError: no line has a server that selects clients.
-        PictureError: there are more lines than panels that fit.
+        PictureError: there are more lines than the figure has room for.
     """
     refuse_too_many("straggling", series, MOST_LINES)
     lines, notes = measure_each(series, measure_straggling)

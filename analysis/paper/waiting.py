@@ -302,10 +302,10 @@ def _rank_devices(waits: Sequence[RoundWait]) -> tuple[Awaited, ...]:
 
 @styled
 def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
-    """Draw the time that rounds waited for their slowest, and the devices waited for most.
+    """Draw how long rounds waited for their slowest clients, and for which devices.
 
-    A row per line: on the left the mean times of rounds, on the right the shares of the waiting by
-    device.
+    Each line has two panels: on the left the mean times of its rounds, on the right each device's
+    share of the waiting.
 
     Args:
         series: the lines to draw; a line is a variant or scenario with its runs over seeds.
@@ -313,7 +313,7 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
 
     Raises:
         NothingToDrawError: no line has rounds that a server opens.
-        PictureError: there are more lines than panels that fit.
+        PictureError: there are more lines than the figure has room for (``MOST_LINES``).
     """
     refuse_too_many("waiting", series, MOST_LINES)
     lines, notes = measure_each(series, measure_waiting)

@@ -75,7 +75,11 @@ class Subject:
         return series
 
     def alone(self, most: int) -> list[Series]:
-        """Return a series for each of the first ``most`` detailed runs, in the colour of its line."""
+        """Return series of one run each, for the first ``most`` runs that the page shows in detail.
+
+        Figures of single runs draw them, each in the colour of its line, the variant or scenario
+        to which the run belongs.
+        """
         ranks = {id(self.lines[place]): rank for rank, place in enumerate(self.order)}
         series = []
         for entry in self.detailed[:most]:

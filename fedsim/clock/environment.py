@@ -352,12 +352,12 @@ class Environment(simpy.Environment):
         return kind in self._rearms
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm of a checkpoint again.
+        """Set an alarm again that a checkpoint contains, when a run is resumed.
 
         Args:
-            kind: kind of the alarm.
-            number: its number.
-            when: time of the call (s).
+            kind: kind of the alarm, the first part of its name.
+            number: number of the alarm, the second part of its name.
+            when: simulated time at which the alarm calls its function (s).
 
         Raises:
             KeyError: the kind is not declared.
@@ -365,10 +365,13 @@ class Environment(simpy.Environment):
         self._rearms[kind](number, when)
 
     def require_rearm(self) -> None:
-        """Refuse alarms that a checkpoint could not restore, from now on.
+        """Refuse, from now on, alarms of kinds that ``declare_alarm`` has not declared.
+
+        Runs that save checkpoints call this method once, as a resumed run can set only alarms of
+        declared kinds again.
 
         Raises:
-            SimulationError: an alarm of an undeclared kind is set already.
+            SimulationError: an alarm of a kind that is not declared is set already.
         """
         for event in self.alarms():
             if isinstance(event, Alarm) and event.name[0] not in self._rearms:

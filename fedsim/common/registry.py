@@ -31,7 +31,8 @@ class Registry:
         base: import path of the class that all kinds inherit; empty if users cannot add a kind.
         known: name -> import path or class, and the title that ``fedsim list`` shows.
         usual: the kind of a table without ``kind``; None if the table must have a ``kind``.
-        key: the key of a scenario that holds the part, in messages about a user's class.
+        key: dotted name of the scenario's key for the part, such as ``strategy.selection``, in
+            messages about a user's class.
     """
 
     called: str
@@ -99,7 +100,8 @@ class Registry:
 
         Args:
             kind: name of a kind, or import path of a user's class.
-            key: the key of a scenario that holds the kind, in messages.
+            key: dotted name of the scenario's key with this value, such as
+                ``strategy.selection.kind``, for error messages.
 
         Raises:
             ScenarioError: the kind or the class at the path does not exist.
@@ -124,7 +126,8 @@ class Registry:
 
         Args:
             kind_class: the class of a kind.
-            class_key: the key of a scenario in errors about the form of methods.
+            class_key: dotted name of the scenario's key that names the class, for errors about the
+                form of methods.
 
         Raises:
             ScenarioError: a method has a wrong form, or an attribute a wrong value.
@@ -170,16 +173,18 @@ class Registry:
         return len(self.kinds)
 
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
-        """Return the class that validates a table of a kind.
+        """Return the class that validates a scenario's TOML table with the given ``kind``.
 
-        For a user's class, the table's ``kind`` may be any name or path.
+        For a kind that is not built in, it is a subclass of the kind's class that accepts any text
+        as ``kind``, because the table may have an import path there.
 
         Args:
             kind: name of a kind, or import path of a user's class.
-            key: dotted key of the scenario with this value, which errors name.
+            key: dotted name of the scenario's key with this value, such as
+                ``strategy.selection.kind``, for error messages.
 
         Raises:
-            ScenarioError: there is no such kind, or the path leads to no such class.
+            ScenarioError: there is no such kind, or no such class at the import path.
         """
         kind_class: type[Spec] = self.class_of(kind, key)
         return kind_class if kind in self.known else with_any_kind(kind_class)

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 @saved()
 class EdgeMessage(NamedTuple):
-    """Message between the server and an edge server that has not ended.
+    """Message in transit between the server and an edge server.
 
     Attributes:
         edge: ID of the edge server.
         direction: ``down`` to the edge server, ``up`` from it.
-        coded: its decoded contents, and new residuals of the sender.
+        coded: the contents as the receiver will decode them, and the residuals: the compression
+            errors that an edge server stores if its message arrives, to add them to its next one.
     """
 
     edge: int
@@ -54,9 +55,10 @@ class EdgeChannel:
         strategy: the strategy's code on the server.
 
     Attributes:
-        residuals: edge server -> name of a content -> residual of the codec.
-        with_base: edge servers that have the model's frozen tensors.
-        in_transit: ID of a message that has not ended -> its contents and route.
+        residuals: edge server -> name of a content -> residual, the compression error of the last
+            message that arrived from the edge server.
+        with_base: edge servers that have received the model's frozen tensors.
+        in_transit: ID of a message that has not ended yet -> the message.
     """
 
     def __init__(

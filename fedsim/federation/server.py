@@ -269,12 +269,15 @@ class Server:
         self._simulation.emit(kind, **data)
 
     def exchange(self, contents: Contents, sender: str, receiver: str) -> None:
-        """Record a message between two parts of the server, at no cost in time or on a link.
+        """Record a message inside the server, which takes no time and is on no link.
+
+        A strategy with several servers, such as one for each group, calls this method when one of
+        them sends to another.
 
         Args:
             contents: the sent contents by name; their bytes are recorded.
-            sender: name of the sending part, such as the server of one group, ``group-0``.
-            receiver: name of the receiving part.
+            sender: name of the sending server, such as ``group-0``.
+            receiver: name of the receiving server.
         """
         for part in payloads(contents, self._dispatch.envelopes.up):
             self.emit(

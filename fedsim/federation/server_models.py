@@ -199,7 +199,8 @@ class ServerModels:
     async def numbers(self, sent: Sequence[Lazy]) -> list[NDArray[np.float64]]:
         """Return numbers that devices have sent as ``Lazy`` contents, and compute them if needed.
 
-        They are losses, the index of the best of several models, or results of ``Device.numbers``.
+        A ``Lazy`` content is computed only when the server reads it by this method. The numbers are
+        losses, the index of the best of several models, or results of ``Device.numbers``.
 
         Args:
             sent: a list of ``Lazy`` contents of the same kind, such as ``message["loss"]`` of
@@ -232,13 +233,14 @@ class ServerModels:
         return [value.astype(np.float64) for value in values]
 
     async def choices(self, sent: Sequence[Lazy]) -> list[int]:
-        """Return the index of the model that each device has found best, from its message.
+        """Return, for each of several devices, the index of the model that did best on its data.
 
-        A device sends the index as ``Lazy("choice", ...)``, after an ``Evaluate`` step has tested
-        several models.
+        A device tests several models by an ``Evaluate`` step, and sends the index as
+        ``Lazy("choice", ...)``, a content that is computed only when the server reads it by this
+        method.
 
         Args:
-            sent: a list of contents, as in ``numbers``.
+            sent: the ``Lazy`` contents of the devices' messages, one for each device.
 
         Returns:
             For each content, the index of the best model among the models of the ``Evaluate`` step,

@@ -27,13 +27,15 @@ class TaskContext:
         instruction: the request as the strategy's code on the device receives it.
         stage: progress of the strategy's code: ``asked``, ``computing`` or ``answered``.
         has_computed: whether ``Client.work`` has returned any computation.
-        answer: decoded contents of the answer, and the residuals that the device stores if the
-            answer arrives; None before the answer, or if the device sends none.
-        real: future of the function of ``Client.real``; None before it begins and after its end. A
-            resumed run calls the function again.
-        brings_base: whether the request contains the model's frozen tensors.
-        ahead: results of trainings that may stop early, computed in advance because the simulated
-            duration follows from them.
+        answer: contents of the answer as the server will decode them, and the residuals
+            (compression errors) that the device stores if the answer arrives; None before the
+            answer, or if the device sends none.
+        real: future of the Python function that ``Client.real`` returns, during which simulated
+            time stands still; None before the function begins and after its end. A resumed run
+            calls the function again.
+        brings_base: whether the request contains the model's frozen tensors (the base model).
+        ahead: models of the task's trainings, if the trainer may stop early. These trainings are
+            computed before their simulated time passes, which depends on the batches they took.
     """
 
     instruction: Instruction

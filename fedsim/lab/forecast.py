@@ -250,7 +250,7 @@ def _range(seconds: Floats) -> str:
 
 
 class Beginning:
-    """Runs the beginning of a run, to measure what the whole run would cost on this machine.
+    """Trial: runs the beginning of a run, to measure what the whole run would cost on this machine.
 
     Args:
         scenario: scenario of the run.
@@ -337,9 +337,9 @@ class Beginning:
 
     @property
     def futile(self) -> str | None:
-        """Reason why the whole run ended without finishing a round; None if a round was finished.
+        """Reason why the run ended, if the trial reached the run's end and no round was finished.
 
-        It is None, too, if the trial has not reached the run's end.
+        None if a round was finished, or if the trial stopped before the run's end.
         """
         return self.stopped if self.share == 1.0 and not self.rounds else None
 

@@ -66,15 +66,17 @@ class _DelayedRecord(NamedTuple):
 
 
 class ModelComputing:
-    """Computer of models: it runs local trainings, mixes and functions of models on the workers.
+    """Computes models: results of local trainings, weighted sums, and other functions of models.
 
     A model is a ``Ref``, whose recipe is the computation that gives its weights, such as a training
-    from another model. The models that a recipe needs, its parents, are computed first.
+    from another model. Its weights are computed when ``compute`` is called, after the models that
+    the recipe needs, its parents. Workers compute trainings and functions.
 
     Args:
-        simulation: the simulation, whose executor carries out the work.
-        work: carries out local trainings and choices among models on the workers.
-        models: models on the torch device of the trainings.
+        simulation: the simulation, whose executor has the workers.
+        work: prepares jobs for the workers: local trainings, and choices of the best of several
+            models on a device's data.
+        models: store of the models on the torch device of the trainings.
         data: the data of all devices.
         streams: the random streams of the run.
         initial: returns the weights of an initial model, float32 [d], for its index.

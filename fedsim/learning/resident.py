@@ -44,16 +44,15 @@ def room_of(device: torch.device) -> float:
 
 
 class ResidentSamples:
-    """Store of samples on a torch device, normalised as a model receives them.
+    """Store of samples on a torch device, which normalises them for a model at each use.
 
-    On a GPU a shard's samples are copied when they are used first. They are stored as the data set
-    has them, so that bytes stay bytes, and are normalised at each use. If the memory for samples is
-    full, the shards that were used longest ago are freed, and copied anew when they are used again.
-    On a CPU nothing is stored, and samples are normalised from the pool at each use. Several
-    threads may use an object at once.
+    On a GPU a shard (the samples of one device) is copied when it is used first, in the data set's
+    type, so that bytes stay bytes. If the memory for samples is full, the shards that were used
+    longest ago are freed, and copied anew when they are used again. On a CPU nothing is stored, and
+    each use reads the samples from ``data``. Several threads may use an object at once.
 
     Args:
-        data: all samples, without the devices' shards.
+        data: all samples (the pool); the shards, indices of samples, are arguments of the methods.
         device: the torch device.
         room: memory for samples (bytes); 0 to keep none; None for ``room_of(device)``.
     """

@@ -31,7 +31,9 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 class ComputedWeights(StoredTensor):
-    """Base of weights, float32 [d], that a computation left outside of the host's memory.
+    """Base of computed weights of a model, float32 [d], that are not in the host's memory.
+
+    They are on a GPU, for example. ``read``, which subclasses define, copies them into an array.
 
     Args:
         length: count of weights, d.

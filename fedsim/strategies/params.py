@@ -214,9 +214,9 @@ class StrategyParams(FormerNames):
 
     @property
     def mean_epoch_over(self) -> MeanOver:
-        """Devices over which the mean time of an epoch (``RunInfo.mean_epoch_s``) is taken.
+        """Speed of stragglers in the devices' mean time of an epoch (``RunInfo.mean_epoch_s``).
 
-        ``unslowed``: all devices at their usual speed; ``all``: stragglers count at their reduced
+        ``unslowed``: stragglers count at their usual speed. ``all``: they count at their reduced
         speed.
         """
         return "unslowed"

@@ -63,18 +63,18 @@ class SynchronousState(State):
 
     @property
     def slot(self) -> int:
-        """Former name of ``schedule_step``."""
+        """Deprecated alias of ``schedule_step``, start of the round in units of ``every``."""
         warn_renamed("SynchronousState.slot", "schedule_step")
         return self.schedule_step
 
     @property
     def limit(self) -> float | None:
-        """Former name of ``limit_s``."""
+        """Deprecated alias of ``limit_s``, time from ``asked_at`` to the deadline (s)."""
         warn_renamed("SynchronousState.limit", "limit_s")
         return self.limit_s
 
     @property
     def server(self) -> dict[int, PartState]:
-        """Former name of ``optimiser``."""
+        """Deprecated alias of ``optimiser``, model index -> state of the server optimiser."""
         warn_renamed("SynchronousState.server", "optimiser")
         return self.optimiser

@@ -145,7 +145,8 @@ def noise_around(
     """Add Gaussian noise to a model.
 
     Args:
-        models: one model, float32 [d].
+        models: list of exactly one model, float32 [d]; ``Arithmetic.apply`` passes models as a
+            list.
         deviation: standard deviation of the noise of each coordinate.
         rng: source of the noise.
 

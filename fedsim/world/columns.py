@@ -100,7 +100,8 @@ class DeviceRows:
 
     Attributes:
         all: whether every device has a row from the start.
-        room: count of rows that the caching arrays must have.
+        room: count of rows that the caching arrays must have; ``of`` increases it if more devices
+            need a row.
     """
 
     def __init__(self, devices: int) -> None:
@@ -111,8 +112,8 @@ class DeviceRows:
     def of(self, devices: Ints) -> Ints:
         """Return the rows of devices in the caching arrays, int64 [n].
 
-        A device without a row gets one. If this increases ``room``, the caller has to extend its
-        arrays by ``grown``.
+        A device without a row gets the next free one. If ``room`` is greater after the call, the
+        caller must lengthen each of its arrays to ``room`` rows by ``array = rows.grown(array)``.
 
         Args:
             devices: indices of the devices, int64 [n].
@@ -126,5 +127,5 @@ class DeviceRows:
         return np.array(rows, dtype=np.int64)
 
     def grown(self, column: AnyArray) -> AnyArray:
-        """Return a caching array, with one row per device, extended by zeros to ``room`` rows."""
+        """Return a copy of a caching array, lengthened to ``room`` rows by zeros."""
         return np.concatenate([column, np.zeros(self.room - len(column), column.dtype)])

@@ -19,9 +19,9 @@ from fedsim.world.steps import WorkAmounts
 _FORWARD_SHARE = 1 / 3
 
 MeanOver = Literal["unslowed", "all"]
-"""Epoch times whose mean is the unit of a relative deadline.
+"""Speed of stragglers in the devices' mean time of an epoch, the unit of a relative deadline.
 
-``all``: stragglers count at their reduced speed. ``unslowed``: at their usual speed.
+``all``: stragglers count at their reduced speed. ``unslowed``: they count at their usual speed.
 """
 
 

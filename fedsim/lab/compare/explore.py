@@ -151,10 +151,17 @@ class ParetoFront:
 
 
 def heat_map(answer: WorldAnswer) -> HeatMap | None:
-    """Return the means of the goal's measure by the two grid keys that have the most values.
+    """Return a table of the goal's means by the two grid keys that have the most values.
 
-    If several variants are compared, the variant is one of the two keys. None if fewer than two
-    keys vary, or nothing is ranked.
+    The goal is the measure by which a study ranks first, such as time to a target. The study's grid
+    has lists of values for keys of the scenario. If several variants are compared, the variant
+    counts as a key, and is one of the two.
+
+    Args:
+        answer: the comparison of variants at points of the grid.
+
+    Returns:
+        The table; None if fewer than two keys vary, or the comparison has no ranking.
     """
     frame, keys = _frame(answer)
     if len(keys) < 2 or not answer.rankings:

@@ -49,12 +49,13 @@ class LineDecision:
 
     @property
     def status(self) -> Literal["best", "tie", "budget", "open"]:
-        """State of the decision: one line is the best, several are about equal, or it is open.
+        """State of the decision on the best line; a line is a variant with its runs over seeds.
 
-        ``best``: one line is the best. ``tie``: several may be the best, and one of them is worse
-        than any other by at most ``tolerance``, the difference that does not matter. ``open``: not
-        decided yet; further seeds will be run. ``budget``: not decided, but the budget is spent, so
-        that no further seed will be run.
+        - ``best``: one line is the best.
+        - ``tie``: several lines may be the best. One of them, the leader, is worse than the best by
+          at most ``tolerance``, a difference that does not matter.
+        - ``open``: not decided yet; further seeds will be run.
+        - ``budget``: not decided, and no further seeds will be run, as the study's budget is spent.
         """
         status = self.outcome.status
         assert status != "none", "a world without a decision has no ranking that follows it"

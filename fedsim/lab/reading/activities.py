@@ -157,6 +157,8 @@ class EdgeTransfer(MessageSpan):
 class Mark:
     """Event without duration in a timeline, in the row of a device or else of the server.
 
+    It is made from a record, a row of ``events.parquet``.
+
     Attributes:
         kind: ``move`` for an assignment from one group to another, ``noticed`` for a test that
             detected a data shift, and otherwise the kind of the record.
@@ -164,7 +166,7 @@ class Mark:
         device: ID of the device, if any.
         outcome: outcome of the task if ``kind`` is ``task-end``, else None.
         group: ID of the new group of an assignment, if any.
-        text: JSON data of the record.
+        text: JSON text of the record's column ``data``, if any.
     """
 
     kind: str
@@ -176,7 +178,11 @@ class Mark:
 
     @property
     def data(self) -> RecordData:
-        """Fields that only records of this kind have, parsed from the JSON in ``text``."""
+        """Fields of the mark's record without a column in ``events.parquet``, parsed from ``text``.
+
+        An example is ``why`` in a record ``assign``, the reason of the new group. Empty if ``text``
+        is None.
+        """
         return parse_data(self.text)
 
 

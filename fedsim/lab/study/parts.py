@@ -94,8 +94,8 @@ def write_pieces(path: Path, pieces: Sequence[AnyArray]) -> None:
 class PartSender:
     """Sends a run folder from a worker to the study's process, which keeps a copy of it.
 
-    Each ``send_part`` sends all files that have changed since the last one, in pieces, and then a
-    list of all files.
+    Each call of ``send_part`` sends all files that have changed since the last call, in pieces, and
+    then the names of all files in the folder. The receiver removes files that are not named.
 
     Args:
         folder: the run folder.
@@ -124,9 +124,10 @@ class PartSender:
         return stamps
 
     def send_part(self) -> None:
-        """Send the files that were changed since the last call; nothing if no file was.
+        """Send the files that have changed since the last call, then the names of all files.
 
-        Removed files are left out of the list of all files, so that the receiver removes them too.
+        The receiver removes the files that are not named. Nothing is sent if no file was changed,
+        added or removed.
         """
         files = list_files(self._folder)
         changed = [name for name in files if self._sent.get(name) != files[name]]

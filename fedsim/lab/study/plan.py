@@ -373,10 +373,12 @@ def plan(spec: StudySpec) -> Study:
 
 
 def expand_variants(spec: StudySpec) -> list[Variant]:
-    """Return the variants of a study at each point of its grid, part by part.
+    """Return the variants of a study, each once for every point of the grid.
 
-    The grid has lists of values for keys of the scenario; a point is one combination of values.
-    Parts that the chosen size leaves out have no variants.
+    The grid has lists of values for keys of the scenario; a point is one combination of values. A
+    study may be divided into parts (such as one for each figure of a paper), which have variants
+    and further grid keys, and come one after the other. A study may have several sizes, such as a
+    small one for a quick trial. Parts that are not run in the chosen size are left out.
     """
     variants = []
     size = spec.chosen_size

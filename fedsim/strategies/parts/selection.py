@@ -334,11 +334,15 @@ class Selection(Spec):
         raise NotImplementedError
 
     def look(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
-        """Return the computations by which a candidate prepares its answer; by default none.
+        """Return the steps by which a candidate prepares its answer; by default none.
+
+        A selection may ask candidates for information, such as their loss, before it chooses among
+        them (``question``). Each candidate then computes these steps, and ``answer`` gets their
+        result.
 
         Args:
             device: the device on which this code runs, with its data and its state.
-            instruction: the message with the question.
+            instruction: the message that ``question`` has returned, as the device receives it.
 
         Returns:
             ``Train``, ``Evaluate``, ``Work`` and ``Pause`` steps, in order.
@@ -348,12 +352,12 @@ class Selection(Spec):
     def answer(
         self, device: Device, instruction: Instruction, result: LocalResult, params: Spec
     ) -> Contents:
-        """Return a candidate's answer to the selection's question.
+        """Return a candidate's answer to ``question``, which the server passes to ``choose``.
 
         Args:
             device: the device on which this code runs, with its data and its state.
-            instruction: the message with the question.
-            result: the result of the computations.
+            instruction: the message that ``question`` has returned, as the device receives it.
+            result: the result of the steps that ``look`` has returned.
             params: the keys of ``[strategy]``.
 
         Returns:

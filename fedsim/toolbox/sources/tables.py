@@ -294,17 +294,19 @@ def numbered(
 ) -> tuple[NDArray[np.int64], list[object]]:
     """Replace the words or integers of a column by numbers from 0, the same in all tables.
 
-    Numbers follow the order of the words or integers. A note shows the numbers of a few words.
+    Numbers follow the sorted order of the words or integers. If the column has at most 8 different
+    words, a remark to the user lists them with their numbers.
 
     Args:
         tables: path and content of each file.
         name: name of the column.
 
     Returns:
-        The numbers of all rows, int64 [n], and the words by number.
+        The numbers of the rows of all tables, int64 [n], and the list of words or integers, in
+        which a number is the index of its word.
 
     Raises:
-        DataError: the column has other values, or words and numbers.
+        DataError: the column has values of another type, or both words and integers.
     """
     values: list[object] = []
     for path, table in tables:

@@ -127,20 +127,25 @@ class FPFC(Synchronous[FPFCParams]):
     """Fusion penalised federated clustering.
 
     Source: Yu, Liu, Wang and Sun, "Clustered federated learning based on nonconvex pairwise fusion"
-    (2022), the algorithm FPFC (its rules were not checked against the paper). Each device i has its
-    own model w_i. The objective is the sum of f_i(w_i) and, over all pairs of m devices, 1 / m of
-    SCAD's penalty (smooth near 0) of ||w_i - w_j||. It is minimised by ADMM. Each pair has theta_ij
-    = -theta_ji, which stands for w_i - w_j, and its dual v_ij, at first 0. A client receives z_i,
-    the mean over j of w_j + theta_ij - v_ij / rho (d parameters), makes ``local_epochs`` of SGD on
-    f_i(w) + rho / 2 ||w - z_i||^2 from its own w_i, and sends it (d parameters). Then, for each
-    pair with a device that answered, delta = w_i - w_j + v_ij / rho, theta_ij = the proximal step
-    of the penalty from delta, and v_ij = rho (delta - theta_ij).
+    (2022), the algorithm FPFC (its rules were not checked against the paper).
 
-    Two devices are in one group if theta between them is at most ``nu`` long, or if a chain of such
-    pairs connects them. A group is named by its first device; its model is the mean of its devices'
-    models, weighted by samples. A device that has never answered is in no pair and no mean, and
-    receives the first model. The paper's warm-up of lambda and its asynchronous form are left out.
-    Without learning all devices are one group.
+    - Objective: each device i of m has its own model w_i and its loss f_i. The sum of all f_i(w_i),
+      plus 1 / m of the sum of p(||w_i - w_j||) over all pairs, is minimised by ADMM. p is the SCAD
+      penalty of strength lambda (``lam``), made smooth near 0.
+    - State of a pair: theta_ij = -theta_ji, which stands for w_i - w_j, and its dual v_ij, 0 at
+      first.
+    - Client: it receives z_i, the mean over j of w_j + theta_ij - v_ij / rho (d parameters). From
+      its own w_i it makes ``local_epochs`` of SGD on f_i(w) + rho / 2 ||w - z_i||^2, and sends the
+      new w_i (d parameters).
+    - Server, for each pair with a device that answered: delta = w_i - w_j + v_ij / rho, theta_ij is
+      the proximal step of the penalty from delta, and v_ij = rho (delta - theta_ij).
+    - Groups: two devices are in one group if ||theta_ij|| is at most ``nu``, or if a chain of such
+      pairs connects them. The group's ID is the least ID of its devices, and its model the mean of
+      their models, weighted by samples.
+
+    A device that has never answered is in no pair, mean or group, and receives the initial model.
+    With ``learning = "off"`` no theta is computed, and all devices that have answered are one
+    group. The paper's warm-up of lambda and its asynchronous variant are left out.
     """
 
     Params: ClassVar[type[RoundParams]] = FPFCParams

@@ -132,7 +132,7 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
 def _instant_transfer(time: float, fields: Mapping[str, Any]) -> Transfer:
     """Return the message of a record ``server-transfer``, which takes no time and is on no link.
 
-    Such a message goes from one part of the server to another.
+    Strategies with several servers, such as one for each group, record messages between them so.
 
     Args:
         time: time of the record (s).

@@ -73,7 +73,10 @@ class EdgeTransferFields(TypedDict):
 
 
 class ServerTransferFields(TypedDict):
-    """Fields of the record ``server-transfer``, a message between two parts of the server.
+    """Fields that meters read of the record ``server-transfer``, a message inside the server.
+
+    A strategy with several servers, such as one for each group of devices, records such a message
+    when one of them sends to another.
 
     Attributes:
         bytes: size of the message.

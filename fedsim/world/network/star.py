@@ -81,12 +81,15 @@ class Tier:
 @saved()
 @dataclass(slots=True)
 class StarFlow:
-    """State of a running flow of a star network, within its tier.
+    """State of a running flow of a star network.
+
+    Flows with the same highest rate (cap) form a tier. The clock of a tier counts the bytes that a
+    flow of weight 1 in this tier sends (the virtual time of fair queueing).
 
     Attributes:
-        tier: group of the flows with the same highest rate (cap), to which this flow belongs.
-        start, end: begin and end of the flow as readings of the tier's clock (bytes per unit of
-            weight).
+        tier: the tier to which the flow belongs.
+        start, end: readings of the tier's clock at which the flow begins and ends (bytes per unit
+            of weight).
         weight: weight of the flow in the sharing of the link.
         units: the weight as an integer, in units of 2^-40.
     """
@@ -380,7 +383,8 @@ class Star(Network):
         down, up: rates of the devices' own links (bytes/s, may be infinite), float64 [devices].
         latency: latency of each device (s), float64 [devices].
         server_down, server_up: rates of the server links (bytes/s, may be infinite).
-        transport: the protocol, and the random streams of its weights.
+        transport: the protocol, and the random streams from which it draws the weights of flows in
+            the sharing of a link.
     """
 
     repeats = 1

@@ -135,7 +135,7 @@ class StepServices(Protocol):
 
     @property
     def computing(self) -> ComputationTimer:
-        """Timer of the trainings and evaluations of tasks."""
+        """Part that computes when a task's trainings and evaluations end, and ends them then."""
 
     @property
     def battery_watch(self) -> ChargeWatch:
