@@ -105,13 +105,20 @@ def _read_clustering(row: RecordData) -> Clustering:
     count = counted(len(np.unique(groups)), "group")
     return Clustering(
         title=f"{time}: {counted(len(devices), 'device')} in {count}",
-        measure=style.short(str(data.get("measure", "measure not named")), 30),
+        measure=style.short(_measure_of(data), 30),
         devices=devices,
         groups=groups,
         matrix=None if matrix is None else np.array(matrix, dtype=np.float64),
         alike=alike,
         features=None if features is None else np.array(features, dtype=np.float64),
     )
+
+
+def _measure_of(data: RecordData) -> str:
+    """Return the name of the measure of a clustering; PACFL's records, which name none, have angles."""
+    if "measure" in data:
+        return str(data["measure"])
+    return "principal angles, degrees" if "distances" in data else "measure not named"
 
 
 def _is_consistent(clustering: Clustering) -> bool:

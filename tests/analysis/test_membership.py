@@ -366,6 +366,7 @@ def test_the_distances_of_pacfl_are_drawn(tmp_path: Path) -> None:
     (event,) = [event for event in run.events if event["kind"] == "clustering"]
     assert clustering.matrix is not None
     assert clustering.matrix.tolist() == event["data"]["distances"]
+    assert clustering.measure == "principal angles, degrees"
     assert any(panel.images for panel in draw_similarity(run).axes)
 
 
