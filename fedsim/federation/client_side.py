@@ -88,6 +88,7 @@ class ClientSide:
         self.envelopes = envelopes
         self.devices = devices
         self._trainer = trainer
+        self._batching = trainer.batching
         self._local = local
         self._fewer_layers = fewer_layers
         self.attack = attack
@@ -250,7 +251,7 @@ class ClientSide:
             self.devices.of(task.device).state[f"trainer/{number}"] = update
         results.start = start
         results.updates = (*earlier, update)
-        results.steps = training.sgd_steps(task.samples, self._trainer.batching)
+        results.steps = training.sgd_steps(task.samples, self._batching)
 
     def train(self, task: Task, training: Training, number: int, version: int) -> Ref:
         """Register a training of a device, and return the name (``Ref``) of its result.

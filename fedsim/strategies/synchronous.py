@@ -64,10 +64,11 @@ class SynchronousClient(Client[S]):
     def __init__(self, params: S, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self.training_limit = params.training_limit_s(setting.mean_epoch_s)
+        self._limit = Limit(budget=self.training_limit, at_least=params.local_epochs)
         self._aggregation = params.aggregated_by
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
-        return Limit(budget=self.training_limit, at_least=self.params.local_epochs)
+        return self._limit
 
     def testing_limit(self, instruction: Instruction) -> Limit:
         """Return the time limit of a step that tests models.
