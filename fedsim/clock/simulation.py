@@ -39,15 +39,15 @@ from fedsim.common.errors import SimulationError
 from fedsim.common.units import CLOCK_END_S, EXACT_S, TICK_S
 
 T = TypeVar("T")
-_WAITS = (
+_FOREIGN_AWAIT = (
     "a handler waits for something that is no value of this run; use server.timer to wait, "
     "server.models.value for results"
 )
 _TICKS_PER_SECOND = 1 / TICK_S
-_BREATH_S = 0.01  # most real time (s) between two turns of the event loop
+_PAUSE_EVERY_S = 0.01  # most real time (s) between two turns of asyncio's event loop
 _NOTHING_LEFT = "nothing left to happen"
-_OBJECTS = 50_000  # count of new objects between two collections of garbage
-_INSTANTS_A_LOOK = 64  # count of instants between two readings of the real clock
+_OBJECTS_A_COLLECTION = 50_000  # count of new objects between two collections of garbage
+_INSTANTS_A_YIELD = 64  # most instants that are processed between two yields of ``_drive``
 
 
 def on_grid(seconds: float) -> float:
@@ -130,8 +130,8 @@ def _rare_collections() -> Iterator[None]:
     """
     before = _running[0] if _running else gc.get_threshold()
     _running.append(before)
-    if 0 < before[0] < _OBJECTS:
-        gc.set_threshold(_OBJECTS, *before[1:])
+    if 0 < before[0] < _OBJECTS_A_COLLECTION:
+        gc.set_threshold(_OBJECTS_A_COLLECTION, *before[1:])
     try:
         yield
     finally:
@@ -192,15 +192,16 @@ class Simulation:
         self.stopped: str | None = None
         self.settled = False
         self.working = False
-        self._over = False
+        self._is_over = False
         self._interrupted = False
         self._sinks: list[Sink] = []
         self._sinks_of: dict[str, list[Sink]] = {}  # kind of record -> sinks of this kind
         self._receivers: dict[str, list[Sink]] = {}  # kind -> sinks of all kinds, then of this kind
         self._finals: list[Callable[[], None]] = []
         self._closers: list[Callable[[], None]] = []
-        self._watched: deque[Record] | None = None
-        self._between: list[Callable[[], None]] = []
+        # records that ``async for`` has not yielded yet; None if nobody iterates over the run
+        self._unread: deque[Record] | None = None
+        self._between: list[Callable[[], None]] = []  # functions of ``between_instants``
         self.idle: Callable[[], bool] | None = None
         self.installed: Any = None if blueprint is None else blueprint.install(self)
 
@@ -272,7 +273,7 @@ class Simulation:
                 message. It may only await results of real computations (``join``), such as
                 trainings.
         """
-        if not self._over:
+        if not self._is_over:
             self.env.call(lambda: self._handle(handler().__await__()), SERVE)
 
     def submit(self, function: Callable[..., T], *args: object, alone: bool = False) -> "Future[T]":
@@ -323,8 +324,8 @@ class Simulation:
         record = _make_record(Record, (self.now, kind, fields))
         for sink in self._receivers.get(kind, self._sinks):
             sink(record)
-        if self._watched is not None:
-            self._watched.append(record)
+        if self._unread is not None:
+            self._unread.append(record)
 
     def listen(self, sink: Sink, *, kinds: Sequence[str] = ()) -> None:
         """Register a function that receives every record, or the records of some kinds.
@@ -402,8 +403,7 @@ class Simulation:
 
     def begin_restored(self) -> None:
         """Begin the restored tasks and processes at the present time; each runs to its first wait."""
-        while self.env.peek() <= self.now:
-            self.env.step()
+        self._process_present()
 
     def _no_snapshot(self, reason: str) -> SimulationError:
         return SimulationError(f"a snapshot is not possible at {self.now!r} s: {reason}")
@@ -415,52 +415,65 @@ class Simulation:
         return self.stopped or _NOTHING_LEFT
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        self._watched = deque()
+        self._unread = deque()
         async for _ in self._drive():
-            while self._watched:
-                yield self._watched.popleft()
-        while self._watched:
-            yield self._watched.popleft()
+            while self._unread:
+                yield self._unread.popleft()
+        while self._unread:
+            yield self._unread.popleft()
 
     async def _drive(self) -> AsyncIterator[None]:
-        """Process the events of each time in turn, until the run is over.
+        """Run to the end, and yield at short intervals so that new records can be read.
 
         Control returns to asyncio's event loop often enough for other coroutines to continue.
         """
         try:
             with _rare_collections():
-                breath = time.perf_counter()
-                instants = 0
-                while True:
-                    due = self.env.advance()
-                    if self.env.pending is not None:
-                        await self._await_pending()
-                        continue
-                    if self._between:
-                        self._act_between_instants()
-                        due = self.env.peek()
-                    if not self._goes_on(due):
-                        break
-                    instants += 1
-                    if self._watched or instants >= _INSTANTS_A_LOOK:
-                        instants = 0
-                        yield
-                        self.env.trim()
-                        if time.perf_counter() - breath > _BREATH_S:
-                            await asyncio.sleep(0)
-                            breath = time.perf_counter()
-                        due = self.env.peek()  # other coroutines may have set alarms
-                    self.env.move(due)
-                self._over = True  # from here on, handlers of messages do not run
-                # the empty first function lets all events up to now, ``ended`` too, precede the others
-                for final in (lambda: None, *self._finals):
-                    final()
-                    while self.env.peek() <= self.now:
-                        self.env.step()
+                async for _ in self._process_instants():
+                    yield
+                self._finish()
         finally:
             self.settled = True
             for close in self._closers:
                 close()
+
+    async def _process_instants(self) -> AsyncIterator[None]:
+        """Process the events of each instant in turn, until the run does not go on."""
+        last_pause = time.perf_counter()
+        instants = 0  # processed since the last yield
+        while True:
+            due = self.env.advance()
+            if self.env.pending is not None:
+                await self._await_pending()
+                continue  # the present instant has more events
+            if self._between:
+                self._act_between_instants()
+                due = self.env.peek()
+            if not self._goes_on(due):
+                return
+            instants += 1
+            if self._unread or instants >= _INSTANTS_A_YIELD:
+                instants = 0
+                yield
+                self.env.trim()
+                if time.perf_counter() - last_pause > _PAUSE_EVERY_S:
+                    await asyncio.sleep(0)
+                    last_pause = time.perf_counter()
+                due = self.env.peek()  # other coroutines may have set alarms
+            self.env.move(due)
+
+    def _finish(self) -> None:
+        """Process the last events of the present instant, and call the functions of ``at_end``."""
+        self._is_over = True  # from here on, handlers of messages do not run
+        self._process_present()
+        for final in self._finals:
+            final()
+            self._process_present()
+
+    def _process_present(self) -> None:
+        """Process all events that are due at the present time."""
+        while self.env.peek() <= self.now:
+            self.env.step()
 
     async def _await_pending(self) -> None:
         """Wait until the real computation in ``env.pending`` is done, then continue its event.
@@ -514,7 +527,7 @@ class Simulation:
             waited = next(handler)
             # raised in the handler itself, so that the traceback has its line
             while not isinstance(waited, Join):
-                waited = handler.throw(SimulationError(_WAITS))
+                waited = handler.throw(SimulationError(_FOREIGN_AWAIT))
         except StopIteration:
             return
         finally:

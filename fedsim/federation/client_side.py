@@ -187,8 +187,8 @@ class ClientSide:
         Its models are names (``Ref``) of models that are computed when their weights are needed.
         """
         results = _Results()
-        epochs = iter(task.trained)
-        ahead = iter(context.ahead)
+        finished_epochs = iter(task.trained)
+        models_ahead = iter(context.ahead)
         for step in task.steps:
             if isinstance(step, Evaluate):
                 batch = None if step.samples is None else (step.samples, task.count)
@@ -196,12 +196,13 @@ class ClientSide:
                     step.models, task.device, version=task.version, batch=batch
                 )
             elif isinstance(step, Train):
-                finished = next(epochs)
-                computed = next(ahead, None)
-                if finished != step.training.epochs:
-                    computed = None  # the training was cut off
-                if finished:
-                    self._add_training(task, step.training, finished, computed, results)
+                epochs = next(finished_epochs)
+                model_ahead = next(models_ahead, None)
+                was_cut_off = epochs != step.training.epochs
+                if was_cut_off:
+                    model_ahead = None  # it is the result of the whole training
+                if epochs:
+                    self._add_training(task, step.training, epochs, model_ahead, results)
         update = results.updates[-1] if results.updates else None
         return LocalResult(
             task.samples,
@@ -211,7 +212,7 @@ class ClientSide:
             results.start,
             results.tested,
             earlier=results.updates[:-1],
-            trained=update,
+            trained=update,  # stays, if ``Client.computed`` or an attack replaces the update
         )
 
     def _add_training(
@@ -219,7 +220,7 @@ class ClientSide:
         task: Task,
         training: Training,
         epochs: int,
-        computed: Ref | None,
+        model_ahead: Ref | None,
         results: "_Results",
     ) -> None:
         """Add a training that a device has done, in whole or in part, to the results of its task.
@@ -228,8 +229,8 @@ class ClientSide:
             task: the task.
             training: the training as the strategy's code on the device asked for it.
             epochs: count of finished epochs, at least one.
-            computed: the result, if ``_train_ahead`` has computed it and the training was not cut
-                off; None: the result gets a name now, and is computed when it is needed.
+            model_ahead: the result, if ``_train_ahead`` has computed it and the training was not
+                cut off; None: the result gets a name now, and is computed when it is needed.
             results: the results so far, which are changed.
         """
         earlier = results.updates
@@ -244,7 +245,7 @@ class ClientSide:
         if epochs != training.epochs:
             training = replace(training, amount=LocalEpochs(epochs))
         number = len(earlier)
-        update = computed
+        update = model_ahead
         if update is None:
             update = self.train(task, training, number, task.version)
         if self._trainer.state == "kept":

@@ -175,15 +175,16 @@ def summarised(path: Path, entry: str) -> object:
 
 
 def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
-    """Remove files of a run folder that a run resumed from a checkpoint will write again.
+    """Prepare a run folder for a run that is resumed: remove the files that it will write again.
 
-    They are final files, unfinished files, and parts of tables that are newer than the checkpoint.
+    These are the final files, unfinished files, and the part files of tables that were written after
+    the checkpoint.
 
     Args:
         path: the run folder.
-        parts: files with some rows of a table (parts) that the checkpoint needs; all other parts are
-            removed.
-        more: names of other final files to remove, such as those of meters.
+        parts: part files that the checkpoint needs, each with some rows of a table; all other part
+            files are removed.
+        more: names of other final files to remove, such as the files of meters.
     """
     tables = (EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, TRACES, TRACED_LINKS)
     names = (SUMMARY, *tables, MODELS, BEST, NETWORK, *more)
@@ -271,9 +272,9 @@ def changes(folder: Path) -> Iterator[str]:
     try:
         written = read_bytes(folder / SUMMARY)
         summary = read_json(folder / SUMMARY)
-        is_older = summary["fedsim"] in _BEFORE_SEALS and SEAL not in summary
         is_intact = written == summary_text(summary).encode()
-        if is_intact and not is_older:
+        has_no_seal = summary["fedsim"] in _BEFORE_SEALS and SEAL not in summary
+        if is_intact and not has_no_seal:
             is_intact = summary[SEAL] == _seal(summary)
         expected = dict(summary["files_sha256"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -126,15 +126,17 @@ def _check_magnitudes(table: pa.Table) -> None:
         table: any table of a run folder.
     """
     for name, column in zip(table.column_names, table.columns, strict=True):
-        most = _LARGEST.get(name)
-        if most is None or not pa.types.is_floating(column.type):
+        largest = _LARGEST.get(name)
+        if largest is None or not pa.types.is_floating(column.type):
             continue
-        known = column.drop_null()
+        values = column.drop_null()
         # both comparisons are False for NaN
-        allowed = pc.and_kleene(pc.greater_equal(known, -most), pc.less_equal(known, most))
-        if pc.all(allowed).as_py() is False:
-            value = known.filter(pc.invert(allowed))[0].as_py()
-            raise ValueError(f"its column {name} holds {value:g}")
+        is_possible = pc.and_kleene(
+            pc.greater_equal(values, -largest), pc.less_equal(values, largest)
+        )
+        impossible = values.filter(pc.invert(is_possible))
+        if len(impossible):
+            raise ValueError(f"its column {name} holds {impossible[0].as_py():g}")
 
 
 def _types_of(name: str, stored: pa.Schema) -> dict[str, pa.DataType]:
@@ -300,11 +302,9 @@ class RunFolder:
     @property
     def population(self) -> int:
         """Count of devices in the run's population."""
-        return (
-            self.size(files.DEVICES)
-            if self.has_all_devices
-            else int(self.scenario["population"]["devices"])
-        )
+        if self.has_all_devices:
+            return self.size(files.DEVICES)
+        return int(self.scenario["population"]["devices"])
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Return a Parquet table of the folder.
@@ -347,6 +347,7 @@ class RunFolder:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
+        """Context manager that converts errors of the block to ``RunFolderError`` with a file's name."""
         try:
             yield
         except (
@@ -387,8 +388,9 @@ class RunFolder:
             An iterator over tuples of the columns' values, in the order of the events.
         """
         table = self.table(files.EVENTS)
-        wanted = pc.is_in(table["kind"].cast(pa.string()), value_set=pa.array(kinds))
-        return zip(*map(as_list, table.select(columns).filter(wanted).columns), strict=True)
+        is_of_kinds = pc.is_in(table["kind"].cast(pa.string()), value_set=pa.array(kinds))
+        events = table.select(columns).filter(is_of_kinds)
+        return zip(*map(as_list, events.columns), strict=True)
 
     @cached_property
     def transfers(self) -> Records:
@@ -396,12 +398,17 @@ class RunFolder:
         return self._rows_with_json(files.TRANSFERS, "payloads")
 
     def _rows_with_json(self, name: str, column: str) -> Records:
+        """Return the rows of a table as dicts, with one column parsed from JSON.
+
+        An empty cell of ``events.parquet`` becomes an empty dict.
+        """
         rows = self.rows(name)
         with self._reading(name):
             for row in rows:
-                row[column] = parse_json(
-                    "{}" if row[column] is None and name == files.EVENTS else row[column]
-                )
+                text = row[column]
+                if text is None and name == files.EVENTS:
+                    text = "{}"
+                row[column] = parse_json(text)
         return rows
 
     @cached_property

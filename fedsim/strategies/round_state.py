@@ -61,6 +61,20 @@ class SynchronousState(State):
     aggregation: dict[int, PartState] = field(default_factory=dict)
     optimiser: dict[int, PartState] = field(default_factory=dict)
 
+    def forget_round(self) -> None:
+        """Set the fields of the open round to those of a round in which nothing has happened yet."""
+        self.cohort = []
+        self.selected = 0
+        self.open = {}
+        self.received = []
+        self.slow = 0
+        self.disconnected = 0
+        self.candidates = []
+        self.questions = {}
+        self.answers = {}
+        self.drawn = None
+        self.secure.unread = False
+
     @property
     def slot(self) -> int:
         """Deprecated alias of ``schedule_step``, start of the round in units of ``every``."""

@@ -100,20 +100,25 @@ class Synchronous(Combining[S]):
     Most subclasses implement ``on_start``, ``contents``, ``aggregate``, ``models`` and ``center``.
     ``on_start`` makes the first model, and then awaits ``super().on_start()``, which opens round 0.
 
-    A round has these phases, in this order; those in brackets are passed over if they have no work:
+    A round has the phases of this table, in this order. A phase in brackets takes place only if the
+    scenario asks for it. Most phases end with a timer, which the server sets and which calls
+    ``on_timer`` with its name:
 
     ====================== ==================== ================================================
-    phase                  begins with          goes on
+    phase                  begins in            ends
     ====================== ==================== ================================================
-    select a cohort        ``_open_round``      at once; after ``retry`` if clients are lacking
-    (question candidates)  ``_open_round``      when all have answered, or at timer ``questions``
-    shift data             ``_begin_round``     at timer ``ask``, in the same instant
-    prepare                ``before_asking``    at timer ``computed``, when the server has computed
-    (exchange keys)        ``_begin_asking``    at timer ``secure-phase``, twice
-    train                  ``_ask_cohort``      when all tasks have ended, or at timer ``deadline``
-    (unmask the sum)       ``on_task_end``      at timer ``secure-phase``, and then ``unmasked``
-    aggregate              ``_close_round``     at timer ``aggregated``, when the server has computed
-    record                 ``_finish_round``    with the next round, at timer ``round`` if ``every``
+    select a cohort        ``_open_round``      at once; at timer ``retry`` if clients are lacking
+    (question candidates)  ``_open_round``      when all have answered; at the latest at timer
+                                                ``questions``
+    shift devices' data    ``_begin_round``     at timer ``ask``, in the same instant
+    prepare messages       ``before_asking``    at timer ``computed``, if the server takes time for it
+    (exchange keys)        ``_begin_asking``    at the second timer ``secure-phase``
+    train                  ``_ask_cohort``      when all tasks have ended; timer ``deadline`` ends the
+                                                tasks that still run
+    (unmask the sum)       ``on_task_end``      at timer ``unmasked``, after ``secure-phase``
+    aggregate              ``_close_round``     at timer ``aggregated``, if the server takes time for it
+    record                 ``_finish_round``    at once; with the key ``every``, the next round begins
+                                                at timer ``round``
     ====================== ==================== ================================================
 
     A subclass with its own memory derives its ``State`` from ``SynchronousState``, or adds entries
@@ -298,17 +303,7 @@ class Synchronous(Combining[S]):
 
     def _open_round(self) -> None:
         state = self.state
-        state.cohort = []
-        state.open = {}
-        state.received = []
-        state.slow = 0
-        state.disconnected = 0
-        state.selected = 0
-        state.candidates = []
-        state.questions = {}
-        state.answers = {}
-        state.secure.unread = False
-        state.drawn = None
+        state.forget_round()
         if self.server.lacks_clients(self.params.min_available):
             self._wait()
             return
@@ -346,24 +341,21 @@ class Synchronous(Combining[S]):
         rule = self._deadline
         devices = state.cohort
         state.asked_at = server.now
-        record: dict[str, float] = {}
+        record: dict[str, object] = {
+            "round": state.round,
+            "selected": len(devices),
+            "deadline": None,
+        }
         training_limit_s = self.params.training_limit_s(self.setting.mean_epoch_s)
         if training_limit_s is not None:
             record["training_limit"] = training_limit_s
         elif rule is not None:
             state.limit_s = rule.limit_s(state.deadline, state.round)
-        recorded_deadline = None
         if self._round_limit_s is not None:
             deadline = server.timer(RoundTimer.DEADLINE, server.now + self._round_limit_s)
             if not self.params.traits.late_goes_on:  # otherwise the deadline ends no task
-                recorded_deadline = deadline
-        server.emit(
-            "round-start",
-            round=state.round,
-            selected=len(devices),
-            deadline=recorded_deadline,
-            **record,
-        )
+                record["deadline"] = deadline
+        server.emit("round-start", **record)
         for device in devices:
             self._ask(device)
         state.selected = len(devices)
