@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedsim.analysis.serving import HOST, LivePage, server_of
-from fedsim.clock.executors import start
+from fedsim.clock.worker_process import start
 from fedsim.common.errors import FedsimError
 from fedsim.common.harmless import clean, say
 from fedsim.lab.reading.study_folder import INDEX, is_study

@@ -5,7 +5,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from fedsim.clock.executors import answer, read_answer
+from fedsim.clock.answers import answer, read_answer
 
 
 def test_answers_come_back_with_the_memory_of_arrays_apart() -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from fedsim.clock.executors import Inline, start
+from fedsim.clock.executors import Inline
+from fedsim.clock.worker_process import start
 from fedsim.common.errors import DataError
 from fedsim.common.machine import peak_memory
 from fedsim.common.round_words import counted

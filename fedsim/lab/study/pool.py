@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 from rich.progress import Progress
 from rich.text import Text
 
-from fedsim.clock.executors import start
+from fedsim.clock.worker_process import start
 from fedsim.common.harmless import clean
 from fedsim.common.machine import GpuShares
 from fedsim.common.round_words import counted

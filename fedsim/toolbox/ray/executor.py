@@ -23,7 +23,8 @@ from itertools import count
 from threading import Thread
 from typing import Any, TypeAlias
 
-from fedsim.clock.executors import Answer, Executor, answer
+from fedsim.clock.answers import Answer, answer
+from fedsim.clock.executors import Executor
 from fedsim.clock.placement import TaskResources
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError, SimulationError

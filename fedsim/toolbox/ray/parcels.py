@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 import cloudpickle
 import numpy as np
 
-from fedsim.clock.executors import Answer
+from fedsim.clock.answers import Answer
 from fedsim.common.arrays import AnyArray
 
 if TYPE_CHECKING:

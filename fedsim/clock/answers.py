@@ -1,0 +1,100 @@
+"""Answers of worker processes: pickled values and exceptions of calls, on pipes.
+
+The memory of arrays is written beside the pickle, so that it is not copied.
+"""
+
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from typing import IO, Any, NamedTuple
+
+from fedsim.common.errors import SimulationError
+
+
+class Pickled(NamedTuple):
+    """Pickle of an object, with the memory of its arrays kept separately, so that it is not copied.
+
+    Attributes:
+        content: the pickle without the memory of arrays.
+        buffers: the memory of each array.
+    """
+
+    content: bytes
+    buffers: Sequence[Any] = ()
+
+    def write(self, stream: IO[bytes]) -> None:
+        """Write pickle and arrays to a stream, from which ``read_pickled`` reads them."""
+        views = [pickle.PickleBuffer(buffer).raw() for buffer in self.buffers]
+        sizes = [(view.nbytes, view.readonly) for view in views]
+        pickle.dump((self.content, sizes), stream, protocol=5)
+        for view in views:
+            stream.write(view)
+
+
+def read_pickled(stream: IO[bytes]) -> Pickled:
+    """Read a pickle and its arrays' memory, as ``Pickled.write`` has written them.
+
+    The arrays get new memory, which is read-only if it was so in the sender.
+
+    Raises:
+        EOFError: the stream ends before the pickle does.
+    """
+    content, sizes = pickle.load(stream)
+    buffers: list[bytearray | memoryview] = []
+    for size, is_readonly in sizes:
+        buffer = bytearray(size)
+        if stream.readinto(buffer) < size:  # type: ignore[attr-defined]
+            raise EOFError
+        buffers.append(memoryview(buffer).toreadonly() if is_readonly else buffer)
+    return Pickled(content, buffers)
+
+
+class Answer(Pickled):
+    """Pickled result of a call in a worker process: (True, value) or (False, exception)."""
+
+    def outcome(self) -> tuple[bool, Any]:
+        """Return (True, the call's value) or (False, the exception that it raised)."""
+        succeeded, value = pickle.loads(self.content, buffers=self.buffers)
+        return succeeded, value
+
+
+def read_answer(stream: IO[bytes]) -> Answer:
+    """Read the result of a call from the pipe of the worker process that made the call.
+
+    Args:
+        stream: output of the worker, which has written the result by ``Answer.write``.
+
+    Returns:
+        The pickled result: the call's value, or the exception that it raised.
+
+    Raises:
+        EOFError: the worker has ended before the whole result was written.
+    """
+    return Answer(*read_pickled(stream))
+
+
+def answer(work: Callable[[], object]) -> Answer:
+    """Call a function, and pickle its value or its exception.
+
+    Args:
+        work: the function, without arguments.
+
+    Returns:
+        The pickled value or error. If the value or the error cannot be pickled, it is replaced by a
+        ``SimulationError`` with the message.
+    """
+    try:
+        outcome = True, work()
+    except Exception as error:
+        error.add_note("".join(traceback.format_exception(error)))
+        outcome = False, error
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        content = pickle.dumps(outcome, protocol=5, buffer_callback=buffers.append)
+        if not outcome[0]:
+            pickle.loads(content, buffers=buffers)
+        return Answer(content, buffers)
+    except Exception as error:
+        wrong = error if outcome[0] else outcome[1]
+        failure = SimulationError(f"{type(wrong).__name__}: {wrong}")
+        return Answer(pickle.dumps((False, failure), protocol=5))
