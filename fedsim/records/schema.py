@@ -13,7 +13,7 @@ counts as ``up``. A transfer between any other two endpoints, such as two device
 import hashlib
 import json
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -294,28 +294,31 @@ def _encoding() -> "Callable[[object], str]":
 encode = _encoding()
 """Function that returns a value as JSON, without spaces and with sorted keys."""
 
+_FIELDS_OF_MESSAGE = (
+    "task",
+    "device",
+    "round",
+    "group",
+    "step",
+    "outcome",
+    "bytes",
+    "delivered",
+    "payloads",
+)
+
 EventRow = tuple[
     float, str, int | None, int | None, int | None, int | None, str | None, str | None, str | None
 ]
 
 
-@lru_cache(maxsize=256)
-def _fields_without_column(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the fields of a record that have no column of their own in ``events.parquet``.
-
-    Args:
-        names: all fields of the record.
-    """
-    columns = ("device", "round", "group", "task", "step", "outcome")
-    return tuple(name for name in names if name not in columns)
+_COLUMNS_OF_FIELDS = frozenset(("device", "round", "group", "task", "step", "outcome"))
 
 
 def event_row(record: "Record") -> EventRow:
     """Convert a record to a row of ``events.parquet``, a tuple in the order of the columns."""
     time, kind, fields = record
-    others = _fields_without_column(tuple(fields))
-    data = encode({name: fields[name] for name in others}) if others else None
     get = fields.get
+    data = None if fields.keys() <= _COLUMNS_OF_FIELDS else _data(fields)
     return (
         time,
         kind,
@@ -327,6 +330,23 @@ def event_row(record: "Record") -> EventRow:
         get("outcome"),
         data,
     )
+
+
+def _data(fields: "Mapping[str, Any]") -> str:
+    """Return the fields of a record that have no column, as JSON."""
+    names = tuple(fields)
+    if names == _FIELDS_OF_MESSAGE:  # the most frequent: its JSON is put together from cached parts
+        payloads = encode_payloads(fields["payloads"])
+        size = _number(fields["bytes"])
+        return (
+            f'{{"bytes":{size},"delivered":{_number(fields["delivered"])},"payloads":{payloads}}}'
+        )
+    others = {name: fields[name] for name in names if name not in _COLUMNS_OF_FIELDS}
+    return encode(others)
+
+
+def _number(value: float) -> str:
+    return float.__repr__(value) if isinstance(value, float) else encode(value)
 
 
 @lru_cache(maxsize=4096, typed=True)  # typed, because 8 and 8.0 are different texts
