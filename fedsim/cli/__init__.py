@@ -250,7 +250,7 @@ def _show_progress(job: "Job") -> None:
     job.simulation.listen(progress.take, kinds=("round", "task-end"))
     job.simulation.at_close(progress.close)
     if job.checkpointer is not None:
-        job.checkpointer.tell = progress.saved
+        job.checkpointer.tell = progress.show_saved
 
 
 def _resumption(out: Path, *, allow_code: bool) -> str:

@@ -6,7 +6,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from fedsim.common.errors import DataError, FedsimError, ScenarioError
+from fedsim.common.errors import FedsimError, ScenarioError
 from fedsim.common.imports import code_from_file, is_refusal_of_code
 from fedsim.lab.audit import OF_SIMULATIONS, audit
 from fedsim.lab.audit.declared import unchecked_parts
@@ -52,20 +52,22 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
     findings = audit(path, allow_code=allow_code)
     with code_from_file(allow_code):
         unchecked, can_import_all = unchecked_parts(run)
-    missing = _missing_packages(run)
-    unchecked += missing
+    missing_packages = _missing_packages(run)
+    unchecked += missing_packages
     if files.MEASURED in run.summary:
         unchecked += [f"{title}: {reason}" for title, reason in OF_SIMULATIONS.items()]
-    lost = run.understood.lost
-    unchecked += [
-        f"the scenario has {value}, which this version does not have; what depends on it is not "
-        "checked"
-        for value in lost
-    ]
-    problem = None if lost else _refusal(run, allow_code)
-    is_ours = run.summary.get("fedsim") == __version__ and not run.understood.is_former
-    is_comparable = can_import_all and is_ours and not missing
-    if problem is not None and (not is_comparable or is_refusal_of_code(problem)):
+    unknown_values = run.understood.lost
+    for value in unknown_values:
+        unchecked.append(
+            f"the scenario has {value}, which this version does not have; what depends on it is "
+            "not checked"
+        )
+    problem = None
+    if not unknown_values:
+        problem = _reason_to_refuse(run, allow_code)
+    is_of_this_version = run.summary.get("fedsim") == __version__ and not run.understood.is_former
+    can_be_validated = can_import_all and is_of_this_version and not missing_packages
+    if problem is not None and (not can_be_validated or is_refusal_of_code(problem)):
         unchecked.append(f"{files.SCENARIO}: it cannot be validated here ({problem})")
         problem = None
     findings[VALID] = [] if problem is None else [problem]
@@ -84,10 +86,8 @@ def _missing_packages(run: RunFolder) -> list[str]:
     ]
 
 
-def _refusal(run: RunFolder, allow_code: bool) -> str | None:
+def _reason_to_refuse(run: RunFolder, allow_code: bool) -> str | None:
     """Return why this version of fedsim refuses a run's scenario; None if it accepts the scenario.
-
-    A missing data file is no reason.
 
     Args:
         run: the run folder.
@@ -95,10 +95,8 @@ def _refusal(run: RunFolder, allow_code: bool) -> str | None:
     """
     try:
         load_of_run(run, allow_code=allow_code)
-    except DataError:
-        return None
     except ScenarioError as error:
         return str(error)
-    except FedsimError:
+    except FedsimError:  # such as a missing data file, which does not make the scenario invalid
         return None
     return None

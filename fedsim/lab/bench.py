@@ -21,10 +21,11 @@ from pydantic import TypeAdapter
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.files import read_bytes, read_toml, require_regular
+from fedsim.common.round_words import counted
 from fedsim.common.streams import Streams
 from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.columns import Cell, ComparedTable
-from fedsim.lab.compare.lines import read_lines
+from fedsim.lab.compare.lines import ComparedLine, read_lines
 from fedsim.lab.compare.measures import FINAL, cost_of, costs_until
 from fedsim.lab.reading.targets import Target
 from fedsim.lab.study.conduct import run_study
@@ -42,7 +43,8 @@ BOARD = Path(__file__).parents[1] / "running" / "scenarios" / "worlds" / "board.
 ALL = "all"
 _STUDY = "bench"
 _TABLES = "tables.csv"  # file name of the digests, in the folder of the board
-_DRAWN = (
+# columns of devices in digests
+_DEVICE_COLUMNS = (
     "device",
     "speed",
     "link_down",
@@ -56,7 +58,7 @@ _DRAWN = (
 # columns of events in digests; ``data`` has losses, whose last bits differ between processors
 _EVENT_COLUMNS = ("time", "kind", "device", "round", "group", "task", "step", "outcome")
 _DIGITS = "%.12g"  # logarithms differ in the last bits between processors
-_MOST_NAMED = 6
+_MOST_NAMED = 6  # most tables that an error message names
 # digests hold the availability only up to this simulated time (s), as runs of one world differ in
 # length
 _COMPARED_S = 60.0
@@ -127,27 +129,27 @@ def bench(
         ScenarioError: there are ``changes``, but all strategies are on the board.
         FedsimError: see ``run_study``.
     """
-    tables = read_toml(shipped()[_STUDY])
-    on_board = tables["variants"]
+    study = read_toml(shipped()[_STUDY])
+    board_variants = study["variants"]
     overrides = {".".join(change.keys): change.value for change in map(read_change, changes)}
-    names = [*on_board] if ALL in strategies else list(dict.fromkeys(strategies))
-    if overrides and not set(names) - set(on_board):
+    names = [*board_variants] if ALL in strategies else list(dict.fromkeys(strategies))
+    if overrides and not set(names) - set(board_variants):
         raise ScenarioError(
             f"--set {changes[0]} has no effect: {', '.join(names)} of the board are what they are"
         )
     # a strategy with an import path has the name of its class
     variants = {name: name.rpartition(":")[2] for name in names}
-    tables["variants"] = {}
+    study["variants"] = {}
     for name, variant in variants.items():
-        usual = {"strategy.kind": name} | overrides
-        tables["variants"][variant] = on_board.get(name, usual)
-    for part in tables["parts"].values():
-        part["variants"] = {
-            variant: part["variants"].get(name, {}) for name, variant in variants.items()
+        settings_off_board = {"strategy.kind": name} | overrides
+        study["variants"][variant] = board_variants.get(name, settings_off_board)
+    for world in study["parts"].values():
+        world["variants"] = {
+            variant: world["variants"].get(name, {}) for name, variant in variants.items()
         }
-    tables["baseline"] = variants[names[0]]
-    run_study(tables, out, seeds=seeds, workers=workers, allow_code=allow_code)
-    return lines_of(out, tables["target"])
+    study["baseline"] = variants[names[0]]
+    run_study(study, out, seeds=seeds, workers=workers, allow_code=allow_code)
+    return lines_of(out, study["target"])
 
 
 def lines_of(out: Path, target: float) -> list[BoardLine]:
@@ -176,7 +178,7 @@ def lines_of(out: Path, target: float) -> list[BoardLine]:
     for line, row in zip(read_lines([out]).lines, rows, strict=True):
         times = [costs_until(run, reached_target)[time.name] for run in line.runs]
         reached = len(times) - times.count(None)
-        world = str(dict(line.point)["part"])
+        world = _world_of(line)
         time_s, time_low, time_high, traffic, joules, accuracy = row
         lines.append(
             BoardLine(
@@ -197,7 +199,13 @@ def lines_of(out: Path, target: float) -> list[BoardLine]:
     return lines
 
 
+def _world_of(line: ComparedLine) -> str:
+    """Return the name of the world of a line of the study, in which each part is a world."""
+    return str(dict(line.point)["part"])
+
+
 def _version() -> str:
+    """Return the version of fedsim, with the git commit if fedsim runs from a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return __version__
@@ -237,10 +245,10 @@ def tables_of(out: Path) -> WorldDigests:
     """
     digests: WorldDigests = {}
     for line in read_lines([out]).lines:
-        world = str(dict(line.point)["part"])
+        world = _world_of(line)
         for run in line.runs:
             seed = int(run.summary["seed"])
-            tables = {"devices": run.table(DEVICES).select(_DRAWN).to_pandas()}
+            tables = {"devices": run.table(DEVICES).select(_DEVICE_COLUMNS).to_pandas()}
             events = run.table(EVENTS).select(_EVENT_COLUMNS).to_pandas()
             tables[f"events of {line.name}"] = events
             if run.summary["simulated_s"] >= _COMPARED_S:
@@ -255,13 +263,14 @@ def tables_of(out: Path) -> WorldDigests:
 
 @cache
 def _digest_data(world: str, seed: int) -> str:
+    """Return a digest of the training and test samples of all devices of a world."""
     scenario = load(shipped()[f"worlds/{world}"])
     data = scenario.data.build(scenario.population.devices, Streams(seed))
-    parts: list[AnyArray] = []
+    arrays: list[AnyArray] = []
     for shard in data.shards:
-        parts += data.train_samples(shard)
-        parts += data.test_samples(shard)
-    return _digest(b"".join(np.ascontiguousarray(array).tobytes() for array in parts))
+        arrays += data.train_samples(shard)
+        arrays += data.test_samples(shard)
+    return _digest(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays))
 
 
 def _digest(content: bytes) -> str:
@@ -269,7 +278,7 @@ def _digest(content: bytes) -> str:
 
 
 def changed_tables(digests: Mapping[tuple[str, int, str], str], board: Path = BOARD) -> list[str]:
-    """Return which tables of the bench's worlds are not as they were for the published results.
+    """Return the tables of the bench's worlds that differ from those of the published results.
 
     Ranks compare new runs with the board, the CSV file of published results, so both need equal
     devices, data and availability. A file beside the board has digests of these tables. A table
@@ -386,33 +395,33 @@ def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> Compared
         lines: the results to show.
         board: the published results. Ranks are computed among ``board`` and ``lines`` together.
     """
-    by_name = {(line.strategy, line.world): line for line in (*board, *lines)}
-    ranked = places([*by_name.values()])
-    worlds = [line.world for line in by_name.values()]
+    compared = {(line.strategy, line.world): line for line in (*board, *lines)}
+    ranks = places([*compared.values()])
+    worlds = [line.world for line in compared.values()]
     rows: list[dict[str, Cell]] = []
     for line in lines:
-        place = ranked.get((line.strategy, line.world))
-        text = f"{place} of {worlds.count(line.world)}"
-        if place is None:
-            text = f"missed in {line.seeds - line.reached} of {line.seeds}"
+        rank = ranks.get((line.strategy, line.world))
+        place = f"{rank} of {worlds.count(line.world)}"
+        if rank is None:
+            place = f"missed in {line.seeds - line.reached} of {line.seeds}"
         rows.append(
             {
                 "strategy": line.strategy,
                 "world": line.world,
-                "place": text,
+                "place": place,
                 "time to target": interval_of(line),
                 "bytes": None if line.bytes is None else show_bytes(line.bytes),
                 "energy": None if line.joules is None else show_joules(line.joules),
             }
         )
     table = ComparedTable.of([*rows[0]], rows)
-    fewest = min(line.seeds for line in lines)
-    most = max((line.seeds for line in board), default=0)
-    if fewest >= most:
+    seeds = min(line.seeds for line in lines)
+    board_seeds = max((line.seeds for line in board), default=0)
+    if seeds >= board_seeds:
         return table
     note = (
-        f"These are {fewest} seed{'s' * (fewest > 1)}, the board's {most}: places may change with "
-        f"--seeds {most}."
+        f"These are {counted(seeds, 'seed')}, the board's {board_seeds}: places may change with "
+        f"--seeds {board_seeds}."
     )
     return replace(table, notes=(note,))
 

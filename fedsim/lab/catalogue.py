@@ -202,31 +202,46 @@ def _path_lines(name: str) -> list[str]:
     if not matches:
         matches = [entry for entry in _every_path() if entry[0].endswith(f".{name}")]
     tables = {file: spec for file, spec in _FILES.items() if file == name}
-    of_kinds: list[tuple[str, Sequence[str]]] = []
+    keys = []
     for path, owner, key in matches:
         specs = specs_of(owner.model_fields[key])
-        if "" in specs:
+        if "" in specs:  # the key is a table that has no kinds
             tables[path] = specs[""]
         else:
-            kind = owner.model_fields.get("kind")
-            kind_name = "" if kind is None else str(kind.default)
-            of_kinds.append((kind_name, (path, *_key_lines(owner, key))))
+            keys.append((path, owner, key))
     lines = []
     for path, spec in tables.items():
         lines += [f"{path}: {summary(spec)}", *_key_lines(spec)]
-    of_paths: list[tuple[str, Sequence[str]]] = []
-    key_paths = []
-    for text in _merge_equal(of_kinds):
-        path, *about_key = text.lines
-        owners = f" of {', '.join(dict.fromkeys(text.names))}" if any(text.names) else ""
-        of_paths.append((f"{path}{owners}", about_key))
-        key_paths.append(path)
-    for text in _merge_equal(of_paths):
-        lines += [*_heads(text.names), *text.lines]
+    lines += _merged_key_lines(keys)
+    key_paths = [path for path, _, _ in keys]
     for path in dict.fromkeys([*tables, *key_paths]):
         if path in _NAMES_FOR:
             title = _NAMES_FOR[path]
             lines += entry_lines(title, catalogue()[title])
+    return lines
+
+
+def _merged_key_lines(keys: Iterable[tuple[str, type[Spec], str]]) -> list[str]:
+    """Return text lines about keys; keys with equal descriptions are described together.
+
+    Args:
+        keys: for each key its dotted path, the spec that has it, and its name.
+    """
+    by_kind: list[tuple[str, Sequence[str]]] = []
+    for path, owner, key in keys:
+        kind = owner.model_fields.get("kind")
+        kind_name = "" if kind is None else str(kind.default)
+        by_kind.append((kind_name, (path, *_key_lines(owner, key))))
+    by_path: list[tuple[str, Sequence[str]]] = []
+    for text in _merge_equal(by_kind):
+        path, *description = text.lines
+        kinds = ""
+        if any(text.names):
+            kinds = f" of {', '.join(dict.fromkeys(text.names))}"
+        by_path.append((f"{path}{kinds}", description))
+    lines = []
+    for text in _merge_equal(by_path):
+        lines += [*_heads(text.names), *text.lines]
     return lines
 
 
@@ -249,18 +264,18 @@ def _merge_equal(texts: Iterable[tuple[str, Sequence[str]]]) -> list[_SharedText
     return [_SharedText(lines, alike) for lines, alike in names.items()]
 
 
-def _heads(places: list[str]) -> list[str]:
+def _heads(paths: list[str]) -> list[str]:
     """Return the heading for a key's description, with the dotted paths at which the key occurs.
 
     Args:
-        places: dotted paths of keys that have the same description.
+        paths: dotted paths of keys that have the same description.
 
     Returns:
         One line for one path; for several paths, a line ``alike in:`` and a line for each.
     """
-    if len(places) == 1:
-        return [f"{places[0]}:"]
-    return ["alike in:", *(f"    {place}" for place in places)]
+    if len(paths) == 1:
+        return [f"{paths[0]}:"]
+    return ["alike in:", *(f"    {path}" for path in paths)]
 
 
 def _search(words: list[str]) -> list[str]:
@@ -340,18 +355,18 @@ def _shorten(default: object, spec: type[Spec], name: str) -> object:
     field = spec.model_fields.get(name)
     if not isinstance(default, Mapping) or field is None:
         return default
-    kind = specs_of(field).get(default.get("kind", ""))
-    if kind is None:
+    spec_of_kind = specs_of(field).get(default.get("kind", ""))
+    if spec_of_kind is None:
         return default
     if default.get("kind") == "constant" and "value" in default:
         return default["value"]
-    usual = {key.name: key.default for key in keys_of(kind)}
-    short = {}
+    defaults_of_kind = {key.name: key.default for key in keys_of(spec_of_kind)}
+    short_table = {}
     for key, value in default.items():
-        shorter = _shorten(value, kind, key)
-        if key == "kind" or as_toml(shorter) != usual.get(key):
-            short[key] = shorter
-    return short
+        short_value = _shorten(value, spec_of_kind, key)
+        if key == "kind" or as_toml(short_value) != defaults_of_kind.get(key):
+            short_table[key] = short_value
+    return short_table
 
 
 def _resolve(schema: JsonSchemaValue, tables: JsonSchemaValue | None = None) -> JsonSchemaValue:
@@ -389,26 +404,28 @@ def _describe_default(key: Key) -> str:
 def _describe_values(described: JsonSchemaValue, tables: JsonSchemaValue) -> str:
     """Return a text on the values that a key allows, from its JSON schema."""
     alternatives = described.get("anyOf", [described])
-    kinds: list[str] = []
+    names: list[str] = []
     for schema in alternatives:
         constants = [schema["const"]] if "const" in schema else []
-        kinds += map(str, schema.get("enum", constants))
-    types = []
-    for schema in alternatives:
-        schema = _resolve(schema, tables)
+        names += map(str, schema.get("enum", constants))
+    types: list[str] = []
+    for alternative in alternatives:
+        schema = _resolve(alternative, tables)
         kind = schema.get("properties", {}).get("kind") or {}
         if "const" in kind:
-            kinds.append(kind["const"])
+            names.append(kind["const"])
             continue
         is_constant = "enum" in schema or "const" in schema
-        is_path = schema.get("pattern") == ":" or "pattern" in kind
-        if not is_constant and not is_path:
+        is_import_path = schema.get("pattern") == _IMPORT_PATH or "pattern" in kind
+        if not is_constant and not is_import_path:
             types.append(_describe_type(schema, tables))
     words = []
-    if kinds:
-        words.append(f"one of {', '.join(dict.fromkeys(kinds))}")
-    words += dict.fromkeys(word for word in types if not kinds or word != "a table")
-    if any(schema.get("pattern") == ":" for schema in alternatives):
+    if names:
+        words.append(f"one of {', '.join(dict.fromkeys(names))}")
+        # a table of one of the kinds is already among the names
+        types = [text for text in types if text != "a table"]
+    words += dict.fromkeys(types)
+    if any(schema.get("pattern") == _IMPORT_PATH for schema in alternatives):
         words.append("your own as 'package.module:Class'")
     return ", or ".join(words)
 
@@ -425,6 +442,7 @@ def _describe_type(schema: JsonSchemaValue, tables: JsonSchemaValue) -> str:
     return ", ".join(words)
 
 
+_IMPORT_PATH = ":"  # pattern of an import path in a JSON schema
 _BOUNDS = {
     "minimum": "{} or more",
     "exclusiveMinimum": "more than {}",

@@ -194,10 +194,10 @@ def run_until(sections: ScenarioTables, folder: Path, records: int, *, resume: b
         The status of the run: ``"interrupted"``, or ``"done"`` if it ended before.
     """
     job = Job(fedsim.Scenario(**sections), folder, Inline(), resume=resume)
-    numbers = count(1)
+    record_numbers = count(1)
 
     def interrupt_at_last(_: object) -> None:
-        if next(numbers) == records:
+        if next(record_numbers) == records:
             job.interrupt()
 
     job.simulation.listen(interrupt_at_last)
@@ -226,9 +226,10 @@ def give_other_tests(data: FederatedData) -> None:
     Args:
         data: data of all devices, changed in place.
     """
-    tests = np.unique(np.concatenate([shard.test for shard in data.shards]))
+    test_samples = np.unique(np.concatenate([shard.test for shard in data.shards]))
+    classes = data.pool.y[test_samples]
     for device, shard in enumerate(data.shards):
-        of_one_class = tests[data.pool.y[tests] == device % data.pool.classes]
+        of_one_class = test_samples[classes == device % data.pool.classes]
         data.shards[device] = replace(shard, test=of_one_class[: 1 + device])
 
 
@@ -296,7 +297,7 @@ def _sound_run(sections: ScenarioTables, folder: Path) -> RunFolder:
     return assert_sound(folder)
 
 
-_LASTS = (
+_STATE_ADVICE = (
     "whatever lasts is in 'Strategy.state', 'Device.state' or a part's 'state', as JSON values and "
     "refs"
 )
@@ -330,9 +331,11 @@ def assert_same_run(one: Path, other: Path) -> None:
     for name in FIGURES:
         figure = first_summary[name]
         repeated = second_summary[name]
-        assert figure == repeated, f"{name}: {figure} and {repeated}; {_LASTS}"
+        assert figure == repeated, f"{name}: {figure} and {repeated}; {_STATE_ADVICE}"
     for name in TABLES:
-        assert (one / name).read_bytes() == (other / name).read_bytes(), f"{name} differs; {_LASTS}"
+        assert (one / name).read_bytes() == (other / name).read_bytes(), (
+            f"{name} differs; {_STATE_ADVICE}"
+        )
 
 
 class StrategyContract:
@@ -394,13 +397,14 @@ class StrategyContract:
         sections = self.eventful(seed=5)
         events = run(sections, tmp_path / "whole")["events"]
         assert_sound(tmp_path / "whole")
-        draw = random.Random(str(sorted(self.strategy.items())))
+        # seeded by the strategy, so that a failed test can be repeated
+        generator = random.Random(str(sorted(self.strategy.items())))
+        status = ""
         for resume in (False, True):
-            records = draw.randrange(1, events)
-            status = run_until(sections, tmp_path / "cut", records, resume=resume)
-            if status == "done":
-                break
-        else:
+            if status != "done":
+                records = generator.randrange(1, events)
+                status = run_until(sections, tmp_path / "cut", records, resume=resume)
+        if status != "done":
             go_on(sections, tmp_path / "cut")
         assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
@@ -461,15 +465,16 @@ class StrategyContract:
     def test_devices_vanish_at_any_instant(self, tmp_path: Path) -> None:
         """Runs pass the audit and do not stall, even if devices are online for less than a task."""
         phases = [("1 s", "5 s", "10 min"), ("10 s", "30 s", "2 h")]
-        for seed, (on, off, most) in enumerate(phases):
+        for seed, (mean_on, mean_off, time_limit) in enumerate(phases):
             sections = self.eventful(seed=seed, rounds=6)
-            sections["stop"] = {"rounds": 6, "simulated_time": most}
+            sections["stop"] = {"rounds": 6, "simulated_time": time_limit}
             sections["population"]["availability"] = {
                 "kind": "renewal",
-                "mean_on": on,
-                "mean_off": off,
+                "mean_on": mean_on,
+                "mean_off": mean_off,
             }
             summary = _sound_run(sections, tmp_path / str(seed)).summary
+        # the first world may end without six rounds: its devices are online for less than a task
         assert summary["stopped"] != "simulated time", (
             "where devices stay for 10 s at a time, it made no 6 rounds in 2 h; "
             "'Strategy.on_task_end' comes with the outcome 'lost' too, and 'Server.look_again' "
@@ -543,6 +548,6 @@ class StrategyContract:
                 )
 
 
-# replacement of ``Evaluator.test``
 async def _test_equally(model: object, devices: object) -> float:
+    """Stand in for ``Evaluator.test``, with a result that no test sample changes."""
     return 0.5

@@ -9,20 +9,20 @@ from fedsim.world.rooflines import Rooflines
 
 
 @dataclass
-class _ShortKind:
+class _MemoryShortage:
     """Devices of a kind with too little memory for all layers of the model.
 
     Attributes:
         failing: count of devices that cannot train at all.
-        fewer: count of devices that train fewer layers.
-        needed: greatest memory that a training of all layers needs (bytes).
-        layers: counts of layers that the devices train.
+        with_fewer_layers: count of devices that train only the last layers.
+        needed_bytes: greatest memory that a training of all layers needs (bytes).
+        layer_counts: counts of layers that the devices train.
     """
 
     failing: int = 0
-    fewer: int = 0
-    needed: float = 0.0
-    layers: list[int] = field(default_factory=list)
+    with_fewer_layers: int = 0
+    needed_bytes: float = 0.0
+    layer_counts: list[int] = field(default_factory=list)
 
 
 def device_memory_lines(run: Run) -> list[str]:
@@ -39,24 +39,27 @@ def device_memory_lines(run: Run) -> list[str]:
 
 def _lines(run: Run, rooflines: Rooflines) -> Iterator[str]:
     trainable = run.population.trainable
-    refuses = run.scenario.population.short_of_memory == "refuse"
-    for kind, short in _find_short(run, rooflines).items():
+    are_refused = run.scenario.population.short_of_memory == "refuse"
+    for kind, shortage in _find_shortages(run, rooflines).items():
         count = int((rooflines.which[:trainable] == kind).sum())
-        room = show_bytes(rooflines.kinds[kind].room)
-        begin = f"have {room} for a training that takes {show_bytes(short.needed)}"
-        if short.fewer:
-            few = min(short.layers)
-            most = max(short.layers)
-            layers = str(few) if few == most else f"{few} to {most}"
-            devices = f"{short.fewer} of {count} devices of kind {run.capacity.names[kind]!r}"
-            yield f"{devices} {begin}: they train the last {layers} of {rooflines.layers} layers"
-        if short.failing:
-            devices = f"{short.failing} of {count} devices of kind {run.capacity.names[kind]!r}"
-            end = "they are never admitted" if refuses else "their tasks end for lack of memory"
-            yield f"{devices} {begin}: {end}"
+        devices = f"of {count} devices of kind {run.capacity.names[kind]!r}"
+        memory = show_bytes(rooflines.kinds[kind].room)
+        needed = show_bytes(shortage.needed_bytes)
+        devices_and_memory = f"{devices} have {memory} for a training that takes {needed}"
+        if shortage.with_fewer_layers:
+            least = min(shortage.layer_counts)
+            most = max(shortage.layer_counts)
+            layers = str(least) if least == most else f"{least} to {most}"
+            consequence = f"they train the last {layers} of {rooflines.layers} layers"
+            yield f"{shortage.with_fewer_layers} {devices_and_memory}: {consequence}"
+        if shortage.failing:
+            consequence = "their tasks end for lack of memory"
+            if are_refused:
+                consequence = "they are never admitted"
+            yield f"{shortage.failing} {devices_and_memory}: {consequence}"
 
 
-def _find_short(run: Run, rooflines: Rooflines) -> dict[int, _ShortKind]:
+def _find_shortages(run: Run, rooflines: Rooflines) -> dict[int, _MemoryShortage]:
     """Find the devices that have too little memory to train all layers of the model.
 
     Args:
@@ -67,21 +70,21 @@ def _find_short(run: Run, rooflines: Rooflines) -> dict[int, _ShortKind]:
         Index of a kind of device -> counts of its devices that lack memory.
     """
     population = run.population
-    sizes = None
+    batch_sizes = None
     if population.own is not None:
-        sizes = population.own.batch_size
-    kinds: dict[int, _ShortKind] = {}
-    for group in rooflines.groups(population.samples, sizes):
-        needed = rooflines.needed(group.training, group.samples)
-        if needed <= rooflines.kinds[group.kind].room:
+        batch_sizes = population.own.batch_size
+    shortages: dict[int, _MemoryShortage] = {}
+    for group in rooflines.groups(population.samples, batch_sizes):
+        needed_bytes = rooflines.needed(group.training, group.samples)
+        if needed_bytes <= rooflines.kinds[group.kind].room:
             continue
-        short = kinds.setdefault(group.kind, _ShortKind())
-        short.needed = max(short.needed, needed)
+        shortage = shortages.setdefault(group.kind, _MemoryShortage())
+        shortage.needed_bytes = max(shortage.needed_bytes, needed_bytes)
         members = int((group.devices < population.trainable).sum())
         fitted = rooflines.fit(group.kind, group.training, group.samples)
         if fitted.layers is None:
-            short.failing += members
+            shortage.failing += members
         else:
-            short.fewer += members
-            short.layers.append(fitted.layers)
-    return kinds
+            shortage.with_fewer_layers += members
+            shortage.layer_counts.append(fitted.layers)
+    return shortages

@@ -34,7 +34,7 @@ from fedsim.running.assembly import Run, assemble
 from fedsim.strategies.round_params import RoundParams
 
 if TYPE_CHECKING:
-    from fedsim.lab.planned_models import KeptModels, PlannedSaving
+    from fedsim.lab.planned_models import CheckpointedModels, PlannedSaving
     from fedsim.learning.engine import Learning
     from fedsim.running.scenario import Scenario
 
@@ -42,7 +42,7 @@ PATIENCE_S = 2.0
 # A trial stops after ``PATIENCE_S`` (real time). Only until its first round has ended, the limit is
 # this many times as long, as a forecast needs at least one whole round.
 _FIRST_ROUND = 30
-_PILOT_STEPS = 3
+_PILOT_STEPS = 3  # SGD steps from which the time of a step is guessed
 _SAMPLED = 100_000  # count of devices sampled for estimates of larger populations
 
 
@@ -58,20 +58,20 @@ def nominal_lines(run: Run) -> list[str]:
     scenario = run.scenario
     params = scenario.strategy
     devices = scenario.population.devices
-    step = 1 if run.lists_all_devices else devices // _SAMPLED
-    sampled = range(0, devices, step)
-    samples = run.samples[::step]
-    epoch_s = run.population.epochs_s(slice(0, devices, step))
+    stride = 1 if run.lists_all_devices else devices // _SAMPLED
+    sampled = range(0, devices, stride)
+    samples = run.samples[::stride]
+    epoch_s = run.population.epochs_s(slice(0, devices, stride))
     down_bytes = envelopes.down.model_bytes + learner.state_bytes
     up_bytes = envelopes.up.model_bytes + learner.state_bytes
-    down = _transfers_s(run, sampled, "down", down_bytes)
-    up = _transfers_s(run, sampled, "up", up_bytes)
+    download_s = _transfers_s(run, sampled, "down", down_bytes)
+    upload_s = _transfers_s(run, sampled, "up", up_bytes)
     lines = [
         f"{counted(devices, 'device')} with {int(run.samples.sum())} training samples "
         f"({int(run.samples.min())} to {int(run.samples.max())} a device, median "
         f"{int(np.median(samples))})"
     ]
-    if step > 1:
+    if stride > 1:
         lines.append(f"of these {len(sampled)} were looked at for the times below")
     lines.append(
         f"a model of {learner.parameters} parameters; {show_bytes(down_bytes)} down, "
@@ -80,7 +80,10 @@ def nominal_lines(run: Run) -> list[str]:
     if learner.base_bytes:
         base = show_bytes(learner.base_bytes)
         lines.append(f"and {base} of frozen tensors, once to each device")
-    lines.append(f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}")
+    lines.append(
+        f"alone on its link a device downloads in {_range(download_s)}, uploads in "
+        f"{_range(upload_s)}"
+    )
     if run.network.traces is not None:
         lines.append("links follow traces, whose means these times and the times below assume")
     lines.append(f"an epoch takes it {_range(epoch_s)}")
@@ -92,9 +95,9 @@ def nominal_lines(run: Run) -> list[str]:
     lines += extrapolation_lines(run.outside_of_rules, most=20)
     lines += _fitting_lines(run)
     if isinstance(params, RoundParams) and scenario.stop.rounds is not None:
-        passes = run.population.passes(slice(0, devices, step), params.local_epochs)
-        task_s = _tasks_s(run, params, down, passes * epoch_s, up)
-        lines += _round_lines(run, params, scenario.stop.rounds, task_s, step, passes)
+        passes = run.population.passes(slice(0, devices, stride), params.local_epochs)
+        task_s = _tasks_s(run, params, download_s, passes * epoch_s, upload_s)
+        lines += _round_lines(run, params, scenario.stop.rounds, task_s, stride, passes)
     return lines + scenario.stop.notes
 
 
@@ -129,7 +132,9 @@ def _fitting_lines(run: Run) -> list[str]:
     ]
 
 
-def _tasks_s(run: Run, params: RoundParams, down: Floats, training_s: Floats, up: Floats) -> Floats:
+def _tasks_s(
+    run: Run, params: RoundParams, download_s: Floats, training_s: Floats, upload_s: Floats
+) -> Floats:
     """Return the time (s) that a task of each device is expected to take; float64 [devices].
 
     If the strategy has a deadline, it cuts short the training or, for other strategies, the whole
@@ -138,12 +143,12 @@ def _tasks_s(run: Run, params: RoundParams, down: Floats, training_s: Floats, up
     Args:
         run: the run.
         params: parameters of its strategy.
-        down, training_s, up: times (s) of each device's download, training and upload.
+        download_s, training_s, upload_s: times (s) of each device's download, training and upload.
     """
     limit = params.first_deadline_s(run.strategy.setting.mean_epoch_s)
     if limit is not None and params.bounds_training:
         training_s = np.minimum(training_s, limit)
-    task_s = down + training_s + up
+    task_s = download_s + training_s + upload_s
     if limit is not None and not params.bounds_training:
         task_s = np.minimum(task_s, limit)
     return task_s + run.dispatch.envelopes.down.model_s + run.dispatch.envelopes.up.model_s
@@ -180,7 +185,7 @@ def data_lines(run: Run) -> list[str]:
 
 
 def _round_lines(
-    run: Run, params: RoundParams, rounds: int, task_s: Floats, step: int, passes: Floats
+    run: Run, params: RoundParams, rounds: int, task_s: Floats, stride: int, passes: Floats
 ) -> list[str]:
     """Return two text lines with estimates of the cost of a round, and of all rounds.
 
@@ -189,7 +194,7 @@ def _round_lines(
         params: parameters of its strategy.
         rounds: count of planned rounds.
         task_s: time of a task of each sampled device (s).
-        step: every ``step``-th device is sampled, from device 0 on.
+        stride: every ``stride``-th device is sampled, from device 0 on.
         passes: passes that each sampled device makes over its data in a training.
     """
     scenario = run.scenario
@@ -202,15 +207,15 @@ def _round_lines(
     interval_s = round_s
     if params.every is not None:
         interval_s = math.ceil(round_s / params.every) * params.every
-    messages = tasks
-    if params.traits.at_edges:
+    messages = tasks  # one download and one upload each
+    if params.traits.at_edges:  # the edge servers exchange models with the server, too
         messages += min(cohort, scenario.network.edge_servers)
     model_bytes = envelopes.down.model_bytes + envelopes.up.model_bytes + 2 * learner.state_bytes
     traffic = messages * model_bytes
     base_bytes = learner.base_bytes * min(devices, rounds * messages)
-    samples = run.samples[::step]
+    samples = run.samples[::stride]
     batches = []
-    for device, count in zip(range(0, devices, step), samples.tolist(), strict=True):
+    for device, count in zip(range(0, devices, stride), samples.tolist(), strict=True):
         batches.append(run.population.batching_of(device).count(count))
     steps = np.mean(passes * batches) * tasks
     gigaflops = np.mean(passes * samples) * tasks * learner.flops_per_sample / 1e9
@@ -236,10 +241,12 @@ def expected_maximum(values: Floats, drawn: int) -> float:
     from scipy.special import gammaln
 
     n = len(values)
-    smallest = np.arange(drawn, n + 1)
-    log_share = gammaln(smallest + 1) - gammaln(smallest - drawn + 1)
-    log_share = log_share - gammaln(n + 1) + gammaln(n - drawn + 1)
-    return float(np.diff(np.exp(log_share), prepend=0.0) @ np.sort(values)[drawn - 1 :])
+    i = np.arange(drawn, n + 1)
+    # log(C(i, drawn) / C(n, drawn)) by log k! = gammaln(k + 1); drawn! cancels
+    log_probability = gammaln(i + 1) - gammaln(i - drawn + 1)
+    log_probability = log_probability - gammaln(n + 1) + gammaln(n - drawn + 1)
+    probability_of_maximum = np.diff(np.exp(log_probability), prepend=0.0)
+    return float(probability_of_maximum @ np.sort(values)[drawn - 1 :])
 
 
 def _range(seconds: Floats) -> str:
@@ -271,8 +278,8 @@ class Beginning:
         fixed_bytes: size on disk (bytes) of the table of devices, which does not grow.
         stopped: the reason why the trial ended.
         saving: plans checkpoints; None if the run has no learning or cannot be resumed.
-        kept: count and size of the models that a checkpoint would contain after rounds 1, 2, 4,
-            8, ...
+        models_after_rounds: count and size of the models that a checkpoint would contain after
+            rounds 1, 2, 4, 8, ...
         resident_bytes: memory of the process (bytes) after trainings and tests.
         peak_bytes: peak memory of the process (bytes).
     """
@@ -292,7 +299,7 @@ class Beginning:
 
     def __init__(self, scenario: "Scenario", executor: Executor) -> None:
         start = time.perf_counter()
-        self.kept: list[KeptModels] = []
+        self.models_after_rounds: list[CheckpointedModels] = []
         self.run = assemble(scenario, Simulation(executor=Inline()), Tally)
         assert isinstance(self.run.learner, Tally)
         self.tally = self.run.learner
@@ -320,23 +327,24 @@ class Beginning:
         from fedsim.lab.planned_models import PlannedComputing, PlannedSaving  # loads torch
 
         scenario = self.run.scenario
-        room = scenario.training.memory or ROOM
-        planned = PlannedComputing(int(self.tally.parameters), room, self.workers)
-        self.tally.planned = planned
+        memory_bytes = scenario.training.memory or ROOM
+        parameters = int(self.tally.parameters)
+        self.tally.planned = PlannedComputing(parameters, memory_bytes, self.workers)
         if scenario.not_restorable is None:
             self.saving = PlannedSaving(scenario.checkpoint, self.run)
 
-    def models_now(self) -> "KeptModels":
+    def measure_present_models(self) -> "CheckpointedModels":
         """Return count and size of the models that a checkpoint would contain now, in this trial."""
-        from fedsim.lab.planned_models import KeptModels
+        from fedsim.lab.planned_models import CheckpointedModels
 
-        return KeptModels.of(self.run, len({device for device, _ in self.tally.trainings}))
+        trained_devices = {device for device, _ in self.tally.trainings}
+        return CheckpointedModels.of(self.run, len(trained_devices))
 
-    def _note_models(self) -> None:
-        self.kept.append(self.models_now())
+    def _record_models(self) -> None:
+        self.models_after_rounds.append(self.measure_present_models())
 
     @property
-    def futile(self) -> str | None:
+    def reason_without_round(self) -> str | None:
         """Reason why the run ended, if the trial reached the run's end and no round was finished.
 
         None if a round was finished, or if the trial stopped before the run's end.
@@ -358,9 +366,10 @@ class Beginning:
             def watch(record: Record) -> None:
                 if record.kind == "round":
                     self.rounds = record.fields["round"] + 1
+                    # measured rarely, as it takes long if there are many models
                     is_power_of_two = self.rounds & (self.rounds - 1) == 0
                     if self.core is not None and is_power_of_two:
-                        simulation.between_instants(self._note_models)
+                        simulation.between_instants(self._record_models)
                 self.simulated_s = record.time
                 limit_s = patience_s if self.rounds else _FIRST_ROUND * patience_s
                 if time.perf_counter() - start >= limit_s:
@@ -405,12 +414,12 @@ class Beginning:
             Real time (s) of an SGD step of one device, and of one test of the models.
         """
         tests = max(1, self.tally.tests)
-        together = max(1, round(len(self.tally.trainings) / tests))
-        middle = tests // 2 * together
-        cohort = self.tally.trainings[middle : middle + together]
-        if not cohort:
-            cohort = self.tally.trainings[-together:]
-        trainings = [training for training in cohort if self.steps_of(training)]
+        per_test = max(1, round(len(self.tally.trainings) / tests))
+        middle = tests // 2 * per_test
+        between_tests = self.tally.trainings[middle : middle + per_test]
+        if not between_tests:
+            between_tests = self.tally.trainings[-per_test:]
+        trainings = [training for training in between_tests if self.steps_of(training)]
         step_s = 0.0
         if trainings:
             step_s = await self._step_s(core, trainings, patience_s)
@@ -427,16 +436,20 @@ class Beginning:
     async def _step_s(
         self, core: "Learning", trainings: list[UsedTraining], patience_s: float
     ) -> float:
+        """Return the real time (s) of an SGD step, from trainings that fit into the patience."""
         first = trainings[:1]
+        first_steps = self.steps_of(first[0])
         await _train_s(core, first, most_steps=1)  # warm-up: the first training does extra work
-        pilot = min(_PILOT_STEPS, self.steps_of(first[0]))
-        guess = await _train_s(core, first, pilot) / pilot
-        most = max(_PILOT_STEPS, int(patience_s / guess))
-        if self.steps_of(first[0]) > most:  # a single device takes longer than the patience
-            return await _train_s(core, first, most) / most
-        totals = np.cumsum([self.steps_of(training) for training in trainings])
-        count = max(1, int(np.searchsorted(totals * guess, patience_s, side="right")))
-        return await _train_s(core, trainings[:count], most_steps=None) / float(totals[count - 1])
+        pilot_steps = min(_PILOT_STEPS, first_steps)
+        step_guess_s = await _train_s(core, first, pilot_steps) / pilot_steps
+        most_steps = max(_PILOT_STEPS, int(patience_s / step_guess_s))
+        if first_steps > most_steps:  # a single device takes longer than the patience
+            return await _train_s(core, first, most_steps) / most_steps
+        total_steps = np.cumsum([self.steps_of(training) for training in trainings])
+        fitting = int(np.searchsorted(total_steps * step_guess_s, patience_s, side="right"))
+        count = max(1, fitting)
+        real_s = await _train_s(core, trainings[:count], most_steps=None)
+        return real_s / float(total_steps[count - 1])
 
 
 async def _train_s(

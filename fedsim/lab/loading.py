@@ -45,7 +45,7 @@ async def run_async(
 ) -> "Result":
     """Run a scenario to its end, in a running event loop (of a notebook, or a server).
 
-    ``run`` is the same for code without an event loop.
+    Code without an event loop calls ``run``.
 
     Args:
         scenario: the scenario, the path of its file, or the name of a shipped scenario.
@@ -219,7 +219,10 @@ class LoadedRun:
 
     @property
     def sections(self) -> dict[str, Any]:
-        """Scenario of the run as plain tables (dict), from ``scenario.toml``, in the present keys."""
+        """Scenario of the run as plain tables (dict), from ``scenario.toml``.
+
+        Keys of an earlier version of fedsim are replaced by the keys of this version.
+        """
         return self._folder.scenario
 
     @cached_property
@@ -321,7 +324,7 @@ class LoadedRun:
         """
         from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL
 
-        draw = drawing(OF_ONE | OF_SEVERAL, kind)
+        draw = find_drawing(OF_ONE | OF_SEVERAL, kind)
         with making_sense([self.path]):
             if kind in OF_SEVERAL:
                 return draw([self._folder], **options)
@@ -355,8 +358,8 @@ class LoadedRun:
 class Result(LoadedRun):
     """A run that has just ended.
 
-    A run that wrote a folder has everything that a loaded run has. Other runs have ``summary``,
-    ``rows``, ``rounds`` and ``costs_to``.
+    If the run wrote a folder, all attributes of a loaded run can be used. Otherwise only
+    ``summary``, ``rows``, ``rounds`` and ``costs_to`` can be used.
 
     Attributes:
         rows: one dict per round.
@@ -407,7 +410,7 @@ class Result(LoadedRun):
         return as_html(title, facts_of(self.summary))
 
 
-def drawing(kinds: "Mapping[str, PictureKind]", kind: str) -> "Callable[..., Figure]":
+def find_drawing(kinds: "Mapping[str, PictureKind]", kind: str) -> "Callable[..., Figure]":
     """Return the function that draws a kind of picture.
 
     Args:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.common.round_words import counted
 from fedsim.common.units import show_bytes
-from fedsim.lab.tally import Together
+from fedsim.lab.tally import LargestCall
 from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.scratch import ROOM
 from fedsim.learning.streaming import WAITING
@@ -17,15 +17,15 @@ from fedsim.running.checkpoint.apart import LEAST_BYTES
 
 if TYPE_CHECKING:
     from fedsim.lab.forecast import Beginning
-    from fedsim.lab.planned_models import KeptModels
+    from fedsim.lab.planned_models import CheckpointedModels
 
 _LEAST_SHARE = 0.01  # least share of all memory at which a need is listed
 # memory of a sum of models, in sizes of a model: its start, its accumulator in float64 (two), and
 # its result
-_SUM = 4
+_MODELS_PER_SUM = 4
 # memory for each update of a function of all updates, in sizes of a model: two copies, and their
 # order
-_COLLECTED = 3
+_MODELS_PER_UPDATE = 3
 _SAVES = 3  # checkpoints on disk while one is written: that one and the two before it
 
 
@@ -52,7 +52,7 @@ class ModelCounts(NamedTuple):
     """Counts and sizes of a whole run's models, predicted from a trial of the run's beginning.
 
     Attributes:
-        named: models that the strategy names at the end, each of which is saved.
+        final_models: count of models that the run saves at its end.
         alive_bytes: size of the models that a checkpoint holds at the end (bytes).
         of_devices_bytes: part of ``alive_bytes`` that grows with the count of devices that have
             trained (bytes).
@@ -66,7 +66,7 @@ class ModelCounts(NamedTuple):
             is stored with each.
     """
 
-    named: int
+    final_models: int
     alive_bytes: float
     of_devices_bytes: float
     memory_bytes: float
@@ -83,13 +83,16 @@ def count_models(trial: "Beginning") -> ModelCounts:
         trial: the trial, which has ended.
     """
     run = trial.run
-    named = _plan_final_models(trial)
-    present = trial.models_now()
-    of_devices_bytes = _growth_bytes(trial, present, named)
+    devices = run.scenario.population.devices
+    final_models = _plan_final_models(trial)
+    present = trial.measure_present_models()
+    of_devices_bytes = _growth_bytes(trial, present, final_models)
     growth = _trained_growth(trial, present.trained)
-    if growth is not None and named > 1:
-        named = min(run.scenario.population.devices + 1, round(named * growth))
-    final = run.scenario.strategy.final_models(run.scenario.population.devices)
+    if growth is not None and final_models > 1:
+        final_models = min(devices + 1, round(final_models * growth))
+    declared = run.scenario.strategy.final_models(devices)
+    if declared is not None:
+        final_models = declared
     more_bytes = of_devices_bytes * ((growth or 1.0) - 1.0)
     memory_bytes, scratch_bytes = _split_storage(trial, more_bytes)
     saved_bytes = None
@@ -99,7 +102,7 @@ def count_models(trial: "Beginning") -> ModelCounts:
         saved_bytes = links.peak_bytes
         kept_bytes = links.end_bytes
     return ModelCounts(
-        named=named if final is None else final,
+        final_models=final_models,
         alive_bytes=present.bytes + more_bytes,
         of_devices_bytes=of_devices_bytes * (growth or 1.0),
         memory_bytes=memory_bytes,
@@ -137,7 +140,9 @@ def _trained_growth(trial: "Beginning", trained: int) -> float | None:
         return None
     devices = trial.run.scenario.population.devices
     trainings = len(trial.tally.trainings) / trial.share
-    return max(1.0, -devices * math.expm1(-trainings / devices) / trained)
+    # t random trainings reach n (1 - exp(-t / n)) of n devices
+    trained_at_end = -devices * math.expm1(-trainings / devices)
+    return max(1.0, trained_at_end / trained)
 
 
 def _split_storage(trial: "Beginning", more_bytes: float) -> tuple[float, float]:
@@ -152,28 +157,29 @@ def _split_storage(trial: "Beginning", more_bytes: float) -> tuple[float, float]
     if not more_bytes:
         return float(planned.scratch.most_used_bytes), float(planned.scratch.peak_bytes)
     all_bytes = planned.scratch.most_held_bytes + more_bytes
-    size = trial.run.learner.bytes
-    memory_bytes = min(all_bytes, size * (planned.room // size))
+    model_bytes = trial.run.learner.bytes
+    whole_models = planned.room // model_bytes
+    memory_bytes = min(all_bytes, model_bytes * whole_models)
     return memory_bytes, all_bytes - memory_bytes
 
 
-def _growth_bytes(trial: "Beginning", present: "KeptModels", named: int) -> float:
+def _growth_bytes(trial: "Beginning", present: "CheckpointedModels", final_models: int) -> float:
     """Estimate the size of the present models that belong to single devices (bytes).
 
     Their size grows with the count of devices that have trained. The growth is measured between an
-    earlier instant of the trial and its end. If there is no earlier instant, and the strategy names
-    several models, each trained device is assumed to have one.
+    earlier instant of the trial and its end. If there is no earlier instant, and there are several
+    final models, each trained device is assumed to have one.
 
     Args:
         trial: the trial, which has ended.
         present: the models that a checkpoint would contain now.
-        named: count of models that the strategy names.
+        final_models: count of models that the strategy has at the end of the trial.
     """
-    for earlier in trial.kept:
+    for earlier in trial.models_after_rounds:
         if 0 < earlier.trained < present.trained:
             slope = (present.bytes - earlier.bytes) / (present.trained - earlier.trained)
             return max(0.0, slope * present.trained)
-    if trial.share < 1.0 and named > 1:
+    if trial.share < 1.0 and final_models > 1:
         return min(present.bytes, trial.run.learner.bytes * present.trained)
     return 0.0
 
@@ -193,27 +199,27 @@ def data_need(data: FederatedData | None) -> Need:
     return Need("data", "data.source", float(size))
 
 
-def model_needs(run: Run, counts: ModelCounts, together: Together, workers: int) -> list[Need]:
+def model_needs(
+    run: Run, counts: ModelCounts, largest_call: LargestCall, workers: int
+) -> list[Need]:
     """Return the memory and temporary disk space that the models of a run need.
 
     Args:
         run: the run.
         counts: counts of models at the end of the run.
-        together: greatest count of models that one function call combines.
+        largest_call: function call that combines the most models.
         workers: count of workers.
     """
-    size = run.learner.bytes
-    room = run.scenario.training.memory or ROOM
-    cohort = run.at_once
-    working = (_SUM + WAITING * workers) * size
-    reason = explain_need(run)
-    if size * cohort > room and (reason or together.models >= cohort):
-        working += _COLLECTED * max(cohort, together.models) * size
-    tested = 0.0
-    if counts.named > 1:
-        tested = min(counts.named * size, max(room, WAITING * workers * size))
-    is_personal = counts.named > 1
-    part = "personal models" if is_personal else "models that are in use"
+    model_bytes = run.learner.bytes
+    results_bytes = WAITING * workers * model_bytes
+    round_bytes = _MODELS_PER_SUM * model_bytes + results_bytes
+    round_bytes += _MODELS_PER_UPDATE * _updates_in_memory(run, largest_call) * model_bytes
+    part = "models that are in use"
+    tested_bytes = 0.0
+    if counts.final_models > 1:
+        part = "personal models"
+        most_bytes = max(_memory_for_models(run), results_bytes)
+        tested_bytes = min(counts.final_models * model_bytes, most_bytes)
     return [
         Need(
             part,
@@ -221,11 +227,29 @@ def model_needs(run: Run, counts: ModelCounts, together: Together, workers: int)
             memory_bytes=counts.memory_bytes,
             scratch_bytes=counts.scratch_bytes,
         ),
-        Need("sums and results of a round", "strategy", working),
-        Need("tests of personal models", "evaluation", tested),
+        Need("sums and results of a round", "strategy", round_bytes),
+        Need("tests of personal models", "evaluation", tested_bytes),
         _cosines_need(run),
         _state_need(run, counts),
     ]
+
+
+def _memory_for_models(run: Run) -> float:
+    """Return the memory in which a run stores models; models beyond it are in a file (bytes)."""
+    return run.scenario.training.memory or ROOM
+
+
+def _updates_in_memory(run: Run, largest_call: LargestCall) -> int:
+    """Return how many updates of a round are in memory beyond the memory for models.
+
+    It is 0 if a round's updates fit into the memory for models, or if they are summed one by one.
+    """
+    cohort = run.at_once
+    if run.learner.bytes * cohort <= _memory_for_models(run):
+        return 0
+    if not why_single_updates(run) and largest_call.models < cohort:
+        return 0
+    return max(cohort, largest_call.models)
 
 
 def _cosines_need(run: Run) -> Need:
@@ -233,10 +257,11 @@ def _cosines_need(run: Run) -> Need:
 
     It is 0 unless ``evaluation.cosines`` is on. The updates are in memory twice, in float64.
     """
-    needed = 0.0
+    memory_bytes = 0.0
     if run.scenario.evaluation.cosines:
-        needed = 2 * 2 * run.learner.bytes * run.at_once
-    return Need("cosines between the updates of a round", "evaluation.cosines", needed)
+        float64_bytes = 2 * run.learner.bytes
+        memory_bytes = 2 * float64_bytes * run.at_once
+    return Need("cosines between the updates of a round", "evaluation.cosines", memory_bytes)
 
 
 def _state_need(run: Run, counts: ModelCounts) -> Need:
@@ -267,19 +292,19 @@ def saved_needs(run: Run, counts: ModelCounts, rounds: float) -> list[Need]:
         rounds: count of rounds of the whole run.
     """
     scenario = run.scenario
-    models = counts.named * run.learner.bytes
-    best = models if scenario.evaluation.keep_best else 0.0
-    saved = counts.saved_bytes
-    if saved is None:
-        saved = _saved_bytes(run, counts, rounds)
+    models_bytes = counts.final_models * run.learner.bytes
+    best_bytes = models_bytes if scenario.evaluation.keep_best else 0.0
+    checkpoints_bytes = counts.saved_bytes
+    if checkpoints_bytes is None:
+        checkpoints_bytes = _checkpoints_bytes(run, counts, rounds)
     return [
-        Need("checkpoints", "checkpoint", disk_bytes=saved),
-        Need("final models", "strategy", disk_bytes=models),
-        Need("best models", "evaluation.keep_best", disk_bytes=best),
+        Need("checkpoints", "checkpoint", disk_bytes=checkpoints_bytes),
+        Need("final models", "strategy", disk_bytes=models_bytes),
+        Need("best models", "evaluation.keep_best", disk_bytes=best_bytes),
     ]
 
 
-def _saved_bytes(run: Run, counts: ModelCounts, rounds: float) -> float:
+def _checkpoints_bytes(run: Run, counts: ModelCounts, rounds: float) -> float:
     """Estimate the greatest size of all checkpoints at a time, if the trial saw too few (bytes).
 
     Args:
@@ -292,15 +317,16 @@ def _saved_bytes(run: Run, counts: ModelCounts, rounds: float) -> float:
     saves = min(_SAVES, all_saves)
     if not saves:
         return 0.0
-    changed = counts.alive_bytes
+    changed_bytes = counts.alive_bytes
     if run.learner.bytes >= LEAST_BYTES:
         # checkpoints share the files of models that have not changed
         devices = scenario.population.devices
-        share = 1.0
+        trained_share = 1.0
         if run.at_once < devices:
-            share = -math.expm1(-run.at_once * rounds / all_saves / devices)
-        changed -= (1.0 - share) * counts.of_devices_bytes
-    return counts.alive_bytes + (saves - 1) * changed
+            # t random trainings between two checkpoints reach 1 - exp(-t / n) of n devices
+            trained_share = -math.expm1(-run.at_once * rounds / all_saves / devices)
+        changed_bytes -= (1.0 - trained_share) * counts.of_devices_bytes
+    return counts.alive_bytes + (saves - 1) * changed_bytes
 
 
 def _count_saves(spec: CheckpointSpec, rounds: float, end_s: float | None) -> int:
@@ -343,7 +369,7 @@ def need_lines(needs: Sequence[Need]) -> list[str]:
     return lines
 
 
-def together_lines(run: Run, together: Together) -> list[str]:
+def updates_in_memory_lines(run: Run, largest_call: LargestCall) -> list[str]:
     """Return a text line for the user if a round needs all its updates in memory at once.
 
     The line says how many, and which part of the scenario or function of the strategy is the
@@ -351,20 +377,20 @@ def together_lines(run: Run, together: Together) -> list[str]:
 
     Args:
         run: the run.
-        together: greatest count of models that one call of a function takes, and its name.
+        largest_call: function call that combines the most models.
 
     Returns:
         The line in a list; an empty list if updates are not all needed, or fit into the memory for
         models.
     """
-    cohort = run.at_once
-    room = run.scenario.training.memory or ROOM
-    reason = explain_need(run)
-    if run.learner.bytes * cohort <= room or not (reason or together.models >= cohort):
+    updates = _updates_in_memory(run, largest_call)
+    if not updates:
         return []
-    models = max(cohort, together.models)
-    why = reason or f"{together.function} takes {counted(together.models, 'model')} together"
-    return [f"a round has {counted(models, 'update')} in memory at once: {why}"]
+    reason = why_single_updates(run)
+    if not reason:
+        models = counted(largest_call.models, "model")
+        reason = f"{largest_call.function} takes {models} together"
+    return [f"a round has {counted(updates, 'update')} in memory at once: {reason}"]
 
 
 def unforeseen_lines(run: Run) -> list[str]:
@@ -380,7 +406,7 @@ def unforeseen_lines(run: Run) -> list[str]:
     return [f"sizes of models are of a trial without weights, in which {reason}"] if reason else []
 
 
-def explain_need(run: Run) -> str:
+def why_single_updates(run: Run) -> str:
     """Return why the server needs single updates of a round, not only their sum.
 
     Returns:

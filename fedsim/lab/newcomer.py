@@ -19,10 +19,11 @@ _CLASSES = 10
 _MOST_DEVICES = _DIGITS // 2  # each device needs two samples
 _WIDEST = 2048  # greatest width of a single hidden layer; a larger model has two layers
 # size (bytes) above which a small model is trained instead; messages keep the large size
-_LARGEST = 8e6
-_STAND_IN = 6e5  # bytes of the small model
+_LARGEST_TRAINED = 8e6
+_SMALL_MODEL = 6e5  # bytes of the small model
 _EPOCHS = 2
-_FACTORS = (0.7, 1.0, 1.5, 3.0)  # deadlines to try, as multiples of the median time of a task
+# deadlines to try, as multiples of the median time of a task
+_DEADLINE_FACTORS = (0.7, 1.0, 1.5, 3.0)
 _RATE = re.compile(r"(?i)\s*([0-9.]+)\s*(?:/\s*([0-9.]+)\s*)?([kMG])(?:bit/s|bps)\s*")
 _PARAMETERS = {
     "resnet18": 11_689_512,
@@ -78,19 +79,21 @@ def write_study(
         raise ScenarioError(
             f"the target is {target:g}; allowed is an accuracy between 0 and 1, such as 0.9"
         )
-    fleet = _devices(devices)
-    size_text = _size_of(model)
+    fleet = _read_fleet(devices)
+    size_text = _size_text(model)
     size = read_quantity("model", size_text, Bytes)
-    answered_link = _link(link, size)
+    answered_link = _read_link(link, size)
     task_s = answered_link.transfer_s + _EPOCHS * fleet.hardware["epoch"]
-    deadlines, note = _deadlines(deadline, task_s)
-    cohort = max(2, min(fleet.devices // 2, 20)) if fleet.devices > 4 else fleet.devices
-    in_rounds = ["fedavg", "fedavg-int8"]
+    deadlines, note = _choose_deadlines(deadline, task_s)
+    cohort = fleet.devices
+    if fleet.devices > 4:
+        cohort = min(fleet.devices // 2, 20)
+    strategies_with_rounds = ["fedavg", "fedavg-int8"]
     oort = ""
     if cohort < fleet.devices:  # otherwise no selection of devices differs from another
-        in_rounds.append("oort")
-        oort = _OORT.substitute(step=f"{_round(task_s):g}")
-    cells = len(in_rounds) * len(deadlines) + 1
+        strategies_with_rounds.append("oort")
+        oort = _OORT.substitute(step=f"{_round_to_two_digits(task_s):g}")
+    cells = len(strategies_with_rounds) * len(deadlines) + 1
     fields: dict[str, object] = {
         "link": link.strip(),
         "target": f"{target:g}",
@@ -101,7 +104,7 @@ def write_study(
         "deadlines": ", ".join(f'"{value:g} s"' for value in deadlines),
         "deadline_note": note,
         "oort": oort,
-        "in_rounds": ", ".join(f'"{name}"' for name in in_rounds),
+        "in_rounds": ", ".join(f'"{name}"' for name in strategies_with_rounds),
         "cohort": cohort,
         "buffer": max(1, cohort // 2),
         "rates": answered_link.rates,
@@ -110,7 +113,8 @@ def write_study(
     fields |= _fields_of_model(size_text.strip(), size)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(Template(read_text(_HERE / "study.txt")).substitute(fields), encoding="utf-8")
-    counts = f"{len(deadlines)} deadlines, {len(in_rounds) + 1} strategies, 3 seeds"
+    strategies = len(strategies_with_rounds) + 1  # FedBuff has no rounds
+    counts = f"{len(deadlines)} deadlines, {strategies} strategies, 3 seeds"
     return f"{file}: {counts}; a task takes some {show_seconds(task_s)} in the median"
 
 
@@ -169,17 +173,23 @@ def _fields_of_model(size_text: str, size: float) -> dict[str, object]:
         size_text: size of the user's model as text.
         size: the size (bytes). Instead of a large model, a small one is trained.
     """
-    is_large = size > _LARGEST
-    parameters = round((_STAND_IN if is_large else size) / 4)
+    trained_bytes = size
+    int8_codec = '"int8"'
+    messages = ""
+    if size > _LARGEST_TRAINED:
+        trained_bytes = _SMALL_MODEL
+        int8_codec = f'{{ kind = "plain", size = "{size / 4e6:g} MB" }}'
+        messages = _SIZED.substitute(size=size_text)
+    parameters = round(trained_bytes / 4)  # float32
     return {
         "model": size_text,
         "hidden": ", ".join(map(str, hidden_for(parameters))),
-        "int8": f'{{ kind = "plain", size = "{size / 4e6:g} MB" }}' if is_large else '"int8"',
-        "messages": _SIZED.substitute(size=size_text) if is_large else "",
+        "int8": int8_codec,
+        "messages": messages,
     }
 
 
-def _size_of(model: str) -> str:
+def _size_text(model: str) -> str:
     """Return the size of a well-known model as text, in float32; any other text is unchanged."""
     name = re.sub(r"[^a-z0-9]", "", model.lower())
     if name in _PARAMETERS:
@@ -192,7 +202,7 @@ def _size_of(model: str) -> str:
     return model
 
 
-def _deadlines(answer: str, task_s: float) -> tuple[list[float], str]:
+def _choose_deadlines(answer: str, task_s: float) -> tuple[list[float], str]:
     """Return the deadlines (s) that a new user's study tries, and a note about them.
 
     Args:
@@ -200,10 +210,10 @@ def _deadlines(answer: str, task_s: float) -> tuple[list[float], str]:
         task_s: estimated time of a device's task (s).
     """
     if answer.strip().lower() == "try":
-        deadlines = [_round(task_s * factor) for factor in _FACTORS]
+        deadlines = [_round_to_two_digits(task_s * factor) for factor in _DEADLINE_FACTORS]
         return deadlines, f"a task takes some {task_s:.0f} s in the median"
     middle = read_quantity("deadline", answer, PositiveSeconds)
-    deadlines = [_round(middle * factor) for factor in (0.5, 1.0, 2.0)]
+    deadlines = [_round_to_two_digits(middle * factor) for factor in (0.5, 1.0, 2.0)]
     return deadlines, "yours, its half and its double"
 
 
@@ -212,14 +222,18 @@ def hidden_for(parameters: int) -> list[int]:
 
     There is one layer, or two if one layer would be wider than 2048.
     """
-    width = (parameters - _CLASSES) / (_FEATURES + 1 + _CLASSES)
-    if width <= _WIDEST:
-        return [max(1, round(width))]
+    # one layer of width w has (features + 1) w + (w + 1) classes weights
+    single_width = (parameters - _CLASSES) / (_FEATURES + 1 + _CLASSES)
+    if single_width <= _WIDEST:
+        return [max(1, round(single_width))]
+    # a second layer adds w (w + 1) weights: w^2 + linear w = parameters - classes
     linear = _FEATURES + 2 + _CLASSES
-    return [round((math.sqrt(linear**2 + 4 * (parameters - _CLASSES)) - linear) / 2)] * 2
+    width = round((math.sqrt(linear**2 + 4 * (parameters - _CLASSES)) - linear) / 2)
+    return [width, width]
 
 
-def _devices(text: str) -> _Fleet:
+def _read_fleet(text: str) -> _Fleet:
+    """Read the answer to a new user's question about devices, such as ``200 phones``."""
     kinds = read_toml(_HERE / "kinds.txt")
     number, _, kind = text.strip().partition(" ")
     kind = kind.strip().lower()
@@ -232,7 +246,7 @@ def _devices(text: str) -> _Fleet:
     return _Fleet(int(number), kind, kinds[kind])
 
 
-def _link(text: str, size: float) -> _AnsweredLink:
+def _read_link(text: str, size: float) -> _AnsweredLink:
     """Read the answer to a new user's question about links.
 
     Args:
@@ -273,5 +287,5 @@ def _link(text: str, size: float) -> _AnsweredLink:
     return _AnsweredLink("\n".join(lines), preset, size / down + size / up)
 
 
-def _round(seconds: float) -> float:
+def _round_to_two_digits(seconds: float) -> float:
     return float(f"{seconds:.2g}")

@@ -24,7 +24,7 @@ from fedsim.running.checkpoint.apart import LinkedTensor, LinkedTensors, is_apar
 from fedsim.running.checkpoint.codec import Encoder
 from fedsim.running.checkpoint.snapshot import Saving, encode_models
 
-_SAVES = 3  # checkpoints on disk while one is written: that one and the two before it
+_KEPT_SAVES = 2  # checkpoints that a run keeps; while one is written, these and the new one exist
 
 
 def planned_weights(length: int) -> Weights:
@@ -126,8 +126,8 @@ class PlannedStream(Stream):
             self._use(recipe.otherwise)
 
 
-class KeptModels(NamedTuple):
-    """Count and size of the models that a checkpoint of a run would have at an instant.
+class CheckpointedModels(NamedTuple):
+    """Count and size of the models that a checkpoint of a run would contain at an instant.
 
     They are counted in a trial of a run's beginning, to predict how they grow with the count of
     trained devices.
@@ -143,7 +143,7 @@ class KeptModels(NamedTuple):
     refs: int
 
     @classmethod
-    def of(cls, run: Run, trained: int) -> "KeptModels":
+    def of(cls, run: Run, trained: int) -> "CheckpointedModels":
         """Count the models of a run that has processed all events of the present time.
 
         Args:
@@ -222,9 +222,10 @@ class PlannedLinks(LinkedTensors):
                 files.add(self.newest[id(array)])
             else:
                 small_bytes += array.nbytes
-        self._saves = [*self._saves[1 - _SAVES :], (files, small_bytes)]
+        kept = self._saves[-_KEPT_SAVES:]
+        self._saves = [*kept, (files, small_bytes)]
         self.peak_bytes = max(self.peak_bytes, _distinct_bytes(self._saves))
-        self.end_bytes = _distinct_bytes(self._saves[1 - _SAVES :])
+        self.end_bytes = _distinct_bytes(self._saves[-_KEPT_SAVES:])
         self.replace_written(encoder)
 
 

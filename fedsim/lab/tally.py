@@ -1,6 +1,6 @@
 """Learner for the trial of a forecast: counts trainings and tests, plans models without weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedsim.lab.planned_models import PlannedComputing
 
 
-class Together(NamedTuple):
+class LargestCall(NamedTuple):
     """Function call of a run that combines the most models at once, such as an aggregation.
 
     Attributes:
@@ -42,7 +42,7 @@ class Tally(Learner):
     Attributes:
         trainings: device and training of each result that the run uses.
         tests: count of tests of models.
-        together: greatest count of models that one function call combined so far.
+        largest_call: function call that combined the most models so far.
         planned: plans models; None if the run has no learning.
     """
 
@@ -52,10 +52,11 @@ class Tally(Learner):
         super().__init__(*args)
         self.trainings: list[UsedTraining] = []
         self.tests = 0
-        self.together = Together()
+        self.largest_call = LargestCall()
 
     @override
     def _name(self, prefix: str, recipe: Recipe | None, device: int | None = None) -> Ref:
+        # the base class would drop the recipe, as it does not learn
         ref = super()._name(prefix, recipe=None, device=device)
         ref.recipe = recipe
         return ref
@@ -77,7 +78,7 @@ class Tally(Learner):
 
     @override
     def apply(self, function: Function, models: Sequence[Ref], **options: Any) -> Ref:
-        self.together = max(self.together, Together(len(models), function.__name__))
+        self.largest_call = max(self.largest_call, LargestCall(len(models), function.__name__))
         return super().apply(function, models, **options)
 
     @override
@@ -87,8 +88,10 @@ class Tally(Learner):
         if contrast is not None:
             contrast = replace(contrast, previous=None)
         proximal = replace(training.proximal, anchor=None)
-        bare = replace(training, start=None, proximal=proximal, linear=None, contrast=contrast)
-        self.trainings.append((device, bare))
+        without_models = replace(
+            training, start=None, proximal=proximal, linear=None, contrast=contrast
+        )
+        self.trainings.append((device, without_models))
         return super().train(training, device, **options)
 
     @override
@@ -105,8 +108,7 @@ class Tally(Learner):
 
     @override
     def compute_now(self, ref: Ref) -> None:
-        with suppress(StopIteration):
-            self.note_skipped([ref], stay=True).send(None)
+        _run_without_waiting(self.note_skipped([ref], stay=True))
 
     @override
     def free_derived(self) -> None:
@@ -116,5 +118,10 @@ class Tally(Learner):
     def plan(self, models: Sequence[Ref]) -> None:
         """Plan the final models one by one, as a run computes and writes them at its end."""
         for model in models:
-            with suppress(StopIteration):
-                self.note_skipped([model]).send(None)
+            _run_without_waiting(self.note_skipped([model]))
+
+
+def _run_without_waiting(coroutine: Coroutine[object, None, None]) -> None:
+    """Run a coroutine that never waits, such as the planning of models, without an event loop."""
+    with suppress(StopIteration):
+        coroutine.send(None)

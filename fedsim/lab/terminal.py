@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from fedsim.common.stop import StopSpec
 
 _TOTAL = 1000  # steps of the progress bar
-_PLAIN_EVERY_S = 5.0
-_LIVE_EVERY_S = 0.1
-_SAVED_EVERY_S = 1.0
+_PLAIN_EVERY_S = 5.0  # interval of printed lines, if the console is no terminal
+_LIVE_EVERY_S = 0.1  # interval in which the progress bar is updated
+_SAVED_EVERY_S = 1.0  # least interval of printed lines on checkpoints
 
 
 class Console(rich.console.Console):
@@ -77,34 +77,34 @@ class RunProgress:
         self._stop = stop
         self._console = console
         self._facts = facts
-        self._warned = 0
-        self._began = time.perf_counter()
-        self._last_line = 0.0
-        self._last_saved = 0.0
-        self._round = 0
+        self._warnings_printed = 0
+        self._start_s = time.perf_counter()
+        self._last_line_s = 0.0
+        self._last_saved_s = 0.0
+        self._rounds = 0
         self._accuracy = ""
         self._saved = ""
         self._live: Progress | None = None
         if console.is_terminal:
             remaining = (TextColumn("left", markup=False), TimeRemainingColumn())
-            self._live = Progress(*bar(), *remaining, console=console, transient=True)
+            self._live = Progress(*progress_columns(), *remaining, console=console, transient=True)
             self._bar = self._live.add_task("simulated 0 s", total=_TOTAL)
             self._live.start()
 
     def take(self, record: Record) -> None:
         """Update the display from a record of the run."""
         if record.kind == "round":
-            self._round = record.fields["round"] + 1
+            self._rounds = record.fields["round"] + 1
             if record.fields["accuracy"] is not None:
                 self._accuracy = f", accuracy {record.fields['accuracy']:.4f}"
             self._warn()
-        now = time.perf_counter()
+        now_s = time.perf_counter()
         interval_s = _LIVE_EVERY_S if self._live else _PLAIN_EVERY_S
-        if now - self._last_line >= interval_s:
-            self._last_line = now
-            self._show(record.time, now - self._began)
+        if now_s - self._last_line_s >= interval_s:
+            self._last_line_s = now_s
+            self._show(record.time, now_s - self._start_s)
 
-    def saved(self, rounds: int, simulated_s: float) -> None:
+    def show_saved(self, rounds: int, simulated_s: float) -> None:
         """Show that a checkpoint was saved.
 
         If the console is no terminal, a line is printed, but not more than one in a second.
@@ -114,9 +114,9 @@ class RunProgress:
             simulated_s: simulated time of the checkpoint (s).
         """
         self._saved = f"saved at {self._word} {rounds} ({show_seconds(simulated_s)})"
-        now = time.perf_counter()
-        if self._live is None and now - self._last_saved >= _SAVED_EVERY_S:
-            self._last_saved = now
+        now_s = time.perf_counter()
+        if self._live is None and now_s - self._last_saved_s >= _SAVED_EVERY_S:
+            self._last_saved_s = now_s
             self._console.print(self._saved, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -126,27 +126,27 @@ class RunProgress:
 
     def _warn(self) -> None:
         warnings = self._facts().get("warnings", [])
-        for warning in warnings[self._warned :]:
+        for warning in warnings[self._warnings_printed :]:
             self._console.print(
                 f"warning: {clean(warning, 400)}", highlight=False, markup=False, soft_wrap=True
             )
-        self._warned = len(warnings)
+        self._warnings_printed = len(warnings)
 
     def _show(self, simulated_s: float, real_s: float) -> None:
-        done = share_done(self._stop, self._round, simulated_s)
-        text = f"simulated {show_seconds(simulated_s)}, {self._word} {self._round}{self._accuracy}"
+        done = share_done(self._stop, self._rounds, simulated_s)
+        text = f"simulated {show_seconds(simulated_s)}, {self._word} {self._rounds}{self._accuracy}"
         if self._live is not None:
             if self._saved:
                 text += f", {self._saved}"
             self._live.update(self._bar, completed=done * _TOTAL, description=text)
-        elif self._round:
+        elif self._rounds:
             remaining_s = real_s * (1 - done) / done if done else 0.0
             if remaining_s >= 1.0:  # 0 s: the simulated time is over, but learning continues
                 text += f", about {show_seconds(remaining_s)} left"
             self._console.print(text, soft_wrap=True)
 
 
-def bar() -> tuple[ProgressColumn, ...]:
+def progress_columns() -> tuple[ProgressColumn, ...]:
     """Return the columns of a progress line: bar, percentage and description."""
     return BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False)
 
@@ -176,10 +176,10 @@ def extrapolation_lines(lines: list[str], most: int = 5) -> list[str]:
         lines: descriptions of the values, one line each.
         most: greatest count of lines to return; lines beyond it are only counted.
     """
-    parts = lines[:most]
+    shown = lines[:most]
     if len(lines) > most:
-        parts.append(f"and {len(lines) - most} more")
-    return [f"outside of what a rule was fitted to: {part}" for part in parts]
+        shown.append(f"and {len(lines) - most} more")
+    return [f"outside of what a rule was fitted to: {line}" for line in shown]
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:

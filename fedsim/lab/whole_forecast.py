@@ -21,8 +21,8 @@ from fedsim.lab.model_memory import (
     model_needs,
     need_lines,
     saved_needs,
-    together_lines,
     unforeseen_lines,
+    updates_in_memory_lines,
 )
 from fedsim.running.assembly import Run
 
@@ -147,11 +147,13 @@ def _disk_bytes(needs: Sequence[Need], kept_bytes: float | None) -> float:
             (bytes); None if it is unknown, to assume the checkpoints' peak size.
     """
     sizes = {need.part: need.disk_bytes for need in needs if need.disk_bytes}
-    total = sum(sizes.values())
+    total_bytes = sum(sizes.values())
     if kept_bytes is None:
-        return total
-    saved = sizes.get("checkpoints", 0.0)
-    return max(total - sizes.get("final models", 0.0), total - saved + kept_bytes)
+        return total_bytes
+    # final models are written when the run has ended, and only the last checkpoints still exist
+    running_bytes = total_bytes - sizes.get("final models", 0.0)
+    end_bytes = total_bytes - sizes.get("checkpoints", 0.0) + kept_bytes
+    return max(running_bytes, end_bytes)
 
 
 def _needs(trial: Beginning, records_bytes: float) -> tuple[list[Need], float | None]:
@@ -166,26 +168,26 @@ def _needs(trial: Beginning, records_bytes: float) -> tuple[list[Need], float | 
         unknown).
     """
     data = data_need(trial.run.data)
-    program = max(0.0, trial.resident_bytes - data.memory_bytes)
+    program_bytes = max(0.0, trial.resident_bytes - data.memory_bytes)
     needs = [
-        Need("program", "", program),
+        Need("program", "", program_bytes),
         data,
         Need("records", "stop", disk_bytes=records_bytes),
     ]
     if trial.core is None:
         return needs, None
     counts = count_models(trial)
-    needs += model_needs(trial.run, counts, trial.tally.together, trial.workers)
+    needs += model_needs(trial.run, counts, trial.tally.largest_call, trial.workers)
     needs += saved_needs(trial.run, counts, trial.rounds / trial.share)
-    present = sum(need.memory_bytes for need in needs)
+    listed_bytes = sum(need.memory_bytes for need in needs)
     # the rest of the trial's peak: activations and gradients, which the whole run needs as well
-    training = Need("a training", "model", max(0.0, trial.peak_bytes - present))
+    training = Need("a training", "model", max(0.0, trial.peak_bytes - listed_bytes))
     return [*needs, training], counts.kept_bytes
 
 
 _LONG_ROUND_TRIP_S = 0.02
 _MANY_ROUND_TRIPS = 200  # an upload that lasts longer hardly depends on slow start and losses
-_LOOKED_AT = slice(0, 1000)  # devices whose rates and latencies stand for those of all
+_SAMPLED = slice(0, 1000)  # devices whose rates and latencies stand for those of all devices
 
 
 def shared_link_lines(run: Run) -> list[str]:
@@ -202,10 +204,10 @@ def shared_link_lines(run: Run) -> list[str]:
     server_rate = network.links.get("server up", math.inf)
     if run.scenario.network.protocol.queueing() is not None:
         return []
-    rates = np.asarray(network.access["up"][_LOOKED_AT], dtype=np.float64)
-    round_trip_s = 2 * float(np.median(network.latencies[_LOOKED_AT]))
-    fills_link = run.at_once * float(np.median(rates)) > server_rate
-    if not fills_link or round_trip_s < _LONG_ROUND_TRIP_S:
+    rates = np.asarray(network.access["up"][_SAMPLED], dtype=np.float64)
+    round_trip_s = 2 * float(np.median(network.latencies[_SAMPLED]))
+    do_uploads_fill_link = run.at_once * float(np.median(rates)) > server_rate
+    if not do_uploads_fill_link or round_trip_s < _LONG_ROUND_TRIP_S:
         return []
     upload_s = run.at_once * run.dispatch.envelopes.up.model_bytes / server_rate
     if upload_s > _MANY_ROUND_TRIPS * round_trip_s:
@@ -239,11 +241,11 @@ def _cost_lines(trial: Beginning, cost: CostHere) -> list[str]:
     ]
     lines += need_lines(cost.needs)
     if trial.core is not None:
-        lines += together_lines(trial.run, trial.tally.together)
+        lines += updates_in_memory_lines(trial.run, trial.tally.largest_call)
         lines += unforeseen_lines(trial.run)
-    if trial.futile is not None:
+    if trial.reason_without_round is not None:
         lines.append(
-            f"it makes not one round ({trial.futile}): devices, deadline and strategy do not "
+            f"it makes not one round ({trial.reason_without_round}): devices, deadline and strategy do not "
             "go together"
         )
     return lines

@@ -261,7 +261,7 @@ def models_of(sections: Sections) -> dict[str, Figure]:
         "held": Figure(held / size, scratch.most_held_bytes / size),
         "TMPDIR": Figure(counts.scratch_bytes / size, scratch.peak_bytes / size),
         "checkpoints": Figure((counts.saved_bytes or 0.0) / size, links.peak_bytes / size),
-        "final": Figure(float(counts.named), final / size),
+        "final": Figure(float(counts.final_models), final / size),
     }
 
 

@@ -180,10 +180,10 @@ def test_a_run_without_a_single_round_is_told(small: dict[str, Any]) -> None:
     hopeless = {"kind": "flexcfl", "groups": 2, "clients_per_round": 4, "deadline": "0.2 s"}
     scenario = fedsim.Scenario(**small | {"strategy": hopeless})
     _, trial = told(scenario)
-    assert trial.futile == trial.stopped == fedsim.run(scenario).summary["stopped"]
+    assert trial.reason_without_round == trial.stopped == fedsim.run(scenario).summary["stopped"]
     last = forecast_lines(scenario, Inline(), 60.0)[-1]
-    assert last.startswith(f"it makes not one round ({trial.futile})")
-    assert told(fedsim.Scenario(**small))[1].futile is None
+    assert last.startswith(f"it makes not one round ({trial.reason_without_round})")
+    assert told(fedsim.Scenario(**small))[1].reason_without_round is None
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_models_on_disk_are_those_that_were_predicted(name: str, tmp_path: Path)
     assert trial.share == 1.0
     counts = count_models(trial)
     predicted = _by_part(saved_needs(trial.run, counts, trial.rounds))
-    models = _by_part(model_needs(trial.run, counts, trial.tally.together, 1))
+    models = _by_part(model_needs(trial.run, counts, trial.tally.largest_call, 1))
     job = Job(scenario, tmp_path / "run", Inline())
     assert job.checkpointer is not None
     watch = WatchedLinks(tmp_path / "run")
@@ -100,8 +100,8 @@ def test_a_part_of_a_run_tells_how_many_personal_models_there_will_be() -> None:
         trial.share = rounds / 30
         counts.append(count_models(trial))
     forecast, fact = counts
-    assert fact.named <= 41
-    assert forecast.named == pytest.approx(fact.named, rel=0.2)
+    assert fact.final_models <= 41
+    assert forecast.final_models == pytest.approx(fact.final_models, rel=0.2)
     assert forecast.alive_bytes == pytest.approx(fact.alive_bytes, rel=0.25)
 
 
@@ -112,7 +112,7 @@ def test_check_says_what_cosines_and_states_of_optimisers_need() -> None:
     trial = Beginning(scenario, Inline())
     trial.go(60.0)
     counts = count_models(trial)
-    needs = _by_part(model_needs(trial.run, counts, trial.tally.together, 1))
+    needs = _by_part(model_needs(trial.run, counts, trial.tally.largest_call, 1))
     size = trial.run.learner.bytes
     cosines = needs["cosines between the updates of a round"]
     assert (cosines.key, cosines.memory_bytes) == ("evaluation.cosines", 4 * DEVICES * size)

@@ -193,7 +193,7 @@ def test_it_says_what_is_saved(terminal: bool, monkeypatch: pytest.MonkeyPatch) 
         StopSpec(rounds=100), Console(file=shown, force_terminal=terminal, width=200)
     )
     for rounds in (5, 10, 15):
-        progress.saved(rounds, 2.5 * rounds)
+        progress.show_saved(rounds, 2.5 * rounds)
         clock[0] += 0.6
         progress.take(Record(2.5 * rounds + 1, "round", {"round": rounds, "accuracy": None}))
     progress.close()

@@ -12,7 +12,7 @@ from fedsim.lab.compare.columns import ComparedTable
 from fedsim.lab.compare.lines import Lines, read_lines
 from fedsim.lab.compare.show import in_full
 from fedsim.lab.compare.table import Comparison
-from fedsim.lab.loading import LoadedRun, drawing, load_run
+from fedsim.lab.loading import LoadedRun, find_drawing, load_run
 from fedsim.lab.reading.study_folder import TRIALS, read_index
 from fedsim.records.notebook import as_html
 
@@ -127,7 +127,7 @@ class LoadedStudy:
         from fedsim.analysis.pictures import OF_SEVERAL
 
         runs = list(chain.from_iterable(line.runs for line in self._lines.lines))
-        return drawing(OF_SEVERAL, kind)(runs, **options)
+        return find_drawing(OF_SEVERAL, kind)(runs, **options)
 
     def __repr__(self) -> str:
         return (

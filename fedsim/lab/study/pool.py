@@ -27,7 +27,7 @@ from fedsim.common.machine import GpuShares
 from fedsim.common.round_words import counted
 from fedsim.common.units import show_seconds
 from fedsim.lab.reading.study_progress import ProgressFile
-from fedsim.lab.terminal import Console, bar
+from fedsim.lab.terminal import Console, progress_columns
 from fedsim.running.signals import signals
 
 News: TypeAlias = Mapping[str, Any]
@@ -114,7 +114,7 @@ class StudyProgress:
         self._last_line = self._began
         self._print(f"{counted(len(orders), 'run')} to do, {finished} done")
         if self._console.is_terminal and orders:
-            self._live = Progress(*bar(), console=self._console, transient=True)
+            self._live = Progress(*progress_columns(), console=self._console, transient=True)
             self._all = self._live.add_task("workers start", total=len(orders))
             self._live.start()
 
