@@ -172,6 +172,7 @@ class Asynchronous(Strategy[A]):
         self._refill()
 
     def _refill(self) -> None:
+        """Ask clients until ``concurrency`` work; if too few can be asked, try again later."""
         state = self.state
         server = self.server
         selection = self.params.selection
@@ -185,7 +186,7 @@ class Asynchronous(Strategy[A]):
             task = server.ask(device, {"model": state.model}, round=state.version)
             state.open[task] = OpenTask(state.version, state.model)
         state.draws += 1
-        if not state.open:
+        if not state.open:  # then no task's end causes the next refill
             server.look_again("refill", self.params.retry)
         elif len(state.open) < concurrency:
             server.timer("refill", server.now + self.params.retry)
@@ -209,6 +210,7 @@ class Asynchronous(Strategy[A]):
             self._refill_soon()
 
     def _refill_soon(self) -> None:
+        """Refill at the end of this instant, once for all clients that end in it."""
         if not self.state.refilling:
             self.state.refilling = True
             self.server.timer("refill", self.server.now)
@@ -227,14 +229,14 @@ class Asynchronous(Strategy[A]):
             await self.receive(message, task.model, state.version - task.version)
         self._refill_soon()
 
-    async def publish(self, model: Ref, updates: Sequence[Entry], **about: int) -> None:
+    async def publish(self, model: Ref, updates: Sequence[Entry], **record: int) -> None:
         """Publish a model as the next version, and end the round that records this version.
 
         Args:
             model: the next version.
-            updates: the updates of which the version is made. Each is an ``entry`` with ``weight``, its
-                weight in the version, and ``staleness``, a count of versions.
-            about: additional fields of the record ``aggregate``.
+            updates: the updates that are combined in the version, as ``entry`` returns them, each
+                with its ``weight`` in the version and its ``staleness``, a count of versions.
+            record: additional fields of the record ``aggregate``.
         """
         state = self.state
         server = self.server
@@ -245,7 +247,7 @@ class Asynchronous(Strategy[A]):
             tasks=[update["task"] for update in updates],
             weights=[update["weight"] for update in updates],
             staleness=[update["staleness"] for update in updates],
-            **about,
+            **record,
         )
         measured = []
         for update in updates:

@@ -165,14 +165,14 @@ class Strategy(Generic[P]):
         """
 
     async def on_timer(self, name: str) -> None:
-        """Called when the time of a timer has come that was set by ``Server.timer``.
+        """Called at the time of a timer that ``Server.timer`` has set.
 
         Args:
             name: name of the timer.
         """
 
     async def on_return(self, device: int) -> None:
-        """Called when a device that ``Clients.await_return`` waits for can be reached.
+        """Called when a device can be reached for which ``Clients.await_return`` was called.
 
         Args:
             device: ID of the device.
@@ -262,6 +262,6 @@ class Strategy(Generic[P]):
         Args:
             devices: IDs of the devices.
         """
-        if type(self).group_of is Strategy.group_of:  # a run may have millions of devices
-            return [None] * len(devices)
+        if type(self).group_of is Strategy.group_of:
+            return [None] * len(devices)  # faster: a run may have millions of devices
         return [self.group_of(device) for device in devices]

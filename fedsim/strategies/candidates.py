@@ -76,8 +76,8 @@ class Candidates:
         """
         selection = self._selection
         server = self._server
-        for device, served in _models_by_device(models, self.devices()).items():
-            contents = selection.question(served)
+        for device, device_models in _models_by_device(models, self.devices()).items():
+            contents = selection.question(device_models)
             task = server.ask(device, contents, QUESTION, group=group_of(device))
             self._state.questions[task] = device
         if selection.patience_s is not None:
@@ -102,7 +102,7 @@ class Candidates:
         return True
 
     def end(self) -> None:
-        """End all questions without an answer, as the selection does not wait any longer."""
+        """End all open questions, as the selection does not wait for more answers."""
         for task in list(self._state.questions):
             self._server.end(task, "late")
 
@@ -116,14 +116,15 @@ class Candidates:
         """
         state = self._state
         for candidates, count in state.candidates:
-            await self._reject(candidates, count)
+            await self._remove_unchosen(candidates, count)
+        # a device may have left while the selection waited for answers
         state.cohort = [device for device in state.cohort if self._server.clients.idle(device)]
         rejected = [device for device in self.devices() if device not in state.cohort]
         state.candidates = []
         state.answers = {}
         return rejected
 
-    async def _reject(self, candidates: list[int], count: int) -> None:
+    async def _remove_unchosen(self, candidates: list[int], count: int) -> None:
         """Remove from the cohort the candidates that the selection does not choose.
 
         Args:
@@ -148,10 +149,10 @@ def _models_by_device(models: ModelAssignment, devices: list[int]) -> dict[int, 
     assignments = []
     for model, assigned in models.values():
         assignments.append((model, None if assigned is None else set(assigned)))
-    served: dict[int, list[Ref]] = {}
+    models_by_device: dict[int, list[Ref]] = {}
     for device in devices:
         own_models = [
             model for model, assigned in assignments if assigned is None or device in assigned
         ]
-        served[device] = own_models or [model for model, _ in assignments]
-    return served
+        models_by_device[device] = own_models or [model for model, _ in assignments]
+    return models_by_device

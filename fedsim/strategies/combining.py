@@ -55,8 +55,8 @@ class Combining(Strategy[S]):
         selection = self._selection
         if selection is None or not selection.repeats:
             return None
-        memory = self.state.selection
-        return [selection.draws_of(memory, entry["device"]) for entry in entries]
+        selection_state = self.state.selection
+        return [selection.draws_of(selection_state, entry["device"]) for entry in entries]
 
     async def next_model(
         self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
@@ -76,7 +76,7 @@ class Combining(Strategy[S]):
         Returns:
             The next model [d].
         """
-        # private aggregation divides by a count that does not depend on which clients answered
+        # a private aggregation divides by a count that does not depend on which clients answered
         aggregation = self._needed_aggregation.for_rounds_of(self._expected_updates)
         weights = await aggregation.weigh(self.server, entries, self.weights(entries))
         self.record_aggregate(entries, weights, **record)
@@ -107,8 +107,8 @@ class Combining(Strategy[S]):
         """
         if self._optimiser is None:
             return aggregated
-        memory = state_of_slot(self.state.optimiser, group, self._optimiser)
-        return self._optimiser.step(self.server, memory, model, aggregated)
+        optimiser_state = state_of_slot(self.state.optimiser, group, self._optimiser)
+        return self._optimiser.step(self.server, optimiser_state, model, aggregated)
 
     def record_aggregate(
         self, entries: Sequence[Entry], weights: Sequence[float], **record: object
@@ -133,14 +133,16 @@ class Combining(Strategy[S]):
     def _privacy_spent(self) -> dict[str, float]:
         """Return the privacy spent in all rounds so far, as fields of the closing round's record.
 
-        The way in which the round's clients were drawn is first counted in ``state.draws``. Without
-        a privacy account of the aggregation there are no fields.
+        The round's draw is first counted in ``state.draws``. If the aggregation keeps no privacy
+        account, the dict is empty.
         """
         aggregation = self._aggregation
         if aggregation is None or not aggregation.accounts:
             return {}
         state = self.state
-        drawn = (1, 1) if state.drawn is None else state.drawn
+        drawn = state.drawn
+        if drawn is None:
+            drawn = (1, 1)  # no uniform draw: every device counts as drawn, 1 of 1
         state.draws[drawn] = state.draws.get(drawn, 0) + 1
         return aggregation.spent(state.draws, self.server.devices)
 

@@ -18,8 +18,8 @@ class FedAsyncParams(AsynchronousParams):
         alpha: weight of a fresh update in the new model.
         alpha_decay: factor by which alpha is multiplied at each version of ``alpha_decay_at``.
         alpha_decay_at: indices of versions at which alpha decays (the paper: by 0.5 at 800).
-        staleness: function of the staleness tau that scales the weight. ``polynomial``: (1 +
-            tau)^-a. ``hinge``: 1 up to b, then 1 / (a (tau - b) + 1).
+        staleness: function of the staleness tau that scales the weight: ``polynomial``, (1 +
+            tau)^-a, or ``hinge``, which is 1 up to tau = b, then 1 / (a (tau - b) + 1).
         exponent: a of ``polynomial``; 0: the weight does not fall (the paper's constant function).
         hinge_slope: a of ``hinge``; the defaults are from the paper's experiments.
         hinge_from: b of ``hinge``, in versions.
@@ -86,11 +86,11 @@ class FedAsync(Asynchronous[FedAsyncParams]):
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
         weight = self.params.weight(self.state.version, staleness)
-        before = self.state.model
-        parts = [(before, 1.0 - weight), (message["update"], weight)]
-        # ``otherwise`` is for an update that has all the weight and is not finite
-        model = self.server.models.mix(parts, otherwise=before)
+        model = self.state.model
+        parts = [(model, 1.0 - weight), (message["update"], weight)]
+        # ``otherwise`` is the result if the update has all the weight and is not finite
+        next_model = self.server.models.mix(parts, otherwise=model)
         update = self.entry(message, base)
         update.weight = weight
         update.staleness = staleness
-        await self.publish(model, [update])
+        await self.publish(next_model, [update])

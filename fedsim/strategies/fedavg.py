@@ -30,7 +30,7 @@ class FedAvgState(SynchronousState):
         model: The global model.
         kept: Device -> its kept tensors, for each device that has answered. Empty without
             ``model.keep`` and ``model.send``.
-        own: Device -> global model completed by its kept tensors; for tests, and not for training.
+        own: Device -> global model with the device's kept tensors, which is tested on the device.
     """
 
     model: Ref = field(init=False)
@@ -110,14 +110,14 @@ class FedAvg(Synchronous[S]):
 
     async def aggregate(self) -> None:
         state = self.state
-        before = state.model
+        previous_model = state.model
         if any(update.samples for update in state.received):
-            state.model = await self.next_model(before, state.received)
+            state.model = await self.next_model(previous_model, state.received)
         if self._keeping is not None:
-            # a private aggregation adds noise to every number, kept tensors included
             aggregation = self._aggregation
             if aggregation is not None and aggregation.protection == "private":
-                state.model = self._keeping.restore(before, state.model)
+                # the aggregation has added noise to the kept tensors too
+                state.model = self._keeping.restore(previous_model, state.model)
             for update in state.received:
                 state.kept[update.device] = update.contents["kept"]
             state.own = self._keeping.device_models(state.model, state.kept)

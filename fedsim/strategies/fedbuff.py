@@ -19,7 +19,7 @@ class FedBuffParams(AsynchronousParams):
     """Keys of ``[strategy]`` for FedBuff.
 
     Attributes:
-        buffer: K, how many updates make a version.
+        buffer: K, the count of updates in a version.
         server: server optimiser for the step along the mean of the updates
             (``parts/server_optimizer``). The paper's eta_g is ``lr`` of ``sgd``. None: eta_g is 1.
         staleness_discount: whether the weight of an update of staleness tau is 1/sqrt(1 + tau);
@@ -91,7 +91,8 @@ class FedBuff(Asynchronous[FedBuffParams]):
         update.weight = discount / params.buffer
         update.staleness = staleness
         state.buffer.append(update)
-        if sum(update.weight > 0 for update in state.buffer) == params.buffer:
+        counted = sum(update.weight > 0 for update in state.buffer)  # without too stale updates
+        if counted == params.buffer:
             buffer = state.buffer
             state.buffer = []
             await self.publish(self._step(buffer), buffer)

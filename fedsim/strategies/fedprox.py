@@ -44,8 +44,10 @@ class FedProxClient(SynchronousClient[FedProxParams]):
         if not self.params.partial_work:
             return super().limit(device, instruction)
         stop_at = instruction["stop_at"]
-        reserve = 0.0 if stop_at is None else device.upload_bytes({"update": instruction["model"]})
-        return Limit(stop_at, self.training_limit, reserve_upload=reserve)
+        upload_bytes = 0.0
+        if stop_at is not None:
+            upload_bytes = device.upload_bytes({"update": instruction["model"]})
+        return Limit(stop_at, self.training_limit, reserve_upload=upload_bytes)
 
 
 class FedProx(FedAvg[FedProxParams]):

@@ -61,8 +61,9 @@ class StrategyParams(FormerNames):
             bounds_training=self.bounds_training,
             is_secured=self.secured_by is not None,
         )
-        for refusal in refusals:
-            raise ValueError(refusal)
+        first_refusal = next(refusals, None)
+        if first_refusal is not None:
+            raise ValueError(first_refusal)
         return self
 
     @property
@@ -76,10 +77,10 @@ class StrategyParams(FormerNames):
 
     @property
     def unforeseen(self) -> str:
-        """Text that names models of a run that its trial without weights lacks; empty if none.
+        """Text for the user that names models which the prediction of memory misses; empty if none.
 
-        ``fedsim check`` predicts the memory of a run from such a trial, which misses these models,
-        and prints the text.
+        ``fedsim check`` predicts the memory of a run from a trial without weights, in which these
+        models do not exist, and prints the text.
         """
         return ""
 
@@ -114,7 +115,7 @@ class StrategyParams(FormerNames):
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Return whether each tensor of the model stays on the devices instead of being sent.
 
-        By default the tensors stay that the scenario keeps (``model.keep``, ``model.send``).
+        By default the scenario decides by ``model.keep`` and ``model.send``.
 
         Args:
             tensors: the tensors of the model, in order.

@@ -56,19 +56,21 @@ class Reasons:
         """
         if selection is None:
             return self
-        account = None
+        why_no_account = None
         if selection.looks_at_data:
-            account = (
+            why_no_account = (
                 f"the selection {selection.kind!r} goes by what clients find in their data, which "
                 "no account counts"
             )
-        key = f"strategy.selection is {selection.kind!r}" if selection.needs_accuracy else None
+        why_accuracy = None
+        if selection.needs_accuracy:
+            why_accuracy = f"strategy.selection is {selection.kind!r}"
         return replace(
             self,
-            privacy_account=self.privacy_account or account,
+            privacy_account=self.privacy_account or why_no_account,
             sum_alone=self.sum_alone or selection.why_single_updates,
             other_steps=self.other_steps or selection.counts_steps,
-            no_accuracy=self.no_accuracy or key,
+            no_accuracy=self.no_accuracy or why_accuracy,
         )
 
     def refusals(
@@ -91,15 +93,12 @@ class Reasons:
             The messages for the user, in the order in which they are shown.
         """
         all_reasons = self.with_selection(selection)
-        single_updates = self.sum_alone
         if aggregation is not None:
-            single_updates = single_updates or aggregation.why_single_updates
             protection = aggregation.protection
-            reason = None if protection is None else self.against(protection)
-            if protection is not None and reason:
+            if protection is not None and self.against(protection):
                 yield (
                     f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but "
-                    f"{reason}; allowed are 'weighted' and 'mean'"
+                    f"{self.against(protection)}; allowed are 'weighted' and 'mean'"
                 )
             if aggregation.accounts and all_reasons.privacy_account:
                 yield (
@@ -111,9 +110,12 @@ class Reasons:
                 "'deadline.since' is 'download', which bounds one training, but "
                 f"{self.training_limit}; allowed is 'round'"
             )
-        single_updates = single_updates or all_reasons.sum_alone
-        if is_secured and single_updates:
+        why_single_updates = self.sum_alone
+        if aggregation is not None:
+            why_single_updates = why_single_updates or aggregation.why_single_updates
+        why_single_updates = why_single_updates or all_reasons.sum_alone
+        if is_secured and why_single_updates:
             yield (
                 "'secure_aggregation' is given, by which the server learns the sum of updates "
-                f"alone, but {single_updates}"
+                f"alone, but {why_single_updates}"
             )

@@ -38,7 +38,8 @@ def _needs_mean(deadline: Deadline | float | None) -> bool:
     """Return whether a deadline's time depends on the mean time of an epoch over the devices."""
     if not isinstance(deadline, Deadline):
         return False
-    return deadline.mean_over is not None or type(deadline).among is not Deadline.among
+    converts_times = type(deadline).among is not Deadline.among
+    return deadline.mean_over is not None or converts_times
 
 
 DeadlineKey = Annotated[
@@ -157,7 +158,7 @@ class RoundParams(StrategyParams):
     def check_deadline(self, fastest_download_s: float) -> None:
         if self.bounds_training or _needs_mean(self.deadline):
             return
-        least = self.first_deadline_s(math.nan)
+        least = self.first_deadline_s(mean_epoch_s=math.nan)  # the deadline does not use it
         if least is not None and least <= fastest_download_s:
             raise ScenarioError(
                 f"strategy.deadline is {show_seconds(least)}, but the fastest device needs "
@@ -188,6 +189,7 @@ class SynchronousParams(SelectingParams):
 
     @property
     def asked_per_round(self) -> int:
+        # without 1e-9 rounding adds a client: 10 * 1.1 is 11.000000000000002
         return math.ceil(super().asked_per_round * self.over_selection - 1e-9)
 
     @property

@@ -35,10 +35,12 @@ class ScaffoldParams(AggregatingParams):
 
     @property
     def why_not(self) -> Reasons:
-        more = "with 'option' I a client finds a gradient too" if self.option == "I" else None
+        second_training = None
+        if self.option == "I":
+            second_training = "with 'option' I a client finds a gradient too"
         return Reasons(
             private_aggregation="SCAFFOLD sums control variates beside it",
-            training_limit=more,
+            training_limit=second_training,
             other_steps="SCAFFOLD finds gradients from how far steps have led",
         )
 
@@ -86,11 +88,11 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         """
         assert result.update is not None
         model = instruction["model"]
-        if result.earlier:
+        if result.earlier:  # option I: the model after the step on all samples
             gradient = [(model, 1.0), (result.earlier[0], -1.0)]
             change = device.mix([*gradient, *_minus_control(device)])
         else:
-            scale = 0.0
+            scale = 0.0  # without a step the model has not changed
             if result.steps:
                 scale = 1.0 / (result.steps * self.setting.lr_in(instruction.round or 0))
             gradient = [(model, scale), (result.update, -scale)]
@@ -99,10 +101,9 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         return {**contents, "control-variate": change}
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        before = device.state.get("control", device.zero())
-        device.state["control"] = device.mix(
-            [(before, 1.0), (reply["control-variate"], 1.0)], otherwise=before
-        )
+        control = device.state.get("control", device.zero())
+        change = reply["control-variate"]
+        device.state["control"] = device.mix([(control, 1.0), (change, 1.0)], otherwise=control)
 
 
 @dataclass
@@ -152,8 +153,8 @@ class Scaffold(FedAvg[ScaffoldParams]):
         state.control = await mean_after_changes(
             self.server,
             self.params.aggregation,
-            state.controls,
-            state.control,
-            state.received,
-            changes,
+            states=state.controls,
+            mean=state.control,
+            entries=state.received,
+            changes=changes,
         )

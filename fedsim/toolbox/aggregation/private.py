@@ -26,7 +26,7 @@ from fedsim.strategies.parts.aggregation import Aggregation, Draws, Entry, Prote
 from fedsim.strategies.state import State
 
 Accountant = Literal["rdp", "pld"]
-WeightsList = list[NDArray[np.float32]]
+ModelList = list[NDArray[np.float32]]
 
 
 def clipped(change: NDArray[np.floating], clip: float) -> Floats:
@@ -40,15 +40,15 @@ def clipped(change: NDArray[np.floating], clip: float) -> Floats:
         min(1, C / ||change||) change, float64 [d].
     """
     exact = change.astype(np.float64)
-    length = float(np.sqrt(exact @ exact))
-    if length <= clip:
+    norm = float(np.sqrt(exact @ exact))
+    if norm <= clip:
         return exact
-    return exact * (clip / length)
+    return exact * (clip / norm)
 
 
 @pure
 def private_mean(
-    models: WeightsList,
+    models: ModelList,
     clip: float | None,
     noise: float,
     divide_by: int | None,
@@ -72,22 +72,26 @@ def private_mean(
     Returns:
         The next model, float64 [d]; w if there are no changes.
     """
-    weights = models[0].astype(np.float64)
-    moves = models[2:] if adapted else models[1:]
-    limit = float(models[1][0]) if adapted else clip
-    if not moves:
-        return weights
-    total = np.zeros(len(weights))
-    for move in moves:
-        total += move if limit is None else clipped(move, limit)
+    model = models[0].astype(np.float64)
+    if adapted:
+        bound: float | None = float(models[1][0])
+        client_changes = models[2:]
+    else:
+        bound = clip
+        client_changes = models[1:]
+    if not client_changes:
+        return model
+    total = np.zeros(len(model))
+    for change in client_changes:
+        total += change if bound is None else clipped(change, bound)
     if noise:
-        total += rng.normal(scale=noise * (limit or 0.0), size=len(total))
-    return weights + total / (divide_by or len(moves))
+        total += rng.normal(scale=noise * (bound or 0.0), size=len(total))
+    return model + total / (divide_by or len(client_changes))
 
 
 @pure
 def adapted_clip(
-    models: WeightsList,
+    models: ModelList,
     clip: float | None,
     quantile: float,
     lr: float,
@@ -115,22 +119,22 @@ def adapted_clip(
         The next C, float64 [1]; C itself if no change is finite.
     """
     if clip is None:
-        limit = float(models[0][0])
-        moves = models[1:]
+        bound = float(models[0][0])
+        client_changes = models[1:]
     else:
-        limit = clip
-        moves = models
-    finite = [move.astype(np.float64) for move in moves if np.isfinite(move).all()]
-    lengths = [float(np.linalg.norm(move)) for move in finite]
-    if not lengths:
-        return np.array([limit])
-    within = sum((length <= limit) - 0.5 for length in lengths)
-    share = (within + rng.normal(scale=noise)) / (divide_by or len(lengths)) + 0.5
-    return np.array([limit * np.exp(-lr * (share - quantile))]).clip(1e-30, 1e30)
+        bound = clip
+        client_changes = models
+    finite = [change.astype(np.float64) for change in client_changes if np.isfinite(change).all()]
+    norms = [float(np.linalg.norm(change)) for change in finite]
+    if not norms:
+        return np.array([bound])
+    centred_count = sum((norm <= bound) - 0.5 for norm in norms)  # sum of b_i - 1/2
+    noisy_share = (centred_count + rng.normal(scale=noise)) / (divide_by or len(norms)) + 0.5
+    return np.array([bound * np.exp(-lr * (noisy_share - quantile))]).clip(1e-30, 1e30)
 
 
 @pure
-def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: Generator) -> Floats:
+def clipped_and_noised(models: ModelList, clip: float, noise: float, rng: Generator) -> Floats:
     """Make a client's update private: clip its difference from the received model, and add noise.
 
     Args:
@@ -151,7 +155,7 @@ def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: Gene
 def _divergence(noise: float, share: float) -> tuple[Sequence[float], Sequence[float]]:
     """Compute the privacy loss of a round, as Renyi divergences of several orders.
 
-    The round releases a sum with Gaussian noise of the changes of randomly drawn devices.
+    The round releases the sum of the changes of randomly drawn devices, with Gaussian noise.
 
     Args:
         noise: standard deviation of the noise, divided by the maximum norm of a change.
@@ -368,38 +372,40 @@ class Private(Aggregation):
         otherwise: Ref,
     ) -> Ref:
         is_central = self.where == "central"
-        moves = changes(server, entries)
-        # the clip that the last round has adapted; none in the first round
+        client_changes = changes(server, entries)
+        # the bound that the last round has adapted; none in the first round
         adapted_clips = [] if state.clip is None else [state.clip]
-        release = entries[0]["task"]  # ID for the random streams; a task is in one aggregation only
+        stream_id = entries[0]["task"]  # unique, as a task is in one aggregation only
         if self.adaptive is not None:
             state.clip = server.models.apply(
                 adapted_clip,
-                [*adapted_clips, *moves],
+                [*adapted_clips, *client_changes],
                 clip=None if adapted_clips else self.clip,
                 quantile=self.adaptive.quantile,
                 lr=self.adaptive.lr,
                 noise=self.adaptive.count_noise,
                 divide_by=self.divide_by,
                 size=1,
-                stream=("clip", release),
+                stream=("clip", stream_id),
             )
         return server.models.apply(
             private_mean,
-            [otherwise, *adapted_clips, *moves],
+            [otherwise, *adapted_clips, *client_changes],
             noise=self.noise_of_sum if is_central else 0.0,
             divide_by=self.divide_by,
             clip=self.clip if is_central else None,
             adapted=bool(adapted_clips),
             otherwise=otherwise,
             leave_out=True,
-            stream=("noise", release),
+            stream=("noise", stream_id),
         )
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
         if not self.accounts:
             return {}
-        delta = self.delta if self.delta is not None else min(0.5, devices**-1.1)
+        delta = self.delta
+        if delta is None:
+            delta = min(0.5, devices**-1.1)
         noise = self.noise
         if self.where == "local":  # two clipped updates differ by up to twice the clip
             noise /= 2

@@ -133,7 +133,9 @@ def cut_off(share: float, updates: int) -> int:
         share: share of the values, 0 to below 0.5.
         updates: n.
     """
-    return max(math.floor(share * updates + 1e-9), int(share > 0 and updates > 2))
+    least = 1 if share > 0 and updates > 2 else 0
+    # 1e-9 undoes rounding: 0.29 * 100 is 28.999999999999996
+    return max(math.floor(share * updates + 1e-9), least)
 
 
 @pure
@@ -173,12 +175,11 @@ class TrimmedMean(Robust):
 
     def check(self, clients: int) -> None:
         if self.share and math.floor(self.share * clients + 1e-9) == 0:
+            least_share = math.ceil(1000 / clients) / 1000  # rounded up to three digits
             raise ScenarioError(
                 f"strategy.aggregation.share is {self.share:g}, which is less than one of "
-                f"{clients} clients a round, so that "
-                "nothing would be cut off; allowed are shares from "
-                f"{math.ceil(1000 / clients) / 1000:g} to below 0.5, and at "
-                "least 3 clients"
+                f"{clients} clients a round, so that nothing would be cut off; allowed are shares "
+                f"from {least_share:g} to below 0.5, and at least 3 clients"
             )
 
 
@@ -211,10 +212,11 @@ def scores(distances: Floats, malicious: int) -> Floats:
     Returns:
         Scores, float64 [n]; a low score is good.
     """
-    near = max(1, len(distances) - malicious - 2)
+    neighbours = max(1, len(distances) - malicious - 2)
     to_itself = np.eye(len(distances), dtype=np.bool_)
     without_itself = np.where(to_itself, np.inf, distances)
-    return np.asarray(np.sort(without_itself, axis=1)[:, :near].sum(axis=1))
+    nearest = np.sort(without_itself, axis=1)[:, :neighbours]
+    return np.asarray(nearest.sum(axis=1))
 
 
 class _ByDistance(Robust):
@@ -246,6 +248,10 @@ class _ByDistance(Robust):
         """
         most = (updates - _SPARE_UPDATES) // self.updates_per_malicious
         return max(0, min(self.malicious, most))
+
+    def _are_too_few(self, updates: int) -> bool:
+        """Return whether a round with this count of updates leaves the model unchanged."""
+        return self.tolerated(updates) < self.malicious
 
     def select(self, models: ModelList) -> list[int]:
         """Select updates by Krum's scores, sums of squared distances to the nearest updates.
@@ -279,16 +285,17 @@ class _ByDistance(Robust):
         if not server.models.learns:
             await server.models.note_skipped(updates)
             return weights
-        if self.record_fields(len(entries)):
+        if self._are_too_few(len(entries)):
             return [0.0] * len(entries)
         models = await server.models.values(updates)
         finite = [index for index, model in enumerate(models) if np.isfinite(model).all()]
         server.compute("distances", len(finite), server.setting.parameters, len(finite))
-        selected: set[int] = set()
+        equal_weights = [0.0] * len(entries)
         if finite:
-            positions = self.select([models[index] for index in finite])
-            selected = {finite[position] for position in positions}
-        return [1 / len(selected) if index in selected else 0.0 for index in range(len(entries))]
+            selected = self.select([models[index] for index in finite])
+            for position in selected:
+                equal_weights[finite[position]] = 1 / len(selected)
+        return equal_weights
 
     def combine(
         self,
@@ -298,13 +305,14 @@ class _ByDistance(Robust):
         weights: Sequence[float],
         otherwise: Ref,
     ) -> Ref:
-        if self.record_fields(len(entries)):
+        if self._are_too_few(len(entries)):
             return otherwise
         return super().combine(server, state, entries, weights, otherwise)
 
     def record_fields(self, updates: int) -> dict[str, int]:
-        f = self.tolerated(updates)
-        return {_TOLERATED: f} if f < self.malicious else {}
+        if self._are_too_few(updates):
+            return {_TOLERATED: self.tolerated(updates)}
+        return {}
 
     def check(self, clients: int) -> None:
         needed = self.updates_per_malicious * self.malicious + _SPARE_UPDATES
@@ -361,9 +369,9 @@ def bulyan(models: ModelList, malicious: int) -> NDArray[np.floating]:
     selected = [models[index] for index in rule.select(models)]
     values = np.sort(np.stack(selected), axis=0).astype(np.float64)
     by_distance = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
-    count = len(selected) - 2 * rule.tolerated(len(models))
-    around = np.take_along_axis(values, by_distance[:count], axis=0)
-    return np.asarray(around.mean(axis=0))
+    kept = len(selected) - 2 * rule.tolerated(len(models))
+    nearest = np.take_along_axis(values, by_distance[:kept], axis=0)
+    return np.asarray(nearest.mean(axis=0))
 
 
 class Bulyan(_ByDistance):

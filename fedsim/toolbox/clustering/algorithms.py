@@ -29,8 +29,11 @@ def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
     Returns:
         The new group index of each device, int64 [n].
     """
-    _, first, inverse = np.unique(np.asarray(labels), return_index=True, return_inverse=True)
-    return np.asarray(np.argsort(np.argsort(first))[inverse])
+    _, first_positions, inverse = np.unique(
+        np.asarray(labels), return_index=True, return_inverse=True
+    )
+    ranks = np.argsort(np.argsort(first_positions))
+    return np.asarray(ranks[inverse])
 
 
 def members(labels: Labels) -> list[list[int]]:
@@ -46,7 +49,8 @@ def members(labels: Labels) -> list[list[int]]:
     return [np.flatnonzero(labels == group).tolist() for group in range(groups)]
 
 
-_SAME = 1e-9  # rows count as equal if their distance is below this share of the largest value
+_TOLERANCE = 1e-9  # rows are equal if their distance is at most this share of the largest value
+_MOST_ITERATIONS = 300  # of k-medoids
 
 
 def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Generator) -> Labels:
@@ -85,8 +89,8 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
         # sklearn warns if rows that are very near give fewer clusters than ``groups``
         warnings.simplefilter("ignore", ConvergenceWarning)
         labels = model.fit(rows).labels_
-    if len(np.unique(labels)) < groups:
-        distances = [np.linalg.norm(rows - rows[place], axis=1) for place in distinct]
+    if len(np.unique(labels)) < groups:  # some group is empty
+        distances = [np.linalg.norm(rows - rows[centre], axis=1) for centre in distinct]
         labels = np.argmin(distances, axis=0)
     return canonical(labels)
 
@@ -111,19 +115,19 @@ def _distinct_rows(rows: NDArray[np.float64], groups: int) -> list[int]:
         raise SimulationError(
             f"of {len(rows)} rows some are not finite; a smaller training.lr may help"
         )
-    same = _SAME * float(np.abs(rows).max(initial=0.0))
+    tolerance = _TOLERANCE * float(np.abs(rows).max(initial=0.0))
     distinct = [0]
-    nearest = np.linalg.norm(rows - rows[0], axis=1)
+    distances = np.linalg.norm(rows - rows[0], axis=1)  # to the nearest row of ``distinct``
     while len(distinct) < groups:
-        farthest = int(np.argmax(nearest))
-        if nearest[farthest] <= same:
+        farthest = int(np.argmax(distances))
+        if distances[farthest] <= tolerance:
             raise SimulationError(
                 f"k-means into {groups} groups needs as many distinct feature rows, and the "
                 f"{len(rows)} devices have "
                 f"{len(distinct)}"
             )
         distinct.append(farthest)
-        nearest = np.minimum(nearest, np.linalg.norm(rows - rows[farthest], axis=1))
+        distances = np.minimum(distances, np.linalg.norm(rows - rows[farthest], axis=1))
     return distinct
 
 
@@ -156,15 +160,14 @@ def k_medoids(
     """
     medoids = _first_medoids(distance, groups, start, generator)
     labels = _assign_to_medoids(distance, medoids)
-    for _ in range(300):
+    for _ in range(_MOST_ITERATIONS):
         best_medoids = []
         for group in range(groups):
-            members = np.flatnonzero(labels == group)
-            best_medoids.append(_best_medoid(distance, members, medoids[group]))
-        best = np.array(best_medoids)
-        if np.array_equal(best, medoids):
+            cluster = np.flatnonzero(labels == group)
+            best_medoids.append(_best_medoid(distance, cluster, medoids[group]))
+        if np.array_equal(best_medoids, medoids):
             break
-        medoids = best
+        medoids = np.array(best_medoids)
         labels = _assign_to_medoids(distance, medoids)
     return canonical(labels)
 
@@ -187,19 +190,22 @@ def _assign_to_medoids(distance: Matrix, medoids: NDArray[np.int64]) -> Labels:
 
 
 def _best_medoid(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64) -> np.int64:
+    """Return the device of a cluster with the least sum of distances; if equal, ``medoid``."""
     sums = distance[np.ix_(cluster, cluster)].sum(axis=1)
     best = int(np.argmin(sums))
-    return cluster[best] if sums[best] < sums[cluster == medoid][0] else medoid
+    medoid_sum = sums[cluster == medoid][0]
+    return cluster[best] if sums[best] < medoid_sum else medoid
 
 
 def _build_medoids(distance: Matrix, groups: int) -> NDArray[np.int64]:
     medoids = list[int]()
-    nearest = np.full(len(distance), np.inf)
+    to_nearest = np.full(len(distance), np.inf)  # distance of each device to its nearest medoid
     for _ in range(groups):
-        costs = np.minimum(distance, nearest[:, None]).sum(axis=0)
+        # the sum of these distances if each device became the next medoid
+        costs = np.minimum(distance, to_nearest[:, None]).sum(axis=0)
         costs[medoids] = np.inf
         medoids.append(int(np.argmin(costs)))
-        nearest = np.minimum(nearest, distance[:, medoids[-1]])
+        to_nearest = np.minimum(to_nearest, distance[:, medoids[-1]])
     return np.array(medoids)
 
 
@@ -217,17 +223,17 @@ def plus_plus(distance: Matrix, groups: int, generator: np.random.Generator) -> 
     Returns:
         Positions of the drawn devices, int64 [groups].
     """
-    medoids = [int(generator.integers(len(distance)))]
-    nearest = distance[:, medoids[0]]
-    while len(medoids) < groups:
-        weights = nearest**2
-        weights[medoids] = 0.0
-        if not weights.any():  # all remaining devices coincide with a medoid
+    centres = [int(generator.integers(len(distance)))]
+    to_nearest = distance[:, centres[0]]  # distance of each device to its nearest centre
+    while len(centres) < groups:
+        weights = to_nearest**2
+        weights[centres] = 0.0
+        if not weights.any():  # all remaining devices coincide with a centre
             weights[:] = 1.0
-            weights[medoids] = 0.0
-        medoids.append(int(generator.choice(len(distance), p=weights / weights.sum())))
-        nearest = np.minimum(nearest, distance[:, medoids[-1]])
-    return np.array(medoids)
+            weights[centres] = 0.0
+        centres.append(int(generator.choice(len(distance), p=weights / weights.sum())))
+        to_nearest = np.minimum(to_nearest, distance[:, centres[-1]])
+    return np.array(centres)
 
 
 Linkage = Literal["single", "complete", "average"]
@@ -312,9 +318,11 @@ def threshold(
             f"the threshold of CCS needs finite losses; the first is {first_loss}, the present "
             f"one {loss}"
         )
-    gained = first_loss - loss
-    gain = first_loss - least_loss
-    progress = min(max(gained / gain, 0.0), 1.0) if gain > 0 else 0.0
+    decrease = first_loss - loss
+    full_decrease = first_loss - least_loss
+    progress = 0.0
+    if full_decrease > 0:
+        progress = min(max(decrease / full_decrease, 0.0), 1.0)
     # The sine of the complementary angle, as the cosine of pi/2 would not be exactly 0, and
     # orthogonal gradients would not be clustered.
     return math.sin((math.pi / 2 - theta) * (1.0 - progress))
@@ -334,15 +342,15 @@ def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
     Returns:
         Positions of the devices of each cluster, ascending.
     """
-    near = similarity >= eps
-    np.fill_diagonal(near, True)
-    remaining = np.ones(len(near), dtype=bool)
+    is_near = similarity >= eps
+    np.fill_diagonal(is_near, True)
+    remains = np.ones(len(is_near), dtype=bool)
     clusters = []
-    while remaining.any():
-        sizes = np.where(remaining, (near & remaining).sum(axis=1), 0)
-        cluster = near[np.argmax(sizes)] & remaining
-        clusters.append(np.flatnonzero(cluster).tolist())
-        remaining &= ~cluster
+    while remains.any():
+        sizes = np.where(remains, (is_near & remains).sum(axis=1), 0)
+        in_cluster = is_near[np.argmax(sizes)] & remains
+        clusters.append(np.flatnonzero(in_cluster).tolist())
+        remains &= ~in_cluster
     return clusters
 
 
@@ -421,11 +429,11 @@ class Dbscan(Clusterer):
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
         from sklearn.cluster import DBSCAN
 
-        # The percentile is over all entries, including the diagonal.
-        eps = np.percentile(distance, 100 / (groups - 1))
+        # As in LCFL's code the percentile includes the distances 0 on the diagonal.
+        percentile = np.percentile(distance, 100 / (groups - 1))
         # sklearn does not accept a radius of 0, which results if most devices coincide.
-        positive = max(float(eps), float(np.finfo(np.float64).tiny))
-        model = DBSCAN(eps=positive, min_samples=5, metric="precomputed")
+        radius = max(float(percentile), float(np.finfo(np.float64).tiny))
+        model = DBSCAN(eps=radius, min_samples=5, metric="precomputed")
         return canonical(model.fit_predict(distance))
 
 

@@ -12,22 +12,23 @@ Vectors = NDArray[np.floating]
 
 
 def left_singular_vectors(samples: NDArray[np.floating], count: int) -> NDArray[np.float64]:
-    """Compute the leading left singular vectors of a data matrix whose columns are samples.
+    """Compute the leading left singular vectors of X^T, where each row of X is a sample.
 
     PACFL uses them as the signature of a client's data. The sign of a vector is such that its entry
     of largest magnitude is positive.
 
     Args:
-        samples: the samples, one a row, [n, features].
+        samples: X, [n, features].
         count: p, the wanted count of vectors; fewer if there are fewer samples or features.
 
     Returns:
         The vectors as columns, float64 [features, min(p, n, features)].
     """
-    matrix = samples.T.astype(np.float64)
-    vectors = np.linalg.svd(matrix, full_matrices=False)[0][:, :count]
-    largest = np.abs(vectors).argmax(axis=0)
-    signs = np.sign(vectors[largest, np.arange(vectors.shape[1])])
+    transposed = samples.T.astype(np.float64)
+    all_vectors = np.linalg.svd(transposed, full_matrices=False)[0]
+    vectors = all_vectors[:, :count]
+    largest_rows = np.abs(vectors).argmax(axis=0)
+    signs = np.sign(vectors[largest_rows, np.arange(vectors.shape[1])])
     oriented: NDArray[np.float64] = vectors * np.where(signs == 0, 1.0, signs)
     return oriented
 

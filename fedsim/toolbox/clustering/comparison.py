@@ -42,12 +42,13 @@ def by_losses(
     Returns:
         Positions of the remaining devices, and their distances.
     """
-    learners = np.flatnonzero(np.isfinite(losses.diagonal()))
-    is_finite = np.isfinite(losses[np.ix_(learners, learners)]).all(axis=0)
-    positions = learners[is_finite]
+    with_own_loss = np.flatnonzero(np.isfinite(losses.diagonal()))
+    is_finite = np.isfinite(losses[np.ix_(with_own_loss, with_own_loss)]).all(axis=0)
+    positions = with_own_loss[is_finite]
     if not len(positions):
         return ModelComparison([], np.zeros((0, 0)))
-    return ModelComparison(positions.tolist(), measure(losses[np.ix_(positions, positions)]))
+    distances = measure(losses[np.ix_(positions, positions)])
+    return ModelComparison(positions.tolist(), distances)
 
 
 def by_rows(rows: Sequence[Rows], measure: Callable[[Rows], Matrix]) -> ModelComparison:
@@ -65,7 +66,8 @@ def by_rows(rows: Sequence[Rows], measure: Callable[[Rows], Matrix]) -> ModelCom
     positions = [position for position, row in enumerate(rows) if np.isfinite(row).all()]
     if not positions:
         return ModelComparison([], np.zeros((0, 0)))
-    return ModelComparison(positions, measure(np.stack([rows[position] for position in positions])))
+    finite_rows = np.stack([rows[position] for position in positions])
+    return ModelComparison(positions, measure(finite_rows))
 
 
 def cosine_distances(rows: Rows) -> Matrix:

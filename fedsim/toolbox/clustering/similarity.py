@@ -28,10 +28,10 @@ def gram_matrix(rows: RowVectors) -> Matrix:
         Inner products, float64 [n, n].
     """
     n, d = rows.shape
-    width = max(1, _BLOCK_BYTES // (8 * n))
+    block_columns = max(1, _BLOCK_BYTES // (8 * n))
     gram = np.zeros((n, n))
-    for start in range(0, d, width):
-        block = np.ascontiguousarray(rows[:, start : start + width], dtype=np.float64)
+    for start in range(0, d, block_columns):
+        block = np.ascontiguousarray(rows[:, start : start + block_columns], dtype=np.float64)
         gram += block @ block.T
     return gram
 
@@ -50,7 +50,7 @@ def cosine_matrix(rows: RowVectors) -> Matrix:
     """
     gram = gram_matrix(rows)
     norms = np.sqrt(gram.diagonal())
-    norms[norms == 0] = 1.0
+    norms[norms == 0] = 1.0  # against division by 0
     cosines: Matrix = np.clip(gram / np.outer(norms, norms), -1.0, 1.0)
     np.fill_diagonal(cosines, 1.0)
     return cosines
@@ -79,15 +79,16 @@ def most_alike(
     Returns:
         For each update the position of its direction in ``directions``.
     """
-    lengths = np.array([length(direction) for direction in directions])
+    norms = np.array([length(direction) for direction in directions])
     best = list[int]()
     for update in updates:
-        wide = update.astype(np.float64)
-        sizes = length(update) * lengths
+        exact = update.astype(np.float64)
+        norm_products = length(update) * norms
         with np.errstate(all="ignore"):
-            cosines = np.array([(wide * direction).sum() for direction in directions]) / sizes
-        usable = (sizes > 0) & np.isfinite(sizes) & np.isfinite(cosines)
-        best.append(int(np.argmax(np.where(usable, cosines, 0.0))))
+            products = np.array([(exact * direction).sum() for direction in directions])
+            cosines = products / norm_products
+        is_defined = (norm_products > 0) & np.isfinite(norm_products) & np.isfinite(cosines)
+        best.append(int(np.argmax(np.where(is_defined, cosines, 0.0))))
     return best
 
 
@@ -110,19 +111,19 @@ def edc_features(updates: RowVectors, groups: int) -> Matrix:
         The features, float64 [n, m].
     """
     gram = gram_matrix(updates)
-    values, vectors = np.linalg.eigh(gram)
-    largest = values[::-1][:groups]
-    vectors = vectors[:, ::-1][:, :groups]
-    rounding = len(gram) * np.finfo(np.float64).eps * largest[0]
-    rows = vectors * np.sqrt(np.where(largest > rounding, largest, 0.0))
+    eigenvalues, eigenvectors = np.linalg.eigh(gram)  # L ascending, and Q
+    largest_values = eigenvalues[::-1][:groups]
+    vectors = eigenvectors[:, ::-1][:, :groups]
+    rounding = len(gram) * np.finfo(np.float64).eps * largest_values[0]
+    rows = vectors * np.sqrt(np.where(largest_values > rounding, largest_values, 0.0))
     norms = np.sqrt(gram.diagonal())[:, None]
     features: Matrix = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
     # The sign of a singular vector is arbitrary. It is set by the first row of at least half the
     # largest magnitude, because several rows may have the largest magnitude, up to rounding.
-    sizes = np.abs(features)
-    first = np.argmax(sizes >= sizes.max(axis=0) / 2, axis=0)
-    leading = features[first, np.arange(features.shape[1])]
-    return features * np.where(leading < 0, -1.0, 1.0)
+    magnitudes = np.abs(features)
+    sign_rows = np.argmax(magnitudes >= magnitudes.max(axis=0) / 2, axis=0)
+    signed_entries = features[sign_rows, np.arange(features.shape[1])]
+    return features * np.where(signed_entries < 0, -1.0, 1.0)
 
 
 def madc(similarity: Matrix) -> Matrix:
@@ -142,9 +143,9 @@ def madc(similarity: Matrix) -> Matrix:
     if n <= 2:
         return np.zeros((n, n))
     sums = row_distances(similarity, "cityblock")
-    # sum of the terms of the two devices themselves, which are left out of the mean
-    terms = np.abs(diagonal[:, None] - similarity.T) + np.abs(similarity - diagonal[None, :])
-    distance: Matrix = np.maximum(sums - terms, 0.0) / (n - 2)
+    # the terms z = i and z = j of each sum, which are left out of the mean
+    own_terms = np.abs(diagonal[:, None] - similarity.T) + np.abs(similarity - diagonal[None, :])
+    distance: Matrix = np.maximum(sums - own_terms, 0.0) / (n - 2)
     np.fill_diagonal(distance, 0.0)
     return distance
 

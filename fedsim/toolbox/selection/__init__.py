@@ -34,6 +34,6 @@ def draw_weighted(
     Returns:
         ``count`` indices, or all if there are fewer, in the order in which they were drawn.
     """
-    arrivals = variates / np.maximum(weights, 1e-9)
-    indices: list[int] = np.argsort(arrivals, kind="stable")[:count].tolist()
+    quotients = variates / np.maximum(weights, 1e-9)  # indices of weight 0 are drawn last
+    indices: list[int] = np.argsort(quotients, kind="stable")[:count].tolist()
     return indices

@@ -92,13 +92,13 @@ class FedCS(BySpeed):
         downloads_s = 0.0  # time until the last device of the cohort has received the model
         uploads_s = 0.0  # time from the last download until the last update
         while candidates and len(cohort) < count:
-            ends = {}
+            predictions = {}  # downloads_s and uploads_s if the device joins the cohort
             for device, (down, training, up) in candidates.items():
-                ends[device] = (max(downloads_s, down), max(uploads_s, training) + up)
-            best = min(ends, key=lambda device: sum(ends[device]))
+                predictions[device] = (max(downloads_s, down), max(uploads_s, training) + up)
+            best = min(predictions, key=lambda device: sum(predictions[device]))
             del candidates[best]
-            if sum(ends[best]) <= self.time:
-                downloads_s, uploads_s = ends[best]
+            if sum(predictions[best]) <= self.time:
+                downloads_s, uploads_s = predictions[best]
                 cohort.append(best)
         return cohort
 
@@ -187,10 +187,10 @@ class FLANP(BySpeed):
         times = {device: state.times[device] for device in available if device in state.times}
         size = min(count, state.stage)
         fastest = _fastest(size, times)
-        unknown = [device for device in available if device not in state.times]
-        if unknown:
+        unreported = [device for device in available if device not in state.times]
+        if unreported:  # they are asked, and ``choose`` then fills the rest of the stage from them
             state.room.append(size - len(fastest))
-        return fastest + unknown
+        return fastest + unreported
 
     def asked_first(self, state: FLANPState, chosen: list[int]) -> list[int]:
         return [device for device in chosen if device not in state.times]
@@ -198,9 +198,9 @@ class FLANP(BySpeed):
     async def choose(
         self, server: Server, state: FLANPState, count: int, answers: Answers
     ) -> list[int]:
-        for device, answer in answers.items():
-            state.times[device] = sum(answer["resources"])
-        return _fastest(state.room.pop(0), {device: state.times[device] for device in answers})
+        reported = {device: sum(answer["resources"]) for device, answer in answers.items()}
+        state.times |= reported
+        return _fastest(state.room.pop(0), reported)
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         return {"steps": Header(result.steps)}
@@ -210,8 +210,8 @@ class FLANP(BySpeed):
     ) -> None:
         """Double the clients of the stage if the gradient of their loss is small enough."""
         clients = state.stage
-        # None: the strategy itself, not FLANP, has selected all clients so far, as FlexCFL's code
-        # does in its first rounds
+        # None until the strategy calls ``select``; some strategies select the first clients
+        # themselves
         if not received or clients is None:
             return
         samples = sum(entry["samples"] for entry in received)
@@ -249,13 +249,14 @@ class FLANP(BySpeed):
             shares = []
             for entry in entries:
                 models.append(entry["update"])
-                scale = max(total * lr * entry["contents"]["steps"], 1e-300)
-                shares.append(entry["samples"] / scale)
+                divisor = max(total * lr * entry["contents"]["steps"], 1e-300)  # never 0
+                shares.append(entry["samples"] / divisor)
             squares.append(server.models.apply(squared, models, size=1, shares=shares))
         return float(sum(value[0] for value in await server.models.values(squares)))
 
 
 def _fastest(count: int, times: Mapping[int, float]) -> list[int]:
+    """Return the ``count`` devices with the shortest times; of equal ones those with smaller IDs."""
     return sorted(sorted(times), key=times.__getitem__)[:count]
 
 

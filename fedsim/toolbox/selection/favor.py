@@ -164,9 +164,11 @@ class FAVOR(Selection):
         among: Among = None,
     ) -> list[int]:
         state.round = ids[0]
+        # in random order, as some clients are drawn at random
         online = server.clients.sample(server.devices, "select", *ids, among=among)
-        candidates = [device for device in online if device in state.local]
-        return self._select_best(server, state, count, candidates) + self.asked_first(state, online)
+        profiled = [device for device in online if device in state.local]
+        cohort = self._select_best(server, state, count, profiled)
+        return cohort + self.asked_first(state, online)
 
     def _select_best(
         self, server: Server, state: FAVORState, count: int, candidates: list[int]
@@ -191,9 +193,9 @@ class FAVOR(Selection):
         explores = (generator.random(count) < self.epsilon(state.round)).tolist()
         remaining = list(candidates)
         cohort = list[int]()
-        for at_random in explores[: len(candidates)]:
+        for is_random in explores[: len(candidates)]:
             device = remaining[0]
-            if q_values is not None and not at_random:
+            if q_values is not None and not is_random:
                 device = max(remaining, key=q_values.__getitem__)
             remaining.remove(device)
             cohort.append(device)
@@ -224,7 +226,7 @@ class FAVOR(Selection):
             state.local[device] = server.models.mix(parts, otherwise=state.first)
         if answers and server.models.learns:
             if state.axes is None:
-                self._begin(server, state)
+                self._create_agent(server, state)
             self._observe(server, state)
             await self._evaluate(server, state)
         return self._select_best(server, state, count, list(answers))
@@ -235,15 +237,15 @@ class FAVOR(Selection):
         if state.axes is None or not received:
             return
         assert state.first is not None
-        before = state.situation
+        old_situation = state.situation
         reward = await self._reward(server, state, models)
         for entry in received:
             device = entry["device"]
-            last = state.local.get(device, state.first)
-            state.local[device] = server.models.mix([(entry["update"], 1.0)], otherwise=last)
+            old_model = state.local.get(device, state.first)
+            state.local[device] = server.models.mix([(entry["update"], 1.0)], otherwise=old_model)
         self._observe(server, state)
         for entry in received:
-            state.replay.append((before, entry["device"], reward, state.situation))
+            state.replay.append((old_situation, entry["device"], reward, state.situation))
         del state.replay[: -self.memory]
         self._learn(server, state)
         await self._evaluate(server, state)
@@ -253,7 +255,7 @@ class FAVOR(Selection):
         inputs = min(self.components, server.devices) * (action_count + 1)
         return {"inputs": inputs, "hidden": self.hidden, "action_count": action_count}
 
-    def _begin(self, server: Server, state: FAVORState) -> None:
+    def _create_agent(self, server: Server, state: FAVORState) -> None:
         """Compute the principal axes of the first local models, and create the agent.
 
         Both are stored in ``state``, with the model from which the devices trained as the present
@@ -261,13 +263,13 @@ class FAVOR(Selection):
         """
         assert state.first is not None
         apply = server.models.apply
-        count = min(self.components, server.devices)
-        local = list(state.local.values())
-        size = (count + 1) * server.setting.parameters
-        state.axes = apply(principal_axes, local, size=size, count=count)
-        sizes = self._sizes(server)
-        size = agent_size(**sizes)
-        state.agent = apply(new_agent, [state.first], stream=("agent",), size=size, **sizes)
+        axis_count = min(self.components, server.devices)
+        local_models = list(state.local.values())
+        axes_size = (axis_count + 1) * server.setting.parameters
+        state.axes = apply(principal_axes, local_models, size=axes_size, count=axis_count)
+        layers = self._sizes(server)
+        size = agent_size(**layers)
+        state.agent = apply(new_agent, [state.first], stream=("agent",), size=size, **layers)
         state.older = state.agent
         state.model = state.first
 
@@ -313,16 +315,16 @@ class FAVOR(Selection):
             models: the strategy's models by name, each with the IDs of the devices that it serves
                 (None: all).
         """
-        served = list[tuple[Ref, Sequence[int] | None, int]]()
+        assignments = list[tuple[Ref, Sequence[int] | None, int]]()  # with the count of devices
         for model, devices in models.values():
-            size = server.devices if devices is None else len(devices)
-            if size:
-                served.append((model, devices, size))
-        total = sum(size for *_, size in served)
+            count = server.devices if devices is None else len(devices)
+            if count:
+                assignments.append((model, devices, count))
+        total = sum(count for *_, count in assignments)
         accuracy = 0.0
-        for model, devices, size in served:
-            accuracy += (await server.models.test(model, devices) or 0.0) * size / total
-        parts = [(model, size / total) for model, _, size in served]
+        for model, devices, count in assignments:
+            accuracy += (await server.models.test(model, devices) or 0.0) * count / total
+        parts = [(model, count / total) for model, _, count in assignments]
         state.model = server.models.mix(parts, otherwise=state.model)
         return float(self.base ** (accuracy - self.target) - 1.0)
 
@@ -401,10 +403,10 @@ def new_agent(
         Weights of the agent, followed by zeros for Adam's two moments of each weight and for the
         count of Adam's steps, float64 [``agent_size(...)``].
     """
-    first = rng.uniform(-1, 1, hidden * (inputs + 1)) / math.sqrt(inputs)
-    second = rng.uniform(-1, 1, action_count * (hidden + 1)) / math.sqrt(hidden)
+    hidden_layer = rng.uniform(-1, 1, hidden * (inputs + 1)) / math.sqrt(inputs)
+    output_layer = rng.uniform(-1, 1, action_count * (hidden + 1)) / math.sqrt(hidden)
     moments_and_steps = np.zeros(2 * weights(inputs, hidden, action_count) + 1)
-    return np.concatenate([first, second, moments_and_steps])
+    return np.concatenate([hidden_layer, output_layer, moments_and_steps])
 
 
 def q_values(parameters: "Tensor", states: "Tensor", hidden: int, action_count: int) -> "Tensor":
@@ -424,9 +426,9 @@ def q_values(parameters: "Tensor", states: "Tensor", hidden: int, action_count: 
 
     inputs = states.shape[1]
     sizes = [hidden * inputs, hidden, action_count * hidden, action_count]
-    first, first_bias, second, second_bias = torch.split(parameters, sizes)
-    units = torch.relu(torch.addmm(first_bias, states, first.view(hidden, inputs).T))
-    return torch.addmm(second_bias, units, second.view(action_count, hidden).T)
+    hidden_weights, hidden_bias, output_weights, output_bias = torch.split(parameters, sizes)
+    units = torch.relu(torch.addmm(hidden_bias, states, hidden_weights.view(hidden, inputs).T))
+    return torch.addmm(output_bias, units, output_weights.view(action_count, hidden).T)
 
 
 def _tensors(arrays: list[Floats32]) -> "list[Tensor]":
@@ -491,25 +493,26 @@ def trained_agent(
     agent, older = _tensors(models[:2])
     all_states = torch.tensor(np.array(models[2:]))
     states, next_states = torch.split(all_states, len(chosen))
-    size = (len(agent) - 1) // 3
-    parameters, first, second = torch.split(agent[:-1], size)
+    weight_count = (len(agent) - 1) // 3
+    parameters, first_moment, second_moment = torch.split(agent[:-1], weight_count)
     parameters.requires_grad_()
     rows = torch.arange(len(chosen))
     with torch.no_grad():
         best = q_values(parameters, next_states, hidden, action_count).argmax(1)
-        later = q_values(older[:size], next_states, hidden, action_count)[rows, best]
-        targets = torch.tensor(rewards) + discount * later
+        next_values = q_values(older[:weight_count], next_states, hidden, action_count)[rows, best]
+        targets = torch.tensor(rewards) + discount * next_values
     values = q_values(parameters, states, hidden, action_count)[rows, torch.tensor(chosen)]
     error = values - targets
     (gradient,) = torch.autograd.grad(error.square().mean(), parameters)
-    first = 0.9 * first + 0.1 * gradient
-    second = 0.999 * second + 0.001 * gradient.square()
+    # Adam with its usual constants: beta_1 = 0.9, beta_2 = 0.999, epsilon = 1e-8
+    first_moment = 0.9 * first_moment + 0.1 * gradient
+    second_moment = 0.999 * second_moment + 0.001 * gradient.square()
     steps = float(agent[-1]) + 1
-    scale = (second / (1 - 0.999**steps)).sqrt() + 1e-8
-    step = lr * (first / (1 - 0.9**steps)) / scale
-    parts = [parameters.detach() - step, first, second, torch.tensor([steps])]
-    after: Floats32 = torch.cat(parts).numpy()
-    return after
+    scale = (second_moment / (1 - 0.999**steps)).sqrt() + 1e-8
+    step = lr * (first_moment / (1 - 0.9**steps)) / scale
+    parts = [parameters.detach() - step, first_moment, second_moment, torch.tensor([steps])]
+    trained: Floats32 = torch.cat(parts).numpy()
+    return trained
 
 
 @pure
@@ -530,10 +533,10 @@ def principal_axes(models: list[Floats32], count: int) -> Floats:
     mean = rows.mean(axis=0)
     rank = min(count, len(rows) - 1)
     axes = np.linalg.svd(rows - mean, full_matrices=False)[2][:rank]
-    largest = np.abs(axes).argmax(axis=1)
-    axes *= np.sign(axes[np.arange(rank), largest])[:, None]
-    missing = np.zeros((count - len(axes)) * len(mean))
-    return np.concatenate([mean, axes.ravel(), missing])
+    largest_columns = np.abs(axes).argmax(axis=1)
+    axes *= np.sign(axes[np.arange(rank), largest_columns])[:, None]
+    zero_axes = np.zeros((count - len(axes)) * len(mean))
+    return np.concatenate([mean, axes.ravel(), zero_axes])
 
 
 @pure

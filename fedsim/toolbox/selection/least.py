@@ -38,8 +38,9 @@ class LeastAsked(Selection):
         among: Among = None,
     ) -> list[int]:
         counts = state.asked
-        available = server.clients.sample(server.devices, "select", *ids, among=among)
-        devices = nsmallest(count, available, lambda device: counts.get(device, 0))
+        # a sample of all, in random order: of equal counts ``nsmallest`` takes the first
+        shuffled = server.clients.sample(server.devices, "select", *ids, among=among)
+        devices = nsmallest(count, shuffled, lambda device: counts.get(device, 0))
         for device in devices:
             counts[device] = counts.get(device, 0) + 1
         return devices
@@ -87,16 +88,17 @@ class LeastAvailable(Selection):
         if state.counted != round_number:
             state.counted = round_number
             for device in (*server.clients.idle_devices(), *state.at_work):
-                first, rounds = availability.get(device, (round_number, 0))
-                availability[device] = (first, rounds + 1)
+                first_round, rounds = availability.get(device, (round_number, 0))
+                availability[device] = (first_round, rounds + 1)
 
-        def share(device: int) -> float:
+        def available_share(device: int) -> float:
             # A device without an entry became available after the round was counted.
-            first, rounds = availability.get(device, (round_number, 1))
-            return float(rounds / (round_number - first + 1))
+            first_round, rounds = availability.get(device, (round_number, 1))
+            return float(rounds / (round_number - first_round + 1))
 
-        available = server.clients.sample(server.devices, "select", *ids, among=among)
-        devices = nsmallest(count, available, share)
+        # a sample of all, in random order: of equal shares ``nsmallest`` takes the first
+        shuffled = server.clients.sample(server.devices, "select", *ids, among=among)
+        devices = nsmallest(count, shuffled, available_share)
         state.at_work += devices
         return devices
 

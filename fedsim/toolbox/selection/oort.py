@@ -25,12 +25,11 @@ from fedsim.strategies.parts.selection import Among, Ids, Selection
 from fedsim.strategies.state import State
 from fedsim.toolbox.selection import draw_weighted
 
-# pacer of the published code: first percentile, and step of the percentile, which is also its least
-# value
-_FIRST = 30.0
-_BY = 5.0
-_MOST_TIMES = 10
-_NEVER = (0.0, 0, 0.0)  # utility U, last round L and duration D of a client that never answered
+# pacer of the published code: its first percentile, and the step, which is also the least percentile
+_FIRST_PERCENTILE = 30.0
+_PERCENTILE_STEP = 5.0
+_MOST_TASKS = 10  # a client that had so many is asked only if no other client is available
+_NO_ANSWER = (0.0, 0, 0.0)  # utility U, last round L and duration D of a client without an answer
 
 
 @dataclass
@@ -58,11 +57,11 @@ class OortState(State):
     reports: dict[int, tuple[int, Any]] = field(default_factory=dict)
     harvest: list[float] = field(default_factory=list)
     preferred: float | None = None
-    percentile: float = _FIRST
+    percentile: float = _FIRST_PERCENTILE
 
 
 class Oort(Selection):
-    """Clients with high loss and short tasks are selected, and some that have never reported.
+    """Clients with high loss and short tasks, and some that have never reported.
 
     Source: Lai et al., "Oort: efficient federated learning via guided participant selection" (OSDI
     2021), Algorithm 1. The statistical utility U of a client is its samples times the root mean
@@ -134,29 +133,29 @@ class Oort(Selection):
         among: Among = None,
     ) -> list[int]:
         state.round = ids[0] + 1  # ids[0] counts rounds from 0, Oort's R from 1
-        tired = list[int]()  # asked too often
+        often_asked = list[int]()
         reporters = list[int]()
         newcomers = list[int]()  # without a report: never asked, or late
         for device in server.clients.sample(server.devices, "select", *ids, among=among):
-            _utility, last_report, _longest_s = state.known.get(device, _NEVER)
-            if state.asked.get(device, 0) >= _MOST_TIMES:
-                tired.append(device)
+            _utility, last_report, _duration_s = state.known.get(device, _NO_ANSWER)
+            if state.asked.get(device, 0) >= _MOST_TASKS:
+                often_asked.append(device)
             elif last_report:
                 reporters.append(device)
             else:
                 newcomers.append(device)
 
-        def duration_s(device: int) -> float:
-            _utility, _last_report, longest_s = state.known.get(device, _NEVER)
-            return longest_s
+        def late_duration_s(device: int) -> float:
+            _utility, _last_report, duration_s = state.known.get(device, _NO_ANSWER)
+            return duration_s
 
-        newcomers.sort(key=duration_s)  # 0 s if never asked; late devices follow, the fastest first
-        reporter_count = round(count * (1 - self.epsilon(state.round)))
+        newcomers.sort(key=late_duration_s)  # 0 s if never asked; then late ones, fastest first
+        planned_reporters = round(count * (1 - self.epsilon(state.round)))
         # more if there are too few newcomers
-        reporter_count = min(len(reporters), max(reporter_count, count - len(newcomers)))
+        reporter_count = min(len(reporters), max(planned_reporters, count - len(newcomers)))
         cohort = self._draw_best(server, state, reporter_count, reporters, ids)
         cohort += newcomers[: count - len(cohort)]
-        cohort += tired[: count - len(cohort)]
+        cohort += often_asked[: count - len(cohort)]
         for device in cohort:
             state.asked[device] = state.asked.get(device, 0) + 1
             state.begun[device] = server.now
@@ -191,14 +190,15 @@ class Oort(Selection):
         Returns:
             The utility of each client, float64 [n].
         """
-        utility, last, took = np.array(entries, dtype=np.float64).T
+        utility, last_round, duration_s = np.array(entries, dtype=np.float64).T
         utility = np.minimum(utility, np.quantile(utility, self.clip, method="lower"))
         if self.scale == "unit":
             utility = (utility - utility.min()) / max(float(np.ptp(utility)), 1e-4)
-        speed = np.where(took > preferred, preferred / np.maximum(took, 1e-9), 1.0)
+        is_slow = duration_s > preferred
+        speed = np.where(is_slow, preferred / np.maximum(duration_s, 1e-9), 1.0)
         factor = speed**self.penalty
-        absence = np.sqrt(0.1 * math.log(round_number) / last)
-        return np.asarray((utility + absence) * factor)
+        absence_bonus = np.sqrt(0.1 * math.log(round_number) / last_round)
+        return np.asarray((utility + absence_bonus) * factor)
 
     def _draw_best(
         self, server: Server, state: OortState, count: int, reporters: list[int], ids: Ids
@@ -223,10 +223,10 @@ class Oort(Selection):
         entries = [state.known[device] for device in reporters]
         utility = self.utilities(entries, state.round, self.preferred(state))
         order = np.argsort(-utility, kind="stable")
-        least = self.cutoff * utility[order[count - 1]]
-        able = order[utility[order] >= least]
-        variates = server.rng("exploit", *ids).standard_exponential(len(able))
-        indices = able[draw_weighted(utility[able], count, variates)]
+        least_utility = self.cutoff * utility[order[count - 1]]
+        eligible = order[utility[order] >= least_utility]
+        variates = server.rng("exploit", *ids).standard_exponential(len(eligible))
+        indices = eligible[draw_weighted(utility[eligible], count, variates)]
         return [reporters[index] for index in indices.tolist()]
 
     def on_task_end(self, server: Server, state: OortState, message: TaskEnd) -> None:
@@ -234,11 +234,11 @@ class Oort(Selection):
         if device not in state.begun:
             return
         took_s = server.now - state.begun.pop(device)
-        utility, last, longest_s = state.known.get(device, _NEVER)
+        utility, last_round, duration_s = state.known.get(device, _NO_ANSWER)
         if message.outcome == "late":
-            state.known[device] = (utility, last, max(longest_s, took_s))
+            state.known[device] = (utility, last_round, max(duration_s, took_s))
         elif "training-loss" in message.contents:
-            state.known[device] = (utility, last, took_s)
+            state.known[device] = (utility, last_round, took_s)
             state.reports[device] = (message["trained-on"], message["training-loss"])
 
     async def learn(self, server: Server, state: OortState) -> None:
@@ -252,7 +252,8 @@ class Oort(Selection):
         for (device, (samples, _)), loss in zip(reports.items(), losses, strict=True):
             utility = samples * loss if math.isfinite(loss) else 0.0
             harvest += utility
-            state.known[device] = (utility, state.round, state.known[device][2])
+            _utility, _last_round, duration_s = state.known[device]
+            state.known[device] = (utility, state.round, duration_s)
         if self.pacer_step is None:
             state.percentile = self.percentile(state.harvest, harvest, state.percentile)
         else:
@@ -267,11 +268,12 @@ class Oort(Selection):
         """
         if self.pacer_step is not None:
             return self.pacer_step if state.preferred is None else state.preferred
-        times = sorted(took_s for _, last, took_s in state.known.values() if last)
+        durations_s = sorted(duration for _, last, duration in state.known.values() if last)
         share = state.percentile / 100
-        if not times or share >= 1:
+        if not durations_s or share >= 1:
             return math.inf
-        return times[min(int(len(times) * share), len(times) - 1)]
+        position = min(int(len(durations_s) * share), len(durations_s) - 1)
+        return durations_s[position]
 
     def percentile(self, history: list[float], harvest: float, before: float) -> float:
         """Adapt the percentile of clients' durations that sets T, as in Oort's published code.
@@ -299,9 +301,9 @@ class Oort(Selection):
         del history[: self.window]
         change = abs(recent - earlier)
         if change <= 0.1 * earlier:
-            return min(100.0, before + _BY)
+            return min(100.0, before + _PERCENTILE_STEP)
         if change >= 5 * earlier:
-            return max(_BY, before - _BY)
+            return max(_PERCENTILE_STEP, before - _PERCENTILE_STEP)
         return before
 
     def paced(self, history: list[float], harvest: float, preferred: float) -> float:

@@ -103,12 +103,13 @@ class PowerOfChoice(Selection):
     ) -> list[int]:
         available = available_devices(server, among)
         samples = state.samples
-        usual = sum(samples.values()) / len(samples) if samples else 1.0
-        weights = [samples.get(device, usual) for device in available]
-        variates = server.rng("select", *ids).standard_exponential(server.devices)[available]
-        indices = draw_weighted(
-            np.array(weights, dtype=np.float64), max(self.candidates, count), variates
+        mean_samples = sum(samples.values()) / len(samples) if samples else 1.0
+        weights = np.array(
+            [samples.get(device, mean_samples) for device in available], dtype=np.float64
         )
+        # a variate for every device, so that it does not depend on which devices are available
+        variates = server.rng("select", *ids).standard_exponential(server.devices)
+        indices = draw_weighted(weights, max(self.candidates, count), variates[available])
         candidates = [available[index] for index in indices]
         if self.asks:
             return candidates

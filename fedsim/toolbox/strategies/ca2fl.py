@@ -97,16 +97,16 @@ class CA2FL(Asynchronous[CA2FLParams]):
         """
         state = self.state
         models = self.server.models
-        share = 1.0 / self.setting.devices
+        # w + (1/n) sum_i h_i + (1/M) sum_(i in buffer) (Delta_i - h_i)
         parts = [(state.model, 1.0)]
         for device in sorted(state.cache):
-            parts.append((state.cache[device], share))
+            parts.append((state.cache[device], 1.0 / self.setting.devices))
         zero = models.zero()
         newest: dict[int, Ref] = {}
         for update in buffer:
             cached = state.cache.get(update.device, zero)
             difference = [(update.update, 1.0), (update.base, -1.0)]
-            # The coefficients sum to 0, so that an update that is not finite gives ``otherwise``.
+            # ``otherwise`` is the result if the update is not finite
             change = models.mix(difference, otherwise=newest.get(update.device, cached))
             parts.append((change, update.weight))
             parts.append((cached, -update.weight))

@@ -90,7 +90,7 @@ class Campaign:
             elif self._server.clients.await_return(device):
                 state.waiting.append(device)
 
-    def runs(self, task: int) -> bool:
+    def has_task(self, task: int) -> bool:
         """Return whether the task with ID ``task`` belongs to the open campaign."""
         return task in self._state.open
 

@@ -297,7 +297,7 @@ class LCFL(Grouped[LCFLParams]):
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
         campaign = self._campaign
-        if not campaign.runs(message.task):
+        if not campaign.has_task(message.task):
             await super().on_task_end(message)
             return
         device = message.device

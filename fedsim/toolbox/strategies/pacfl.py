@@ -234,7 +234,7 @@ class PACFL(Grouped[PACFLParams]):
             await super().on_timer(name)
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        if not self._campaign.runs(message.task):
+        if not self._campaign.has_task(message.task):
             await super().on_task_end(message)
             return
         if message.outcome == "done":
