@@ -53,7 +53,7 @@ class TestAbout:
         said = dict(zip(lines[1::2], lines[2::2], strict=True))
         assert (
             said["  buffer = 10  # a whole number, 1 or more"]
-            == "      K, how many updates make a version."
+            == "      K, the count of updates in a version."
         )
         assert '  retry = "1 min"  # a time in ns, us, ms, s, min, h, day, week' in said
         assert (

@@ -16,7 +16,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.common.arrays import Floats
+from fedsim.common.arrays import Floats, Floats32
 from fedsim.common.spec import Spec
 from fedsim.federation import Device, Server
 from fedsim.federation.codecs import Codec
@@ -26,7 +26,6 @@ from fedsim.strategies.parts.aggregation import Aggregation, Draws, Entry, Prote
 from fedsim.strategies.state import State
 
 Accountant = Literal["rdp", "pld"]
-ModelList = list[NDArray[np.float32]]
 
 
 def clipped(change: NDArray[np.floating], clip: float) -> Floats:
@@ -48,7 +47,7 @@ def clipped(change: NDArray[np.floating], clip: float) -> Floats:
 
 @pure
 def private_mean(
-    models: ModelList,
+    models: list[Floats32],
     clip: float | None,
     noise: float,
     divide_by: int | None,
@@ -91,7 +90,7 @@ def private_mean(
 
 @pure
 def adapted_clip(
-    models: ModelList,
+    models: list[Floats32],
     clip: float | None,
     quantile: float,
     lr: float,
@@ -134,7 +133,7 @@ def adapted_clip(
 
 
 @pure
-def clipped_and_noised(models: ModelList, clip: float, noise: float, rng: Generator) -> Floats:
+def clipped_and_noised(models: list[Floats32], clip: float, noise: float, rng: Generator) -> Floats:
     """Make a client's update private: clip its difference from the received model, and add noise.
 
     Args:

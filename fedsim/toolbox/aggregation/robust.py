@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.common.arrays import Floats
+from fedsim.common.arrays import Floats, Floats32
 from fedsim.common.errors import ScenarioError
 from fedsim.federation import Server
 from fedsim.federation.codecs import Codec
@@ -20,8 +20,6 @@ from fedsim.learning.functions import Function, pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Aggregation, Entry, Protection
 from fedsim.strategies.state import new_state
-
-ModelList = list[NDArray[np.float32]]
 
 _TOLERATED = "bears"  # field of the record ``aggregate``: count of tolerated malicious updates
 _SPARE_UPDATES = 3  # b in the rule that f of n updates may be malicious if n >= a f + b
@@ -101,7 +99,7 @@ class Robust(Aggregation):
 
 
 @pure
-def median(models: ModelList) -> NDArray[np.floating]:
+def median(models: list[Floats32]) -> NDArray[np.floating]:
     """Compute the median of each coordinate of several models.
 
     Args:
@@ -139,7 +137,7 @@ def cut_off(share: float, updates: int) -> int:
 
 
 @pure
-def trimmed_mean(models: ModelList, share: float) -> NDArray[np.floating]:
+def trimmed_mean(models: list[Floats32], share: float) -> NDArray[np.floating]:
     """Compute the mean of each coordinate of models, without its smallest and largest values.
 
     Args:
@@ -183,7 +181,7 @@ class TrimmedMean(Robust):
             )
 
 
-def squared_distances(models: ModelList) -> Floats:
+def squared_distances(models: list[Floats32]) -> Floats:
     """Compute the squared Euclidean distances ||u_i - u_j||^2 of all pairs of models.
 
     Args:
@@ -253,7 +251,7 @@ class _ByDistance(Robust):
         """Return whether a round with this count of updates leaves the model unchanged."""
         return self.tolerated(updates) < self.malicious
 
-    def select(self, models: ModelList) -> list[int]:
+    def select(self, models: list[Floats32]) -> list[int]:
         """Select updates by Krum's scores, sums of squared distances to the nearest updates.
 
         Only the update with the best score is selected, or the n - f best ones if
@@ -352,7 +350,7 @@ class MultiKrum(_ByDistance):
 
 
 @pure
-def bulyan(models: ModelList, malicious: int) -> NDArray[np.floating]:
+def bulyan(models: list[Floats32], malicious: int) -> NDArray[np.floating]:
     """Compute the aggregate of n updates by the rule Bulyan, which tolerates malicious updates.
 
     Krum's score selects n - 2 f updates. Each coordinate of the result is the mean of the n - 4 f
@@ -391,7 +389,7 @@ class Bulyan(_ByDistance):
     kind: Literal["bulyan"] = "bulyan"
     function: ClassVar[Function | None] = bulyan
 
-    def select(self, models: ModelList) -> list[int]:
+    def select(self, models: list[Floats32]) -> list[int]:
         f = self.tolerated(len(models))
         remaining = list(range(len(models)))
         distances = squared_distances(models)

@@ -93,12 +93,13 @@ def cut_groups(cluster: Ints, size: int, generator: np.random.Generator) -> list
     """
     shuffled = generator.permutation(len(cluster))
     blocks = list[Ints]()
-    for number in range(int(cluster.max(initial=-1)) + 1):
-        members = shuffled[cluster[shuffled] == number]
+    for index in range(int(cluster.max(initial=-1)) + 1):
+        members = shuffled[cluster[shuffled] == index]
         if len(members):
             group_size = min(size, len(members))
-            used = len(members) // group_size * group_size
-            blocks.append(members[:used].reshape(-1, group_size))
+            group_count = len(members) // group_size
+            grouped = members[: group_count * group_size]
+            blocks.append(grouped.reshape(group_count, group_size))
     return blocks
 
 
@@ -120,8 +121,9 @@ def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Genera
         groups += list(block)
     if not groups:
         return np.empty(0, dtype=np.int64)
-    priorities = np.array([waiting[group].sum() for group in groups])
-    return groups[int(generator.choice(np.flatnonzero(priorities == priorities.max())))]
+    waits = np.array([waiting[group].sum() for group in groups])
+    longest_waiting = np.flatnonzero(waits == waits.max())
+    return groups[int(generator.choice(longest_waiting))]
 
 
 def in_turn(
@@ -142,7 +144,8 @@ def in_turn(
         Client IDs, int64 [at most ``size``].
     """
     for step in range(clusters):
-        members = np.flatnonzero(cluster == (round_number + step) % clusters)
+        index = (round_number + step) % clusters
+        members = np.flatnonzero(cluster == index)
         if len(members):
             return generator.permutation(members)[:size]
     return np.empty(0, dtype=np.int64)
@@ -222,10 +225,10 @@ class CataFedParams(CombiningParams):
     @model_validator(mode="after")
     def _check_deadline_since(self) -> Self:
         deadline = self.deadline
-        from_round = isinstance(deadline, Deadline) and (
+        counts_from_round = isinstance(deadline, Deadline) and (
             getattr(deadline, "since", "round") == "round"
         )
-        if deadline is None or from_round:
+        if deadline is None or counts_from_round:
             raise ValueError(
                 "'deadline' must be given, and counts from each client's download; 'since' may "
                 "not be 'round'"
@@ -261,6 +264,7 @@ def most_splits(samples: int, smallest_part: int) -> int:
     Returns:
         beta, at least 0.
     """
+    # floor(log2(x)) is the bit length of floor(x), minus 1
     return max(0, (samples // smallest_part).bit_length() - 1)
 
 
@@ -321,7 +325,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         params = self.params
         if instruction.job == "connect":
-            return {"size-report": self._sizes(device)[0]}
+            return {"size-report": self._part_sizes(device)[0]}
         # The state changes even if the answer does not arrive: the device itself knows when it has
         # trained, and whether it was too slow.
         device.state["trained_at"] = device.clock_s
@@ -335,7 +339,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         splits = device.state["splits"]
         if params.mitigation and splits < most_splits(device.samples, params.smallest_part):
             device.state["splits"] = splits + 1
-            sizes = self._sizes(device)
+            sizes = self._part_sizes(device)
             contents["size-report"] = sizes if params.size_reports == "all" else sizes[0]
             contents["parts"] = Header(sizes)
         return contents
@@ -344,7 +348,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         if "update" in reply or "unchanged-model" in reply:
             device.state["upload_s"] = device.clock_s - device.state["trained_at"]
 
-    def _sizes(self, device: Device) -> list[int]:
+    def _part_sizes(self, device: Device) -> list[int]:
         """Return the sample counts of the parts of the device's data, the largest first.
 
         After u splits there are 2^u parts.
@@ -435,7 +439,7 @@ class CataFed(FedAvg[CataFedParams]):
         params = self.params
         round_number = state.round
         if state.reported:
-            self._cluster()
+            self._cluster_clients()
         count = params.clients_per_round
         cluster = np.array(state.cluster)
         generator = self.server.rng("select", round_number)
@@ -454,7 +458,7 @@ class CataFed(FedAvg[CataFedParams]):
         state.awaits_client = False
         return clients
 
-    def _cluster(self) -> None:
+    def _cluster_clients(self) -> None:
         """Assign all connected clients to clusters, by the data sizes that they reported last.
 
         The result replaces ``state.cluster``, and is recorded among the run's events as
@@ -533,7 +537,9 @@ class CataFed(FedAvg[CataFedParams]):
             self.server.emit("split", device=device, round=round_number, group=group, sizes=sizes)
         else:
             is_round_open = bool(state.open)
-            state.zeroed[device] = round_number + 1 if is_round_open else round_number
+            next_selection = round_number + 1 if is_round_open else round_number
+            state.zeroed[device] = next_selection
+        # the report is one size, or with ``size_reports = "all"`` a list
         state.sizes[device] = np.max(message["size-report"]).item()
         state.reported = True
 

@@ -24,13 +24,19 @@ from fedsim.toolbox.strategies.cfl_clusters import (
 )
 from fedsim.toolbox.strategies.cfl_params import CFLParams
 from fedsim.toolbox.strategies.clustering import charge_clustering, has_pairs, record_clustering
-from fedsim.toolbox.strategies.grouped import COLD_START, Grouped, GroupedState, Preparation
+from fedsim.toolbox.strategies.grouped import (
+    COLD_START,
+    NO_GROUP,
+    Grouped,
+    GroupedState,
+    Preparation,
+)
 
 
 class CFLClient(SynchronousClient[CFLParams]):
     """Client that trains the received model and sends the result, as FedAvg's client does.
 
-    It does so in a round, and in the task ``cold-start`` by which its cluster is found.
+    The task ``cold-start``, by which a client's cluster is found, is such a training too.
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
@@ -113,14 +119,14 @@ class CFL(Grouped[CFLParams]):
         asks_all = self.params.clients_per_round is None
         candidates = None
         if self.params.order == "recursive":
-            candidates = self._next_leaf()
+            candidates = self._devices_of_next_leaf()
         if candidates is None:
             return self.server.clients.idle_devices() if asks_all else super().select()
         if asks_all:
             return candidates
         return self.pick(self.params.asked_per_round, among=candidates)
 
-    def _next_leaf(self) -> list[int] | None:
+    def _devices_of_next_leaf(self) -> list[int] | None:
         """Return the IDs of the available devices of the cluster that trains in this round.
 
         Called with ``order = "recursive"`` (Algorithm 2), in which one cluster trains until it has
@@ -130,19 +136,20 @@ class CFL(Grouped[CFLParams]):
         Returns:
             Device IDs; None if all clusters have converged.
         """
+        if not self.state.unconverged:
+            return None
         groups = self.state.group
         online = self.server.clients.idle_devices()
-        devices = None
         for leaf in reversed(self.state.unconverged):
-            allowed = (leaf, -1) if leaf == 0 else (leaf,)
-            devices = [device for device in online if groups[device] in allowed]
+            allowed_groups = (leaf, NO_GROUP) if leaf == 0 else (leaf,)
+            devices = [device for device in online if groups[device] in allowed_groups]
             if devices:
-                break
-        return devices
+                return devices
+        return []
 
     async def before_asking(self) -> None:
         for device in self.state.cohort:
-            if self.state.group[device] < 0 and self.preparation(device) is None:
+            if self.state.group[device] == NO_GROUP and self.preparation(device) is None:
                 self.move(device, self.state.node_reached.pop(device, 0), "start")
 
     async def aggregate(self) -> None:
@@ -213,8 +220,8 @@ class CFL(Grouped[CFLParams]):
         Args:
             schedule: the rounds, from 0, at which a cluster is to be split.
         """
-        due = sum(number <= self.state.round for number in schedule)
-        return due > self.state.scheduled
+        planned = sum(round_number <= self.state.round for round_number in schedule)
+        return planned > self.state.scheduled
 
     def _norm_limits(self) -> NormLimits:
         eps1 = self.params.eps1
@@ -246,12 +253,12 @@ class CFL(Grouped[CFLParams]):
                 ``limits.eps1``.
         """
         state = self.state
-        done = set[int]()
+        converged = set[int]()
         for cluster in clusters:
             if cluster.norms.mean_norm < limits.eps1:
-                done.add(cluster.group)
-        done -= {cluster.group for cluster in incongruent}
-        state.unconverged = [leaf for leaf in state.unconverged if leaf not in done]
+                converged.add(cluster.group)
+        converged -= {cluster.group for cluster in incongruent}
+        state.unconverged = [leaf for leaf in state.unconverged if leaf not in converged]
         if not state.unconverged:
             self.server.stop("every cluster has converged")
 
@@ -312,8 +319,9 @@ class CFL(Grouped[CFLParams]):
         entries = self._received_from(group)
         order = generator.permutation(len(entries)).tolist()
         half = len(order) // 2
+        sides = (sorted(order[:half]), sorted(order[half:]))
         self.state.scheduled += 1
-        return [Cut(group, entries, (sorted(order[:half]), sorted(order[half:])), {}, None)]
+        return [Cut(group, entries, sides, criteria={}, cosines=None)]
 
     async def _split(self, cut: Cut) -> None:
         """Split a cluster: add its two parts to the tree, and move its members to them.
@@ -327,8 +335,8 @@ class CFL(Grouped[CFLParams]):
         self._move_members(cut.group, child_of)
         for device in child_of:
             del self.state.last_change[device]
-        # The round's updates now belong to the parts. The published code still aggregates them, into the
-        # parts' models.
+        # The published code splits before it aggregates, so that each part's model moves by the
+        # part's updates.
         for entry in self._received_from(cut.group):
             entry["group"] = child_of[entry["device"]]
 
@@ -420,8 +428,9 @@ class CFL(Grouped[CFLParams]):
             state.models.append(state.models[cut.group])
             state.children.append(None)
         if cut.group in state.unconverged:
-            place = state.unconverged.index(cut.group)
-            state.unconverged[place : place + 1] = reversed(children)
+            position = state.unconverged.index(cut.group)
+            # reversed, as the last one trains first
+            state.unconverged[position : position + 1] = reversed(children)
         return children
 
     def _unassign(self, device: int, parent: int) -> None:
@@ -434,7 +443,7 @@ class CFL(Grouped[CFLParams]):
             device: ID of the device.
             parent: index of the split cluster.
         """
-        self.state.group[device] = -1
+        self.state.group[device] = NO_GROUP
         self.state.node_reached[device] = parent
         self.server.emit("assign", device=device, group=None, before=parent, why="split")
 
@@ -452,28 +461,26 @@ class CFL(Grouped[CFLParams]):
         Returns:
             Device ID -> index of the part.
         """
-        if not self.server.models.learns:
-            references = list[ModelChange]()
-            for child in children:
-                references += self.state.changes_at_split[child]
-            if updates:
-                await self._note_skipped([*references, *updates.values()])
-            sides = dict[int, int]()
-            for device in updates:
-                generator = self.server.rng("newcomer", device, *children)
-                sides[device] = children[int(generator.integers(2))]
-            return sides
         if not updates:
             return {}
-        owners = list[int]()
         references = list[ModelChange]()
+        child_of_reference = list[int]()
         for child in children:
-            owners += [child] * len(self.state.changes_at_split[child])
             references += self.state.changes_at_split[child]
+            child_of_reference += [child] * len(self.state.changes_at_split[child])
+        child_of = dict[int, int]()
+        if not self.server.models.learns:
+            await self._note_skipped([*references, *updates.values()])
+            for device in updates:
+                generator = self.server.rng("newcomer", device, *children)
+                child_of[device] = children[int(generator.integers(2))]
+            return child_of
         differences = await self._differences([*references, *updates.values()])
         count = len(references)
-        nearest = most_alike(differences[count:], differences[:count])
-        return {device: owners[place] for device, place in zip(updates, nearest, strict=True)}
+        most_similar = most_alike(differences[count:], differences[:count])
+        for device, position in zip(updates, most_similar, strict=True):
+            child_of[device] = child_of_reference[position]
+        return child_of
 
     async def _differences(self, changes: Sequence[ModelChange]) -> list[Floats32]:
         """Compute the trained model minus the model before training, for each update.
@@ -503,26 +510,26 @@ class CFL(Grouped[CFLParams]):
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         node = self.state.node_reached.get(device, 0)
-        if self.state.group[device] >= 0 or self.state.children[node] is None:
+        if self.state.group[device] != NO_GROUP or self.state.children[node] is None:
             return None
         return {COLD_START: self.state.models[node]}, COLD_START
 
     async def assign(self, prepared: Sequence[Preparation]) -> None:
-        reached_by = self.state.node_reached
+        node_reached = self.state.node_reached
         for preparation in prepared:
             device = preparation.device
-            children = self.state.children[reached_by.get(device, 0)]
+            children = self.state.children[node_reached.get(device, 0)]
             assert children is not None  # only devices at a split node are prepared
-            reached = preparation.contents[COLD_START]
-            change = ModelChange(reached, preparation.asked[COLD_START])
-            reached_by |= await self._find_most_similar({device: change}, children)
+            trained = preparation.contents[COLD_START]
+            change = ModelChange(trained, preparation.asked[COLD_START])
+            node_reached |= await self._find_most_similar({device: change}, children)
             if self.preparation(device) is None:
-                self.move(device, reached_by.pop(device), COLD_START)
+                self.move(device, node_reached.pop(device), COLD_START)
 
     async def _assign_prepared(self) -> None:
         prepared = self.state.prepared
         outside_round = [preparation.device for preparation in prepared if not preparation.in_round]
         await super()._assign_prepared()
         for device in outside_round:
-            if self.state.group[device] < 0:
+            if self.state.group[device] == NO_GROUP:  # at a node that was split: one more task
                 self.require_preparation(device)

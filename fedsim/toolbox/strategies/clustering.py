@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from fedsim.federation import Server
 from fedsim.toolbox.clustering.similarity import Matrix
 
-_MOST_SHOWN = 200  # maximum count of devices whose pairwise values are recorded
+_MOST_DEVICES = 200  # maximum count of devices whose pairwise values are recorded
 
 
 def charge_clustering(
@@ -48,11 +48,11 @@ def record_clustering(
             are not recorded for more than 200 devices.
         fields: further fields of the record, such as ``measure``.
     """
-    shown: dict[str, object] = {}
+    recorded_pairs: dict[str, object] = {}
     if has_pairs(devices):
         for name, matrix in pairs.items():
-            shown[name] = rounded(matrix)
-    server.emit("clustering", devices=devices, groups=groups, **fields, **shown)
+            recorded_pairs[name] = rounded(matrix)
+    server.emit("clustering", devices=devices, groups=groups, **fields, **recorded_pairs)
 
 
 def has_pairs(devices: Sequence[int]) -> bool:
@@ -60,10 +60,10 @@ def has_pairs(devices: Sequence[int]) -> bool:
 
     It does for at most 200 devices, as the record of more would be large.
     """
-    return len(devices) <= _MOST_SHOWN
+    return len(devices) <= _MOST_DEVICES
 
 
-def rounded(figures: NDArray[np.floating]) -> object:
+def rounded(values: NDArray[np.floating]) -> object:
     """Convert an array of numbers to nested lists of floats, rounded to six decimals."""
-    nested: object = np.round(figures, 6).tolist()
+    nested: object = np.round(values, 6).tolist()
     return nested

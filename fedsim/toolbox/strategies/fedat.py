@@ -144,7 +144,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
         return [bisect_left(self.state.cuts, self.state.figures[device]) for device in devices]
 
-    def begin(self, devices: list[int]) -> None:
+    def make_tiers(self, devices: list[int]) -> None:
         state = self.state
         server = self.server
         tiers = self.params.tiers
@@ -155,18 +155,17 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             server.look_again("begin", self.params.retry, at_least=tiers)
             return
         server.cancel_timer("begin")
-        figures = [state.figures[device] for device in devices]
-        latencies = [figure for figure in figures if figure is not None]
-        parts = np.array_split(sorted(latencies), tiers)
+        latencies_s = [figure for figure in state.figures if figure is not None]
+        parts = np.array_split(sorted(latencies_s), tiers)
         # highest latency (s) of each tier except the last one
         state.cuts = [float(part[-1]) for part in parts[:-1]]
-        self._sort_in(devices)
+        self._assign_tiers(devices)
         counts = [len(members) for members in state.members]
         server.emit("latency-tiers", bounds=state.cuts, members=counts)
         for tier in range(tiers):
-            self._open(tier)
+            self._open_round(tier)
 
-    def _open(self, tier: int) -> None:
+    def _open_round(self, tier: int) -> None:
         """Open a round of a tier, and send the global model to random clients of the tier.
 
         If no client is available, the tier tries again after the time ``retry``.
@@ -192,21 +191,17 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             self.server.look_again(f"tier/{tier}", self.params.retry)
 
     def _is_busy(self, tier: int) -> bool:
-        """Return whether a client of a tier still works on a task of the tier's open round.
-
-        Args:
-            tier: index of the tier.
-        """
+        """Return whether a client of a tier still works on a task of the tier's open round."""
         return any(task["tier"] == tier for task in self.state.open.values())
 
     async def on_timer(self, name: str) -> None:
         kind, _, tier = name.partition("/")
         if kind == "begin":
-            self._begin_if_measured()
+            self._make_tiers_if_measured()
         elif kind != "tier":
             await super().on_timer(name)
         elif not self.state.over and not self._is_busy(int(tier)):
-            self._open(int(tier))
+            self._open_round(int(tier))
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
@@ -224,12 +219,12 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         if not state.received[tier]:
             self.server.look_again(f"tier/{tier}", self.params.retry)
             return
-        await self._close(tier)
+        await self._close_round(tier)
         if not state.over:
-            # A timer of this instant fires after every message of this instant.
+            # By a timer, the next round opens after all messages of this instant are handled.
             self.server.timer(f"tier/{tier}", self.server.now)
 
-    async def _close(self, tier: int) -> None:
+    async def _close_round(self, tier: int) -> None:
         """Close a tier's round: set the tier's model and the global model.
 
         The tier's model becomes the mean of its updates, and the global model the weighted mean of
@@ -243,11 +238,13 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         received = state.received[tier]
         state.received[tier] = []
         weights = await aggregation.weigh(self.server, received, aggregation.weights(received))
-        memory = state_of_slot(state.aggregation, tier, aggregation)
+        aggregation_state = state_of_slot(state.aggregation, tier, aggregation)
         # Clients' changes are relative to the global model that they received, not to the tier's
         # previous model.
         start = received[0]["start"]
-        state.tiers[tier] = aggregation.combine(self.server, memory, received, weights, start)
+        state.tiers[tier] = aggregation.combine(
+            self.server, aggregation_state, received, weights, start
+        )
         state.counts[tier] += 1
         for entry, weight in zip(received, weights, strict=True):
             entry |= {"weight": weight, "staleness": state.version - entry["version"]}

@@ -163,6 +163,10 @@ class FedCompass(Asynchronous[FedCompassParams]):
     state: FedCompassState
 
     def _refill(self) -> None:
+        """Ask clients until ``concurrency`` work or rest, the fastest first.
+
+        A client rests after its answer until its group is aggregated.
+        """
         state = self.state
         server = self.server
         selection = self.params.selection
@@ -170,8 +174,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         if self._waits_for_clients():
             return
         resting = {device for group in state.groups.values() for device in group.arrived}
-        at_work = len(state.open) + len(resting)
-        missing = self.params.concurrency - at_work
+        missing = self.params.concurrency - len(state.open) - len(resting)
         among = None
         if resting:
             among = [device for device in range(server.devices) if device not in resting]
@@ -224,14 +227,14 @@ class FedCompass(Asynchronous[FedCompassParams]):
             The number of local SGD steps with which the client answers together with the group.
         """
         state = self.state
-        joined = self._best_group(device)
-        if joined is None:
+        best = self._best_group(device)
+        if best is None:
             steps = self._steps_of_new_group(device)
-            number = self._open_group(steps * state.step_s[device])
+            index = self._open_group(steps * state.step_s[device])
         else:
-            number, steps = joined
-        state.groups[number].clients.append(device)
-        state.group_of[device] = number
+            index, steps = best
+        state.groups[index].clients.append(device)
+        state.group_of[device] = index
         return steps
 
     def _best_group(self, device: int) -> tuple[int, int] | None:
@@ -247,12 +250,12 @@ class FedCompass(Asynchronous[FedCompassParams]):
             ``min_steps`` to ``max_steps``.
         """
         best: tuple[int, int] | None = None
-        for number, group in self.state.groups.items():
+        best_steps = self.params.min_steps
+        for index, group in self.state.groups.items():
             steps = self._steps_until(group.expected, device)
-            if not self.params.min_steps <= steps <= self.params.max_steps:
-                continue
-            if best is None or steps >= best[1]:
-                best = number, steps
+            if best_steps <= steps <= self.params.max_steps:
+                best = index, steps
+                best_steps = steps
         return best
 
     def _steps_until(self, time: float, device: int) -> int:
@@ -280,18 +283,19 @@ class FedCompass(Asynchronous[FedCompassParams]):
         """
         state = self.state
         params = self.params
-        most = -1
+        allowed = list[int]()
         for group in state.groups.values():
             if self.server.now >= group.latest:
                 continue
             members = [*group.clients, *group.arrived]
-            fastest = min(state.step_s[member] for member in members)
-            steps = self._steps_until(group.latest + fastest * params.max_steps, device)
+            fastest_step_s = min(state.step_s[member] for member in members)
+            next_arrival = group.latest + fastest_step_s * params.max_steps
+            steps = self._steps_until(next_arrival, device)
             if steps <= params.max_steps:
-                most = max(most, steps)
-        if most < 0:
+                allowed.append(steps)
+        if not allowed:
             return params.max_steps
-        return max(most, params.min_steps)
+        return max([*allowed, params.min_steps])
 
     def _open_group(self, duration: float) -> int:
         """Open a group of clients that answer together, and set a timer for its latest time.
@@ -304,19 +308,19 @@ class FedCompass(Asynchronous[FedCompassParams]):
         """
         state = self.state
         now = self.server.now
-        number = state.next_group
+        index = state.next_group
         state.next_group += 1
         latest = now + duration * self.params.latest_factor
-        state.groups[number] = ArrivalGroup(now + duration, latest)
-        self.server.timer(f"group/{number}", latest)
-        return number
+        state.groups[index] = ArrivalGroup(expected=now + duration, latest=latest)
+        self.server.timer(f"group/{index}", latest)
+        return index
 
     async def on_timer(self, name: str) -> None:
-        kind, _, number = name.partition("/")
+        kind, _, index = name.partition("/")
         if kind != "group":
             await super().on_timer(name)
         elif not self.state.over:
-            await self._aggregate_group(int(number))
+            await self._aggregate_group(int(index))
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
@@ -325,26 +329,26 @@ class FedCompass(Asynchronous[FedCompassParams]):
         self.params.selection.on_task_end(self.server, state.selection, message)
         if state.over:
             return
-        number = state.group_of.pop(device, None)
-        group = None if number is None else state.groups.get(number)
+        index = state.group_of.pop(device, None)  # None: the client's first task, in no group
+        group = None if index is None else state.groups.get(index)  # None if it was aggregated
         if group is not None:
             group.clients.remove(device)
         if message.outcome == "done":
-            self._measure(device)
-            update = self._update(message, task)
-            if number is None:
+            self._estimate_speed(device)
+            update = self._make_update(message, task)
+            if index is None:
                 await self._publish([update])
             elif group is None:
                 state.late.append(update)
             else:
                 group.arrived.append(device)
                 group.updates.append(update)
-        if number is not None and group is not None and not group.clients:
-            self.server.cancel_timer(f"group/{number}")
-            await self._aggregate_group(number)
+        if index is not None and group is not None and not group.clients:
+            self.server.cancel_timer(f"group/{index}")
+            await self._aggregate_group(index)
         self._refill_soon()
 
-    def _update(self, message: TaskEnd, task: OpenTask) -> AsynchronousUpdate:
+    def _make_update(self, message: TaskEnd, task: OpenTask) -> AsynchronousUpdate:
         """Return the update of an ended task, with the version of the model that was downloaded.
 
         Its weight is set when it is aggregated.
@@ -357,7 +361,7 @@ class FedCompass(Asynchronous[FedCompassParams]):
         update["version"] = task.version
         return update
 
-    def _measure(self, device: int) -> None:
+    def _estimate_speed(self, device: int) -> None:
         """Update the estimate of a client's time per local step, when its answer has arrived.
 
         The time since the client was asked includes its transfers.
@@ -366,28 +370,26 @@ class FedCompass(Asynchronous[FedCompassParams]):
             device: ID of the client.
         """
         state = self.state
-        duration = self.server.now - state.asked_at[device]
-        measured = duration / state.steps[device]
+        duration_s = self.server.now - state.asked_at[device]
+        measured = duration_s / state.steps[device]
         momentum = self.params.speed_momentum
-        before = state.step_s.get(device, measured)
-        state.step_s[device] = (1.0 - momentum) * before + momentum * measured
+        estimate = state.step_s.get(device, measured)
+        state.step_s[device] = (1.0 - momentum) * estimate + momentum * measured
 
-    async def _aggregate_group(self, number: int) -> None:
+    async def _aggregate_group(self, index: int) -> None:
         """Close a group of clients, and publish a model with the updates that have arrived.
 
         Late updates of earlier groups are included. Without any update of the group nothing is
         published. Updates of the group that arrive later are late.
 
         Args:
-            number: index of the group.
+            index: index of the group.
         """
-        group = self.state.groups.pop(number)
-        late = self.state.late
-        self.state.late = []
+        group = self.state.groups.pop(index)
         if group.updates:
-            await self._publish([*late, *group.updates])
-        else:
-            self.state.late = late
+            updates = [*self.state.late, *group.updates]
+            self.state.late = []
+            await self._publish(updates)
         self._refill_soon()
 
     async def _publish(self, updates: Sequence[AsynchronousUpdate]) -> None:

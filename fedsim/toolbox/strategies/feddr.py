@@ -95,11 +95,14 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         A change that is not finite is not added, as the server leaves it out too.
         """
         x, y = reply["own"].value
-        before = {name: self._point(device, name) for name in "xyz"}
-        parts = [(before["z"], 1.0), (reply["update"], 1.0), (instruction["model"], -1.0)]
-        device.state["z"] = device.mix(parts, otherwise=before["z"])
-        device.state["x"] = device.mix([(x, 1.0), (y, 0.0)], otherwise=before["x"])
-        device.state["y"] = device.mix([(y, 1.0), (x, 0.0)], otherwise=before["y"])
+        old_x = self._point(device, "x")
+        old_y = self._point(device, "y")
+        old_z = self._point(device, "z")
+        parts = [(old_z, 1.0), (reply["update"], 1.0), (instruction["model"], -1.0)]
+        device.state["z"] = device.mix(parts, otherwise=old_z)
+        # the weight 0: x and y are stored only if both are finite
+        device.state["x"] = device.mix([(x, 1.0), (y, 0.0)], otherwise=old_x)
+        device.state["y"] = device.mix([(y, 1.0), (x, 0.0)], otherwise=old_y)
 
 
 class FedDR(FedAvg[FedDRParams]):
@@ -121,10 +124,10 @@ class FedDR(FedAvg[FedDRParams]):
 
     async def aggregate(self) -> None:
         received = self.state.received
-        before = self.state.model
+        model = self.state.model
         if not received:
             return
         weights = [1.0 / self.setting.devices] * len(received)
         self.record_aggregate(received, weights)
-        parts = [(before, 1.0), *zip(changes(self.server, received), weights, strict=True)]
-        self.state.model = self.server.models.mix(parts, otherwise=before, rescale=False)
+        parts = [(model, 1.0), *zip(changes(self.server, received), weights, strict=True)]
+        self.state.model = self.server.models.mix(parts, otherwise=model, rescale=False)

@@ -56,9 +56,9 @@ class FedDynClient(SynchronousClient[FedDynParams]):
         return Training(instruction["model"], epochs, proximal=Proximal(alpha), linear=linear)
 
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        before = device.state.get("moved", device.zero())
-        parts = [(before, 1.0), (reply["update"], 1.0), (instruction["model"], -1.0)]
-        device.state["moved"] = device.mix(parts, otherwise=before)
+        moved = device.state.get("moved", device.zero())
+        parts = [(moved, 1.0), (reply["update"], 1.0), (instruction["model"], -1.0)]
+        device.state["moved"] = device.mix(parts, otherwise=moved)
 
 
 @dataclass
@@ -110,10 +110,10 @@ class FedDyn(FedAvg[FedDynParams]):
         state.moved = await mean_after_changes(
             self.server,
             self.params.aggregation,
-            state.moves,
-            state.moved,
-            entries,
-            changes(self.server, entries),
+            states=state.moves,
+            mean=state.moved,
+            entries=entries,
+            changes=changes(self.server, entries),
         )
         return await super().next_model(model, entries, slot, **record)
 

@@ -103,13 +103,12 @@ class FedNova(FedProx):
         reaches = [reach(count, self.setting.momentum, pull) for count in steps]
         lengths = reaches if self.params.effective == "reach" else steps
         weights = self.weights(entries)
-        # ``effective`` is tau_eff of Eq. 5.
-        effective = sum(weight * length for weight, length in zip(weights, lengths, strict=True))
+        tau_eff = sum(weight * length for weight, length in zip(weights, lengths, strict=True))
         normalised = []
         for entry, distance in zip(entries, reaches, strict=True):
-            factor = effective / distance if distance else 0.0
-            # If a model is not finite, neither is the result of ``apply``, and the aggregation
-            # leaves it out. ``mix`` would leave out the model, and give a finite update.
+            factor = tau_eff / distance if distance else 0.0
+            # The normalised update is w + factor (w_i - w). ``mix`` would leave out a model that is
+            # not finite, and give a finite update, which the aggregation would use.
             models = [entry["start"], entry["update"]]
             coefficients = [1 - factor, factor]
             update = self.server.models.apply(weighted_sum, models, coefficients=coefficients)

@@ -28,11 +28,11 @@ class FedPerParams(AggregatingParams):
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         if isinstance(self.head, int):
             layers = [tensor.name.rpartition(".")[0] for tensor in tensors]
-            last = list(dict.fromkeys(layers))[-self.head :]
-            return [layer in last for layer in layers]
+            last_layers = list(dict.fromkeys(layers))[-self.head :]
+            return [layer in last_layers for layer in layers]
         names = [tensor.name for tensor in tensors]
-        head = matching(names, self.head, "strategy.head")
-        return [name in head for name in names]
+        head_names = matching(names, self.head, "strategy.head")
+        return [name in head_names for name in names]
 
 
 class FedPer(FedAvg[FedPerParams]):

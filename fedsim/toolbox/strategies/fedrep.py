@@ -51,9 +51,9 @@ class FedRepClient(SynchronousClient[FedRepParams]):
         return (Train(head), *super().work(device, instruction))
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        return Training(
-            PreviousResult(((0, 1.0),)), self.params.local_epochs, held=self._split.kept
-        )
+        # the model after the training of the head, the task's first training
+        start = PreviousResult(parts=((0, 1.0),))
+        return Training(start, self.params.local_epochs, held=self._split.kept)
 
 
 class FedRep(FedAvg[FedRepParams]):

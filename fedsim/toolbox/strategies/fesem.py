@@ -83,11 +83,11 @@ class FeSEM(Grouped[FeSEMParams]):
 
     async def on_start(self) -> None:
         groups = self.params.groups
-        draw = self.server.models.initial
-        initial = draw()
+        initial_model = self.server.models.initial
+        initial = initial_model()
         self.state.last = [initial] * self.server.devices
         if self.params.as_published:  # group models differ from the clients' initial model
-            self.state.models = [draw(1 + group) for group in range(groups)]
+            self.state.models = [initial_model(1 + group) for group in range(groups)]
         else:
             self.state.models = [initial] * groups
         await super().on_start()
@@ -101,13 +101,13 @@ class FeSEM(Grouped[FeSEMParams]):
         """
         cohort = self.state.cohort
         if self.params.as_published:
-            groups = await self._nearest(cohort)
+            groups = await self._nearest_groups(cohort)
         else:
-            groups = [max(self.state.group[device], 0) for device in cohort]
+            groups = [self.group_of(device) or 0 for device in cohort]
         for device, group in zip(cohort, groups, strict=True):
             self.move(device, group, "e-step")
 
-    async def _nearest(self, devices: Sequence[int]) -> list[int]:
+    async def _nearest_groups(self, devices: Sequence[int]) -> list[int]:
         """Find the group whose model is nearest to the last model that each device has sent.
 
         The distance is Euclidean; the initial model stands for the model of a device that has sent
@@ -121,20 +121,20 @@ class FeSEM(Grouped[FeSEMParams]):
         """
         server = self.server
         models = self.state.models
+        last_models = [self.state.last[device] for device in devices]
         if not server.models.learns:
-            await server.models.note_skipped([*models, *(self.state.last[one] for one in devices)])
+            await server.models.note_skipped([*models, *last_models])
             return self.random_groups(len(devices), "e-step", self.state.round)
         server.compute("distances", len(devices), server.setting.parameters, len(models))
-        sent = [self.state.last[device] for device in devices]
-        weights = await server.models.values([*models, *sent])
-        if not sent:
+        weights = await server.models.values([*models, *last_models])
+        if not devices:
             return []
         centers = weights[: len(models)]
-        distances = np.empty((len(sent), len(models)))
+        distances = np.empty((len(devices), len(models)))
         with np.errstate(all="ignore"):
-            for place, row in enumerate(weights[len(models) :]):
-                wide = row.astype(np.float64)
-                distances[place] = [np.linalg.norm(wide - center) for center in centers]
+            for position, row in enumerate(weights[len(models) :]):
+                exact = row.astype(np.float64)
+                distances[position] = [np.linalg.norm(exact - center) for center in centers]
         distances = np.nan_to_num(distances, nan=np.inf, posinf=np.inf)
         groups: list[int] = np.argmin(distances, axis=1).tolist()
         return groups
@@ -167,6 +167,10 @@ class FeSEM(Grouped[FeSEMParams]):
             self._m_step(group)
 
     async def _e_step(self, senders: list[int]) -> list[int]:
+        """Return the group of each sender's last model, by k-means or by the nearest group model.
+
+        k-means is used once, when at least as many clients as groups have sent a model.
+        """
         state = self.state
         server = self.server
         count = len(state.models)
@@ -177,7 +181,7 @@ class FeSEM(Grouped[FeSEMParams]):
             server.compute("k-means", len(rows), rows.shape[1], count)
             groups: list[int] = kmeans(rows, count, server.rng("k-means")).tolist()
         else:
-            groups = await self._nearest(senders)
+            groups = await self._nearest_groups(senders)
         state.begun |= is_enough
         return groups
 
@@ -194,5 +198,4 @@ class FeSEM(Grouped[FeSEMParams]):
         if entries:
             self.record_aggregate(entries, [share] * len(entries), group=group)
         parts = [(state.last[device], share) for device in members]
-        model = self.server.models.mix(parts, otherwise=state.models[group])
-        state.models[group] = model
+        state.models[group] = self.server.models.mix(parts, otherwise=state.models[group])

@@ -80,7 +80,7 @@ class FLHC(LCFL):
     Params: ClassVar[type[LCFLParams]] = FLHCParams
     params: FLHCParams
 
-    async def _gather(self) -> None:
+    async def _begin_warm_up(self) -> None:
         """Ask all available devices to train the global model, for the updates that are clustered.
 
         The models that devices have sent in earlier rounds are dropped, so that all devices are
@@ -88,7 +88,7 @@ class FLHC(LCFL):
         """
         self.state.local_models = {}
         self.state.starts = {}
-        await super()._gather()
+        await super()._begin_warm_up()
 
     async def distances(self, devices: Sequence[int]) -> ModelComparison:
         models = await self._values(self.state.local_models, devices)

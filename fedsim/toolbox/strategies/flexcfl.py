@@ -25,6 +25,7 @@ from fedsim.toolbox.clustering.similarity import cosine_matrix, edc_features, ma
 from fedsim.toolbox.strategies.clustering import charge_clustering, record_clustering, rounded
 from fedsim.toolbox.strategies.grouped import (
     COLD_START,
+    NO_GROUP,
     GroupedState,
     Migrating,
     MigratingClient,
@@ -44,8 +45,8 @@ FIND_GROUP = "find-group"
 """Job in which a device finds its group by a training of the initial model."""
 
 # timers of the group cold start
-_BEGIN = "pre-training"
-_DEADLINE = "pre-training-deadline"
+_BEGIN_TIMER = "pre-training"
+_DEADLINE_TIMER = "pre-training-deadline"
 
 
 class FlexCFLParams(PlainDeadline, MigratingParams):
@@ -246,17 +247,17 @@ class FlexCFLState(GroupedState):
 
 
 class FlexCFL(Migrating[FlexCFLParams]):
-    """Flexible clustered federated learning; ``fedgroup`` is FedGroup, which has no migration.
+    """Flexible clustered federated learning; with ``kind = "fedgroup"`` FedGroup, without migration.
 
     Source: Duan et al., "Flexible clustered federated learning for client-level data distribution
     shift" (2021), Algorithms 2 and 3, section 3.4, and "FedGroup: efficient clustered federated
     learning via decomposed data-driven measure" (2020).
 
-    Group cold start (Algorithm 3): alpha devices for each of the m groups (``moment.devices``)
-    receive the initial model w0 (d parameters), pre-train, and send their update dw (d), by which
-    they are clustered. A group's model is the mean of its members' trained models. Its direction is
-    the mean of their updates, and never changes again. If fewer than m devices answer, the cold
-    start is repeated, up to 100 times.
+    Group cold start (Algorithm 3): alpha m devices, with m groups and alpha = ``moment.devices``,
+    receive the initial model w0 (d parameters), pre-train, and send their update dw (d parameters),
+    by which they are clustered. A group's model is the mean of its members' trained models. Its
+    direction is the mean of their updates, and never changes again. If fewer than m devices answer,
+    the cold start is repeated, up to 100 times.
 
     Client cold start: a device without a group that is selected or arrives receives w0 and the m
     directions (d + m d), pre-trains, joins the group whose direction has the largest cosine with
@@ -267,9 +268,10 @@ class FlexCFL(Migrating[FlexCFLParams]):
     once its data have changed. If they differ too much, it pre-trains again from w0, and sends the
     number of its group.
 
-    In a round K clients receive their group's model (d), train, and send their update (d); a
-    group's model becomes their mean, weighted by samples. With eta_g above 0 the groups' models
-    then move towards each other (Eq. 20) through an auxiliary server (d a group).
+    In a round K clients receive their group's model (d parameters), train, and send their update (d
+    parameters). A group's model becomes the mean of its updates, weighted by samples. With eta_g
+    above 0 the groups' models then move towards each other (Eq. 20) through an auxiliary server,
+    which receives each group's model (d parameters).
     """
 
     Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams
@@ -285,26 +287,27 @@ class FlexCFL(Migrating[FlexCFLParams]):
     async def on_start(self) -> None:
         self.state.initial = self.server.models.initial()
         self.state.has_directions = [False] * self.server.devices
-        self._begin_groups()
+        self._begin_cold_start()
 
     # group cold start (Algorithm 3)
 
-    def _begin_groups(self) -> None:
+    def _begin_cold_start(self) -> None:
+        """Ask devices to train the initial model; if too few are available, try again later."""
         state = self.state
         params = self.params
         server = self.server
         if server.lacks_clients(params.min_available):
-            server.look_again(_BEGIN, params.retry, at_least=params.min_available or 1)
+            server.look_again(_BEGIN_TIMER, params.retry, at_least=params.min_available or 1)
             return
         count = params.devices_to_pretrain(server.devices)
         devices = server.clients.sample(count, PRE_TRAINING, state.attempts)
         state.attempts += 1
         state.pretrained_models = {}
         if len(devices) < params.groups:
-            server.look_again(_BEGIN, params.retry, at_least=params.groups)
+            server.look_again(_BEGIN_TIMER, params.retry, at_least=params.groups)
             return
         if self._round_limit_s is not None:
-            server.timer(_DEADLINE, server.now + self._round_limit_s)
+            server.timer(_DEADLINE_TIMER, server.now + self._round_limit_s)
         for device in devices:
             task = server.ask(device, {PRE_TRAINING: state.initial}, PRE_TRAINING)
             state.cold_start_tasks[task] = device
@@ -326,7 +329,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
             state.pretrained_models[device] = message[PRE_TRAINING]
         if state.cold_start_tasks:
             return
-        self.server.cancel_timer(_DEADLINE)
+        self.server.cancel_timer(_DEADLINE_TIMER)
         if len(state.pretrained_models) >= groups:
             await self._make_groups()
             self._open_round()
@@ -337,24 +340,28 @@ class FlexCFL(Migrating[FlexCFLParams]):
                 f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each"
             )
         else:
-            self.server.look_again(_BEGIN, self.params.retry, at_least=groups)
+            self.server.look_again(_BEGIN_TIMER, self.params.retry, at_least=groups)
 
     async def _make_groups(self) -> None:
+        """Cluster the pre-trained devices, and set the model and the direction of each group."""
         state = self.state
         mix = self.server.models.mix
-        devices, models, labels = await self._cluster()
+        devices, models, labels = await self._cluster_devices()
         state.pretrained_models = {}
         for group in range(self.params.groups):
-            members = [model for model, label in zip(models, labels, strict=True) if label == group]
-            parts = await self.params.aggregation.total(self.server, members, 1 / len(members))
-            state.models.append(mix(parts))
-            direction = mix([*parts, (state.initial, -1.0)], rescale=False)
+            group_models = [
+                model for model, label in zip(models, labels, strict=True) if label == group
+            ]
+            share = 1 / len(group_models)
+            mean = await self.params.aggregation.total(self.server, group_models, share)
+            state.models.append(mix(mean))
+            direction = mix([*mean, (state.initial, -1.0)], rescale=False)
             state.directions.append(direction)
         for device, label in zip(devices, labels, strict=True):
             self.settle(device, label, PRE_TRAINING)
-        await self.test_again(devices)
+        await self.test_for_shifts(devices)
 
-    async def _cluster(self) -> tuple[list[int], list[Ref], list[int]]:
+    async def _cluster_devices(self) -> tuple[list[int], list[Ref], list[int]]:
         """Cluster the devices that have trained the initial model, by their updates.
 
         Devices whose model is not finite are left out. In runs without learning, and for the
@@ -373,16 +380,16 @@ class FlexCFL(Migrating[FlexCFLParams]):
         updates: list[Floats32] = []
         if server.models.learns:
             initial, *weights = await server.models.values([self.state.initial, *models])
-            finite = [place for place, row in enumerate(weights) if np.isfinite(row).all()]
+            finite = [index for index, row in enumerate(weights) if np.isfinite(row).all()]
             if len(finite) < groups:
                 raise SimulationError(
                     f"the pre-training of {len(weights)} devices gave {len(finite)} finite "
                     f"updates, fewer than the {groups} groups that they are to make; a smaller "
                     "training.lr may help"
                 )
-            devices = [devices[place] for place in finite]
-            models = [models[place] for place in finite]
-            updates = [weights[place] - initial for place in finite]
+            devices = [devices[index] for index in finite]
+            models = [models[index] for index in finite]
+            updates = [weights[index] - initial for index in finite]
         else:
             await server.models.note_skipped([self.state.initial, *models])
         generator = server.rng("clustering", self.state.attempts)
@@ -391,10 +398,10 @@ class FlexCFL(Migrating[FlexCFLParams]):
             # the devices join the groups in turn, in a random order
             labels[generator.permutation(len(devices))] = np.arange(len(devices)) % groups
         else:
-            labels = self._labels(devices, np.stack(updates), generator)
+            labels = self._cluster_updates(devices, np.stack(updates), generator)
         return devices, models, labels.tolist()
 
-    def _labels(
+    def _cluster_updates(
         self, devices: list[int], updates: Floats32, generator: np.random.Generator
     ) -> Labels:
         """Return the group index of each device, by a clustering of the devices' updates.
@@ -427,7 +434,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         state = self.state
-        if state.group[device] >= 0 and device not in state.unprepared:
+        if state.group[device] != NO_GROUP and device not in state.unprepared:
             return None
         if state.has_directions[device]:
             return {}, FIND_GROUP
@@ -435,7 +442,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         return contents, FIND_GROUP
 
     def _ask(self, device: int, continues: bool = False) -> None:
-        if self._joins_at_random and self.state.group[device] < 0:
+        if self._joins_at_random and self.state.group[device] == NO_GROUP:
             generator = self.server.rng("newcomer", device)
             self.move(device, int(generator.integers(self.params.groups)), COLD_START)
         super()._ask(device, continues)
@@ -464,13 +471,14 @@ class FlexCFL(Migrating[FlexCFLParams]):
             await self._end_cold_start_task(message)
             return
         if "update" in message.contents and message.task in state.open:
+            # a pre-trained device received them with its first group model
             state.has_directions[message.device] |= not self._joins_at_random
         await super().on_task_end(message)
 
     async def on_timer(self, name: str) -> None:
-        if name == _BEGIN:
-            self._begin_groups()
-        elif name == _DEADLINE:
+        if name == _BEGIN_TIMER:
+            self._begin_cold_start()
+        elif name == _DEADLINE_TIMER:
             for task in list(self.state.cold_start_tasks):
                 self.server.end(task, "late")
         else:
@@ -482,7 +490,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
         state = self.state
         server = self.server
         params = self.params
-        inhabited = sorted({group for group in state.group if group >= 0})
+        inhabited = sorted({group for group in state.group if group != NO_GROUP})
         if not params.eta_g or len(inhabited) < 2:
             return
         models = [state.models[group] for group in inhabited]

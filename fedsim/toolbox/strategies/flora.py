@@ -21,8 +21,8 @@ from fedsim.toolbox.strategies.sizes import (
     CutModels,
     CutParams,
     CutState,
-    by_name,
     places_within,
+    split_by_tensor,
 )
 
 
@@ -49,11 +49,12 @@ class FLoRAParams(CutParams):
     def places(self, setting: RunInfo) -> dict[float, Places]:
         names = [tensor.name for tensor in setting.tensors()]
         is_adapter = [".lora_" in name for name in names]
-        weights = []
+        adapted_weights = set()
         for name in names:
-            layer, mark, _ = name.rpartition(".lora_")
-            weights.append(f"{layer}.weight" if mark else name)
-        if not any(is_adapter) or not set(weights) <= set(names):
+            layer, separator, _ = name.rpartition(".lora_")
+            if separator:
+                adapted_weights.add(f"{layer}.weight")
+        if not adapted_weights or not adapted_weights.issubset(names):
             raise ScenarioError(
                 "strategy.kind is 'flora', which merges adapters into the weights beside them, "
                 f"and the model trains {', '.join(names)}; allowed is a model.lora with "
@@ -93,20 +94,21 @@ def merged(
     adapters = list[tuple[dict[str, NDArray[np.floating]], float]]()
     for update, weight in zip(updates, weights, strict=True):
         if np.isfinite(update).all():
-            adapters.append((by_name(update.astype(np.float64), tensors), weight))
+            adapters.append((split_by_tensor(update.astype(np.float64), tensors), weight))
     total = sum(weight for _, weight in adapters) or 1.0
     result = present.astype(np.float64)
-    by_tensor = by_name(result, tensors)
-    for a in by_tensor:
-        layer = a.removesuffix(".lora_A")
-        if layer == a:
+    views = split_by_tensor(result, tensors)  # changing them changes ``result``
+    for a_name in views:
+        layer = a_name.removesuffix(".lora_A")
+        if layer == a_name:
             continue
-        b = f"{layer}.lora_B"
+        b_name = f"{layer}.lora_B"
         for adapter, weight in adapters:
-            by_tensor[f"{layer}.weight"] += weight / total * scale * (adapter[b] @ adapter[a])
-        shape = by_tensor[a].shape
-        by_tensor[a][:] = rng.uniform(-1.0, 1.0, shape) / np.sqrt(shape[1])
-        by_tensor[b][:] = 0.0
+            product = adapter[b_name] @ adapter[a_name]
+            views[f"{layer}.weight"] += weight / total * scale * product
+        shape = views[a_name].shape
+        views[a_name][:] = rng.uniform(-1.0, 1.0, shape) / np.sqrt(shape[1])
+        views[b_name][:] = 0.0
     return result
 
 
@@ -171,21 +173,25 @@ class FLoRA(CutModels):
     def contents(self, device: int) -> Contents:
         state = self.state
         size = self.size_of(device)
-        count = self.setting.parameters
+        sent_values = self.setting.parameters
         if device in state.served:
-            count = min(sum(state.stacks[state.served[device] :]), count)
+            new_stacks = state.stacks[state.served[device] :]
+            sent_values = min(sum(new_stacks), sent_values)
         models = [state.zero, state.model]
         start = self.server.models.apply(spliced, models, places=self._starts[size])
-        return {"model": Opaque(start, 4.0 * count), "size": Header(size)}
+        return {"model": Opaque(start, 4.0 * sent_values), "size": Header(size)}
 
-    def joined(self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]) -> Ref:
+    def combine_updates(
+        self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]
+    ) -> Ref:
         stacks = self.state.stacks
-        numbers = 0
+        stack_values = 0
         for entry in entries:
+            # the device has received all earlier stacks, and not the stack that is made here
             self.state.served[entry["device"]] = len(stacks)
-            adapters = self._places[entry["contents"]["size"]]
-            numbers += sum(end - begin for begin, end in adapters)
-        stacks.append(numbers)
+            adapter_ranges = self._places[entry["contents"]["size"]]
+            stack_values += sum(end - begin for begin, end in adapter_ranges)
+        stacks.append(stack_values)
         return self.server.models.apply(
             merged,
             [model, *(entry["update"] for entry in entries)],

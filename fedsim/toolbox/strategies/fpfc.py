@@ -156,8 +156,10 @@ class FPFC(Synchronous[FPFCParams]):
 
     def __init__(self, params: FPFCParams, server: Server) -> None:
         super().__init__(params, server)
-        whole = params.layers == "all"
-        self._begin = 0 if whole else begin_of_last_layer(self.setting.tensors())
+        # index in a flat model from which on models are compared
+        self._compared_from = 0
+        if params.layers == "last":
+            self._compared_from = begin_of_last_layer(self.setting.tensors())
 
     async def on_start(self) -> None:
         self.state.first = self.server.models.initial()
@@ -178,7 +180,7 @@ class FPFC(Synchronous[FPFCParams]):
         parts = [models[device], *(models[peer] for peer in peers)]
         parts += [pairs[min(device, peer), max(device, peer)] for peer in peers]
         center = self.server.models.apply(
-            held_to, parts, otherwise=models[device], signs=signs, rho=self.params.rho
+            proximal_center, parts, otherwise=models[device], signs=signs, rho=self.params.rho
         )
         return {"model": center}
 
@@ -191,14 +193,14 @@ class FPFC(Synchronous[FPFCParams]):
         if not received:
             return
         self.record_aggregate(received, [1.0] * len(received))
-        self._store(received)
+        self._store_models(received)
         changed = self._changed_pairs({entry["device"] for entry in received})
         self._fuse(changed)
-        await self._measure(changed)
+        await self._measure_differences(changed)
         self._regroup()
         self._average_groups()
 
-    def _store(self, received: Sequence[Entry]) -> None:
+    def _store_models(self, received: Sequence[Entry]) -> None:
         for entry in received:
             device = entry["device"]
             model = self.server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])
@@ -222,20 +224,20 @@ class FPFC(Synchronous[FPFCParams]):
         params = self.params
         for pair in changed:
             parts = [models[device] for device in pair]
-            if pair in pairs:
+            if pair in pairs:  # a new pair has no dual, which counts as 0
                 parts.append(pairs[pair])
             pairs[pair] = self.server.models.apply(
                 fused,
                 parts,
                 size=2 * self.setting.parameters,
-                begin=self._begin,
+                compared_from=self._compared_from,
                 lam=params.lam,
                 rho=params.rho,
                 a=params.a,
                 xi=params.xi,
             )
 
-    async def _measure(self, changed: Sequence[DevicePair]) -> None:
+    async def _measure_differences(self, changed: Sequence[DevicePair]) -> None:
         """Compute the length of the penalised difference theta of each changed pair of devices.
 
         The L2 norms are stored in ``state.apart``. They are 0 in runs without learning.
@@ -249,7 +251,7 @@ class FPFC(Synchronous[FPFCParams]):
             await self.server.models.note_skipped(pairs, stay=False)
         elif changed:
             measured = self.server.models.apply(
-                difference_lengths, pairs, size=len(pairs), begin=self._begin
+                difference_lengths, pairs, size=len(pairs), compared_from=self._compared_from
             )
             lengths = (await self.server.models.value(measured)).tolist()
         self.state.apart |= zip(changed, lengths, strict=True)
@@ -270,9 +272,9 @@ class FPFC(Synchronous[FPFCParams]):
             groups |= dict.fromkeys(component, min(component))
         groups = dict(sorted(groups.items()))
         for device, group in groups.items():
-            before = self.state.group.get(device)
-            if before != group:
-                self.server.emit("assign", device=device, group=group, before=before, why="fused")
+            previous = self.state.group.get(device)
+            if previous != group:
+                self.server.emit("assign", device=device, group=group, before=previous, why="fused")
         self.state.group = groups
 
     def _average_groups(self) -> None:
@@ -283,7 +285,9 @@ class FPFC(Synchronous[FPFCParams]):
             members = [device for device in groups if groups[device] == group]
             samples = [self.state.samples[device] for device in members]
             total = sum(samples)
-            shares = [count / total if total else 1 / len(members) for count in samples]
+            shares = [1 / len(members)] * len(members)
+            if total:
+                shares = [count / total for count in samples]
             parts = [(models[device], share) for device, share in zip(members, shares, strict=True)]
             self.state.models[group] = self.server.models.mix(parts, otherwise=models[members[0]])
 
@@ -296,14 +300,14 @@ class FPFC(Synchronous[FPFCParams]):
 
     def models(self) -> ModelAssignment:
         groups = self.state.group
-        silent = [device for device in range(self.server.devices) if device not in groups]
-        served: dict[str, tuple[Ref, list[int]]] = {}
-        if silent:
-            served["first"] = (self.state.first, silent)
+        unheard = [device for device in range(self.server.devices) if device not in groups]
+        assignment: dict[str, tuple[Ref, list[int]]] = {}
+        if unheard:
+            assignment["first"] = (self.state.first, unheard)
         for group, model in self.state.models.items():
             members = [device for device in groups if groups[device] == group]
-            served[f"group/{group}"] = (model, members)
-        return served
+            assignment[f"group/{group}"] = (model, members)
+        return assignment
 
 
 def begin_of_last_layer(tensors: Sequence[Tensor]) -> int:
@@ -346,7 +350,7 @@ def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
 
 @pure
 def fused(
-    models: list[Floats32], begin: int, lam: float, rho: float, a: float, xi: float
+    models: list[Floats32], compared_from: int, lam: float, rho: float, a: float, xi: float
 ) -> Floats:
     """Compute the penalised difference of two devices' models, and its dual, by a step of ADMM.
 
@@ -356,7 +360,8 @@ def fused(
     Args:
         models: the models of both devices [d], and the pair's last theta and v as one array [2 d],
             if any.
-        begin: index in a flat model; lengths are over the parameters from this index on.
+        compared_from: index in a flat model; the length of delta is over the parameters from this
+            index on.
         lam: lambda, the strength of the penalty.
         rho: rho of the augmented Lagrangian.
         a: a of SCAD.
@@ -365,18 +370,21 @@ def fused(
     Returns:
         theta and v, float64 [2 d].
     """
-    first, second, *last = models
+    first, second, *earlier = models
     delta = first.astype(np.float64) - second
-    if last:
-        delta = delta + last[0][len(first) :] / rho
-    distance = length(delta[begin:])
-    factor = shrunk(distance, lam, rho, a, xi) / distance if distance else 1.0
+    if earlier:
+        dual = earlier[0][len(first) :]
+        delta = delta + dual / rho
+    distance = length(delta[compared_from:])
+    factor = 1.0
+    if distance:
+        factor = shrunk(distance, lam, rho, a, xi) / distance
     theta = delta * factor
     return np.concatenate([theta, rho * (delta - theta)])
 
 
 @pure
-def held_to(models: list[Floats32], signs: list[float], rho: float) -> Floats:
+def proximal_center(models: list[Floats32], signs: list[float], rho: float) -> Floats:
     """Compute the model z_i towards which the training of device i is pulled (FPFC).
 
     z_i is the mean over all devices j of w_j + theta_ij - v_ij / rho: w_j is the model of device j,
@@ -395,21 +403,25 @@ def held_to(models: list[Floats32], signs: list[float], rho: float) -> Floats:
     count = len(signs) + 1
     total: Floats = np.array(models[:count], dtype=np.float64).sum(axis=0)
     for sign, pair in zip(signs, models[count:], strict=True):
-        total += sign * (pair[:size] - pair[size:].astype(np.float64) / rho)
+        theta = pair[:size]
+        dual = pair[size:]
+        total += sign * (theta - dual.astype(np.float64) / rho)
     return total / count
 
 
 @pure
-def difference_lengths(models: list[Floats32], begin: int) -> Floats:
+def difference_lengths(models: list[Floats32], compared_from: int) -> Floats:
     """Compute the length of the penalised difference theta for each pair of devices (FPFC).
 
     Args:
         models: theta and its dual v of each pair, as one array [2 d] each.
-        begin: index in a flat model; the length is over the parameters from this index on.
+        compared_from: index in a flat model; the length is over the parameters from this index on.
 
     Returns:
         The L2 norm of each pair's theta, float64 [pairs].
     """
-    pairs = models
-    # each pair holds theta, then its dual v
-    return np.array([length(pair[begin : len(pair) // 2]) for pair in pairs])
+    lengths = []
+    for pair in models:
+        theta = pair[: len(pair) // 2]
+        lengths.append(length(theta[compared_from:]))
+    return np.array(lengths)

@@ -31,6 +31,9 @@ COLD_START = "cold-start"
 It is also the name of such a task's job, and of its contents.
 """
 
+NO_GROUP = -1
+"""Group index of a device without a group."""
+
 
 class ClusteredParams(SelectingParams, CombiningParams):
     """Keys of ``[strategy]`` that all strategies with a model for each group of devices have.
@@ -119,7 +122,7 @@ class GroupedState(SynchronousState):
 
     Attributes:
         models: Model of each group.
-        group: Group index of each device, -1 for a device without a group.
+        group: Group index of each device; ``NO_GROUP`` (-1) for a device without a group.
         asked: Whether each device has ever been selected for a round.
         preparing: Open preparations, by task ID.
         prepared: Preparations that have ended at the present simulated time, and await
@@ -150,7 +153,7 @@ class Grouped(Synchronous[G]):
 
     def __init__(self, params: G, server: Server) -> None:
         super().__init__(params, server)
-        self.state.group = [-1] * server.devices
+        self.state.group = [NO_GROUP] * server.devices
         self.state.asked = [False] * server.devices
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
@@ -201,25 +204,24 @@ class Grouped(Synchronous[G]):
             group: index of the group.
             why: the reason, a field of the record ``assign``.
         """
-        before = self.state.group[device]
-        if before == group:
+        previous = self.group_of(device)
+        if previous == group:
             return
         self.state.group[device] = group
-        previous = None if before < 0 else before
         self.server.emit("assign", device=device, group=group, before=previous, why=why)
 
     def members(self, group: int) -> list[int]:
         """Return the IDs of the devices in a group, ascending.
 
         Args:
-            group: index of the group; -1 for the devices without a group.
+            group: index of the group; ``NO_GROUP`` for the devices without a group.
         """
-        groups = self.state.group
-        return [device for device, number in enumerate(groups) if number == group]
+        groups = enumerate(self.state.group)
+        return [device for device, group_of_device in groups if group_of_device == group]
 
     def group_of(self, device: int) -> int | None:
         group = self.state.group[device]
-        return None if group < 0 else group
+        return None if group == NO_GROUP else group
 
     async def choices(self, entries: Sequence[Mapping[str, Any]], purpose: str) -> list[int]:
         """Return the group that each device has chosen, which is the content ``id`` of its answer.
@@ -268,11 +270,11 @@ class Grouped(Synchronous[G]):
         count = self.params.asked_per_round
         cohort = self._sweep(count)
         if len(cohort) < count:
-            candidates = None
+            remaining = None
             if cohort:
                 devices = range(self.server.devices)
-                candidates = [device for device in devices if device not in cohort]
-            cohort += self.pick(count - len(cohort), among=candidates)
+                remaining = [device for device in devices if device not in cohort]
+            cohort += self.pick(count - len(cohort), among=remaining)
         for device in cohort:
             self.state.asked[device] = True
         return cohort
@@ -530,10 +532,11 @@ class MigratingClient(SynchronousClient[M]):
     def on_shift(self, device: Device) -> Contents | None:
         if self.params.shift == "never":
             return None
-        first = device.first_label_counts
-        reference = np.array(device.state.get("reference", first))
+        first_counts = device.first_label_counts
+        reference = np.array(device.state.get("reference", first_counts))
         shift = distance(device.label_counts, reference, self.params.shift)
-        threshold = 0.2 * float(first.sum()) / len(first)  # threshold tau_i of FlexCFL, Eq. 9
+        # tau_i of FlexCFL, Eq. 9
+        threshold = 0.2 * float(first_counts.sum()) / len(first_counts)
         return {"distance": Header(shift), "threshold": Header(threshold)}
 
 
@@ -551,11 +554,12 @@ class Migrating(Grouped[M]):
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:
         """Repeat the device's preparation if its label counts have moved beyond the threshold."""
         group = self.state.group[device]
-        if group < 0 or self.is_preparing(device):
+        if group == NO_GROUP or self.is_preparing(device):
             return
         is_too_far = bool(contents["distance"] > contents["threshold"])
-        # the distance of the test ``oracle`` is infinite, and nothing was measured
-        measured = {} if self.params.shift == "oracle" else dict(contents)
+        measured: dict[str, float] = {}
+        if self.params.shift != "oracle":  # whose distance is always infinite
+            measured = dict(contents)
         self.server.emit("shift-test", device=device, group=group, fired=is_too_far, **measured)
         if is_too_far:
             self.require_preparation(device)
@@ -569,9 +573,10 @@ class Migrating(Grouped[M]):
             newcomer: the reason in the record ``assign`` of the run's events, if the device had no
                 group before. If it had one, the reason is ``migration``.
         """
-        self.move(device, group, newcomer if self.group_of(device) is None else "migration")
+        is_newcomer = self.group_of(device) is None
+        self.move(device, group, why=newcomer if is_newcomer else "migration")
 
-    async def test_again(self, devices: Iterable[int]) -> None:
+    async def test_for_shifts(self, devices: Iterable[int]) -> None:
         """Make devices test whether their data have changed since they found their group.
 
         Called after the devices were assigned to groups, as their data may have changed meanwhile.
@@ -585,4 +590,4 @@ class Migrating(Grouped[M]):
     async def _assign_prepared(self) -> None:
         devices = [preparation.device for preparation in self.state.prepared]
         await super()._assign_prepared()
-        await self.test_again(devices)
+        await self.test_for_shifts(devices)

@@ -16,7 +16,10 @@ from fedsim.toolbox.strategies.sizes import CutModels, CutParams
 
 @pure
 def mean_of_holders(
-    models: list[NDArray[np.float32]], weights: list[float], places: list[Places], which: list[int]
+    models: list[NDArray[np.float32]],
+    weights: list[float],
+    places: list[Places],
+    size_indices: list[int],
 ) -> NDArray[np.floating]:
     """Compute for each parameter the weighted mean over the updates that contain it (HeteroFL).
 
@@ -27,21 +30,21 @@ def mean_of_holders(
         models: the present model and the updates, flat, float32 [d] each.
         weights: the weight of each update.
         places: for each size the ranges of a flat model that a device of this size has.
-        which: position in ``places`` of each update's size.
+        size_indices: index in ``places`` of each update's size.
 
     Returns:
         The next model, float64 [d].
     """
     present, *updates = models
-    total = np.zeros(len(present))
-    weight = np.zeros(len(present))
-    for update, share, size in zip(updates, weights, which, strict=True):
+    totals = np.zeros(len(present))
+    total_weights = np.zeros(len(present))
+    for update, weight, size_index in zip(updates, weights, size_indices, strict=True):
         if not np.isfinite(update).all():
             continue
-        for begin, end in places[size]:
-            total[begin:end] += share * update[begin:end].astype(np.float64)
-            weight[begin:end] += share
-    return np.divide(total, weight, out=present.astype(np.float64), where=weight > 0)
+        for begin, end in places[size_index]:
+            totals[begin:end] += weight * update[begin:end].astype(np.float64)
+            total_weights[begin:end] += weight
+    return np.divide(totals, total_weights, out=present.astype(np.float64), where=total_weights > 0)
 
 
 class HeteroFLParams(CutParams):
@@ -72,7 +75,9 @@ class HeteroFL(CutModels):
 
     Params = HeteroFLParams
 
-    def joined(self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]) -> Ref:
+    def combine_updates(
+        self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]
+    ) -> Ref:
         sizes = list(self._places)
         return self.server.models.apply(
             mean_of_holders,
@@ -80,5 +85,5 @@ class HeteroFL(CutModels):
             size=self.setting.parameters,
             weights=list(weights),
             places=list(self._places.values()),
-            which=[sizes.index(entry["contents"]["size"]) for entry in entries],
+            size_indices=[sizes.index(entry["contents"]["size"]) for entry in entries],
         )

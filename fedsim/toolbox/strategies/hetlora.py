@@ -11,7 +11,7 @@ from fedsim.common.training import CutBy
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Entry
-from fedsim.toolbox.strategies.sizes import CutModels, CutParams, by_name
+from fedsim.toolbox.strategies.sizes import CutModels, CutParams, split_by_tensor
 
 
 class HetLoRAParams(CutParams):
@@ -46,14 +46,14 @@ def norm(update: NDArray[np.float32], tensors: Sequence[Tensor]) -> float:
         The Frobenius norm of all products together, computed in float64.
     """
     shapes = [(tensor.name, tensor.shape) for tensor in tensors]
-    weights = by_name(update.astype(np.float64), shapes)
-    square = 0.0
-    for name in weights:
-        partner = name.replace(".lora_B", ".lora_A")
-        if partner != name and partner in weights:
-            product = weights[name] @ weights[partner]
-            square += float(np.square(product).sum())
-    return float(np.sqrt(square))
+    weights = split_by_tensor(update.astype(np.float64), shapes)
+    squared_norm = 0.0
+    for b_name in weights:
+        a_name = b_name.replace(".lora_B", ".lora_A")
+        if a_name != b_name and a_name in weights:
+            product = weights[b_name] @ weights[a_name]
+            squared_norm += float(np.square(product).sum())
+    return float(np.sqrt(squared_norm))
 
 
 class HetLoRA(CutModels):
@@ -71,22 +71,24 @@ class HetLoRA(CutModels):
 
     Params = HetLoRAParams
 
-    async def weighed(self, entries: Sequence[Entry]) -> list[float]:
+    async def weigh_updates(self, entries: Sequence[Entry]) -> list[float]:
         models = self.server.models
-        trained = [entry["update"] for entry in entries]
+        updates = [entry["update"] for entry in entries]
         if not models.learns:
-            await models.note_skipped(trained)
+            await models.note_skipped(updates)
             return self.weights(entries)
         tensors = self.setting.tensors()
-        updates = await models.values(trained)
-        norms = np.array([norm(update, tensors) for update in updates])
-        norms[~np.isfinite(norms)] = 0.0
-        shares: list[float] = norms.tolist()
-        total = sum(shares)
+        values = await models.values(updates)
+        adapter_norms = np.array([norm(value, tensors) for value in values])
+        adapter_norms[~np.isfinite(adapter_norms)] = 0.0
+        norms: list[float] = adapter_norms.tolist()
+        total = sum(norms)
         if not total:
             return self.weights(entries)
-        return [share / total for share in shares]
+        return [value / total for value in norms]
 
-    def joined(self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]) -> Ref:
+    def combine_updates(
+        self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]
+    ) -> Ref:
         updates = [entry["update"] for entry in entries]
         return self.server.models.mix(list(zip(updates, weights, strict=True)), otherwise=model)

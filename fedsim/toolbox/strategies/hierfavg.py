@@ -168,11 +168,11 @@ class HierFAVG(FedAvg[HierFAVGParams]):
 
     def select(self) -> list[int]:
         edges = self.server.edges
-        if all(map(edges.has, range(edges.count))):
+        if all(edges.has(edge) for edge in range(edges.count)):
             return super().select()
         devices = range(self.server.devices)
-        candidates = [device for device in devices if edges.has(edges.of(device))]
-        return self.pick(self.params.asked_per_round, among=candidates)
+        reachable = [device for device in devices if edges.has(edges.of(device))]
+        return self.pick(self.params.asked_per_round, among=reachable)
 
     async def before_asking(self) -> None:
         state = self.state
@@ -183,7 +183,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         for device in state.cohort:
             edge = self.server.edges.of(device)
             if edge not in state.edges:
-                state.edges[edge] = EdgeRound(self.params.kappa2)
+                state.edges[edge] = EdgeRound(remaining=self.params.kappa2)
             state.edges[edge].clients.append(device)
 
     def _ask(self, device: int) -> None:
@@ -211,11 +211,11 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             return
         if is_done and message.direction == "up":
             self._receive_edge_model(message, edge_round)
-        await self._leave(edge)
+        await self._remove_edge(edge)
 
     def _receive_edge_model(self, message: Carried, edge_round: EdgeRound) -> None:
         entry = {
-            "task": edge_round.tasks[0],
+            "task": edge_round.tasks[0],  # an ID, which no other edge server's model has
             "device": None,
             "group": message.edge,
             "contents": message.contents,
@@ -225,7 +225,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         }
         self.state.arrived.append(Update.of(entry))
         self.state.received += edge_round.last
-        edge_round.tasks = []
+        edge_round.tasks = []  # no update is lost
 
     async def on_edge_lost(self, edge: int) -> None:
         if edge in self.state.edges:
@@ -243,8 +243,10 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         state = self.state
         server = self.server
         edge_round = state.edges[edge]
-        is_later = edge_round.remaining < self.params.kappa2
-        clients = [] if state.over else list(filter(server.clients.idle, edge_round.clients))
+        continues = edge_round.remaining < self.params.kappa2
+        clients = list[int]()
+        if not state.over:
+            clients = [device for device in edge_round.clients if server.clients.idle(device)]
         edge_round.clients = clients
         for device in clients:
             task = server.ask(
@@ -252,12 +254,12 @@ class HierFAVG(FedAvg[HierFAVGParams]):
                 {"model": edge_round.model},
                 round=state.round,
                 group=edge,
-                continues=is_later,
+                continues=continues,
                 at_edge=True,
             )
             state.open[task] = device
             edge_round.open.append(task)
-            if is_later:
+            if continues:
                 state.valid -= 1  # only the client's last task of the round counts
         if not edge_round.open:
             await self._end_edge_round(edge)
@@ -278,12 +280,13 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             edge_round.tasks.append(message.task)
         else:
             edge_round.clients.remove(message.device)
-        if column != "valid" or edge_round.remaining == 1:
+        is_last_task = column != "valid" or edge_round.remaining == 1
+        if is_last_task:  # selection and deadline learn of each client once a round
             self._notify_parts(message)
         if edge_round.open:
             return
         if edge_round.is_lost:
-            await self._leave(edge)
+            await self._remove_edge(edge)
         else:
             await self._end_edge_round(edge)
 
@@ -307,7 +310,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             contents = {"edge-update": edge_round.model}
             self.server.edges.carry(edge, contents, "up", round=state.round, start=edge_round.start)
         else:
-            await self._leave(edge)
+            await self._remove_edge(edge)
 
     async def _average(self, edge: int, edge_round: EdgeRound) -> None:
         """Combine the updates of an edge server's clients into its model, by ``aggregation``.
@@ -324,11 +327,11 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         edge_round.updates = []
         weights = await aggregation.weigh(self.server, updates, aggregation.weights(updates))
         self.record_aggregate(updates, weights, group=edge, edge=edge)
-        memory = state_of_slot(self.state.aggregation, edge, aggregation)
+        edge_state = state_of_slot(self.state.aggregation, edge, aggregation)
         model = edge_round.model
-        edge_round.model = aggregation.combine(self.server, memory, updates, weights, model)
+        edge_round.model = aggregation.combine(self.server, edge_state, updates, weights, model)
 
-    async def _leave(self, edge: int) -> None:
+    async def _remove_edge(self, edge: int) -> None:
         """Remove an edge server that has finished or was lost from the round.
 
         The client updates that it received are recorded as lost if its model has not arrived at the

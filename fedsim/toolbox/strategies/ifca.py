@@ -173,7 +173,7 @@ class IFCA(Migrating[IFCAParams]):
                 newcomers.append(device)
             self.move(device, group, "choice")
         await super().aggregate()
-        await self.test_again(newcomers)
+        await self.test_for_shifts(newcomers)
 
     async def next_model(
         self, model: Ref, entries: list[Entry], slot: int = 0, **record: object

@@ -30,7 +30,13 @@ from fedsim.toolbox.clustering.similarity import (
 )
 from fedsim.toolbox.strategies.campaign import DEADLINE, Campaign, CampaignState
 from fedsim.toolbox.strategies.clustering import charge_clustering, record_clustering
-from fedsim.toolbox.strategies.grouped import COLD_START, Grouped, GroupedState, Preparation
+from fedsim.toolbox.strategies.grouped import (
+    COLD_START,
+    NO_GROUP,
+    Grouped,
+    GroupedState,
+    Preparation,
+)
 from fedsim.toolbox.strategies.lcfl_params import LCFLParams, share_of
 from fedsim.world.steps import Evaluate, TaskStep, Train
 
@@ -75,6 +81,7 @@ class LCFLClient(SynchronousClient[LCFLParams]):
                 return (Train(self._warm_up(device, instruction)),)
             case "exchange":
                 models = list(instruction["exchange"])
+                # its position among all compared devices, so that all report losses in one order
                 models.insert(instruction["place"], device.state["own"])
                 return (Evaluate(tuple(models)),)
             case "gradient" if self._keeps_gradient:
@@ -128,7 +135,8 @@ class LCFLClient(SynchronousClient[LCFLParams]):
             device.state.pop("own", None)
             device.state.pop("gradient", None)
         elif "trains-local" in instruction.contents:
-            device.state["own"] = reply["warm-up" if instruction.job == "warm-up" else "update"]
+            content = "warm-up" if instruction.job == "warm-up" else "update"
+            device.state["own"] = reply[content]
             if self._keeps_gradient:
                 device.state["gradient"] = device.state.pop("unsent-gradient")
 
@@ -209,7 +217,7 @@ class LCFL(Grouped[LCFLParams]):
         if self.state.clustered or self.state.round < warm_up_rounds:
             super()._open_round()
         else:
-            self.state.cohort = []
+            self.state.cohort = []  # no round is open
             self.server.timer("gather", self.server.now)
 
     def select(self) -> list[int]:
@@ -274,25 +282,26 @@ class LCFL(Grouped[LCFLParams]):
 
     async def on_timer(self, name: str) -> None:
         if name == "gather":
-            await self._gather()
+            await self._begin_warm_up()
         elif name == DEADLINE:
             await self._campaign.stop()
         else:
             await super().on_timer(name)
 
-    async def _gather(self) -> None:
+    async def _begin_warm_up(self) -> None:
         """Ask all available devices without a local model to train one, before the clustering.
 
         If too few devices are available, the server tries again later.
         """
         models = self.state.local_models
-        without = [device for device in self.server.clients.idle_devices() if device not in models]
+        idle = self.server.clients.idle_devices()
+        untrained = [device for device in idle if device not in models]
         lacks_clients = self.server.lacks_clients(self.params.min_available)
-        if lacks_clients or len(without) + len(models) < self.params.groups:
+        if lacks_clients or len(untrained) + len(models) < self.params.groups:
             least = self.params.min_available or 1
             self.server.look_again("gather", self.params.retry, at_least=least)
         else:
-            await self._campaign.begin("warm-up", without, self.params.moment.deadline)
+            await self._campaign.begin("warm-up", untrained, self.params.moment.deadline)
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
@@ -354,11 +363,13 @@ class LCFL(Grouped[LCFLParams]):
         state = self.state
         server = self.server
         pairs: dict[str, Matrix] = {}
+        distance: Matrix | None = None
         if server.models.learns:
-            devices, pairs["distance"] = await self._compare(devices)
+            devices, distance = await self._compare(devices)
+            pairs["distance"] = distance
         else:
             await server.models.note_skipped(self._compared_models(devices))
-        labels = self._cluster(len(devices), pairs.get("distance"))
+        labels = self._cluster_devices(len(devices), distance)
         record_clustering(server, devices, labels, pairs, measure=self.params.measure)
         for group in range(max(labels) + 1):
             members = [
@@ -388,8 +399,8 @@ class LCFL(Grouped[LCFLParams]):
         if self.params.clusters_start == "global":
             return self.state.global_model
         models = [self.state.local_models[device] for device in members]
-        parts = await self.params.aggregation.total(self.server, models, 1 / len(models))
-        return self.server.models.mix(parts)
+        mean = await self.params.aggregation.total(self.server, models, 1 / len(models))
+        return self.server.models.mix(mean)
 
     async def _compare(self, devices: list[int]) -> tuple[list[int], Matrix]:
         """Compute the distances of devices, and charge the server the time of the clustering.
@@ -409,8 +420,9 @@ class LCFL(Grouped[LCFLParams]):
         positions, distance = await self.distances(devices)
         count = len(positions)
         method = "medoids" if isinstance(params.clusterer, KMedoids) else "linkage"
-        width = 0 if params.second_campaign == "exchange" else self.setting.parameters
-        charge_clustering(self.server, method, count, width, groups=groups)
+        uses_losses = params.second_campaign == "exchange"  # then no models are compared
+        length = 0 if uses_losses else self.setting.parameters
+        charge_clustering(self.server, method, count, length, groups=groups)
         if count < groups:
             raise SimulationError(
                 f"the warm-up of {len(devices)} devices gave {count} finite models, "
@@ -419,7 +431,7 @@ class LCFL(Grouped[LCFLParams]):
             )
         return [devices[position] for position in positions], distance
 
-    def _cluster(self, count: int, distance: Matrix | None) -> list[int]:
+    def _cluster_devices(self, count: int, distance: Matrix | None) -> list[int]:
         """Return the cluster index of each device, by the devices' distances.
 
         Args:
@@ -435,8 +447,8 @@ class LCFL(Grouped[LCFLParams]):
             labels = k_medoids(distance, groups, "heuristic", generator)
         else:
             labels = params.clusterer.labels(distance, groups, generator)
-        numbers: list[int] = labels.tolist()
-        return numbers
+        clusters: list[int] = labels.tolist()
+        return clusters
 
     async def distances(self, devices: Sequence[int]) -> ModelComparison:
         """Compute the distances of all pairs of devices, by the key ``measure``.
@@ -457,13 +469,16 @@ class LCFL(Grouped[LCFLParams]):
             case "loss-gap":
                 return by_losses(await self._reported_losses(devices), loss_gap)
             case "diff-norm":
-                return by_rows(await self._values(state.local_models, devices), row_distances)
-            case "grad-cos":  # a report is the model after a step of length 1, w_i - grad L_i(w_i)
-                return by_rows(await self._changes(state.reports, devices), cosine_distances)
-            case "last-batch-cos":
-                return by_rows(await self._values(state.reports, devices), cosine_distances)
+                rows = await self._values(state.local_models, devices)
+                return by_rows(rows, row_distances)
+            case "grad-cos":
+                # a report is w_i - grad L_i(w_i), so that the gradients are w_i - report
+                rows = await self._local_models_minus(state.reports, devices)
+            case "last-batch-cos":  # a report is a gradient
+                rows = await self._values(state.reports, devices)
             case "update-cos":
-                return by_rows(await self._changes(state.starts, devices), cosine_distances)
+                rows = await self._local_models_minus(state.starts, devices)
+        return by_rows(rows, cosine_distances)
 
     def _compared_models(self, devices: Sequence[int]) -> list[Ref]:
         """Return the models and reported values that ``distances`` would read.
@@ -473,13 +488,13 @@ class LCFL(Grouped[LCFLParams]):
         state = self.state
         sources: list[Mapping[int, Ref]] = []
         match self.params.measure:
-            case "lcfl" | "loss-gap":
+            case "lcfl" | "loss-gap":  # reports are ``Lazy`` losses
                 return [state.reports[device].ref for device in devices]
             case "diff-norm":
                 sources = [state.local_models]
-            case "grad-cos":
+            case "grad-cos":  # reports are models
                 sources = [state.local_models, state.reports]
-            case "last-batch-cos":
+            case "last-batch-cos":  # reports are gradients
                 sources = [state.reports]
             case "update-cos":
                 sources = [state.local_models, state.starts]
@@ -503,11 +518,13 @@ class LCFL(Grouped[LCFLParams]):
     async def _values(self, models: Mapping[int, Ref], devices: Sequence[int]) -> list[Floats32]:
         return await self.server.models.values([models[device] for device in devices])
 
-    async def _changes(self, starts: Mapping[int, Ref], devices: Sequence[int]) -> list[Floats32]:
+    async def _local_models_minus(
+        self, others: Mapping[int, Ref], devices: Sequence[int]
+    ) -> list[Floats32]:
         """Compute the difference between each device's local model and another model of the device.
 
         Args:
-            starts: device ID -> the other model, such as the model from which the local one was
+            others: device ID -> the other model, such as the model from which the local one was
                 trained.
             devices: IDs of the devices.
 
@@ -515,9 +532,9 @@ class LCFL(Grouped[LCFLParams]):
             Local model minus other model, float32 [d], for each device.
         """
         models = await self._values(self.state.local_models, devices)
-        origins = await self._values(starts, devices)
+        other_models = await self._values(others, devices)
         with np.errstate(all="ignore"):  # values of a diverged device are not finite
-            return [model - origin for model, origin in zip(models, origins, strict=True)]
+            return [model - other for model, other in zip(models, other_models, strict=True)]
 
     async def after_aggregation(self) -> None:
         """Let devices without a cluster choose one, once the models of all clusters differ.
@@ -530,14 +547,14 @@ class LCFL(Grouped[LCFLParams]):
         if state.admitting or len(distinct) < len(state.models):
             return
         state.admitting = True
-        for device in self.members(-1):
+        for device in self.members(NO_GROUP):
             is_idle = self.server.clients.idle(device)
-            self.require_preparation(device)
+            self.require_preparation(device)  # an idle device begins its preparation at once
             if not is_idle:
                 self.server.clients.await_return(device)
 
     async def on_arrival(self, device: int) -> None:
-        if self.state.admitting and self.state.group[device] < 0:
+        if self.state.admitting and self.state.group[device] == NO_GROUP:
             self.require_preparation(device)
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:

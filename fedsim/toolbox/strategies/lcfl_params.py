@@ -87,16 +87,16 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     @property
     def why_not(self) -> Reasons:
-        from_members = None
+        why_not_private = None
         if self.clusters_start == "members":
-            from_members = "clusters begin at the plain mean of their members' models"
-        from_steps = None
+            why_not_private = "clusters begin at the plain mean of their members' models"
+        why_no_other_steps = None
         if self.measure in _BY_GRADIENTS:
-            from_steps = "a step of SGD gives LCFL's gradients"
+            why_no_other_steps = "a step of SGD gives LCFL's gradients"
         return Reasons(
-            private_aggregation=from_members,
+            private_aggregation=why_not_private,
             privacy_account="clusters are made of updates that are not clipped",
-            other_steps=from_steps,
+            other_steps=why_no_other_steps,
             by_device={"steps": "LCFL's warm-up is counted in epochs, or has steps of its own"},
         )
 

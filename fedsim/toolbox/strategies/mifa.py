@@ -79,7 +79,7 @@ class MIFA(FedAvg[MIFAParams]):
         mix = self.server.models.mix
         lr = self.setting.lr_in(state.round)
         for update in state.received:
-            state.memory[update.device] = self._remember(update, lr)
+            state.memory[update.device] = self._latest_update(update, lr)
         if not state.memory:
             return
         count = self.setting.devices if self.params.unheard == "zero" else len(state.memory)
@@ -87,10 +87,10 @@ class MIFA(FedAvg[MIFAParams]):
         parts = [(state.model, 1.0)]
         for device in sorted(state.memory):
             memory = state.memory[device]
-            parts.append((memory.change, lr / memory.lr / count))
+            parts.append((memory.change, lr / memory.lr / count))  # -eta (1/N) G_i
         state.model = mix(parts, otherwise=state.model, rescale=False)
 
-    def _remember(self, update: Entry, lr: float) -> Memory:
+    def _latest_update(self, update: Entry, lr: float) -> Memory:
         """Return the change of the model by an update, and its learning rate, for the memory.
 
         If the update is not finite, the device's previous change is kept, or 0 if it has none.
@@ -100,11 +100,10 @@ class MIFA(FedAvg[MIFAParams]):
             lr: learning rate of the round.
         """
         models = self.server.models
-        before = self.state.memory.get(update.device)
-        zero = models.zero()
-        earlier = zero if before is None else before.change
+        previous_change = models.zero()
+        if update.device in self.state.memory:
+            previous_change = self.state.memory[update.device].change
         assert update.start is not None
         parts = [(update.update, 1.0), (update.start, -1.0)]
-        # The coefficients sum to 0, so that an update that is not finite gives ``earlier``.
-        change = models.mix(parts, otherwise=earlier)
+        change = models.mix(parts, otherwise=previous_change)
         return Memory(change, lr)

@@ -31,7 +31,13 @@ from fedsim.toolbox.clustering.angles import (
 )
 from fedsim.toolbox.strategies.campaign import Campaign, CampaignState
 from fedsim.toolbox.strategies.clustering import charge_clustering, record_clustering
-from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams, GroupedState, Preparation
+from fedsim.toolbox.strategies.grouped import (
+    NO_GROUP,
+    Grouped,
+    GroupedParams,
+    GroupedState,
+    Preparation,
+)
 from fedsim.world.steps import TaskStep, Work
 
 JOB = "subspace"
@@ -39,7 +45,7 @@ JOB = "subspace"
 
 _FLOPS_PER_PARAMETER = 6  # of a training on one sample: 2 forward, 4 backward
 
-_LINKS: Mapping[Linkage, Callable[[NDArray[np.float64]], np.float64]] = {
+_LINKAGE_FUNCTIONS: Mapping[Linkage, Callable[[NDArray[np.float64]], np.float64]] = {
     "single": np.min,
     "complete": np.max,
     "average": np.mean,
@@ -95,7 +101,7 @@ class PACFLClient(SynchronousClient[PACFLParams]):
     From the vectors the server finds the client's cluster.
     """
 
-    def _sizes(self, device: Device) -> list[int]:
+    def _matrix_sizes(self, device: Device) -> list[int]:
         """Return the count of samples in each matrix whose singular vectors the client sends.
 
         There is a matrix for each class of its data, or one of all data.
@@ -107,7 +113,7 @@ class PACFLClient(SynchronousClient[PACFLParams]):
     def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         if instruction.job != JOB:
             return super().work(device, instruction)
-        flops = sum(svd_flops(device.features, size) for size in self._sizes(device))
+        flops = sum(svd_flops(device.features, size) for size in self._matrix_sizes(device))
         # an SVD takes the time of a training with as many FLOPs
         samples = flops / (_FLOPS_PER_PARAMETER * self.setting.parameters)
         return (Work(samples=samples, what="svd"),)
@@ -118,12 +124,14 @@ class PACFLClient(SynchronousClient[PACFLParams]):
         if instruction.job != JOB:
             return super().reply(device, instruction, result)
         most = min(self.params.vectors, device.features)
-        vectors = sum(min(most, size) for size in self._sizes(device))
-        by_class = self.params.as_published
-        sent = device.of_data(
-            signature, vectors * device.features, vectors=self.params.vectors, by_class=by_class
+        vectors = sum(min(most, size) for size in self._matrix_sizes(device))
+        subspace = device.of_data(
+            signature,
+            vectors * device.features,
+            vectors=self.params.vectors,
+            by_class=self.params.as_published,
         )
-        return {"subspace": sent, "vectors": Header(vectors)}
+        return {"subspace": subspace, "vectors": Header(vectors)}
 
 
 def signature(
@@ -142,8 +150,10 @@ def signature(
         features].
     """
     rows = x.reshape(len(x), -1)
-    parts = [rows[y == label] for label in np.unique(y)] if by_class else [rows]
-    columns = [left_singular_vectors(part, vectors) for part in parts]
+    matrices = [rows]
+    if by_class:
+        matrices = [rows[y == label] for label in np.unique(y)]
+    columns = [left_singular_vectors(matrix, vectors) for matrix in matrices]
     return np.concatenate(columns, axis=1).T.reshape(-1).astype(np.float32)
 
 
@@ -180,10 +190,10 @@ class PACFL(Grouped[PACFLParams]):
     with the same initial model.
 
     In a round K clients receive their cluster's model (d parameters), train, and send their update
-    (d); a cluster's model becomes the updates' mean, weighted by samples. A client that was not
-    available then sends its vectors when it is first selected. In the same round it joins the
-    nearest cluster, or begins a new one if no cluster is within ``beta`` (the existing clusters
-    remain).
+    (d parameters). A cluster's model becomes the mean of its updates, weighted by samples. A client
+    that was not available before the first round sends its vectors when it is first selected. In
+    the same round it joins the nearest cluster, or begins a new one if no cluster is within
+    ``beta`` (the existing clusters remain).
 
     Checked against the published code (github.com/MMorafah/PACFL): vectors by class and the
     smallest angle of two vectors, 3 vectors, 10 local epochs, average linkage, means weighted by
@@ -204,7 +214,7 @@ class PACFL(Grouped[PACFLParams]):
 
     async def on_start(self) -> None:
         self.state.initial = self.server.models.initial()
-        await self._gather()
+        await self._begin_campaign()
 
     @property
     def _campaign(self) -> Campaign:
@@ -212,7 +222,7 @@ class PACFL(Grouped[PACFLParams]):
             self.server, self.state.campaign, lambda device, job: {}, self._end_campaign
         )
 
-    async def _gather(self) -> None:
+    async def _begin_campaign(self) -> None:
         """Ask all available clients for the singular vectors of their data.
 
         If too few clients are available, the server tries again later.
@@ -223,11 +233,11 @@ class PACFL(Grouped[PACFLParams]):
         if not devices or server.lacks_clients(least):
             server.look_again("gather", self.params.retry, at_least=least or 1)
             return
-        await self._campaign.begin(JOB, devices, None)
+        await self._campaign.begin(JOB, devices, limit=None)
 
     async def on_timer(self, name: str) -> None:
         if name == "gather":
-            await self._gather()
+            await self._begin_campaign()
         elif name == "cluster":
             await self._make_clusters()
         else:
@@ -238,7 +248,7 @@ class PACFL(Grouped[PACFLParams]):
             await super().on_task_end(message)
             return
         if message.outcome == "done":
-            self._store(message.device, message.contents)
+            self._store_signature(message.device, message.contents)
         await self._campaign.end(message)
 
     async def on_return(self, device: int) -> None:
@@ -253,7 +263,7 @@ class PACFL(Grouped[PACFLParams]):
         else:
             self.server.look_again("gather", self.params.retry)
 
-    def _store(self, device: int, contents: Contents) -> None:
+    def _store_signature(self, device: int, contents: Contents) -> None:
         self.state.signatures[device] = (contents["subspace"], contents["vectors"])
 
     async def _make_clusters(self) -> None:
@@ -265,10 +275,10 @@ class PACFL(Grouped[PACFLParams]):
         devices = sorted(state.signatures)
         labels = np.zeros(len(devices), dtype=np.int64)
         if self.server.models.learns:
-            spans = await self._spans(devices)
-            charge_clustering(self.server, "linkage", len(devices), spans[0].size)
+            vectors = await self._singular_vectors(devices)
+            charge_clustering(self.server, "linkage", len(devices), vectors[0].size)
             distance = proximity_matrix(
-                spans, self.params.angle, of_vectors=self.params.as_published
+                vectors, self.params.angle, of_vectors=self.params.as_published
             )
             groups = min(self.params.groups, len(devices))
             labels = agglomerative(distance, groups, self.params.linkage, self.params.beta)
@@ -279,7 +289,7 @@ class PACFL(Grouped[PACFLParams]):
         state.clustered = True
         self._open_round()
 
-    async def _spans(self, devices: Sequence[int]) -> list[NDArray[np.floating]]:
+    async def _singular_vectors(self, devices: Sequence[int]) -> list[NDArray[np.floating]]:
         """Return the singular vectors that devices have sent.
 
         Args:
@@ -288,27 +298,30 @@ class PACFL(Grouped[PACFLParams]):
         Returns:
             The vectors of each device as columns, float64 [features, vectors].
         """
-        entries = [self.state.signatures[device] for device in devices]
-        values = await self.server.models.numbers([content for content, _ in entries])
-        pairs = zip(values, entries, strict=True)
-        return [value.reshape(count, -1).T for value, (_, count) in pairs]
+        signatures = [self.state.signatures[device] for device in devices]
+        values = await self.server.models.numbers([content for content, _ in signatures])
+        vectors = list[NDArray[np.floating]]()
+        for value, (_, count) in zip(values, signatures, strict=True):
+            vectors.append(value.reshape(count, -1).T)
+        return vectors
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        if self.state.group[device] >= 0:
+        if self.state.group[device] != NO_GROUP:
             return None
         return {}, JOB
 
     async def assign(self, prepared: Sequence[Preparation]) -> None:
         for preparation in prepared:
-            self._store(preparation.device, preparation.contents)
+            self._store_signature(preparation.device, preparation.contents)
         for preparation in prepared:
             device = preparation.device
-            self.move(device, await self._nearest(device), "newcomer")
+            self.move(device, await self._find_cluster(device), "newcomer")
 
-    async def _nearest(self, device: int) -> int:
+    async def _find_cluster(self, device: int) -> int:
         """Return the index of the cluster whose clients' data are nearest to a new client's data.
 
-        If no cluster is within ``beta`` (degrees), a new cluster is added with the initial model.
+        If no cluster is within ``beta`` (degrees), a new cluster is added with the initial model,
+        and its index is returned.
 
         Args:
             device: ID of the device, whose singular vectors are stored.
@@ -317,23 +330,24 @@ class PACFL(Grouped[PACFLParams]):
         params = self.params
         if not self.server.models.learns:
             return 0
-        peers = [peer for peer in sorted(state.signatures) if state.group[peer] >= 0]
-        newcomer, *spans = await self._spans([device, *peers])
+        peers = [peer for peer in sorted(state.signatures) if state.group[peer] != NO_GROUP]
+        newcomer, *others = await self._singular_vectors([device, *peers])
         angles = np.array(
             [
-                proximity(newcomer, span, params.angle, of_vectors=params.as_published)
-                for span in spans
+                proximity(newcomer, vectors, params.angle, of_vectors=params.as_published)
+                for vectors in others
             ]
         )
-        self.server.compute("products", len(spans) + 1, newcomer.size)
+        self.server.compute("products", len(others) + 1, newcomer.size)
         groups = np.array([state.group[peer] for peer in peers])
-        link = _LINKS[params.linkage]
-        far = [
-            float(link(angles[groups == group])) if (groups == group).any() else np.inf
-            for group in range(len(state.models))
-        ]
-        nearest = int(np.argmin(far))
-        if params.beta is None or far[nearest] <= params.beta:
+        distance_by_angles = _LINKAGE_FUNCTIONS[params.linkage]
+        distances = [np.inf] * len(state.models)
+        for group in range(len(state.models)):
+            is_member = groups == group
+            if is_member.any():
+                distances[group] = float(distance_by_angles(angles[is_member]))
+        nearest = int(np.argmin(distances))
+        if params.beta is None or distances[nearest] <= params.beta:
             return nearest
         state.models.append(state.initial)
         return len(state.models) - 1

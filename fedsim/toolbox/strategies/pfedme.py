@@ -60,19 +60,21 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
     the server; the personal model stays on the device.
     """
 
-    def local(self, received: Ref, rounds: int) -> PreviousResult:
+    def local_model(self, received: Ref, rounds: int) -> PreviousResult:
         """Return the local model w_r after r local rounds, as a combination of models.
 
-        w_r is (1 - eta lambda) w_(r-1) + eta lambda theta_(r-1). Here w_0 is ``received``, and
-        theta_i is the personal model that results from the training with index i, from 0.
+        w_r is (1 - s) w_(r-1) + s theta_(r-1) with s = eta lambda, which is (1 - s)^r w_0 + the sum
+        over i < r of s (1 - s)^(r-1-i) theta_i. Here w_0 is ``received``, and theta_i is the
+        personal model that results from the training with index i, from 0.
 
         Args:
             received: the model that the client has received.
             rounds: r, the count of local rounds.
         """
         step = self.params.eta * self.params.lam
-        factors = [((1.0 - step) ** (rounds - 1 - number) * step) for number in range(rounds)]
-        return PreviousResult(((received, (1.0 - step) ** rounds), *enumerate(factors)))
+        theta_factors = [(1.0 - step) ** (rounds - 1 - index) * step for index in range(rounds)]
+        received_factor = (1.0 - step) ** rounds
+        return PreviousResult(((received, received_factor), *enumerate(theta_factors)))
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[TaskStep]:
         """Return R trainings of the personal model, each of K steps on one batch.
@@ -86,15 +88,16 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
         first = Training(
             received, LocalSteps(params.steps, only_batch=0), proximal=Proximal(params.lam)
         )
-        computations = [Train(first)]
-        for number in range(1, params.local_rounds):
+        trainings = [Train(first)]
+        for index in range(1, params.local_rounds):
+            start = PreviousResult(parts=((index - 1, 1.0),))
             training = Training(
-                PreviousResult(((number - 1, 1.0),)),
-                LocalSteps(params.steps, only_batch=number),
-                proximal=Proximal(params.lam, anchor=self.local(received, number)),
+                start,
+                LocalSteps(params.steps, only_batch=index),
+                proximal=Proximal(params.lam, anchor=self.local_model(received, index)),
             )
-            computations.append(Train(training))
-        return computations
+            trainings.append(Train(training))
+        return trainings
 
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
@@ -103,7 +106,7 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
         received = instruction["model"]
         thetas = (*result.earlier, result.update)
         parts = list[tuple[Ref, float]]()
-        for part, factor in self.local(received, len(thetas)).parts:
+        for part, factor in self.local_model(received, len(thetas)).parts:
             model = thetas[part] if isinstance(part, int) else part
             parts.append((model, factor))
         changed = result._replace(update=device.mix(parts), start=received)

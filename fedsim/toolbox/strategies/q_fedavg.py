@@ -84,14 +84,15 @@ def fair_weights(
         return np.full(len(losses), 1.0 / len(losses))
     if largest == 0.0:
         return np.zeros(len(losses))
-    relative = (losses / largest) ** q
-    # q F^(q-1), relative to largest^q. At a loss of 0 this is 1 / largest if q = 1, and 0 if q > 1.
-    # For q < 1 it would be infinite, and 0 is used.
-    slopes = np.full(len(losses), 1.0 / largest if q == 1.0 else 0.0)
-    positive = losses > 0
-    slopes[positive] = q * relative[positive] / losses[positive]
-    steps = slopes * (lipschitz * norms) ** 2 + lipschitz * relative
-    return np.asarray(lipschitz * relative / steps.sum())
+    powers = (losses / largest) ** q  # F_k^q, relative to largest^q as all values below
+    # q F_k^(q-1). At a loss of 0 this is 1 / largest if q = 1, and 0 if q > 1. For q < 1 it would
+    # be infinite, and 0 is used.
+    slope_at_0 = 1.0 / largest if q == 1.0 else 0.0
+    slopes = np.full(len(losses), slope_at_0)
+    is_positive = losses > 0
+    slopes[is_positive] = q * powers[is_positive] / losses[is_positive]
+    h = slopes * (lipschitz * norms) ** 2 + lipschitz * powers
+    return np.asarray(lipschitz * powers / h.sum())
 
 
 class QFedAvg(FedAvg[QFedAvgParams]):
@@ -118,8 +119,7 @@ class QFedAvg(FedAvg[QFedAvgParams]):
         model = self.state.model
         weights = await self._fair_weights(received)
         self.record_aggregate(received, weights)
-        moves = changes(self.server, received)
-        parts = [(model, 1.0), *zip(moves, weights, strict=True)]
+        parts = [(model, 1.0), *zip(changes(self.server, received), weights, strict=True)]
         self.state.model = self.server.models.mix(parts, otherwise=model, rescale=False)
 
     async def _fair_weights(self, received: Sequence[Update]) -> list[float]:
@@ -137,11 +137,11 @@ class QFedAvg(FedAvg[QFedAvgParams]):
             await models.note_skipped([report.ref for report in reports])
             await models.note_skipped([update.update for update in received])
             return [1.0 / len(received)] * len(received)
-        numbers = await models.numbers(reports)
-        losses = np.array([number[0] for number in numbers])
-        values = await models.values([update.update for update in received])
+        reported = await models.numbers(reports)
+        losses = np.array([loss[0] for loss in reported])
+        updates = await models.values([update.update for update in received])
         start = (await models.value(self.state.model)).astype(np.float64)
-        norms = np.array([np.linalg.norm(value - start) for value in values])
+        norms = np.array([np.linalg.norm(update - start) for update in updates])
         is_finite = np.isfinite(losses) & np.isfinite(norms)
         weights = np.zeros(len(received))
         if is_finite.any():

@@ -67,6 +67,15 @@ class REFLParams(AggregatingParams):
         return self
 
 
+def weights_by_staleness(staleness: Sequence[int]) -> list[float]:
+    """Compute the weight 1 / (tau + 1) of each stale update, relative to 1 for a fresh update.
+
+    Args:
+        staleness: tau of each stale update, the count of rounds since its training began.
+    """
+    return [1 / (tau + 1) for tau in staleness]
+
+
 def stale_weights(
     staleness: Sequence[int],
     beta: float,
@@ -95,12 +104,15 @@ def stale_weights(
     Returns:
         The weight of each stale update.
     """
-    damped = [1 / (tau + 1) for tau in staleness]
-    norm = 0.0 if fresh is None else float(fresh @ fresh)
-    if fresh is None or not norm:
+    damped = weights_by_staleness(staleness)
+    if fresh is None:
         return damped
+    squared_norm = float(fresh @ fresh)
+    if not squared_norm:
+        return damped
+    # Lambda = ||(f - s) / (n + 1)||^2 / ||f||^2
     squares = [float(((fresh - update) ** 2).sum()) for update in stale]
-    deviations = np.array([square / (count + 1) ** 2 / norm for square in squares])
+    deviations = np.array([square / (count + 1) ** 2 / squared_norm for square in squares])
     largest = deviations.max() or 1.0
     with np.errstate(invalid="ignore"):
         boosts = 1 - np.exp(-deviations / largest) / scale
@@ -150,6 +162,7 @@ class REFL(FedAvg[REFLParams]):
     state: REFLState
 
     def _end_open(self) -> None:
+        # the open tasks go on, and the round closes after all messages of this instant
         self.server.timer(_CLOSE_LATE, self.server.now)
 
     async def on_timer(self, name: str) -> None:
@@ -179,16 +192,16 @@ class REFL(FedAvg[REFLParams]):
         if not any(entry["samples"] for entry in (*fresh, *stale)):
             return
         staleness = [state.round - entry["round"] for entry in stale]
-        counts = list[float]()
+        factors = list[float]()
         if stale:
-            counts = await self._stale_weights(fresh, stale, staleness)
+            factors = await self._stale_weights(fresh, stale, staleness)
         rebased = list[Entry]()
-        for entry, count in zip(stale, counts, strict=True):
+        for entry, factor in zip(stale, factors, strict=True):
             # The update as if the late client had begun at the present model. ``apply``, unlike
             # ``mix``, keeps an update that is not finite as one, so that it is left out later.
             models = [model, entry["update"], entry["start"]]
             update = self.server.models.apply(weighted_sum, models, coefficients=[1.0, 1.0, -1.0])
-            rebased.append(entry | {"update": update, "start": model, "counts": count})
+            rebased.append(entry | {"update": update, "start": model, "counts": factor})
         entries = [*fresh, *rebased]
         state.model = await self.next_model(model, entries, staleness=[0] * len(fresh) + staleness)
 
@@ -202,12 +215,12 @@ class REFL(FedAvg[REFLParams]):
         Args:
             entries: one dict per update. ``entries[i]["counts"]`` is the factor of a stale update.
         """
-        usual = super().weights(entries)
-        weights = [
-            entry.get("counts", 1.0) * weight for entry, weight in zip(entries, usual, strict=True)
-        ]
+        plain_weights = super().weights(entries)
+        weights = list[float]()
+        for entry, weight in zip(entries, plain_weights, strict=True):
+            weights.append(entry.get("counts", 1.0) * weight)
         if not any(weights):
-            return usual
+            return plain_weights
         return [weight / sum(weights) for weight in weights]
 
     async def _stale_weights(
@@ -219,13 +232,13 @@ class REFL(FedAvg[REFLParams]):
             return [1.0] * len(stale)
         count = len(fresh)
         if not count:
-            return stale_weights(staleness, 0.0, None, [], 0)
+            return weights_by_staleness(staleness)
         updates = changes(self.server, [*fresh, *stale])
         mean = models.mix([(update, 1 / count) for update in updates[:count]])
         compared = [mean, *updates[count:]]
         if not models.learns:
             await models.note_skipped(compared)
-            return stale_weights(staleness, 0.0, None, [], 0)
+            return weights_by_staleness(staleness)
         values = await models.values(compared)
         fresh_mean, *stale_updates = [value.astype(np.float64) for value in values]
         finite_mean = fresh_mean if np.isfinite(fresh_mean).all() else None
@@ -235,7 +248,7 @@ class REFL(FedAvg[REFLParams]):
 
     def _counts(self) -> dict[str, int]:
         counts = super()._counts()
-        return {name: counts[name] for name in counts if name in ("valid", "disconnected")}
+        return {"valid": counts["valid"], "disconnected": counts["disconnected"]}
 
     async def _close_round(self) -> None:
         self.server.cancel_timer(_CLOSE_LATE)

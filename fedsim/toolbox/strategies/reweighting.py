@@ -9,9 +9,9 @@ from fedsim.toolbox.clustering.algorithms import kmeans, members
 
 Clusters = list[list[int]]
 
-_SAME = 1e-10  # relative singular value below which two mixtures of clusters count as equal
-_NONE = 1e-8  # weight of a cluster below which the weight counts as 0
-_PULL = 1e-6  # weight of the penalty on the norm of u in ``optimal_weights``
+_RANK_TOLERANCE = 1e-10  # relative singular value below which mixtures of clusters count as equal
+_LEAST_WEIGHT = 1e-8  # a smaller weight of a cluster counts as 0
+_PENALTY = 1e-6  # weight of the penalty on the norm of u in ``optimal_weights``
 
 
 def class_imbalance(counts: Ints, samples: int | None = None) -> Floats:
@@ -48,10 +48,10 @@ def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequenc
     """
     values = list[float]()
     for cluster in clusters:
-        ordered = sorted(cluster)
+        ordered = sorted(cluster)  # of equal imbalances the first device's counts
         worst = ordered[int(np.argmax(imbalance[ordered]))]
-        rest = sum(int(sizes[device]) for device in ordered if device != worst)
-        values.append(max(float(imbalance[worst]) - rest, 1.0))
+        other_samples = sum(int(sizes[device]) for device in ordered if device != worst)
+        values.append(max(float(imbalance[worst]) - other_samples, 1.0))
     return np.array(values)
 
 
@@ -93,13 +93,13 @@ def optimal_weights(shares: Floats) -> Floats:
     system = np.vstack((shares - 1.0 / classes, np.ones(clusters)))
     target = np.zeros(classes + 1)
     target[-1] = 1.0
-    pulled = np.vstack((system, _PULL * np.eye(clusters)))
-    u = nnls(pulled, np.append(target, np.zeros(clusters)), maxiter=100 * clusters)[0]
-    used = u > _NONE
-    exact = np.linalg.lstsq(system[:, used], target, rcond=_SAME)[0]
+    penalised = np.vstack((system, _PENALTY * np.eye(clusters)))
+    u = nnls(penalised, np.append(target, np.zeros(clusters)), maxiter=100 * clusters)[0]
+    has_weight = u > _LEAST_WEIGHT
+    exact = np.linalg.lstsq(system[:, has_weight], target, rcond=_RANK_TOLERANCE)[0]
     if exact.min() >= 0:
-        u[used] = exact
-        u[~used] = 0.0
+        u[has_weight] = exact
+        u[~has_weight] = 0.0
     return np.asarray(u / u.sum())
 
 
@@ -116,7 +116,8 @@ def by_kmeans(gradients: Floats32, groups: int, generator: np.random.Generator) 
     Returns:
         For each cluster the positions of its devices in ``gradients``, ascending.
     """
-    distinct = len({row.tobytes() for row in gradients + 0.0})  # -0.0 becomes 0.0
+    # + 0.0 turns -0.0 into 0.0, so that equal rows have equal bytes
+    distinct = len({row.tobytes() for row in gradients + 0.0})
     # Distances are equal in an orthonormal basis of the gradients' span, where they cost less.
     coordinates = np.asarray(np.linalg.qr(gradients.T.astype(np.float64), mode="r")).T
     return members(kmeans(coordinates, min(groups, distinct), generator))

@@ -212,7 +212,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         self.state.model = self.server.models.initial()
         for device in range(devices):
             self._request_size(device)
-        self._begin()
+        self._open_first_round()
 
     # sample counts of all devices, whose sum is D
 
@@ -239,7 +239,8 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         else:
             self.server.clients.await_return(device)
 
-    def _begin(self) -> None:
+    def _open_first_round(self) -> None:
+        """Open the first round, once no device is asked for its count of samples."""
         if not (self.state.begun or self.state.reporting):
             self.state.begun = True
             self._open_round()
@@ -273,7 +274,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             if message.outcome == "done":
                 state.sizes[device] = message["size-report"]
             self._request_size(device)
-            self._begin()
+            self._open_first_round()
             return
         if message.outcome == "done" and message.job == "train":
             self._store_report(message)
@@ -289,24 +290,25 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         device = message.device
         state.sizes[device] = self._samples(message)
         if self.params.weights == "rfedavg":
-            _, state.imbalance[device], *_ = message[FACTS]
+            _samples, imbalance, *_loss = message[FACTS]
+            state.imbalance[device] = imbalance
             state.last_total[device] = state.total
         elif self.params.weights == "optimal":
             state.counts[device] = message["class-counts"]
 
     async def aggregate(self) -> None:
         received = self.state.received
-        before = self.state.model
+        model = self.state.model
         if not any(entry["samples"] for entry in received):
             return
-        weights = await self._weights(received)
+        weights = await self._update_weights(received)
         updates = [entry["update"] for entry in received]
         parts = list(zip(updates, weights, strict=True))
-        mean = self.server.models.mix(parts, otherwise=before)
-        self.state.model = self.advance(before, mean)
+        mean = self.server.models.mix(parts, otherwise=model)
+        self.state.model = self.advance(model, mean)
         self.record_aggregate(received, weights)
 
-    async def _weights(self, received: list[Entry]) -> list[float]:
+    async def _update_weights(self, received: list[Entry]) -> list[float]:
         """Compute the weight of each update in the next model.
 
         Updates are clustered by their gradients. A weight is the weight p_n of the update's cluster
@@ -317,32 +319,34 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         Args:
             received: the updates of the round.
         """
-        weights = np.zeros(len(received))
-        positions, gradients = await self._gradients(received)
+        positions, gradients = await self._usable_changes(received)
         if not positions:
             return [0.0] * len(received)
         entries = [received[position] for position in positions]
+        devices = [entry["device"] for entry in entries]
         sizes = np.array([entry["samples"] for entry in entries], dtype=np.int64)
-        clusters, eps = await self._cluster(entries, gradients)
-        by_data = np.array([sizes[cluster].sum() / sizes.sum() for cluster in clusters])
-        shares = self._cluster_weights([entry["device"] for entry in entries], sizes, clusters)
-        if shares is None:
-            shares = by_data
-        labels = np.array([entry["contents"]["labels"] for entry in entries])
+        clusters, eps = await self._cluster_updates(entries, gradients)
+        shares_of_samples = np.array([sizes[cluster].sum() / sizes.sum() for cluster in clusters])
+        cluster_weights = self._cluster_weights(devices, sizes, clusters)
+        if cluster_weights is None:
+            cluster_weights = shares_of_samples
+        label_counts = np.array([entry["contents"]["labels"] for entry in entries])
         self.server.emit(
             "reweighting",
             round=self.state.round,
             clusters=[len(cluster) for cluster in clusters],
-            weights=shares.tolist(),
+            weights=cluster_weights.tolist(),
             eps=eps,
-            balance=balance(labels, clusters, [by_data, shares]),
+            balance=balance(label_counts, clusters, [shares_of_samples, cluster_weights]),
         )
-        for cluster, share in zip(clusters, shares, strict=True):
-            places = [positions[member] for member in cluster]
-            weights[places] = share * (sizes[cluster] / sizes[cluster].sum())
+        weights = np.zeros(len(received))
+        for cluster, cluster_weight in zip(clusters, cluster_weights, strict=True):
+            received_positions = [positions[member] for member in cluster]
+            shares_in_cluster = sizes[cluster] / sizes[cluster].sum()
+            weights[received_positions] = cluster_weight * shares_in_cluster
         return [float(weight) for weight in weights]
 
-    async def _gradients(self, received: list[Entry]) -> tuple[list[int], Floats32 | None]:
+    async def _usable_changes(self, received: list[Entry]) -> tuple[list[int], Floats32 | None]:
         """Select the usable updates, and compute their changes of the model.
 
         An update is usable if it has samples and is finite. A change is a negative multiple of the
@@ -355,9 +359,9 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             Positions of the usable updates in ``received``, sorted by device ID, and their changes,
             float32 [n, d]. In runs without learning the changes are None.
         """
-        # Updates are sorted, so that the order of arrival does not affect the result.
-        positions = [place for place, entry in enumerate(received) if entry["samples"]]
-        positions.sort(key=lambda place: received[place]["device"])
+        positions = [position for position, entry in enumerate(received) if entry["samples"]]
+        # sorted, so that the order of arrival does not affect the result
+        positions.sort(key=lambda position: received[position]["device"])
         updates = [received[position]["update"] for position in positions]
         if not self.server.models.learns:
             await self.server.models.note_skipped([self.state.model, *updates])
@@ -365,9 +369,9 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         model, *weights = await self.server.models.values([self.state.model, *updates])
         with np.errstate(over="ignore", invalid="ignore"):
             changes = np.stack(weights) - model
-        finite = np.isfinite(changes).all(axis=1)
-        order = np.array(positions)[finite]
-        return order.tolist(), changes[finite]
+        is_finite = np.isfinite(changes).all(axis=1)
+        usable = np.array(positions)[is_finite]
+        return usable.tolist(), changes[is_finite]
 
     def _cluster_weights(
         self, devices: list[int], sizes: Ints, clusters: Clusters
@@ -394,7 +398,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             case "uniform-by-data":
                 return None
 
-    async def _cluster(
+    async def _cluster_updates(
         self, entries: list[Entry], gradients: Floats32 | None
     ) -> tuple[Clusters, float | None]:
         """Cluster the updates by their gradients, or at random if ``gradients`` is None.
@@ -422,7 +426,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         for label, cluster in enumerate(clusters):
             self.state.cluster |= {devices[position]: label for position in cluster}
         is_power_of_two = round_number & (round_number - 1) == 0
-        if is_power_of_two:
+        if is_power_of_two:  # a record of each round would be large
             groups = [self.state.cluster[device] for device in devices]
             pairs = {"similarity": cosines}
             measure = self.params.clustering
@@ -450,24 +454,32 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             For each cluster the positions of its gradients.
         """
         count, parameters = gradients.shape
-        by_ccs: Clusters = [] if eps is None else greedy_clusters(cosines, eps)
+        ccs_clusters: Clusters = []
+        if eps is not None:
+            ccs_clusters = greedy_clusters(cosines, eps)
         if self.params.clustering == "ccs":
             self.server.compute("products", count, parameters)
-            return by_ccs
-        classes = self.setting.classes
-        charge_clustering(self.server, "k-means", count, parameters, parameters, classes)
-        return by_kmeans(gradients, self._kmeans_clusters(len(by_ccs)), generator)
+            return ccs_clusters
+        charge_clustering(
+            self.server,
+            "k-means",
+            count,
+            parameters,
+            features=parameters,
+            groups=self.setting.classes,
+        )
+        return by_kmeans(gradients, self._kmeans_clusters(len(ccs_clusters)), generator)
 
-    def _kmeans_clusters(self, by_ccs: int) -> int:
+    def _kmeans_clusters(self, ccs_count: int) -> int:
         """Return the count of clusters into which k-means divides the gradients.
 
         Args:
-            by_ccs: the count of clusters that CCS has made, which the key ``kmeans_clusters`` may
-                choose.
+            ccs_count: the count of clusters that CCS has made, which the key ``kmeans_clusters``
+                may choose.
         """
         match self.params.kmeans_clusters:
             case "ccs":
-                return by_ccs
+                return ccs_count
             case "classes":
                 return self.setting.classes
             case int() as count:
@@ -490,8 +502,8 @@ class RFedAvg(FedAvg[RFedAvgParams]):
             state.loss = loss
             if state.first_loss is None:
                 state.first_loss = loss
-        if state.loss is None or state.first_loss is None:
-            return threshold(0.0, 0.0, 0.0, theta)
+        if state.loss is None or state.first_loss is None:  # as at the beginning of the training
+            return threshold(loss=0.0, first_loss=0.0, theta=theta)
         return threshold(state.loss, state.first_loss, self.params.least_loss, theta)
 
     def group_of(self, device: int) -> int | None:

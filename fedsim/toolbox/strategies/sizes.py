@@ -113,9 +113,9 @@ def places_within(
     """
     if setting.learns:
         return leading(setting.tensors(), part, mask)
-    counts = mask or [True] * len(part)
-    numbers = sum(tensor.size for tensor, counted in zip(part, counts, strict=True) if counted)
-    return places_of([(0, numbers)])
+    included = mask or [True] * len(part)
+    sizes = [tensor.size for tensor, is_in in zip(part, included, strict=True) if is_in]
+    return places_of([(0, sum(sizes))])
 
 
 def leading(
@@ -132,20 +132,21 @@ def leading(
     """
     ranges = list[tuple[int, int]]()
     begin = 0
-    for tensor, small, counts in zip(whole, part, mask or [True] * len(whole), strict=True):
-        row = math.prod(tensor.shape[1:])
-        length = math.prod(small.shape[1:])
-        rows = small.size // length
-        if counts and length == row:
-            ranges.append((begin, begin + rows * row))
-        elif counts:
-            for start in range(begin, begin + rows * row, row):
-                ranges.append((start, start + length))
+    included = mask or [True] * len(whole)
+    for tensor, small, is_in in zip(whole, part, included, strict=True):
+        row_size = math.prod(tensor.shape[1:])
+        small_row_size = math.prod(small.shape[1:])
+        end = begin + small.size // small_row_size * row_size
+        if is_in and small_row_size == row_size:
+            ranges.append((begin, end))
+        elif is_in:
+            for row_begin in range(begin, end, row_size):
+                ranges.append((row_begin, row_begin + small_row_size))
         begin += tensor.size
     return places_of(ranges)
 
 
-def by_name(
+def split_by_tensor(
     model: NDArray[np.floating], tensors: Sequence[tuple[str, Sequence[int]]]
 ) -> dict[str, NDArray[np.floating]]:
     """Split a flat model into its tensors.
@@ -157,7 +158,8 @@ def by_name(
     Returns:
         Tensor name -> view of the tensor in ``model``.
     """
-    parts = np.split(model, np.cumsum([math.prod(shape) for _, shape in tensors])[:-1])
+    ends = np.cumsum([math.prod(shape) for _, shape in tensors])
+    parts = np.split(model, ends[:-1])
     return {name: part.reshape(shape) for (name, shape), part in zip(tensors, parts, strict=True)}
 
 
@@ -199,8 +201,8 @@ class CutModels(FedAvg[CutParams]):
     A device receives a part of the parameters; in its model all other parameters are 0. In
     adapters, and in layers that are joined by ReLU, the gradient at these zeros is 0, and they add
     nothing to an output, so that the device trains the smaller model. Time, memory and bytes are
-    counted for the smaller model. Subclasses implement ``joined``, which combines updates of
-    different sizes.
+    counted for the smaller model. Subclasses implement ``combine_updates``, which combines updates
+    of different sizes.
     """
 
     Client: ClassVar[type[SynchronousClient[Any]]] = CutClient
@@ -239,8 +241,10 @@ class CutModels(FedAvg[CutParams]):
             candidates = self.params.all_sizes
         else:
             candidates = sizes
-        stream = [self.state.round] if self.params.redraw else []
-        generator = self.server.rng("size", device, *stream)
+        ids = [device]
+        if self.params.redraw:
+            ids.append(self.state.round)  # another draw in each round
+        generator = self.server.rng("size", *ids)
         return candidates[int(generator.integers(len(candidates)))]
 
     def contents(self, device: int) -> Contents:
@@ -251,11 +255,11 @@ class CutModels(FedAvg[CutParams]):
     async def next_model(
         self, model: Ref, entries: list[Entry], slot: int = 0, **record: object
     ) -> Ref:
-        weights = await self.weighed(entries)
+        weights = await self.weigh_updates(entries)
         self.record_aggregate(entries, weights, **record)
-        return self.advance(model, self.joined(model, entries, weights), slot)
+        return self.advance(model, self.combine_updates(model, entries, weights), slot)
 
-    async def weighed(self, entries: Sequence[Entry]) -> list[float]:
+    async def weigh_updates(self, entries: Sequence[Entry]) -> list[float]:
         """Return the weight of each update in the next model, by default by ``aggregation``.
 
         Args:
@@ -263,7 +267,9 @@ class CutModels(FedAvg[CutParams]):
         """
         return self.weights(entries)
 
-    def joined(self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]) -> Ref:
+    def combine_updates(
+        self, model: Ref, entries: Sequence[Entry], weights: Sequence[float]
+    ) -> Ref:
         """Combine updates of different sizes into the next model.
 
         Args:

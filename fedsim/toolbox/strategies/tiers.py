@@ -46,18 +46,18 @@ class Tiered(Strategy[P]):
     """Base of strategies that assign each device to a tier, by its data size or its latency.
 
     The first task of a device measures it: the device reports its count of samples, or does a whole
-    training. When all reachable devices are measured, the subclass's ``begin`` is called with the
-    IDs of the measured devices. ``begin`` sets ``cuts``, the borders of the tiers, assigns these
-    devices to their tiers (``_sort_in``), and starts the training. Devices that are measured later
-    are assigned to the existing tiers.
+    training. When all reachable devices are measured, the subclass's ``make_tiers`` is called with
+    the IDs of the measured devices. It sets ``cuts``, the borders of the tiers, assigns these
+    devices to their tiers (``_assign_tiers``), and starts the training. Devices that are measured
+    later are assigned to the existing tiers.
 
-    The subclass also implements ``tiers_of``, which returns the tier index of each of some measured
-    devices.
+    The subclass also implements ``tiers_of``, a function of measured devices that returns the tier
+    index of each.
     """
 
     state: TieredState
 
-    begin: Callable[[list[int]], None]
+    make_tiers: Callable[[list[int]], None]
     tiers_of: Callable[[Sequence[int]], list[int]]
 
     def _measure_all(self, tiers: int) -> None:
@@ -77,7 +77,7 @@ class Tiered(Strategy[P]):
                 self._measure(device)
             elif clients.joined(device):
                 self._measure_on_return(device)
-        self._begin_if_measured()
+        self._make_tiers_if_measured()
 
     def _measure_on_return(self, device: int) -> None:
         if self.server.clients.await_return(device):
@@ -115,21 +115,22 @@ class Tiered(Strategy[P]):
             latency = self.server.now - asked_at
             state.figures[device] = float(message.contents.get("size-report", latency))
             if state.cuts is not None:
-                self._sort_in([device])
+                self._assign_tiers([device])
         elif message.outcome == "memory":
             state.dropped.append(device)
             self.server.emit("tier-drop", device=device)
         else:
             self._measure_on_return(device)
-        self._begin_if_measured()
+        self._make_tiers_if_measured()
 
-    def _begin_if_measured(self) -> None:
+    def _make_tiers_if_measured(self) -> None:
+        """Make the tiers and start the training, if no first task is open and no tiers exist."""
         if self.state.cuts is not None or self.state.first_tasks:
             return
         figures = self.state.figures
-        self.begin([device for device, figure in enumerate(figures) if figure is not None])
+        self.make_tiers([device for device, figure in enumerate(figures) if figure is not None])
 
-    def _sort_in(self, devices: Sequence[int]) -> None:
+    def _assign_tiers(self, devices: Sequence[int]) -> None:
         for device, tier in zip(devices, self.tiers_of(devices), strict=True):
             self.state.tier[device] = tier
             self.state.members[tier].append(device)

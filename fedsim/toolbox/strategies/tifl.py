@@ -225,19 +225,22 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         self._measure_all(tiers)
 
     def _measure(self, device: int, job: str = "profile") -> None:
-        super()._measure(device, "report" if self.params.tiers_from == "size" else job)
+        if self.params.tiers_from == "size":
+            job = "report"
+        super()._measure(device, job)
 
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
         figures = np.array([self.state.figures[device] for device in devices])
-        return [int(tier) for tier in tier_numbers(figures, self.params.tiers, self.state.cuts)]
+        tiers: list[int] = tier_numbers(figures, self.params.tiers, self.state.cuts).tolist()
+        return tiers
 
-    def begin(self, devices: list[int]) -> None:
+    def make_tiers(self, devices: list[int]) -> None:
         state = self.state
         server = self.server
         if devices:
             figures = np.array([state.figures[device] for device in devices])
             state.cuts = equal_width_bins(figures, self.params.tiers)
-            self._sort_in(devices)
+            self._assign_tiers(devices)
             counts = [len(members) for members in state.members]
             server.emit("tiers", bins=list(state.cuts), members=counts)
             self._open_round()
@@ -285,20 +288,22 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     # test of all tiers (Algorithm 2)
 
     def _open_round(self) -> None:
-        if self._test_is_due():
+        if self._begins_with_test():
             self.state.tested = self.state.round
-            self._test()
+            self._begin_test()
         else:
             super()._open_round()
 
-    def _test_is_due(self) -> bool:
+    def _begins_with_test(self) -> bool:
+        """Return whether the model is tested before the next round, and this was not done yet."""
         if self.params.mode != "credits":
             return False
         round_number = self.state.round
         interval = self.params.interval or self.params.tiers
         return bool(round_number % interval == 0 and self.state.tested != round_number)
 
-    def _test(self) -> None:
+    def _begin_test(self) -> None:
+        """Ask clients of each tier to test the model; end the test at once if none is available."""
         state = self.state
         server = self.server
         state.testers = {}
@@ -353,9 +358,9 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         current = self.state.current
         if current is None:
             return False
-        before = previous[current]
-        now = accuracies[current]
-        return before is not None and now is not None and now <= before
+        old = previous[current]
+        new = accuracies[current]
+        return old is not None and new is not None and new <= old
 
     async def on_task_end(self, message: TaskEnd) -> None:
         testing = self.state.testing
