@@ -91,22 +91,22 @@ class PeerHalf(Generic[P]):
     def __init__(self, params: P, setting: RunInfo) -> None:
         self.params = params
         self.setting = setting
-        self._draws: dict[int, Any] = {}
+        self._cached_results: dict[int, Any] = {}
 
-    def _cached(self, number: int, draw: Callable[[], T]) -> T:
-        """Return the result of ``draw``, cached by a number such as the index of the round.
+    def _cached(self, number: int, compute: Callable[[], T]) -> T:
+        """Return the result of ``compute``, cached by a number such as the index of the round.
 
         Only the eight latest results are cached.
 
         Args:
             number: key of the cache.
-            draw: computes the result if it is not cached.
+            compute: returns the result; called if it is not cached.
         """
-        if number not in self._draws:
-            if len(self._draws) >= 8:
-                self._draws.pop(next(iter(self._draws)))
-            self._draws[number] = draw()
-        cached: T = self._draws[number]
+        if number not in self._cached_results:
+            if len(self._cached_results) >= 8:
+                self._cached_results.pop(next(iter(self._cached_results)))
+            self._cached_results[number] = compute()
+        cached: T = self._cached_results[number]
         return cached
 
     def why_not_more(self, planned: int, finished: int) -> str | None:
@@ -262,12 +262,12 @@ class Peers(Strategy[P]):
 
         At least one device must have finished it. Unavailable devices are not waited for.
         """
-        number = self.state.round
+        open_round = self.state.round
         rounds = self.state.rounds
-        unfinished = [device for device, finished in rounds.items() if finished == number]
+        unfinished = [device for device, finished in rounds.items() if finished == open_round]
         if any(self.server.peer(device).reachable for device in unfinished):
             return False
-        return max(rounds.values(), default=0) > number
+        return max(rounds.values(), default=0) > open_round
 
     async def on_start(self) -> None:
         self.server.begin_round(0)
@@ -303,7 +303,8 @@ class Peers(Strategy[P]):
             await self._call(destination, "on_lost", source)
 
     async def on_timer(self, name: str) -> None:
-        await self._call(int(name.partition("/")[2]), "on_timer")
+        device = int(name.removeprefix("device/"))
+        await self._call(device, "on_timer")
 
     async def _call(self, number: int, handler: str, *arguments: object) -> None:
         """Call a method of ``Half`` for a device, then close rounds that are over.
@@ -319,8 +320,8 @@ class Peers(Strategy[P]):
             return
         device = self.server.peer(number)
         self._act(device, handler, *arguments)
-        changed = self._store_progress(device) or not device.reachable
-        while changed and not self.state.over and self.is_over():
+        may_end_round = self._store_progress(device) or not device.reachable
+        while may_end_round and not self.state.over and self.is_over():
             await self._finish_round()
 
     def _act(self, device: Peer, handler: str, *arguments: object) -> None:
@@ -345,7 +346,7 @@ class Peers(Strategy[P]):
                 self.server.stop("no device will ever be there again")
         elif number not in state.own:
             if handler == "on_return":
-                self._begin(device)
+                self._start_device(device)
         elif handler == "on_return":
             if clients.idle(number):
                 device.cancel_timer()
@@ -353,7 +354,7 @@ class Peers(Strategy[P]):
         elif number not in state.away:
             getattr(self._half, handler)(device, *arguments)
 
-    def _begin(self, device: Peer) -> None:
+    def _start_device(self, device: Peer) -> None:
         """Store a device's initial model in its state, and call ``Half.on_start`` for the device."""
         variant = 0 if self.params.start == "same" else 1 + device.number
         model = device.initial(variant)
@@ -373,22 +374,23 @@ class Peers(Strategy[P]):
         if number not in state.own:
             return False
         finished = device.state["round"]
-        before = state.rounds.get(number, 0)
+        previous = state.rounds.get(number, 0)
         state.own[number] = device.state["model"]
         state.rounds[number] = finished
-        state.steps += finished - before
-        return bool(finished > before)
+        state.steps += finished - previous
+        return bool(finished > previous)
 
     async def _finish_round(self) -> None:
+        """Close the open round of the run, with its models and updates, and begin the next."""
         state = self.state
         server = self.server
         number = state.round
         models = self.models()
-        figures = await server.models.consensus(number, [model for model, _ in models.values()])
+        consensus = await server.models.consensus(number, [model for model, _ in models.values()])
         updates = []
         for update, samples, start, device in state.updates:
             updates.append(Measured(update, float(samples), start, None, device))
-        state.over = not await server.finish_round(number, models, updates=updates, **figures)
+        state.over = not await server.finish_round(number, models, updates=updates, **consensus)
         state.updates = []
         state.round = number + 1
         server.begin_round(number + 1)

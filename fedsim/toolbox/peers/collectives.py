@@ -47,12 +47,12 @@ def _ring(n: int) -> AllReducePlan:
     """
 
     def program(node: int) -> tuple[CollectiveStep, ...]:
-        before = ((node - 1) % n,)
-        after = ((node + 1) % n,)
+        previous = ((node - 1) % n,)
+        following = ((node + 1) % n,)
         return (
-            CollectiveStep((), after),
-            *[CollectiveStep(before, after)] * (2 * n - 3),
-            CollectiveStep(before, ()),
+            CollectiveStep((), following),
+            *[CollectiveStep(previous, following)] * (2 * n - 3),
+            CollectiveStep(previous, ()),
         )
 
     return AllReducePlan(tuple(map(program, range(n))), 1 / n)
@@ -67,9 +67,10 @@ def _tree(n: int) -> AllReducePlan:
 
     def program(node: int) -> tuple[CollectiveStep, ...]:
         children = tuple(child for child in (2 * node + 1, 2 * node + 2) if child < n)
+        if node == 0:
+            return (CollectiveStep(children, children),)
         parent = ((node - 1) // 2,)
-        down = CollectiveStep(parent if node else children, children)
-        return (CollectiveStep(children, parent), down) if node else (down,)
+        return (CollectiveStep(children, parent), CollectiveStep(parent, children))
 
     return AllReducePlan(tuple(map(program, range(n))), 1.0)
 
@@ -186,9 +187,9 @@ class AllReduce:
         # (piece, rank of sender, rank of receiver) -> messages that have arrived
         self._arrived: dict[tuple[int, int, int], simpy.Store] = {}
         # (rank of sender, rank of receiver) -> lets one message through at a time
-        self._pairs: dict[tuple[int, int], simpy.Resource] = {}
+        self._pair_queues: dict[tuple[int, int], simpy.Resource] = {}
         # count of all-reduces that each rank has joined
-        self._begun = [0] * len(self._steps_by_rank)
+        self._joined_counts = [0] * len(self._steps_by_rank)
 
     def join(self, rank: int) -> simpy.Event:
         """Start the next all-reduce on one node; each node of the group must call it.
@@ -210,13 +211,15 @@ class AllReduce:
             raise SimulationError(
                 f"there is no node of rank {rank} in the all-reduce; allowed are 0 to {last}"
             )
-        self._begun[rank] += 1
-        if self._nodes[last] == "server" and self._begun[last] < self._begun[rank]:
+        self._joined_counts[rank] += 1
+        if self._nodes[last] == "server" and self._joined_counts[last] < self._joined_counts[rank]:
             self.join(last)
         env = self._world.env
-        return env.all_of([env.process(self._play(rank, piece)) for piece in range(self._pieces)])
+        return env.all_of(
+            [env.process(self._follow_plan(rank, piece)) for piece in range(self._pieces)]
+        )
 
-    def _play(self, rank: int, piece: int) -> ProcessGenerator:
+    def _follow_plan(self, rank: int, piece: int) -> ProcessGenerator:
         sent = []
         for step in self._steps_by_rank[rank]:
             for sender in step.receive:
@@ -238,8 +241,8 @@ class AllReduce:
         """
         world = self._world
         queued = world.now
-        pair = self._pairs.setdefault((source, destination), simpy.Resource(world.env))
-        with pair.request() as turn:
+        queue = self._pair_queues.setdefault((source, destination), simpy.Resource(world.env))
+        with queue.request() as turn:
             yield turn
             waited = world.now - queued
             ends = (self._nodes[source], self._nodes[destination])

@@ -161,7 +161,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             "early": False,
             "fresh": False,
         }
-        self._train(device, None)
+        self._train(device, steps=None)
 
     def on_return(self, device: Peer) -> None:
         raise SimulationError(
@@ -217,6 +217,10 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self._train(device, local_steps - early_steps)
 
     def _synchronise(self, device: Peer) -> None:
+        """Begin the next all-reduce of a device, with its change since the last outer step.
+
+        With ``overlap`` also begin the device's next round, in which it trains meanwhile.
+        """
         state = device.state
         number = state["round"]
         state["trained"] = False
@@ -270,7 +274,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self._make_outer_step(device, number, contributions)
         if not self._trains_during(number):
             self._mix_fragment(device, number, mixing=0.0)
-            self._begin_round(device, None)
+            self._begin_round(device, steps=None)
             return
         state["fresh"] = True
         if state["trained"]:
@@ -348,9 +352,9 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         if count == 1:
             return ()
         size = self.setting.parameters
-        part = number % count
-        begin = part * size // count
-        end = (part + 1) * size // count
+        fragment = number % count
+        begin = fragment * size // count
+        end = (fragment + 1) * size // count
         return ((begin, end),)
 
 

@@ -118,7 +118,7 @@ class RoundHalf(PeerHalf[R]):
         self._begin(device)
 
     def on_return(self, device: Peer) -> None:
-        self._go_to(device, max([device.state["round"], *device.state["inbox"]]))
+        self._enter_round(device, max([device.state["round"], *device.state["inbox"]]))
 
     def _begin(self, device: Peer) -> None:
         state = device.state
@@ -197,8 +197,9 @@ class RoundHalf(PeerHalf[R]):
             return
         device.cancel_timer()
         state["model"] = self._average(device, number, received)
+        # a device is at most one round ahead of its senders: skip rounds if it is further behind
         latest = [later - 1 for later in state["inbox"]]
-        self._go_to(device, max([number + 1, *latest]))
+        self._enter_round(device, max([number + 1, *latest]))
 
     def _average(self, device: Peer, number: int, received: Mapping[int, Ref]) -> Ref:
         """Return the weighted average of the device's model and the received models.
@@ -224,7 +225,13 @@ class RoundHalf(PeerHalf[R]):
         parts = [(model, 1.0), (update, 1.0), (state["model"], -1.0)]
         return device.mix(parts, otherwise=model)
 
-    def _go_to(self, device: Peer, number: int) -> None:
+    def _enter_round(self, device: Peer, number: int) -> None:
+        """Begin a round of a device, unless the run has fewer rounds; drop models of older rounds.
+
+        Args:
+            device: the device.
+            number: index of the round.
+        """
         state = device.state
         state["round"] = number
         state["trained"] = False
@@ -327,22 +334,24 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
                 others = rng.choice(devices - 1, size, replace=False)
                 others += others >= sender  # indices were drawn without the sender
                 receivers.append(sorted(others.tolist()))
-            for sender, devices_of_sender in enumerate(receivers):
-                for receiver in devices_of_sender:
+            for sender, receivers_of_sender in enumerate(receivers):
+                for receiver in receivers_of_sender:
                     senders[receiver].append(sender)
             return receivers, senders
 
         return self._cached(number, draw_all)
 
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
-        return self._draw_partners(device, number)[0][device.number]
+        receivers, _ = self._draw_partners(device, number)
+        return receivers[device.number]
 
     def senders(self, device: Peer, number: int) -> Sequence[int]:
         """Return the IDs of the devices that have drawn this device as a receiver in a round.
 
         A device knows its senders because all draws come from a common seed, as in EL-Oracle.
         """
-        return self._draw_partners(device, number)[1][device.number]
+        _, senders = self._draw_partners(device, number)
+        return senders[device.number]
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
         return 1.0 / (1.0 + received)
@@ -399,7 +408,7 @@ class GossipHalf(GraphHalf[GossipParams]):
             state["model"] = device.mix(parts, otherwise=state["model"])
         neighbours = self.neighbours(device, number)[device.number]
         if not neighbours:
-            self._next(device)
+            self._begin_next_round(device)
             return
         state["partner"] = int(device.rng("partner", number, device.number).choice(neighbours))
         device.send([state["partner"]], {"ask": state["model"]}, number)
@@ -418,17 +427,18 @@ class GossipHalf(GraphHalf[GossipParams]):
         elif sender == state["partner"]:
             if "answer" in contents:
                 self._average(device, contents["answer"])
-            self._next(device)
+            self._begin_next_round(device)
 
     def on_lost(self, device: Peer, other: int) -> None:
         if other == device.state["partner"]:
-            self._next(device)
+            self._begin_next_round(device)
 
     def on_timer(self, device: Peer) -> None:
         if device.state["partner"] is not None:
-            self._next(device)
+            self._begin_next_round(device)
 
     def _answer(self, device: Peer, sender: int, model: Ref) -> None:
+        """Send the device's model to a neighbour that asks for it, and average the two models."""
         device.send([sender], {"answer": device.state["model"]}, device.state["round"])
         self._average(device, model)
 
@@ -437,7 +447,8 @@ class GossipHalf(GraphHalf[GossipParams]):
         model = device.state["model"]
         device.state["model"] = device.mix([(model, 0.5), (received, 0.5)], otherwise=model)
 
-    def _next(self, device: Peer) -> None:
+    def _begin_next_round(self, device: Peer) -> None:
+        """Answer the neighbours that wait for this device, and begin its next training."""
         device.cancel_timer()
         for sender, model in device.state["asking"]:
             self._answer(device, sender, model)

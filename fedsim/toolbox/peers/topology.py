@@ -11,14 +11,18 @@ from pydantic import Field, model_validator
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.spec import Spec
 
-_SHORT = {"ring": "cycle_graph", "random-regular": "random_regular_graph", "torus": "grid_2d_graph"}
-_USUAL: Mapping[str, Mapping[str, object]] = {
+_GENERATORS = {
+    "ring": "cycle_graph",
+    "random-regular": "random_regular_graph",
+    "torus": "grid_2d_graph",
+}
+_DEFAULT_ARGUMENTS: Mapping[str, Mapping[str, object]] = {
     "random_regular_graph": {"d": 3},
     "grid_2d_graph": {"periodic": True},
 }
 # parameters of networkx's generators that a scenario cannot set
-_NOT_OURS = ("seed", "create_using", "backend", "backend_kwargs")
-_POWERS: Mapping[str, Callable[[float, float], float]] = {
+_RESERVED_PARAMETERS = ("seed", "create_using", "backend", "backend_kwargs")
+_LOG_NODE_COUNTS: Mapping[str, Callable[[float, float], float]] = {
     "hypercube_graph": lambda n, _: n * math.log(2),
     "dorogovtsev_goltsev_mendes_graph": lambda n, _: n * math.log(3),
     "sudoku_graph": lambda n, _: 4 * math.log(max(n, 1)),
@@ -54,8 +58,8 @@ class Topology(Spec):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
-        takes = inspect.signature(self._generator()).parameters
-        if self.every is not None and "seed" not in takes:
+        parameters = inspect.signature(self._generator()).parameters
+        if self.every is not None and "seed" not in parameters:
             raise ValueError(
                 f"'every' is {self.every}, which counts only with a graph that is drawn, such as "
                 f"'random-regular' or 'erdos_renyi'; {self.kind!r} is always the same"
@@ -68,7 +72,7 @@ class Topology(Spec):
         Raises:
             ValueError: networkx has no such generator.
         """
-        stem = _SHORT.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph")
+        stem = _GENERATORS.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph")
         generator = getattr(networkx.generators, f"{stem}_graph", None)
         if callable(generator):
             make_graph: Callable[..., networkx.Graph[Any]] = generator
@@ -76,20 +80,20 @@ class Topology(Spec):
         functions = [name for name in dir(networkx.generators) if name.endswith("_graph")]
         kinds = [name.removesuffix("_graph") for name in functions]
         more = f"complete, star and other generators of networkx{nearest(self.kind, kinds)}"
-        raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, {more}")
+        raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_GENERATORS)}, {more}")
 
-    def _check_parameters(self, takes: Sequence[str], devices: int) -> None:
+    def _check_parameters(self, accepted: Sequence[str], devices: int) -> None:
         """Check the arguments of the graph generator before it is called.
 
         Args:
-            takes: names of the generator's parameters.
+            accepted: names of the generator's parameters.
             devices: count of devices, the wanted count of nodes.
 
         Raises:
             ScenarioError: an argument is unknown or larger than ``devices``, the generator would
                 never end, or the graph would have many more nodes than devices.
         """
-        allowed = [name for name in takes if name not in _NOT_OURS]
+        allowed = [name for name in accepted if name not in _RESERVED_PARAMETERS]
         key = "strategy.topology.parameters"
         for name, value in self.parameters.items():
             if name not in allowed:
@@ -110,7 +114,9 @@ class Topology(Spec):
             )
         size = self.parameters.get("n", devices)
         dimensions = self.parameters.get("dim", 2)
-        if name in _POWERS and _POWERS[name](size, dimensions) > math.log(4 * devices):
+        # some of the counts are rough, hence the factor 4; ``graph`` compares the exact count
+        largest = math.log(4 * devices)
+        if name in _LOG_NODE_COUNTS and _LOG_NODE_COUNTS[name](size, dimensions) > largest:
             raise ScenarioError(
                 f"{key}: with n = {size} {self.kind!r} has more than {devices} nodes, one a device"
             )
@@ -131,12 +137,13 @@ class Topology(Spec):
                 has another count of nodes than ``devices``.
         """
         generator = self._generator()
-        takes = inspect.signature(generator).parameters
-        self._check_parameters([*takes], devices)
-        arguments = {**_USUAL.get(generator.__name__, {}), **self.parameters}
-        if "seed" in takes:
+        accepted = inspect.signature(generator).parameters
+        self._check_parameters([*accepted], devices)
+        arguments = {**_DEFAULT_ARGUMENTS.get(generator.__name__, {}), **self.parameters}
+        if "seed" in accepted:
             arguments["seed"] = seed
-        if "n" in takes and "n" not in arguments:
+        if "n" in accepted and "n" not in arguments:
+            # a star of networkx has a hub besides its n nodes
             arguments["n"] = devices - 1 if generator.__name__ == "star_graph" else devices
         try:
             graph = generator(**arguments)
