@@ -17,7 +17,7 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
 from fedsim.common.streams import Streams
 from fedsim.running.checkpoint.codec import Decoder, Encoder
-from fedsim.toolbox.worlds.graphs import EdgeServers, Graph, TreeSpec, between
+from fedsim.toolbox.worlds.graphs import EdgeServers, Graph, TreeSpec, build_graph_network
 from fedsim.world.network import SERVER, Flow, Network, Star
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp, Transport
 from tests.world.network_plays import Listed
@@ -204,7 +204,7 @@ def draw(seed: int, *, protocols: Sequence[Protocol] = PROTOCOLS) -> World:
         receive, send = rate(), rate()
         count = len(edges)
         at_edges = EdgeServers(edges, [receive] * count, [send] * count, edge_latency)
-        build = lambda simulation: between(  # noqa: E731
+        build = lambda simulation: build_graph_network(  # noqa: E731
             simulation, columns, graph, "n0", attach, transport, at_edges, hosts
         )
         ways = [(a, b, data["capacity"]) for a, b, data in graph.edges(data=True)]
@@ -453,7 +453,9 @@ def test_routes_through_any_graph_are_the_shortest_and_the_same_back() -> None:
         )
         networkx.set_edge_attributes(graph, 1.0, "capacity")
         nodes = sorted(graph)
-        network = between(Simulation(), (np.ones(0),) * 3, graph, nodes[0], nodes, hosts=nodes)
+        network = build_graph_network(
+            Simulation(), (np.ones(0),) * 3, graph, nodes[0], nodes, hosts=nodes
+        )
         for tail, head in networkx.all_pairs_shortest_path_length(graph):
             for other, hops in head.items():
                 there, back = (network._path(*pair) for pair in ((tail, other), (other, tail)))
@@ -464,7 +466,7 @@ def test_routes_through_any_graph_are_the_shortest_and_the_same_back() -> None:
 def routed(graph: "networkx.Graph[str]", attach: list[str]) -> Graph:
     unlimited = np.full(2, math.inf)
     columns = (unlimited, unlimited, np.zeros(2))
-    return between(Simulation(), columns, graph, "s", attach)
+    return build_graph_network(Simulation(), columns, graph, "s", attach)
 
 
 def test_routes_have_the_fewest_hops_and_among_these_the_first_by_name() -> None:

@@ -35,7 +35,7 @@ from fedsim.world.device_table import IDS, DeviceTable
 from fedsim.world.phases import Span
 
 
-def _time_of_day(text: str) -> str:
+def _check_time_of_day(text: str) -> str:
     try:
         time.fromisoformat(text)
     except ValueError:
@@ -53,7 +53,7 @@ def _as_text(value: object) -> object:
     return value.isoformat() if isinstance(value, time) else value
 
 
-TimeText = Annotated[str, AfterValidator(_time_of_day), BeforeValidator(_as_text)]
+TimeText = Annotated[str, AfterValidator(_check_time_of_day), BeforeValidator(_as_text)]
 
 
 class Diurnal(AvailabilityModel):
@@ -77,7 +77,7 @@ class Diurnal(AvailabilityModel):
     lasts: PositiveSeconds = 3600.0
 
     @model_validator(mode="after")
-    def _ordered(self) -> "Diurnal":
+    def _check_order(self) -> "Diurnal":
         if self.least > self.most:
             raise ValueError(f"'least' is {self.least:g}, above 'most', which is {self.most:g}")
         return self
@@ -119,15 +119,16 @@ class Tides(Availability):
         last = self._last_spans.get(device)
         if last is not None and last.start <= time < last.end:
             return last
-        is_on, start, end = self._stretch(device, time)
+        is_on, start, end = self._uniform_interval(device, time)
         while end < math.inf:
-            is_on_next, _, next_end = self._stretch(device, end)
+            is_on_next, _, next_end = self._uniform_interval(device, end)
             if is_on_next != is_on:
                 break
             end = next_end
         while start > 0:
+            # a tick earlier; if that is less than a float's precision, the next smaller float
             moment_before = start - max(TICK_S, math.ulp(start))
-            is_on_before, start_before, _ = self._stretch(device, moment_before)
+            is_on_before, start_before, _ = self._uniform_interval(device, moment_before)
             if is_on_before != is_on:
                 break
             start = start_before
@@ -139,8 +140,8 @@ class Tides(Availability):
         ages = self._streams.uniforms("world/availability/first", devices)
         # time for which the number drawn first has been valid at time 0 (s)
         age_at_0 = np.rint(ages * self._lasts / TICK_S) * TICK_S
-        number = (time + age_at_0) // self._lasts
-        draws = self._streams.uniforms("world/availability", devices, number.astype(np.int64))
+        draw_number = (time + age_at_0) // self._lasts
+        draws = self._streams.uniforms("world/availability", devices, draw_number.astype(np.int64))
         half = np.array([self._half_window(draw) for draw in draws.tolist()])
         peak = self._peak[devices]
         nearest_peak = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
@@ -164,7 +165,7 @@ class Tides(Availability):
             return DAY_S / 2
         return on_grid(math.acos(height) * DAY_S / (2 * math.pi))
 
-    def _stretch(self, device: int, time: float) -> tuple[bool, float, float]:
+    def _uniform_interval(self, device: int, time: float) -> tuple[bool, float, float]:
         """Return an interval around a time in which a device is on throughout, or off throughout.
 
         The interval may end where the device draws a new number, even if the device stays on or
@@ -180,27 +181,28 @@ class Tides(Availability):
         age = self._streams.uniform("world/availability/first", device)
         # time for which the number drawn first has been valid at time 0 (s)
         age_at_0 = round(age * self._lasts / TICK_S) * TICK_S
-        number = (time + age_at_0) // self._lasts
-        start = number * self._lasts - age_at_0
-        end = (number + 1) * self._lasts - age_at_0
-        half = self._half_window(self._streams.uniform("world/availability", device, int(number)))
+        draw_number = int((time + age_at_0) // self._lasts)
+        start = draw_number * self._lasts - age_at_0
+        end = (draw_number + 1) * self._lasts - age_at_0
+        half = self._half_window(self._streams.uniform("world/availability", device, draw_number))
         if half in (0.0, DAY_S / 2):
             return half > 0, start, end
         peak = self._peak.item(device)
         nearest_peak = peak + (time - peak + DAY_S / 2) // DAY_S * DAY_S
-        if time < nearest_peak - half:
-            start = max(start, nearest_peak - DAY_S + half)
-            return False, start, min(end, nearest_peak - half)
-        if time >= nearest_peak + half:
-            return False, max(start, nearest_peak + half), min(end, nearest_peak + DAY_S - half)
-        return True, max(start, nearest_peak - half), min(end, nearest_peak + half)
+        on_begin = nearest_peak - half
+        on_end = nearest_peak + half
+        if time < on_begin:
+            return False, max(start, nearest_peak - DAY_S + half), min(end, on_begin)
+        if time >= on_end:
+            return False, max(start, on_end), min(end, nearest_peak + DAY_S - half)
+        return True, max(start, on_begin), min(end, on_end)
 
 
 TimeForm = type[float] | type[time] | type[datetime]
 """Type of all times in a file: simulated times, times of day, or dates."""
 
 # type of times -> its plural, for error messages
-_FORMS: dict[TimeForm, str] = {
+_PLURALS: dict[TimeForm, str] = {
     float: "simulated times",
     time: "times of day",
     datetime: "dates",
@@ -254,17 +256,17 @@ class Traces(Availability):
 
     def span(self, device: int, time: float) -> Span:
         period, changes = self._traces[self._assigned[device]]
-        if changes == [0.0, period]:
+        if changes == [0.0, period]:  # always on
             return Span(True, 0.0, math.inf)
         offset = math.fmod(time + self._ahead[device], period)
-        lap = time - offset
+        lap_start = time - offset
         position = bisect_right(changes, offset)
         start = changes[position - 1] if position else 0.0
         end = changes[position] if position < len(changes) else period
         is_on = position % 2 == 1
         if is_on and end == period and changes[0] == 0.0:  # stays on when the trace repeats
             end = period + changes[1]
-        return Span(is_on, max(0.0, lap + start), lap + end)
+        return Span(is_on, max(0.0, lap_start + start), lap_start + end)
 
     def next_on(self, device: int, time: float) -> float:
         _, changes = self._traces[self._assigned[device]]
@@ -295,8 +297,8 @@ class Flash(AvailabilityModel):
         generator = streams.generator("world/availability")
         assigned: list[int] = generator.integers(len(traces), size=devices).tolist()
         ahead = []
-        for day_s, number in zip(calendar.day_s().tolist(), assigned, strict=True):
-            start, (period, _) = traces[number]
+        for day_s, trace_index in zip(calendar.day_s().tolist(), assigned, strict=True):
+            start, (period, _) = traces[trace_index]
             ahead.append((day_s - start) % period)
         return Traces([trace for _, trace in traces], assigned, ahead)
 
@@ -345,11 +347,13 @@ def read_flash(path: Path) -> list[tuple[float, Trace]]:
     note(f"{str(path)!r}: of the form {form}, {len(usable)} of {len(phones)} phones can be used")
     traces = []
     for name, phone in usable.items():
-        traces.append(_trace_of(f"population.availability: trace {name!r} of {str(path)!r}", phone))
+        traces.append(
+            _trace_of_phone(f"population.availability: trace {name!r} of {str(path)!r}", phone)
+        )
     return traces
 
 
-def _trace_of(where: str, phone: Mapping[str, object]) -> tuple[float, Trace]:
+def _trace_of_phone(where: str, phone: Mapping[str, object]) -> tuple[float, Trace]:
     """Convert a phone's recording to the times at which the phone turns on and off.
 
     Args:
@@ -374,16 +378,16 @@ def _trace_of(where: str, phone: Mapping[str, object]) -> tuple[float, Trace]:
     start = on_grid(recorded.start)
     end = on_grid(recorded.end)
     changes: list[float] = []
-    last = start
+    last_end = start
     for position, interval in enumerate(recorded.ready):
         begin = on_grid(interval[0])
         finish = on_grid(interval[1])
-        if not last <= begin <= finish <= end:
+        if not last_end <= begin <= finish <= end:
             raise DataError(
                 f"{where} has holes: interval {position} [{begin:g}, {finish:g}] is out of "
                 "order or bounds"
             )
-        last = finish
+        last_end = finish
         append_on(changes, begin - start, finish - start)
     if end <= start:
         raise DataError(f"{where} has holes: it ends at {end:g} s, and starts at {start:g} s")
@@ -442,12 +446,12 @@ class Intervals(AvailabilityModel):
             pieces = self._pieces(table, row, start[row], end[row], owner, calendar)
             intervals.setdefault(owner, []).extend(pieces)
         period = DAY_S if form is time else math.inf
-        traces = [_trace(table, sorted(pieces), period) for pieces in intervals.values()]
+        traces = [_build_trace(table, sorted(pieces), period) for pieces in intervals.values()]
         if self.drawn:
             generator = streams.generator("world/availability")
             assigned = generator.integers(len(traces), size=devices).tolist()
         else:
-            never_on = len(traces)
+            never_on = len(traces)  # index of the empty trace, which is appended below
             trace_of = {owner: trace for trace, owner in enumerate(intervals)}
             assigned = [trace_of.get(device, never_on) for device in range(devices)]
         traces.append((period, []))
@@ -464,15 +468,15 @@ class Intervals(AvailabilityModel):
         Raises:
             DataError: a time is invalid, or its type is not the first row's.
         """
-        form = _form(table.cells["start"][0])
+        form = _time_form(table.cells["start"][0])
         columns = []
         for name in ("start", "end"):
             for row, cell in enumerate(table.cells[name]):
-                if cell is not None and _form(cell) is not form:
+                if cell is not None and _time_form(cell) is not form:
                     raise table.wrong(
                         row,
                         name,
-                        f"the first row has {_FORMS[form]}; allowed is one form of time in a file",
+                        f"the first row has {_PLURALS[form]}; allowed is one form of time in a file",
                     )
             columns.append(table.values(name, Seconds if form is float else form, self.unit))
         return columns[0], columns[1], form
@@ -549,7 +553,7 @@ def _daily_pieces(table: DeviceTable, row: int, begin: float, finish: float) -> 
     return [(begin, finish, row)]
 
 
-def _trace(table: DeviceTable, pieces: list[OnInterval], period: float) -> Trace:
+def _build_trace(table: DeviceTable, pieces: list[OnInterval], period: float) -> Trace:
     """Build a device's trace from the intervals in which it is on.
 
     Args:
@@ -579,7 +583,7 @@ def _trace(table: DeviceTable, pieces: list[OnInterval], period: float) -> Trace
     return period, changes
 
 
-def _form(cell: object) -> TimeForm:
+def _time_form(cell: object) -> TimeForm:
     """Return the type of the time in a table's cell: ``float``, ``time`` or ``datetime``.
 
     A text is of the type that can parse it; ``float`` also stands for a text that no type parses.

@@ -55,17 +55,21 @@ class Cables:
         The length is infinite if no cables connect the cities.
         """
         stops = (source, target, *self._hubs)
-        reached: dict[int, float] = {}
-        queue = [(0.0, 0)]
+        source_index = 0
+        target_index = 1
+        lengths: dict[int, float] = {}
+        queue = [
+            (0.0, source_index)
+        ]  # of Dijkstra's algorithm: length of a route, index of its end
         while queue:
             length, index = heapq.heappop(queue)
-            if index in reached:
+            if index in lengths:
                 continue
-            reached[index] = length
+            lengths[index] = length
             for other, stop in enumerate(stops):
-                if other not in reached and self._are_connected(stops[index], stop):
+                if other not in lengths and self._are_connected(stops[index], stop):
                     heapq.heappush(queue, (length + great_circle_km(stops[index], stop), other))
-        return reached.get(1, math.inf)
+        return lengths.get(target_index, math.inf)
 
     def _are_connected(self, source: City, target: City) -> bool:
         return source.part == target.part or frozenset({source.part, target.part}) in self._pairs

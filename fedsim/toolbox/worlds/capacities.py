@@ -18,8 +18,9 @@ from fedsim.world.device_kinds import Capacity, CapacityModel
 from fedsim.world.device_table import DeviceTable
 
 _COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
-_LEFT_OUT = ("client", "communication_kbps")  # columns that are accepted and ignored
+_IGNORED_COLUMNS = ("client", "communication_kbps")  # columns that are accepted and ignored
 _TableNumber = Annotated[float, Field(ge=1e-6, le=1e12)]  # bounds that prevent an overflow
+_KBIT_S = 125.0  # a kbit/s, in bytes/s
 _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
 
 
@@ -48,7 +49,7 @@ class FedScaleCapacity(CapacityModel):
         rows = generator.choice(len(table), devices, replace=devices > len(table))
         milliseconds, down_kbps, up_kbps = table[rows].T
         speed = 1000.0 / (_TRAINING_PASSES * milliseconds)
-        return Capacity(speed, (down_kbps * 125.0, up_kbps * 125.0))
+        return Capacity(speed, (down_kbps * _KBIT_S, up_kbps * _KBIT_S))
 
 
 def read_capacities(path: Path) -> Floats:
@@ -62,13 +63,14 @@ def read_capacities(path: Path) -> Floats:
         DataError: the file is missing or malformed.
     """
     if path.is_file() and is_pickle(path):
-        return _published(path)
-    table = DeviceTable("population.capacity", path, _COLUMNS, others=_LEFT_OUT)
-    table.note(f"a device for each row, drawn; {', '.join(_LEFT_OUT)} are not used")
+        return _read_published(path)
+    table = DeviceTable("population.capacity", path, _COLUMNS, others=_IGNORED_COLUMNS)
+    table.note(f"a device for each row, drawn; {', '.join(_IGNORED_COLUMNS)} are not used")
     return np.array([table.values(name, _TableNumber) for name in _COLUMNS]).T
 
 
-def _published(path: Path) -> Floats:
+def _read_published(path: Path) -> Floats:
+    """Read FedScale's pickle of phones' speeds and rates; returns as ``read_capacities``."""
     where = f"population.capacity: {str(path)!r}"
     try:
         rows = fedscale_capacities(path)
@@ -85,7 +87,7 @@ def _published(path: Path) -> Floats:
         f"{str(path)!r}: FedScale's capacities of {len(table)} clients, computation (ms a "
         "sample) and communication (kbit/s)"
     )
-    return table[:, [0, 1, 1]]
+    return table[:, [0, 1, 1]]  # one rate for download and upload
 
 
 class HospitalsCapacity(CapacityModel):
@@ -117,7 +119,7 @@ class HospitalsCapacity(CapacityModel):
         network = _table("network")
         generator = streams.generator("world/capacity/network")
         transfers = network[generator.integers(len(network), size=devices)]
-        latency = transfers[:, [0, 2]].mean(axis=1)
+        latency = transfers[:, [0, 2]].mean(axis=1)  # means of download and upload
         unlimited = np.full(devices, np.inf)
         speed = 1.0 / self._draw_times(streams, devices)[:, 0]
         return Capacity(speed, (unlimited, unlimited, latency))

@@ -113,8 +113,13 @@ class Fit(NamedTuple):
                 route), for each pair; float64 [pairs].
         """
         errors = np.abs(predicted / measured - 1.0)
-        numbers = errors.mean(), errors.max(), reach.min(), reach.max()
-        return cls(len(errors), *(number.item() for number in numbers))
+        return cls(
+            rows=len(errors),
+            mean=errors.mean().item(),
+            largest=errors.max().item(),
+            least=reach.min().item(),
+            most=reach.max().item(),
+        )
 
     def holds(self, value: float) -> bool:
         """Return whether a value is in the valid range of the rule, widened by 10 %.
@@ -177,15 +182,20 @@ class CloudFacts:
         self.ways = {within: self._fit_round_trip(within) for within in (False, True)}
 
     def _fit_window(self, cloud: str) -> Window:
+        """Fit the window W and the loss L of connections into a cloud.
+
+        The model is rate x r = W - L r / 10 s for a round trip r. The window is in bytes; the loss
+        by slow start is relative to it, in seconds for each second of round trip: L / W.
+        """
         connections = []
         for (_, target), connection in self.measured.items():
             if cloud_of(target) == cloud:
                 connections.append(connection)
         round_trips = np.array([connection.round_trip for connection in connections])
-        under_way = round_trips * np.array([connection.rate for connection in connections])
+        flight = round_trips * np.array([connection.rate for connection in connections])
         columns = np.stack([np.ones(len(connections)), -round_trips / _MEASURED_S], axis=1)
-        constants = _least_squares(columns, under_way)
-        fit = Fit.of(columns @ constants, under_way, round_trips)
+        constants = _least_squares(columns, flight)
+        fit = Fit.of(columns @ constants, flight, round_trips)
         size, loss = constants.tolist()
         return Window(size, loss / size, fit)
 
@@ -205,6 +215,11 @@ class CloudFacts:
         return rule._replace(fit=Fit.of(predicted, rates, round_trips))
 
     def _fit_round_trip(self, within: bool) -> RoundTripRule:
+        """Fit round trip = ``fixed`` + ``per_km`` x length of the route.
+
+        Args:
+            within: True to fit to the pairs within AWS, False to all other measured pairs.
+        """
         pairs = [pair for pair in self.measured if _within_aws(*pair) == within]
         round_trips = np.array([self.measured[pair].round_trip for pair in pairs])
         lengths = np.array([self.way_km(*pair) for pair in pairs])
@@ -235,9 +250,8 @@ class CloudFacts:
             if target != name:
                 connections[target] = self.connection(name, target)
         figures = {}
-        for target, connection in sorted(
-            connections.items(), key=lambda item: not item[1].measured
-        ):
+        measured_first = sorted(connections.items(), key=lambda item: not item[1].measured)
+        for target, connection in measured_first:
             rate = connection.rate * 8 / 1e6
             text = f"{1e3 * connection.round_trip:.1f} ms, {rate:.1f} Mbit/s"
             source = publication if connection.measured else estimate

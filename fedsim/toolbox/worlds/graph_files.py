@@ -35,9 +35,9 @@ LABELS = (
 PLACES = ("pos", "x", "y", "z", "lat", "lon", "latitude", "longitude", "city", "country")
 """Attributes of nodes that are accepted and ignored, as latencies are attributes of edges."""
 
-_TOP = ("directed", "multigraph", "graph", "nodes", "edges", "links")
-_FORM = "is not node-link JSON: 'nodes' with 'id', 'edges' with 'source' and 'target'"
-_USED = ("capacity", "latency")
+_TOP_KEYS = ("directed", "multigraph", "graph", "nodes", "edges", "links")
+_NOT_NODE_LINK = "is not node-link JSON: 'nodes' with 'id', 'edges' with 'source' and 'target'"
+_EDGE_ATTRIBUTES = ("capacity", "latency")
 # common name of an attribute -> fedsim's name
 _SYNONYMS = {
     "bandwidth": "capacity",
@@ -53,7 +53,7 @@ _SYNONYMS = {
     "prop_delay": "latency",
 }
 # attribute that fedsim rejects -> the reason
-_REASONS = {
+_WHY_REJECTED = {
     "weight": "routes have the fewest hops, whatever the weights; leave it out",
     "cost": "routes have the fewest hops, whatever the costs; leave it out",
     "loss": 'no link loses packets; network.protocol = "tcp" has the usual effects of headers and '
@@ -84,13 +84,13 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
         # networkx before 3.4 wrote "links"
         edges = data["edges"] if "edges" in data else data["links"]
         nodes = [(str(node["id"]), node) for node in data["nodes"]]
-        ends = [(str(edge["source"]), str(edge["target"]), edge) for edge in edges]
+        links = [(str(edge["source"]), str(edge["target"]), edge) for edge in edges]
     except OSError as error:
         raise ScenarioError(f"{where} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ScenarioError(f"{where} {_FORM} ({error})") from None
+        raise ScenarioError(f"{where} {_NOT_NODE_LINK} ({error})") from None
     except (KeyError, TypeError, AttributeError):
-        raise ScenarioError(f"{where} {_FORM}") from None
+        raise ScenarioError(f"{where} {_NOT_NODE_LINK}") from None
     _check_top(where, data)
     graph: networkx.Graph[str] = networkx.Graph()
     if data.get("directed", False):
@@ -100,14 +100,14 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
             raise ScenarioError(f"{where}: the node {node!r} is there twice; give each once")
         _refuse_unused(f"{where}: the node {node!r}", attributes, ("id",), LABELS + PLACES)
         graph.add_node(node)
-    for tail, head, attributes in ends:
+    for tail, head, attributes in links:
         edge = f"{where}: the edge {tail!r} - {head!r}"
         _check_ends(edge, tail, head, graph)
-        graph.add_edge(tail, head, **_link(edge, attributes))
-    timed = sum(link["latency"] > 0 for _, _, link in graph.edges(data=True))
+        graph.add_edge(tail, head, **_edge_properties(edge, attributes))
+    delayed = sum(link["latency"] > 0 for _, _, link in graph.edges(data=True))
     kind = "one-way links" if graph.is_directed() else "links, each both ways"
     note(
-        f"{str(path)!r}: {len(graph)} nodes, {graph.number_of_edges()} {kind}, {timed} of them "
+        f"{str(path)!r}: {len(graph)} nodes, {graph.number_of_edges()} {kind}, {delayed} of them "
         "with a latency"
     )
     return graph
@@ -138,7 +138,7 @@ def _check_top(where: str, data: Mapping[str, object]) -> None:
             raise ScenarioError(
                 f"{where}: {key!r} is {show_value(data[key])}; it must be true or false"
             )
-    _refuse_unused(where, data, _TOP, ())
+    _refuse_unused(where, data, _TOP_KEYS, ())
     graph = data.get("graph", {})
     if not isinstance(graph, Mapping):
         raise ScenarioError(
@@ -169,7 +169,7 @@ def _refuse_unused(
         )
 
 
-def _link(edge: str, attributes: Mapping[str, object]) -> dict[str, float]:
+def _edge_properties(edge: str, attributes: Mapping[str, object]) -> dict[str, float]:
     """Return the ``capacity`` (bytes/s) and ``latency`` (s) of an edge of a graph in a file.
 
     Args:
@@ -180,24 +180,28 @@ def _link(edge: str, attributes: Mapping[str, object]) -> dict[str, float]:
         ScenarioError: an attribute is missing, unused or invalid.
     """
     for name in attributes:
-        is_latency = name == "delay" and "latency" not in attributes
+        is_latency = name == "delay" and "latency" not in attributes  # as common in graphs
         if name in _SYNONYMS and not is_latency:
             raise ScenarioError(
                 f"{edge} has {name!r}, which nothing uses; name it {_SYNONYMS[name]!r}"
             )
-        if name in _REASONS:
-            raise ScenarioError(f"{edge} has {name!r}, which nothing uses: {_REASONS[name]}")
-    _refuse_unused(edge, attributes, ("source", "target", "key", *_USED), (*LABELS, "delay"))
+        if name in _WHY_REJECTED:
+            raise ScenarioError(f"{edge} has {name!r}, which nothing uses: {_WHY_REJECTED[name]}")
+    _refuse_unused(
+        edge, attributes, ("source", "target", "key", *_EDGE_ATTRIBUTES), (*LABELS, "delay")
+    )
     if attributes.get("capacity") is None:
         raise ScenarioError(f"{edge} has no 'capacity', such as '1 Gbit/s'")
     latency = attributes.get("latency", attributes.get("delay", "0 s"))
     return {
-        "capacity": _quantity(edge, "capacity", TypeAdapter(LinkRate), attributes["capacity"]),
-        "latency": _quantity(edge, "latency", TypeAdapter(Seconds), latency),
+        "capacity": _parse_quantity(
+            edge, "capacity", TypeAdapter(LinkRate), attributes["capacity"]
+        ),
+        "latency": _parse_quantity(edge, "latency", TypeAdapter(Seconds), latency),
     }
 
 
-def _quantity(edge: str, name: str, quantity: TypeAdapter[float], text: object) -> float:
+def _parse_quantity(edge: str, name: str, quantity: TypeAdapter[float], text: object) -> float:
     """Convert a text with a unit, such as "40 ms", to a number in the base unit.
 
     Args:

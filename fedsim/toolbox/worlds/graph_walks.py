@@ -32,7 +32,8 @@ class Walks:
     def __init__(self, graph: "networkx.Graph[Any]", server: Hashable) -> None:
         self.graph = graph.to_directed()
         self._server = server
-        self._steps: dict[tuple[Hashable, bool], dict[Hashable, Hashable]] = {}
+        # (root of a search, is_from) -> node -> next node towards the root
+        self._predecessors: dict[tuple[Hashable, bool], dict[Hashable, Hashable]] = {}
         self.has_delays = any(data.get("latency") for _, _, data in graph.edges(data=True))
 
     def delay_s(self, tail: Hashable, head: Hashable) -> float:
@@ -50,12 +51,13 @@ class Walks:
         Raises:
             SimulationError: there is no route.
         """
-        up = self._walk(self._server, tail, is_from=False)
-        down = self._walk(self._server, head, is_from=True)
-        if head in up:
-            return up[: up.index(head) + 1]
-        if tail in down:
-            return down[down.index(tail) :]
+        to_server = self._walk(self._server, tail, is_from=False)
+        from_server = self._walk(self._server, head, is_from=True)
+        # if one node is on the other's route to or from the server, a part of that route is used
+        if head in to_server:
+            return to_server[: to_server.index(head) + 1]
+        if tail in from_server:
+            return from_server[from_server.index(tail) :]
         if str(tail) <= str(head):
             return self._walk(tail, head, is_from=True)
         return self._walk(head, tail, is_from=False)
@@ -77,25 +79,25 @@ class Walks:
         """
         import networkx
 
-        if (root, is_from) not in self._steps:
+        if (root, is_from) not in self._predecessors:
             graph = self.graph if is_from else self.graph.reverse(copy=False)
-            predecessors = networkx.bfs_predecessors(
+            search = networkx.bfs_predecessors(
                 graph, root, sort_neighbors=lambda nodes: sorted(nodes, key=str)
             )
-            self._steps[root, is_from] = dict(predecessors)
-        steps = self._steps[root, is_from]
+            self._predecessors[root, is_from] = dict(search)
+        predecessors = self._predecessors[root, is_from]
         walk = [node]
         while node != root:
-            if node not in steps:
+            if node not in predecessors:
                 direction = "from" if is_from else "to"
                 raise SimulationError(
                     f"the network has no way {direction} the server {root!r} for node {node!r}"
                 )
-            node = steps[node]
+            node = predecessors[node]
             walk.append(node)
         return walk[::-1] if is_from else walk
 
-    def edges_of(self, nodes: Sequence[Hashable], places: Sequence[Hashable]) -> Ints:
+    def edge_servers_of(self, nodes: Sequence[Hashable], places: Sequence[Hashable]) -> Ints:
         """Return which edge server serves each node with devices.
 
         This is the first edge server on the route from that node to the server.
@@ -111,9 +113,11 @@ class Walks:
             SimulationError: a place has no edge server on its route to the server, or its edge
                 server is not on the route back.
         """
-        return np.array([nodes.index(self._edge_of(nodes, place)) for place in places], np.int64)
+        return np.array(
+            [nodes.index(self._edge_server_of(nodes, place)) for place in places], np.int64
+        )
 
-    def _edge_of(self, nodes: Sequence[Hashable], place: Hashable) -> Hashable:
+    def _edge_server_of(self, nodes: Sequence[Hashable], place: Hashable) -> Hashable:
         """Return the first node with an edge server on the route from a node to the server.
 
         Args:

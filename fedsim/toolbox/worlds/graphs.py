@@ -298,7 +298,7 @@ class EdgeLinks(Spec):
         )
 
 
-def between(
+def build_graph_network(
     simulation: Simulation,
     columns: AccessColumns,
     graph: "networkx.Graph[Any]",
@@ -344,7 +344,7 @@ def between(
         walks.between(node, server)
     ends = [*attach, *hosts]
     if edges is not None:
-        edges = replace(edges, of=walks.edges_of(edges.nodes, attach))
+        edges = replace(edges, of=walks.edge_servers_of(edges.nodes, attach))
         ends += edges.nodes
     delay_s = walks.delay_s if walks.has_delays else None
     if delay_s is not None:
@@ -436,7 +436,7 @@ class GraphSpec(NetworkModel):
             rates = self.shared_rates(inputs.transport.streams, inputs.root)
             edges = self.edge.build(self.edge_nodes, rates)
         try:
-            return between(
+            return build_graph_network(
                 inputs.simulation,
                 inputs.columns,
                 graph,
@@ -451,8 +451,8 @@ class GraphSpec(NetworkModel):
 
     def _refuse_unknown_nodes(self, graph: "networkx.Graph[Any]") -> None:
         nodes = {"server": self.server}
-        lists = {"attach": self.attach, "edge.nodes": self.edge_nodes, "hosts": self.hosts}
-        for key, names in lists.items():
+        names_by_key = {"attach": self.attach, "edge.nodes": self.edge_nodes, "hosts": self.hosts}
+        for key, names in names_by_key.items():
             nodes |= {f"{key}.{place}": name for place, name in enumerate(names)}
         for key, node in nodes.items():
             if node not in graph:
@@ -513,7 +513,7 @@ class TreeSpec(NetworkModel):
             inputs.simulation,
             inputs.columns,
             links,
-            _between_cells,
+            _tree_route,
             cells,
             SERVER,
             inputs.transport,
@@ -521,7 +521,7 @@ class TreeSpec(NetworkModel):
         )
 
 
-def _between_cells(tail: int, head: int) -> list[str]:
+def _tree_route(tail: int, head: int) -> list[str]:
     """Return the names of the links from one endpoint of a tree to another.
 
     Args:

@@ -128,5 +128,6 @@ class ExponentialStays(Turnover):
         # numpy's logarithm differs in its last bits on processors with AVX-512
         stay = np.array([-math.log(uniform) for uniform in uniforms]) * self.mean_stay
         departure = np.full(len(arrival), np.inf)
-        departure[leaving] = arrival[leaving] + np.maximum(1.0, np.rint(stay / TICK_S)) * TICK_S
+        stay_ticks = np.maximum(1.0, np.rint(stay / TICK_S))
+        departure[leaving] = arrival[leaving] + stay_ticks * TICK_S
         return departure

@@ -88,11 +88,11 @@ class _FileTrace(TracedRate):
             members=self.members,
         )
         file_format, recordings = read_recordings(find_file(self.file, root), options)
-        traces = [self._trace(recording) for recording in recordings]
+        traces = [self._step_trace(recording) for recording in recordings]
         note(f"{key} from {self.file!r}: {_describe(file_format, traces, self._quantity)}")
         return traces
 
-    def _trace(self, recording: Recording) -> StepTrace:
+    def _step_trace(self, recording: Recording) -> StepTrace:
         return StepTrace(
             recording.name,
             recording.times,
@@ -200,7 +200,7 @@ def _checked_unit(value: str, kind: object) -> str:
     return value
 
 
-_SHOWN = {"rate": (8e-6, " Mbit/s"), "latency": (1e3, " ms"), "loss": (100.0, " %")}
+_NOTE_UNITS = {"rate": (8e-6, " Mbit/s"), "latency": (1e3, " ms"), "loss": (100.0, " %")}
 """Quantity -> factor and unit in which notes show it."""
 
 
@@ -212,20 +212,23 @@ def _describe(form: str, traces: list[StepTrace], quantity: str) -> str:
         traces: the traces.
         quantity: ``rate``, ``latency`` or ``loss``.
     """
-    factor, unit = _SHOWN[quantity]
+    factor, unit = _NOTE_UNITS[quantity]
     count = len(traces)
+    plural = "s" if count > 1 else ""
     means = np.array([trace.mean for trace in traces])
     lengths = np.array([trace.length for trace in traces])
     text = (
-        f"{count} trace{'s' if count > 1 else ''} ({form}), {lengths.min():.6g} to "
+        f"{count} trace{plural} ({form}), {lengths.min():.6g} to "
         f"{lengths.max():.6g} s long, means {means.min() * factor:.4g} to "
         f"{means.max() * factor:.4g}{unit}"
     )
     if quantity != "rate" or not any(0.0 in trace.values for trace in traces):
         return text
     stalled = sum(0.0 in trace.values for trace in traces)
-    text += f"; {stalled} of them {'are' if stalled > 1 else 'is'} 0 for a while"
-    dead = sum(not trace.loops and trace.values[-1] == 0 for trace in traces)
-    if dead:
-        text += f", and {dead} from {'their ends' if dead > 1 else 'its end'} on for ever"
+    verb = "are" if stalled > 1 else "is"
+    text += f"; {stalled} of them {verb} 0 for a while"
+    stay_at_0 = sum(not trace.loops and trace.values[-1] == 0 for trace in traces)
+    if stay_at_0:
+        ends = "their ends" if stay_at_0 > 1 else "its end"
+        text += f", and {stay_at_0} from {ends} on for ever"
     return text

@@ -48,21 +48,21 @@ class Outage(Process):
         if not state:
             state["outages"] = 0
             state["failed"] = False
-            state["until"] = self._after(world, "every", 0)
+            state["until"] = self._draw_end(world, "every", 0)
         while True:
-            if not state["failed"]:
+            if not state["failed"]:  # a run can be resumed during an outage
                 yield world.until(state["until"])
                 state["failed"] = True
-                state["until"] = self._after(world, "lasts", state["outages"])
+                state["until"] = self._draw_end(world, "lasts", state["outages"])
             with ExitStack() as holds:
                 for hold in self.fail(world):
                     holds.enter_context(hold)
                 yield world.until(state["until"])
             state["outages"] += 1
             state["failed"] = False
-            state["until"] = self._after(world, "every", state["outages"])
+            state["until"] = self._draw_end(world, "every", state["outages"])
 
-    def _after(self, world: World, key: Literal["every", "lasts"], number: int) -> float:
+    def _draw_end(self, world: World, key: Literal["every", "lasts"], number: int) -> float:
         """Return the simulated time at which the interval that begins now ends (s).
 
         Args:
@@ -180,13 +180,12 @@ class Heat(Process):
             world.device(device)
 
     def run(self, world: World) -> ProcessGenerator:
-        changes: dict[
-            int, simpy.Event
-        ] = {}  # device -> event of its next start or end of computing
+        # device -> event of its next start or end of computing
+        changes: dict[int, simpy.Event] = {}
         computing: dict[int, bool] = {}
         warming = frozenset(computing_steps())
 
-        def receive(record: Record) -> None:
+        def note_step(record: Record) -> None:
             device = record.fields["device"]
             step = record.fields["step"]
             if device in changes and step in warming:
@@ -194,13 +193,13 @@ class Heat(Process):
                 if not changes[device].triggered:
                     changes[device].succeed()
 
-        world.simulation.listen(receive, kinds=("step-start", "step-end"))
+        world.simulation.listen(note_step, kinds=("step-start", "step-end"))
         devices = range(world.devices) if self.devices is None else self.devices
         for device in devices:
-            world.env.process(self._life(world, device, changes, computing))
+            world.env.process(self._throttle(world, device, changes, computing))
         yield world.env.event()
 
-    def _life(
+    def _throttle(
         self, world: World, device: int, changes: dict[int, simpy.Event], computing: dict[int, bool]
     ) -> ProcessGenerator:
         """Slow a device whose heat reaches ``slow_at``, until it falls to ``fast_at``, all the time.
@@ -208,7 +207,7 @@ class Heat(Process):
         Args:
             world: the world.
             device: index of the device.
-            changes: device -> event of its next begin or end of computing; set by this process.
+            changes: device -> event of its next begin or end of computing; this method sets it.
             computing: device -> whether it computes since that event.
         """
         state = world.state.setdefault(
@@ -218,7 +217,7 @@ class Heat(Process):
         while True:
             change = world.env.event()
             changes[device] = change
-            target, crossing = self._course(state)
+            target, crossing = self._next_crossing(state)
             if crossing == math.inf:
                 yield change
             else:
@@ -238,7 +237,7 @@ class Heat(Process):
                 hold.end()
                 hold = None
 
-    def _course(self, state: Mapping[str, float]) -> tuple[float, float]:
+    def _next_crossing(self, state: Mapping[str, float]) -> tuple[float, float]:
         """Return the heat that a device approaches, and when it becomes slow, or fast again.
 
         Args:
@@ -253,7 +252,9 @@ class Heat(Process):
         if state["computes"]:
             target = self.factor if state["slow"] else 1.0
         bound = self.fast_at if state["slow"] else self.slow_at
+        # a slow device has to cool to its bound, a fast one to warm to its own
         if state["slow"] == (target >= bound):
             return target, math.inf
+        # heat(t) = target + (heat - target) exp(-t / warms), solved for heat(t) = bound
         ratio = (state["heat"] - target) / (bound - target)
         return target, float(state["since"]) + self.warms * math.log(max(1.0, ratio))

@@ -22,7 +22,7 @@ from fedsim.common.files import read_keyed_json, require_regular
 
 _PICKLE = b"\x80"  # first byte of a pickle, of protocol 2 or later
 # opcodes of pickles that build plain values, and call nothing
-_PLAIN = (
+_PLAIN_OPCODES = (
     *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.POP_MARK),
     *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT),
     *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
@@ -32,7 +32,7 @@ _PLAIN = (
     *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
     *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET),
 )
-_START = datetime(2020, 1, 1)  # time 0 of FLASH's logs, at a midnight  # noqa: DTZ001
+_FLASH_START = datetime(2020, 1, 1)  # time 0 of FLASH's logs, at a midnight  # noqa: DTZ001
 _STATES = {
     "battery_charged_on": ("charged", True),
     "battery_charged_off": ("charged", False),
@@ -58,7 +58,7 @@ class PlainUnpickler(pickle._Unpickler):
     """
 
     dispatch: ClassVar[dict[int, Callable[[pickle.Unpickler], None]]] = {
-        key[0]: pickle._Unpickler.dispatch[key[0]] for key in _PLAIN
+        key[0]: pickle._Unpickler.dispatch[key[0]] for key in _PLAIN_OPCODES
     }
 
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
@@ -101,7 +101,7 @@ Phone = Mapping[str, object]
 s), and ``ok`` (whether the recording is usable).
 """
 
-_FIELDS = {
+_REQUIRED_FIELDS = {
     "fedsim's": ("start", "end", "ready", "ok"),
     "FLASH's timers": ("trace_start", "trace_end", "ready_time", "isSuccess"),
     "FLASH's logs": ("messages",),
@@ -109,7 +109,7 @@ _FIELDS = {
 }
 """Format of a file -> fields that each phone's entry must have."""
 
-_ABOUT_PHONES = (
+_PHONE_FACTS = (
     "guid",
     "id",
     "model",
@@ -120,8 +120,8 @@ _ABOUT_PHONES = (
     "package_name",
     "sdk_version",
 )
-_LEFT_OUT = {
-    "FLASH's logs": (*_ABOUT_PHONES, "kb_time_zone"),
+_IGNORED_FIELDS = {
+    "FLASH's logs": (*_PHONE_FACTS, "kb_time_zone"),
     "FedScale's": ("duration", "model"),
 }
 """Format of a file -> fields that an entry may have, which are ignored."""
@@ -145,14 +145,14 @@ def recorded_phones(path: Path) -> tuple[str, dict[str, Phone]]:
     content = read_plain_pickle(path) if is_pickle(path) else read_keyed_json(path)
     if not isinstance(content, dict) or not content:
         raise ValueError("it is no table of traces by phone")
-    form = _form_of(next(iter(content.values())))
+    form = _format_of(next(iter(content.values())))
     phones = {}
     for name, entry in content.items():
-        phones[str(name)] = _phone(form, str(name), entry)
+        phones[str(name)] = _convert_phone(form, str(name), entry)
     return form, phones
 
 
-def _form_of(first: object) -> str:
+def _format_of(first: object) -> str:
     """Return the name of the format of a file of phones, such as ``FLASH's logs``.
 
     Args:
@@ -162,15 +162,17 @@ def _form_of(first: object) -> str:
         ValueError: for each format the entry lacks a required field.
     """
     names = list(first) if isinstance(first, dict) else []
-    for form, fields in _FIELDS.items():
-        if {*fields} <= {*names}:
+    for form, fields in _REQUIRED_FIELDS.items():
+        if set(fields) <= set(names):
             return form
-    forms = "; ".join(f"{form} have {', '.join(fields)}" for form, fields in _FIELDS.items())
+    forms = "; ".join(
+        f"{form} have {', '.join(fields)}" for form, fields in _REQUIRED_FIELDS.items()
+    )
     contents = show_value(", ".join(map(str, names)) or first)
     raise ValueError(f"it is no table of traces by phone: the first has {contents}; {forms}")
 
 
-def _phone(form: str, name: str, entry: object) -> Phone:
+def _convert_phone(form: str, name: str, entry: object) -> Phone:
     """Convert a phone's entry in a published file to a recording of its availability.
 
     Args:
@@ -187,11 +189,11 @@ def _phone(form: str, name: str, entry: object) -> Phone:
     """
     if not isinstance(entry, dict):
         raise ValueError(f"phone {show_value(name)} is {show_value(entry)}, no object")
-    required = _FIELDS[form]
+    required = _REQUIRED_FIELDS[form]
     for field in required:
         if field not in entry:
             raise ValueError(f"phone {show_value(name)} has no {field!r}, which {form} have")
-    allowed = (*required, *_LEFT_OUT.get(form, ()))
+    allowed = (*required, *_IGNORED_FIELDS.get(form, ()))
     for field in entry:
         if field not in allowed:
             raise ValueError(
@@ -204,11 +206,11 @@ def _phone(form: str, name: str, entry: object) -> Phone:
         start, end, ready, is_ok = (entry[field] for field in required)
         return {"start": start, "end": end, "ready": ready, "ok": is_ok}
     if form == "FLASH's logs":
-        return _phone_of_log(name, entry["messages"])
-    return _phone_of_fedscale(name, entry)
+        return _convert_log(name, entry["messages"])
+    return _convert_fedscale(name, entry)
 
 
-def _phone_of_log(name: str, messages: object) -> Phone:
+def _convert_log(name: str, messages: object) -> Phone:
     if not isinstance(messages, str):
         raise ValueError(f"phone {show_value(name)}: 'messages' is {show_value(messages)}, no text")
     try:
@@ -221,7 +223,7 @@ def _phone_of_log(name: str, messages: object) -> Phone:
     return {"start": start, "end": end, "ready": ready, "ok": True}
 
 
-def _phone_of_fedscale(name: str, entry: Mapping[str, object]) -> Phone:
+def _convert_fedscale(name: str, entry: Mapping[str, object]) -> Phone:
     active = entry["active"]
     inactive = entry["inactive"]
     if (
@@ -290,19 +292,19 @@ def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, floa
     ready: list[tuple[float, float]] = []
     ready_since: float | None = None
     for line in filter(None, map(str.strip, messages.splitlines())):
-        text, tab, word = line.partition("\t")
+        text, tab, state_text = line.partition("\t")
         try:
             moment = datetime.strptime(text.strip(), "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007
         except ValueError:
             return None
-        time_s = (moment - _START).total_seconds()
+        time_s = (moment - _FLASH_START).total_seconds()
         times.append(time_s)
-        state = word.strip().lower()
-        is_charge = bool(tab) and state.endswith("%")
+        state = state_text.strip().lower()
+        is_battery_level = bool(tab) and state.endswith("%")
         if state in _STATES:
             condition, value = _STATES[state]
             conditions[condition] = value
-        elif state not in _UNUSED_STATES and not is_charge:
+        elif state not in _UNUSED_STATES and not is_battery_level:
             raise ValueError(f"it has the unknown state {state[:40]!r}")
         is_ready = all(conditions.values())
         if is_ready and ready_since is None:

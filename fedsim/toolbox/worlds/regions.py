@@ -56,11 +56,11 @@ class Regions(Network):
         self._connections = connections
         self.repeats = len(of)
         self._access_s = latency
-        distant = np.array(
+        region_latencies = np.array(
             [self._connection(SERVER, place).round_trip / 2 for place in range(len(of))]
         )
-        total = latency + distant[np.arange(len(latency)) % len(of)]
-        super().__init__(simulation, {}, down, up, total, transport)
+        latencies = latency + region_latencies[np.arange(len(latency)) % len(of)]
+        super().__init__(simulation, {}, down, up, latencies, transport)
 
     def _region(self, end: int) -> str:
         """Return the region of an endpoint, which is ``SERVER`` or the index of a device."""
@@ -140,7 +140,7 @@ class RegionsSpec(NetworkModel):
 
     @field_validator("of", "server_in")
     @classmethod
-    def _known(
+    def _refuse_unknown_regions(
         cls, value: Sequence[str] | str | None, info: ValidationInfo
     ) -> Sequence[str] | str | None:
         sites = cloud_facts().sites
@@ -160,17 +160,18 @@ class RegionsSpec(NetworkModel):
         return len(self.of)
 
     @property
-    def _names(self) -> list[str]:
+    def _region_names(self) -> list[str]:
         return [*dict.fromkeys([*self.of, self.server_in or self.of[0]])]
 
     def rules(self) -> list[str]:
-        pairs = permutations(self._names, 2)
-        return [] if self.file is not None else cloud_facts().rules_for(pairs)
+        if self.file is not None:
+            return []
+        return cloud_facts().rules_for(permutations(self._region_names, 2))
 
     def outside_of_rules(self) -> list[str]:
         if self.file is not None:
             return []
-        outside = cloud_facts().outside_of_rules(permutations(self._names, 2))
+        outside = cloud_facts().outside_of_rules(permutations(self._region_names, 2))
         if self.connections > 1:
             outside.append(
                 f"{self.connections} connections of a pair: only single ones were measured, and "
@@ -180,12 +181,12 @@ class RegionsSpec(NetworkModel):
 
     def _connect(self, inputs: NetworkInputs) -> Network:
         server = self.server_in or self.of[0]
-        names = self._names
+        names = self._region_names
         if self.file is None:
             facts = cloud_facts()
             table = {pair: facts.connection(*pair) for pair in permutations(names, 2)}
         else:
-            table = _read(find_file(self.file, inputs.root))
+            table = _read_connections(find_file(self.file, inputs.root))
             for source, target in combinations(names, 2):
                 if (source, target) not in table and (target, source) not in table:
                     raise ScenarioError(
@@ -203,7 +204,7 @@ class RegionsSpec(NetworkModel):
         )
 
 
-def _read(path: Path) -> dict[tuple[str, str], Connection]:
+def _read_connections(path: Path) -> dict[tuple[str, str], Connection]:
     """Read a user's CSV file of TCP connections between regions.
 
     Args:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 from fedsim.common.device_names import natural_key
@@ -26,12 +27,13 @@ from fedsim.common.units import CLOCK_END_S
 from fedsim.toolbox.worlds.trace_members import files_of, members
 from fedsim.world.device_table import IDS
 
-_PACKET = 1500.0  # size of a packet (bytes)
+_PACKET_BYTES = 1500.0  # size of a packet (bytes)
 _PACKET_STEP_S = 0.1  # length of the intervals over which rates of a packet file are averaged (s)
-_LONE_S = 1.0  # length of a trace that has a single row (s)
+_SINGLE_ROW_S = 1.0  # length of a trace that has a single row (s)
 _MOST_RATE = 1e15  # bytes/s
+_ROUNDING = 1e-9  # part of an interval that counts as a rounding error
 _KBIT_S = 125.0  # a kbit/s, in bytes/s
-_USUAL = {
+_USUAL_COLUMNS = {
     "rate": (
         *("rate", "throughput", "Throughput", "bandwidth", "Bandwidth", "bitrate", "mbps", "Mbps"),
     ),
@@ -39,10 +41,12 @@ _USUAL = {
     "loss": ("loss", "Loss", "loss_rate", "plr"),
 }
 """Quantity of a trace -> usual names of its column."""
-_MOST = {"rate": _MOST_RATE, "latency": 1e4, "loss": 0.999}
+_LARGEST = {"rate": _MOST_RATE, "latency": 1e4, "loss": 0.999}
 """Quantity of a trace -> largest value, in its base unit."""
-_TIMES = ("time", "Time", "timestamp", "Timestamp", "t", "seconds", "time_s", "time_ms", "elapsed")
-_FORMS_OF_DATES = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d_%H.%M.%S", "%Y-%m-%dT%H:%M:%S")
+_TIME_COLUMNS = (
+    *("time", "Time", "timestamp", "Timestamp", "t", "seconds", "time_s", "time_ms", "elapsed"),
+)
+_DATE_FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y.%m.%d_%H.%M.%S", "%Y-%m-%dT%H:%M:%S")
 
 
 @dataclass(frozen=True)
@@ -117,11 +121,11 @@ def read_recordings(path: Path, options: TraceOptions) -> tuple[str, list[Record
         raise DataError(f"{options.key}: there is no file {str(path)!r}; {SOUGHT}") from None
     except OSError as error:
         raise DataError(f"{options.key}: {str(path)!r} cannot be read: {error}") from None
-    return _read_again(path, stamp, options)
+    return _read_cached(path, stamp, options)
 
 
 @lru_cache(maxsize=16)
-def _read_again(
+def _read_cached(
     path: Path, stamp: tuple[tuple[str, int], ...], options: TraceOptions
 ) -> tuple[str, list[Recording]]:
     """Read all traces of a file, a folder or an archive; the results of equal calls are cached.
@@ -138,9 +142,9 @@ def _read_again(
     forms: dict[str, None] = {}
     recordings: list[Recording] = []
     for name, content in members(path, options.members, options.key):
-        form, of_file = _read_file(name, content, options)
+        form, file_recordings = _read_file(name, content, options)
         forms[form] = None
-        recordings += of_file
+        recordings += file_recordings
     if not recordings:
         raise DataError(
             f"{options.key}: {str(path)!r} has no file whose name fits members = "
@@ -209,7 +213,7 @@ class _File:
         Raises:
             DataError: the cell is neither, or out of range.
         """
-        for form in _FORMS_OF_DATES:
+        for form in _DATE_FORMATS:
             try:
                 moment = datetime.strptime(cell, form).replace(tzinfo=UTC)
             except ValueError:
@@ -230,7 +234,7 @@ class _File:
             DataError: the cell is no number, or out of range.
         """
         quantity = self.options.quantity
-        return self.number(line, cell, f"the {quantity}", _MOST[quantity] / factor) * factor
+        return self.number(line, cell, f"the {quantity}", _LARGEST[quantity] / factor) * factor
 
     def recording(
         self, name: str, lines: Sequence[int], times: list[float], rates: list[float]
@@ -253,18 +257,19 @@ class _File:
             times = [row * every for row in range(len(times))]
         # time -> rate; of rows with equal times the last one counts
         rate_of: dict[float, float] = {}
-        last = -math.inf
+        last_time = -math.inf
         for line, time, rate in zip(lines, times, rates, strict=True):
-            if time < last:
+            if time < last_time:
                 raise self.wrong_line(
-                    line, f"the time {time:.15g} s comes after {last:.15g} s; times must ascend"
+                    line,
+                    f"the time {time:.15g} s comes after {last_time:.15g} s; times must ascend",
                 )
             rate_of[time] = rate
-            last = time
+            last_time = time
         if self.options.quantity == "rate" and not any(rate_of.values()):
             raise self.wrong(f"has the trace {name!r}, which is 0 throughout; nothing would arrive")
         begins = [*rate_of]
-        last_s = every or _LONE_S
+        last_s = every or _SINGLE_ROW_S  # time for which the last value holds
         if len(begins) > 1:
             last_s = begins[-1] - begins[-2]
         whole = Recording(name, begins, [*rate_of.values()], begins[-1] + last_s)
@@ -283,20 +288,22 @@ def averaged(recording: Recording, step: float) -> Recording:
         step: length of an interval (s).
     """
     begin = recording.times[0]
-    count = max(1, math.ceil((recording.end - begin) / step - 1e-9))
-    edges = [begin + step * piece for piece in range(count)] + [recording.end]
-    carried = [0.0] * count  # bytes in each piece
-    piece = 0
+    count = max(1, math.ceil((recording.end - begin) / step - _ROUNDING))
+    edges = [begin + step * interval for interval in range(count)] + [recording.end]
+    integrals = [0.0] * count  # value x time within each interval
+    interval = 0
     ends = [*recording.times[1:], recording.end]
-    for since, until, rate in zip(recording.times, ends, recording.rates, strict=True):
-        while since < until:
-            while piece + 1 < count and edges[piece + 1] <= since:
-                piece += 1
-            stop = min(until, edges[piece + 1])
-            carried[piece] += rate * (stop - since)
+    for since, until, value in zip(recording.times, ends, recording.rates, strict=True):
+        while since < until:  # the value may hold in several intervals
+            while interval + 1 < count and edges[interval + 1] <= since:
+                interval += 1
+            stop = min(until, edges[interval + 1])
+            integrals[interval] += value * (stop - since)
             since = stop
-    rates = [carried[piece] / (edges[piece + 1] - edges[piece]) for piece in range(count)]
-    return Recording(recording.name, edges[:-1], rates, recording.end)
+    means = []
+    for integral, (left, right) in zip(integrals, pairwise(edges), strict=True):
+        means.append(integral / (right - left))
+    return Recording(recording.name, edges[:-1], means, recording.end)
 
 
 def _read_file(name: str, content: bytes, options: TraceOptions) -> tuple[str, list[Recording]]:
@@ -315,8 +322,8 @@ def _read_file(name: str, content: bytes, options: TraceOptions) -> tuple[str, l
     """
     try:
         text = content.decode("utf-8-sig")
-        comma = "," in text.partition("\n")[0]
-        rows = csv.reader(io.StringIO(text)) if comma else map(str.split, text.splitlines())
+        is_csv = "," in text.partition("\n")[0]
+        rows = csv.reader(io.StringIO(text)) if is_csv else map(str.split, text.splitlines())
         lines = [(line, [*map(str.strip, cells)]) for line, cells in enumerate(rows, 1)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{options.key}: {name!r} is no text: {error}") from None
@@ -348,14 +355,23 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def _factor(file: _File) -> float:
+def _required_factor(file: _File) -> float:
     factor = file.options.factor
     if factor is None:
         raise file.wrong("has bare rates; give their unit, such as rate = 'Mbit/s'")
     return factor
 
 
-def _refuse_unit(file: _File, form: str) -> None:
+def _check_fixed_unit(file: _File, form: str) -> None:
+    """Check the options for a file whose format has rates only, in a fixed unit.
+
+    Args:
+        file: the file.
+        form: name of the format, for the error message.
+
+    Raises:
+        DataError: another quantity is read, or the scenario gives a unit.
+    """
     if file.options.quantity != "rate":
         raise file.wrong(
             f"is {form}, of which rates alone are read; allowed are a table with a header, or lines "
@@ -367,7 +383,7 @@ def _refuse_unit(file: _File, form: str) -> None:
 
 def _read_pairs(file: _File) -> Recording:
     """Read a trace from lines of a time and a rate (or latency, or loss), without a header."""
-    factor = _factor(file)
+    factor = _required_factor(file)
     times = []
     rates = []
     for line, cells in file.lines:
@@ -384,7 +400,7 @@ def _read_packets(file: _File) -> Recording:
     Each line is a time (ms) at which the link can carry 1500 bytes. A packet at t ms is counted in
     the first interval that ends at t or later. ``options.average`` replaces the 0.1 s.
     """
-    _refuse_unit(file, "a packet file")
+    _check_fixed_unit(file, "a packet file")
     if file.options.every is not None:
         raise file.wrong("is a packet file, whose lines are times; leave 'every' out")
     times = []
@@ -398,15 +414,16 @@ def _read_packets(file: _File) -> Recording:
     if end == 0:
         raise file.wrong("ends at 0 ms; the last time is the length of the trace")
     step = file.options.average or _PACKET_STEP_S
-    count = max(1, math.ceil(end / step - 1e-9))
+    count = max(1, math.ceil(end / step - _ROUNDING))
     packets = [0] * count
     for time in times:
-        packets[min(max(math.ceil(time / step - 1e-9) - 1, 0), count - 1)] += 1
-    begins = [piece * step for piece in range(count)]
+        interval = math.ceil(time / step - _ROUNDING) - 1
+        packets[min(max(interval, 0), count - 1)] += 1
+    begins = [interval * step for interval in range(count)]
     ends = [*begins[1:], end]
     rates = []
-    for begin, until, number in zip(begins, ends, packets, strict=True):
-        rates.append(number * _PACKET / (until - begin))
+    for begin, until, packet_count in zip(begins, ends, packets, strict=True):
+        rates.append(packet_count * _PACKET_BYTES / (until - begin))
     return Recording(file.name, begins, rates, end)
 
 
@@ -463,7 +480,7 @@ class _Rows:
         self.rates = [self.rates[row] for row in order]
 
 
-def _named(file: _File, traces: dict[str, _Rows]) -> list[Recording]:
+def _name_recordings(file: _File, traces: dict[str, _Rows]) -> list[Recording]:
     """Build and name the recordings of a file that may have rows of several devices.
 
     Args:
@@ -486,25 +503,25 @@ def _read_table(file: _File) -> list[Recording]:
     """
     options = file.options
     header = file.lines[0][1]
-    factor = _factor(file)
-    time = _column(file, options.time_column, _TIMES, "time_column")
-    rate = _column(
-        file, options.value_column, _USUAL[options.quantity], f"{options.quantity}_column"
+    factor = _required_factor(file)
+    time_column = _column(file, options.time_column, _TIME_COLUMNS, "time_column")
+    rate_column = _column(
+        file, options.value_column, _USUAL_COLUMNS[options.quantity], f"{options.quantity}_column"
     )
-    device = None
+    device_column = None
+    usual = [name for name in IDS if name and name in header]
     if options.device_column is not None:
-        device = _column(file, options.device_column, (), "device_column")
-    else:
-        usual = [name for name in IDS if name and name in header]
-        device = header.index(usual[0]) if usual else None
+        device_column = _column(file, options.device_column, (), "device_column")
+    elif usual:
+        device_column = header.index(usual[0])
     traces: dict[str, _Rows] = {}
     for line, cells in _rows(file):
-        name = "" if device is None else cells[device]
+        name = "" if device_column is None else cells[device_column]
         rows = traces.setdefault(name, _Rows([], [], []))
         rows.lines.append(line)
-        rows.times.append(file.time_s(line, cells[time]))
-        rows.rates.append(file.value(line, cells[rate], factor))
-    return _named(file, traces)
+        rows.times.append(file.time_s(line, cells[time_column]))
+        rows.rates.append(file.value(line, cells[rate_column], factor))
+    return _name_recordings(file, traces)
 
 
 def _read_fcc(file: _File) -> list[Recording]:
@@ -512,18 +529,21 @@ def _read_fcc(file: _File) -> list[Recording]:
 
     Failed tests are left out. Of tests of a unit with equal times the last one counts.
     """
-    _refuse_unit(file, "a table of the FCC")
+    _check_fixed_unit(file, "a table of the FCC")
     header = file.lines[0][1]
-    unit = header.index("unit_id")
-    time = header.index("dtime")
-    rate = _column(file, file.options.value_column, ("bytes_sec",), "rate_column")
-    passed = header.index("successes") if "successes" in header else None
+    unit_column = header.index("unit_id")
+    time_column = header.index("dtime")
+    rate_column = _column(file, file.options.value_column, ("bytes_sec",), "rate_column")
+    passed_column = header.index("successes") if "successes" in header else None
     tests: dict[str, dict[float, tuple[int, float]]] = {}
     for line, cells in _rows(file):
-        if passed is not None and cells[passed] == "0":
+        if passed_column is not None and cells[passed_column] == "0":
             continue
-        time_s = file.time_s(line, cells[time])
-        tests.setdefault(cells[unit], {})[time_s] = (line, file.value(line, cells[rate], 1.0))
+        time_s = file.time_s(line, cells[time_column])
+        tests.setdefault(cells[unit_column], {})[time_s] = (
+            line,
+            file.value(line, cells[rate_column], 1.0),
+        )
     if not tests:
         raise file.wrong("has no test that succeeded")
     traces: dict[str, _Rows] = {}
@@ -532,7 +552,7 @@ def _read_fcc(file: _File) -> list[Recording]:
         rows.rates = [value for _, value in by_time.values()]
         rows.sort()
         traces[name] = rows
-    return _named(file, traces)
+    return _name_recordings(file, traces)
 
 
 def _read_irish(file: _File) -> list[Recording]:
@@ -541,20 +561,20 @@ def _read_irish(file: _File) -> list[Recording]:
     The rates are the means of the samples of each second. Samples in which the phone was idle are
     left out.
     """
-    _refuse_unit(file, "a table of the Irish drives")
+    _check_fixed_unit(file, "a table of the Irish drives")
     header = file.lines[0][1]
-    column = "UL_bitrate" if file.options.upward else "DL_bitrate"
-    rate = _column(file, file.options.value_column, (column,), "rate_column")
-    time = header.index("Timestamp")
-    state = header.index("State") if "State" in header else None
+    usual_name = "UL_bitrate" if file.options.upward else "DL_bitrate"
+    rate_column = _column(file, file.options.value_column, (usual_name,), "rate_column")
+    time_column = header.index("Timestamp")
+    state_column = header.index("State") if "State" in header else None
     samples: dict[float, list[tuple[int, float]]] = {}
     for line, cells in _rows(file):
-        if state is not None and cells[state] == "I":
+        if state_column is not None and cells[state_column] == "I":
             continue
-        if cells[rate] == "-":
+        if cells[rate_column] == "-":
             continue
-        value = file.value(line, cells[rate], _KBIT_S)
-        samples.setdefault(file.time_s(line, cells[time]), []).append((line, value))
+        value = file.value(line, cells[rate_column], _KBIT_S)
+        samples.setdefault(file.time_s(line, cells[time_column]), []).append((line, value))
     if not samples:
         raise file.wrong("has no sample in which something was transferred (State 'D')")
     rows = _Rows([], [], [])

@@ -38,7 +38,7 @@ def members(path: Path, pattern: str, key: str) -> Iterator[tuple[str, bytes]]:
     if path.is_dir():
         for file in files_of(path):
             name = file.relative_to(path).as_posix()
-            if _fits(name, pattern):
+            if _matches(name, pattern):
                 yield name, read_bytes(file)
         return
     try:
@@ -59,19 +59,19 @@ def members(path: Path, pattern: str, key: str) -> Iterator[tuple[str, bytes]]:
 def _zip_members(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(require_regular(path)) as archive:
         for name in archive.namelist():
-            if not name.endswith("/") and _fits(name, pattern):
+            if not name.endswith("/") and _matches(name, pattern):
                 yield name, archive.read(name)
 
 
 def _tar_members(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(require_regular(path)) as archive:
         for member in archive:
-            if not member.isfile() or not _fits(member.name, pattern):
+            if not member.isfile() or not _matches(member.name, pattern):
                 continue
             stream = archive.extractfile(member)
             if stream is not None:
                 yield member.name, stream.read()
 
 
-def _fits(name: str, pattern: str) -> bool:
+def _matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(PurePosixPath(name).name, pattern)
