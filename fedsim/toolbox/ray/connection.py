@@ -8,7 +8,10 @@ from types import ModuleType
 
 from fedsim.common.errors import ScenarioError
 
-_OLDEST = 2, 52  # oldest version of Ray that is supported: the first that authenticates by tokens
+_OLDEST_VERSION = (
+    2,
+    52,
+)  # oldest version of Ray that is supported: the first that authenticates by tokens
 _CONNECT_S = 5.0  # timeout of the connection to a cluster's port (s)
 
 ALL_INTERFACES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -63,22 +66,23 @@ def load_ray(address: str | None) -> ModuleType:
     except ImportError as error:
         raise ScenarioError(
             f"--executor is 'ray', but Ray cannot be imported ({error}); pip install "
-            f"'ray>={_show_oldest()}' 'cloudpickle>=3' installs it"
+            f"'ray>={_oldest_version()}' 'cloudpickle>=3' installs it"
         ) from error
-    if tuple(map(int, ray.__version__.split(".")[:2])) < _OLDEST:
+    major, minor = ray.__version__.split(".")[:2]
+    if (int(major), int(minor)) < _OLDEST_VERSION:
         raise ScenarioError(
             f"--executor is 'ray', but the Ray that is installed is {ray.__version__}; "
-            f"{_show_oldest()} or later is needed"
+            f"{_oldest_version()} or later is needed"
         )
     module: ModuleType = ray
     return module
 
 
-def _show_oldest() -> str:
-    return ".".join(map(str, _OLDEST))
+def _oldest_version() -> str:
+    return ".".join(map(str, _OLDEST_VERSION))
 
 
-def refuse_no_server(address: str) -> None:
+def require_server(address: str) -> None:
     """Raise ``ScenarioError`` if no Ray cluster listens at an address.
 
     Ray itself would try to connect again and again.
@@ -107,4 +111,5 @@ def refuse_no_server(address: str) -> None:
 
 def brief(error: BaseException) -> str:
     """Return the type and the first line of an error, as a text."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}"

@@ -35,16 +35,16 @@ from fedsim.toolbox.ray.connection import (
     AUTH_MODE,
     brief,
     load_ray,
-    refuse_no_server,
     require_client_token,
+    require_server,
 )
 from fedsim.toolbox.ray.parcels import Opener, Packer, Parcel, Stored
 
 MOST_TRIES = 20  # retries of a call whose worker process is lost
 # Ray's default strategy fills one node first, where calls then wait while other nodes are idle
 _SCHEDULING = "SPREAD"
-_MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages that influence results
-_numbers = count()
+_PINNED_PACKAGES = ("fedsim-des", "numba", "numpy", "torch")  # packages that influence results
+_executor_indices = count()
 
 
 PendingValue: TypeAlias = "Future[Any]"
@@ -91,7 +91,7 @@ class Ray(Executor):
     ) -> None:
         self._ray = load_ray(address)
         errors = self._ray.exceptions
-        self._losses = (
+        self._loss_errors = (
             errors.WorkerCrashedError,
             errors.NodeDiedError,
             errors.LocalRayletDiedError,
@@ -99,7 +99,7 @@ class Ray(Executor):
             errors.ObjectLostError,
         )
         self._packer = Packer(self._ray.put)
-        self._open: dict[PendingValue, Stored] = {}
+        self._open_calls: dict[PendingValue, Stored] = {}
         self._owns_cluster = not self._ray.is_initialized()
         if self._owns_cluster:
             self._start(address, workers)
@@ -110,8 +110,8 @@ class Ray(Executor):
             self.close()
             raise
         self.workers = self.count_places()
-        self._number = next(_numbers)
-        self._versions = {package: version(package) for package in _MUST_AGREE}
+        self._index = next(_executor_indices)
+        self._versions = {package: version(package) for package in _PINNED_PACKAGES}
         self._home: str = self._ray.get_runtime_context().get_node_id()
         demand = self._resources
         options = {
@@ -122,8 +122,8 @@ class Ray(Executor):
             "scheduling_strategy": _SCHEDULING,
         }
         task = self._ray.remote(_carry_out)
-        self._call = task.options(max_retries=MOST_TRIES, **options)
-        self._only_call = task.options(max_retries=0, **options)
+        self._retried_task = task.options(max_retries=MOST_TRIES, **options)
+        self._single_task = task.options(max_retries=0, **options)
 
     def _refuse_unplaceable(self) -> None:
         """Raise ``ScenarioError`` if no node of the cluster has the resources of a task."""
@@ -195,7 +195,7 @@ class Ray(Executor):
         )
 
     def _join(self, address: str, options: Mapping[str, object]) -> None:
-        refuse_no_server(address)
+        require_server(address)
         try:
             self._ray.init(address, **options)
         except (ConnectionError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
@@ -211,7 +211,7 @@ class Ray(Executor):
         self._packer.place(thing)
 
     def submit(self, function: Work, *args: object) -> PendingValue:
-        return self._submit(self._call, MOST_TRIES, function, args)
+        return self._submit(self._retried_task, MOST_TRIES, function, args)
 
     def submit_once(self, function: Work, *args: object) -> PendingValue:
         """Start a call that is not repeated if its worker is lost.
@@ -224,52 +224,62 @@ class Ray(Executor):
             A future of the function's value or exception; of ``WorkerLostError`` if the worker or
             its node is lost.
         """
-        return self._submit(self._only_call, 0, function, args)
+        return self._submit(self._single_task, 0, function, args)
 
     def _submit(
-        self, call: Any, repeats: int, function: Work, args: tuple[object, ...]
+        self, task: Any, repeats: int, function: Work, args: tuple[object, ...]
     ) -> PendingValue:
+        """Start a call as a Ray task.
+
+        Args:
+            task: the remote function that carries it out, with its options.
+            repeats: how often the task may be started again if Ray could not place it.
+            function: the function to call.
+            args: its arguments.
+        """
         parcel = self._packer.pack((function, args))
         shared = parcel.shared
         parcel.shared = []  # sent as arguments of the task, which Ray fetches
         future: PendingValue = Future()
-        begin = partial(
-            call.remote,
-            self._number,
+        start_task = partial(
+            task.remote,
+            self._index,
             self._home,
             self._versions,
             module_locations(),
             parcel,
             *shared,
         )
-        self._begin(future, begin, repeats)
+        self._start_task(future, start_task, repeats)
         return future
 
-    def _begin(self, future: PendingValue, begin: Callable[[], Stored], repeats: int) -> None:
+    def _start_task(
+        self, future: PendingValue, start_task: Callable[[], Stored], repeats: int
+    ) -> None:
         """Start a Ray task, and pass its result or error to the caller's future.
 
         Args:
             future: the caller's future.
-            begin: starts the task, and returns Ray's reference to its result.
+            start_task: starts the task, and returns Ray's reference to its result.
             repeats: how often the task may be started again if Ray could not place it.
         """
-        reference = begin()
-        self._open[future] = reference
+        reference = start_task()
+        self._open_calls[future] = reference
 
         def settle(answer: "Future[Answer]") -> None:
             if isinstance(answer.exception(), self._ray.exceptions.LocalRayletDiedError):
-                # Ray's thread of callbacks must neither wait nor begin tasks
-                again = partial(self._settle_lost, future, begin, repeats, answer)
-                Thread(target=again, daemon=True).start()
+                # Ray's thread of callbacks must neither wait nor start tasks
+                restart = partial(self._restart_lost, future, start_task, repeats, answer)
+                Thread(target=restart, daemon=True).start()
             else:
                 self._settle(future, answer)
 
         reference.future().add_done_callback(settle)
 
-    def _settle_lost(
+    def _restart_lost(
         self,
         future: PendingValue,
-        begin: Callable[[], Stored],
+        start_task: Callable[[], Stored],
         repeats: int,
         answer: "Future[Answer]",
     ) -> None:
@@ -280,7 +290,7 @@ class Ray(Executor):
 
         Args:
             future: the caller's future.
-            begin: starts the task again.
+            start_task: starts the task again.
             repeats: how often it may still be started; 0 lets the caller's future fail.
             answer: Ray's future, which has failed.
         """
@@ -289,7 +299,7 @@ class Ray(Executor):
             failed.set_exception(HomeLostError())
             self._settle(future, failed)
         elif repeats:
-            self._begin(future, begin, repeats - 1)
+            self._start_task(future, start_task, repeats - 1)
         else:
             self._settle(future, answer)
 
@@ -309,7 +319,7 @@ class Ray(Executor):
             future: the caller's future.
             answer: Ray's future of the pickled answer.
         """
-        self._open.pop(future, None)
+        self._open_calls.pop(future, None)
         if not future.set_running_or_notify_cancel():
             return
         try:
@@ -321,7 +331,7 @@ class Ray(Executor):
             outcome = error
         except Exception as error:
             succeeded = False
-            kind = WorkerLostError if isinstance(error, self._losses) else SimulationError
+            kind = WorkerLostError if isinstance(error, self._loss_errors) else SimulationError
             outcome = kind(f"a call could not be carried out on the Ray cluster: {brief(error)}")
         if succeeded:
             future.set_result(outcome)
@@ -329,8 +339,8 @@ class Ray(Executor):
             future.set_exception(outcome)
 
     def close(self) -> None:
-        open_calls = self._open
-        self._open = {}
+        open_calls = self._open_calls
+        self._open_calls = {}
         for future, reference in open_calls.items():
             future.cancel()
             self._ray.cancel(reference)
@@ -378,17 +388,17 @@ def _carry_out(
         result: object = function(*args)
         return result
 
-    def call_with_node() -> object:
+    def call_naming_node() -> object:
         try:
             return call()
         except Exception as error:
             node = node_beside(home)
             if node and error.args and isinstance(error.args[0], str):
-                message = f"{error.args[0]}{_missing_code(error)} (on the node {node})"
+                message = f"{error.args[0]}{_installation_hint(error)} (on the node {node})"
                 error.args = (message, *error.args[1:])
             raise
 
-    return answer(call_with_node)
+    return answer(call_naming_node)
 
 
 def _refuse_versions(versions: Mapping[str, str]) -> None:
@@ -425,12 +435,12 @@ def node_beside(home: str) -> str:
     return f"{socket.gethostname()}, {ray.util.get_node_ip_address()}, {node[:8]}"
 
 
-def _missing_code(error: Exception) -> str:
+def _installation_hint(error: Exception) -> str:
     """Return advice to install the user's code on each node if ``error`` is a failed import.
 
     "" for any other error.
     """
-    is_missing = isinstance(error, ImportError) or "cannot be imported" in str(error)
-    if not is_missing:
+    is_missing_code = isinstance(error, ImportError) or "cannot be imported" in str(error)
+    if not is_missing_code:
         return ""
     return "; code of your own must be on every node, installed or at the same path"

@@ -62,6 +62,7 @@ class Packer:
 
     def __init__(self, put: Callable[[object], Stored]) -> None:
         self._put = put
+        # id of an object -> the object (or a weak reference to it), and its reference in the store
         self._placed: dict[int, tuple[object, Stored]] = {}
         self._shared: dict[int, tuple[weakref.ref[AnyArray], Stored]] = {}
 
@@ -109,11 +110,11 @@ class Packer:
             ("placed" or "shared", index of the reference); None to pickle the part itself.
         """
         if _is_shared(thing):
-            return "shared", _position(self._share(thing), parcel.shared)
+            return "shared", _index_in(self._share(thing), parcel.shared)
         placed = self._placed.get(id(thing))
         if placed is None or placed[0] is not thing:
             return None
-        return "placed", _position(placed[1], parcel.placed)
+        return "placed", _index_in(placed[1], parcel.placed)
 
     def _share(self, array: AnyArray) -> Stored:
         """Return the reference to a large array in the cluster's store.
@@ -181,7 +182,7 @@ def _is_shared(thing: object) -> TypeGuard[AnyArray]:
     return not thing.flags.writeable and thing.nbytes >= _SHARED_BYTES
 
 
-def _position(reference: Stored, references: list[Stored]) -> int:
+def _index_in(reference: Stored, references: list[Stored]) -> int:
     """Return the index of a reference in a list; append the reference first if it is missing."""
     if reference not in references:
         references.append(reference)
@@ -224,6 +225,6 @@ class Opener:
 class _Unpickler(pickle.Unpickler):
     omitted: Mapping[str, Sequence[object]]
 
-    def persistent_load(self, number: tuple[str, int]) -> object:
-        kind, position = number
-        return self.omitted[kind][position]
+    def persistent_load(self, pid: tuple[str, int]) -> object:
+        kind, index = pid
+        return self.omitted[kind][index]
