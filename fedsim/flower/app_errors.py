@@ -10,7 +10,7 @@ from types import TracebackType
 
 _MOST_CALLS = 8  # calls of the app that a message names
 _MOST_CAUSES = 8  # errors in a chain of causes that are searched for a failed connection to a hub
-_FETCHING = (
+_HUB_PACKAGES = (
     "huggingface_hub",
     "datasets",
     "fsspec",
@@ -22,7 +22,7 @@ _FETCHING = (
     "flwr_datasets",
 )
 """Python packages that fetch data or models from hubs."""
-_UNREACHED = (
+_CONNECTION_ERROR_WORDS = (
     "Connect",
     "Offline",
     "Timeout",
@@ -33,7 +33,7 @@ _UNREACHED = (
     "Proxy",
 )
 """Words in the class names of errors that these packages raise if there is no connection."""
-_NO_CONNECTION = "couldn't connect to"  # part of an error message of transformers and datasets
+_NO_CONNECTION_TEXT = "couldn't connect to"  # part of an error message of transformers and datasets
 
 
 def is_within(folder: Path, file: str) -> bool:
@@ -63,14 +63,14 @@ def place_of_thread(thread: threading.Thread, folder: Path) -> str:
     """
     current = sys._current_frames().get(thread.ident or 0)
     stack = traceback.extract_stack(current)
-    return _place([frame for frame in stack if is_within(folder, frame.filename)])
+    return _format_line([frame for frame in stack if is_within(folder, frame.filename)])
 
 
 def _frames_within(calls: TracebackType | None, folder: Path) -> list[traceback.FrameSummary]:
     return [frame for frame in traceback.extract_tb(calls) if is_within(folder, frame.filename)]
 
 
-def _place(frames: list[traceback.FrameSummary]) -> str:
+def _format_line(frames: list[traceback.FrameSummary]) -> str:
     if not frames:
         return ""
     return f", in {Path(frames[-1].filename).name}, line {frames[-1].lineno}"
@@ -95,7 +95,7 @@ def error_of_app(error: BaseException, folder: Path) -> str:
         calls.append(f"{file}:{frame.lineno} {frame.name}")
     path = f"; by {' > '.join(calls)}" if len(calls) > 1 else ""
     return (
-        f"{type(error).__name__}: {error}{_place(frames)}{path}; the app is in {str(folder)!r}, "
+        f"{type(error).__name__}: {error}{_format_line(frames)}{path}; the app is in {str(folder)!r}, "
         f"and --debug shows all calls{_hint_at_hub(error)}"
     )
 
@@ -128,8 +128,8 @@ def _hint_at_hub(error: BaseException) -> str:
 def _is_unreached_hub(error: BaseException) -> bool:
     if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
         return True
-    if _NO_CONNECTION in str(error):
+    if _NO_CONNECTION_TEXT in str(error):
         return True
     package = type(error).__module__.partition(".")[0]
     name = type(error).__name__
-    return package in _FETCHING and any(word in name for word in _UNREACHED)
+    return package in _HUB_PACKAGES and any(word in name for word in _CONNECTION_ERROR_WORDS)

@@ -33,11 +33,11 @@ class AppHalf:
     def __init__(self, app: App, half: Half, seed: int) -> None:
         self._folder = app.folder
         self._modules: dict[str, ModuleType] = {}
-        for name in self._names_of_modules():
-            del sys.modules[name]  # may hold state of another run
+        for name in self._module_names():
+            del sys.modules[name]  # may have the state of another run
         with self.in_use(seed):
             self.loaded = app.load(half)
-            self._generators = _generators()
+            self._states = _generator_states()
 
     @contextmanager
     def in_use(self, seed: int | None = None) -> Iterator[None]:
@@ -49,13 +49,13 @@ class AppHalf:
             seed: seed of the global random generators; None to continue from their states at the
                 end of the last call with None, or of loading.
         """
-        outside = _generators()
+        outer_states = _generator_states()
         threads = torch.get_num_threads()
         log = logging.getLogger("flwr")
         level = log.level
         folder = str(self._folder)
         if seed is None:
-            _set_generators(self._generators)
+            _restore_generators(self._states)
         else:
             random.seed(seed)
             np.random.seed(seed % (1 << 32))  # noqa: NPY002
@@ -65,12 +65,12 @@ class AppHalf:
             log.setLevel(logging.WARNING)
         sys.path.insert(0, folder)
         sys.modules.update(self._modules)
-        count = len(sys.modules)
+        module_count = len(sys.modules)
         try:
             yield
         finally:
-            if len(sys.modules) != count:
-                for name in self._names_of_modules():
+            if len(sys.modules) != module_count:  # the app has imported modules meanwhile
+                for name in self._module_names():
                     self._modules[name] = sys.modules[name]
             for name in self._modules:
                 sys.modules.pop(name, None)
@@ -79,10 +79,10 @@ class AppHalf:
             log.setLevel(level)
             torch.set_num_threads(threads)
             if seed is None:
-                self._generators = _generators()
-            _set_generators(outside)
+                self._states = _generator_states()
+            _restore_generators(outer_states)
 
-    def _names_of_modules(self) -> list[str]:
+    def _module_names(self) -> list[str]:
         """Return the names in ``sys.modules`` whose files are in the app's folder."""
         modules = list(sys.modules.items())
         return [name for name, module in modules if is_within(self._folder, _location(module))]
@@ -103,7 +103,7 @@ def _location(module: ModuleType) -> str:
         return ""
 
 
-def _generators() -> States:
+def _generator_states() -> States:
     return (
         random.getstate(),
         np.random.get_state(legacy=False),  # noqa: NPY002
@@ -111,7 +111,7 @@ def _generators() -> States:
     )
 
 
-def _set_generators(states: States) -> None:
+def _restore_generators(states: States) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])  # noqa: NPY002
     torch.default_generator.set_state(states[2])

@@ -131,16 +131,16 @@ def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
                 f"{label} raised {error_of_app(error, job.app.folder)}"
             ) from error
     _check_reply(reply, app, message, label)
-    source = reply
+    unmodified_reply = reply
     if isinstance(call.reply, Message) and call.reply.has_content():
-        # The count of samples is read from the reply of the app's function, as mods (the app's
-        # wrappers of this function) may replace its content, for example by encrypted data.
-        source = call.reply
+        # mods (the app's wrappers of its function) may replace the content, such as by encrypted
+        # data, in which no count of samples is found
+        unmodified_reply = call.reply
     return AppReply(
         deepcopy(reply),
         bytes_of(reply),
         context.state,
-        _examples_of(source),
+        _examples_of(unmodified_reply),
         get_count(),
         call.slept_s,
     )
@@ -155,7 +155,7 @@ def _check_reply(reply: object, app: ClientApp, message: Message, label: str) ->
         return
     raise SimulationError(
         f"{label} answered with {show_value(reply)}, a {type(reply).__name__}; allowed is a "
-        f"Message that is a reply to the one that it got{_place_of(app, message)}"
+        f"Message that is a reply to the one that it got{_format_function_line(app, message)}"
     )
 
 
@@ -163,7 +163,7 @@ def _examples_of(reply: Message) -> float | None:
     """Return a reply's metric ``num-examples``; None if it is missing, negative or not finite."""
     if reply.has_error():
         return None
-    examples = figure(reply.content, "num-examples", "num_examples")
+    examples = find_metric(reply.content, "num-examples", "num_examples")
     if examples is None or not 0.0 <= examples < math.inf:
         return None
     return examples
@@ -185,11 +185,11 @@ def _start_counting(job: AppJob, stack: ExitStack) -> Callable[[], float | None]
         mode = stack.enter_context(FlopCounterMode(display=False))
         return lambda: float(mode.get_total_flops())
     samples = Counter[Module]()  # module -> samples; the first module called is the whole model
-    trains = is_training(job.message.metadata.message_type)
+    is_train_message = is_training(job.message.metadata.message_type)
 
     def count(module: Module, inputs: tuple[object, ...]) -> None:
         # samples on which a training message tests the model are not counted
-        if trains and not torch.is_grad_enabled():
+        if is_train_message and not torch.is_grad_enabled():
             return
         for value in inputs:
             if isinstance(value, torch.Tensor):
@@ -200,7 +200,7 @@ def _start_counting(job: AppJob, stack: ExitStack) -> Callable[[], float | None]
     return lambda: float(next(iter(samples.values()), 0))
 
 
-def _place_of(app: ClientApp, message: Message) -> str:
+def _format_function_line(app: ClientApp, message: Message) -> str:
     """Format the file and line of the app's function that handles a message, for error messages."""
     category, _, action = message.metadata.message_type.partition(".")
     function = app._registered_funcs.get(f"{category}.{action or 'default'}") or app._call
@@ -228,7 +228,7 @@ def config_of(message: Message, run_config: Config) -> dict[str, object]:
     return config
 
 
-def figure(content: Mapping[str, object], *names: str) -> float | None:
+def find_metric(content: Mapping[str, object], *names: str) -> float | None:
     """Return the value of a metric from the records of a message.
 
     Args:
@@ -248,26 +248,27 @@ def figure(content: Mapping[str, object], *names: str) -> float | None:
     return None
 
 
-def bytes_of(message: Message, of_content: int | None = None) -> int:
+def bytes_of(message: Message, content_bytes: int | None = None) -> int:
     """Return the size of a message as Flower sends it (bytes).
 
     Flower sends each distinct object once, with a header.
 
     Args:
         message: message with a content or an error.
-        of_content: ``bytes_of_content`` of the message's content; None to compute it.
+        content_bytes: ``bytes_of_content`` of the message's content; None to compute it.
     """
     proto = metadata_to_proto(message.metadata)
     proto.message_id = ""
     error = error_to_proto(message.error) if message.has_error() else None
     envelope = MessageProto(metadata=proto, content=None, error=error)
     body = len(envelope.SerializeToString(deterministic=True))
+    # the header of Flower's format: type, ID of the content, length of the body, a null byte
     head = len("Message ") + len(f" {body} ")
     if error is None:
         head += 64  # length of the content's ID
-        if of_content is None:
-            of_content = bytes_of_content(message.content)
-    return head + body + (of_content or 0)
+        if content_bytes is None:
+            content_bytes = bytes_of_content(message.content)
+    return head + body + (content_bytes or 0)
 
 
 def bytes_of_content(content: RecordDict) -> int:

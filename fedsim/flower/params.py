@@ -21,10 +21,10 @@ from fedsim.world.population_spec import PopulationSpec
 from fedsim.world.steps import Work
 
 # keys of run configurations, without the sections of a dotted key
-_ROUNDS = ("num-server-rounds", "num_server_rounds", "num-rounds", "num_rounds", "rounds")
-_EPOCHS = ("local-epochs", "local_epochs", "epochs")
+_ROUNDS_KEYS = ("num-server-rounds", "num_server_rounds", "num-rounds", "num_rounds", "rounds")
+_EPOCHS_KEYS = ("local-epochs", "local_epochs", "epochs")
 _FORWARD_SHARE = 1 / 3  # forward pass / training step; the backward pass takes twice as long
-_FAR = 1.5  # ratio between charged and counted samples above which a run warns
+_WARNING_RATIO = 1.5  # ratio between charged and counted samples above which a run warns
 
 
 Config = Mapping[str, object]  # key -> value, in the config of a message or of a run
@@ -83,7 +83,7 @@ class SamplesTime(Spec):
         """
         if self.passes is not None:
             return self.passes, "strategy.time.passes"
-        for name in _EPOCHS:
+        for name in _EPOCHS_KEYS:
             for key, value in config.items():
                 if key.rpartition(".")[2] != name or isinstance(value, bool):
                     continue
@@ -105,6 +105,7 @@ class SamplesTaken:
 
     def __init__(self, time: SamplesTime) -> None:
         self._time = time
+        # type of message -> least and greatest num-examples, and a text on their factor
         self._ranges: dict[str, tuple[float, float, str]] = {}
         self._warnings: dict[str, str] = {}
 
@@ -128,14 +129,14 @@ class SamplesTaken:
             self._warnings.setdefault(kind, message)
             return
         passes = 1.0
-        factor = " / 3 (no training)"
+        factor_text = " / 3 (no training)"
         if is_training(kind):
-            passes, source = self._time.passes_over(config)
-            factor = f" x {passes:g} ({source})"
+            passes, key = self._time.passes_over(config)
+            factor_text = f" x {passes:g} ({key})"
         least, most, _ = self._ranges.get(kind, (examples, examples, ""))
-        self._ranges[kind] = min(least, examples), max(most, examples), factor
+        self._ranges[kind] = min(least, examples), max(most, examples), factor_text
         expected = examples * passes
-        if counted and not expected / _FAR <= counted <= expected * _FAR:
+        if counted and not expected / _WARNING_RATIO <= counted <= expected * _WARNING_RATIO:
             self._warn(kind, examples, expected, counted)
 
     def _warn(self, kind: str, examples: float, expected: float, counted: float) -> None:
@@ -166,10 +167,10 @@ class SamplesTaken:
             Two lists of sentences: ``notes``, one for each type of message, and ``warnings``.
         """
         notes = []
-        for kind, (least, most, factor) in self._ranges.items():
+        for kind, (least, most, factor_text) in self._ranges.items():
             examples = f"{least:g}" if least == most else f"{least:g} to {most:g}"
             notes.append(
-                f"time by samples: a {kind!r} message took num-examples ({examples}){factor}"
+                f"time by samples: a {kind!r} message took num-examples ({examples}){factor_text}"
             )
         return {"notes": notes, "warnings": list(self._warnings.values())}
 
@@ -262,7 +263,7 @@ class FlowerParams(StrategyParams):
 
     @field_validator("app")
     @classmethod
-    def _allowed(cls, app: str) -> str:
+    def _refuse_code(cls, app: str) -> str:
         refuse_code(app, "app")  # error messages put the section's name before the key
         return app
 
@@ -291,7 +292,7 @@ class FlowerParams(StrategyParams):
             stop: the end that the scenario plans.
         """
         for key, value in read_app(self.app, self.run_config).config.items():
-            if key.rpartition(".")[2] in _ROUNDS and type(value) is int and value > 0:
+            if key.rpartition(".")[2] in _ROUNDS_KEYS and type(value) is int and value > 0:
                 rounds = value if stop.rounds is None else min(value, stop.rounds)
                 return stop.model_copy(update={"rounds": rounds})
         return stop.model_copy(update={"rounds": None, "simulated_time": None})

@@ -115,12 +115,12 @@ def running(app: SessionBase | ClientCall) -> Iterator[None]:
     Args:
         app: the simulated app that this thread runs.
     """
-    before = _thread.app
+    outer_app = _thread.app
     _thread.app = app
     try:
         yield
     finally:
-        _thread.app = before
+        _thread.app = outer_app
 
 
 _knows_flower = {"flwr": True}  # top-level package -> whether it imports flwr
@@ -174,15 +174,15 @@ def replace_all() -> None:
         _replace_clock(name, 1.0, begin_s)
         _replace_clock(f"{name}_ns", 1e9, begin_s)
     _replace_sleep()
-    message_module.now = _now
+    message_module.now = _message_time
     make = client_app.make_ffn
     client_app.make_ffn = lambda function, mods: make(_note_reply(function), mods)
-    _replace(Strategy, "start", _start)
+    _replace(Strategy, "start", _start_strategy)
     for module in (app, default_workflows, app_utils):
         _replace(module, "start_update_client_manager_thread", _follow_nodes)
     _replace(SimpleClientManager, "wait_for", _wait_for)
-    _replace(server, "fit_clients", partial(_ask_all, _FIT))
-    _replace(server, "evaluate_clients", partial(_ask_all, _EVALUATE))
+    _replace(server, "fit_clients", partial(_exchange_with_all, _FIT))
+    _replace(server, "evaluate_clients", partial(_exchange_with_all, _EVALUATE))
     _replace(server, "reconnect_clients", _reconnect_none)
     _replace(app, "run_fl", _run_fl)
     _replace(default_workflows, "default_centralized_evaluation_workflow", _note_state)
@@ -209,7 +209,7 @@ def _replace_clock(name: str, scale: float, begin_s: float) -> None:
             number = type(real())  # float or int
             return real() + number(app.slept_s * scale)
         simulated = (begin_s + app.clock()) * scale
-        return simulated if scale == 1.0 else round(simulated)
+        return simulated if scale == 1.0 else round(simulated)  # nanoseconds are integers
 
     setattr(time, name, read)
 
@@ -252,7 +252,7 @@ def _replace(owner: object, name: str, replacement: Callable[..., object]) -> No
     setattr(owner, name, call)
 
 
-def _now() -> datetime.datetime:
+def _message_time() -> datetime.datetime:
     app = _thread.app
     if app is None:
         return datetime.datetime.now(tz=datetime.UTC)
@@ -273,7 +273,7 @@ def _note_reply(function: AppHandler) -> AppHandler:
     return call
 
 
-def _start(
+def _start_strategy(
     real: Callable[..., Result], session: SessionBase, strategy: Strategy, *args: Any, **named: Any
 ) -> Result:
     """Replacement of Flower's ``Strategy.start``, which stores the app's models in its session.
@@ -373,7 +373,7 @@ _EVALUATE = Exchange(
 )
 
 
-def _ask_all(
+def _exchange_with_all(
     exchange: Exchange,
     real: Callable[..., object],
     session: SessionBase,
@@ -394,7 +394,8 @@ def _ask_all(
     failures: list[Any] = []
     messages = []
     for client, instructions in client_instructions:
-        content = exchange.write(instructions, True)
+        keep_input = True
+        content = exchange.write(instructions, keep_input)
         message = Message(
             content,
             client.node_id,

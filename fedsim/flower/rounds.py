@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from flwr.app import ArrayRecord, Message
 
-from fedsim.flower.client_side import figure
+from fedsim.flower.client_side import find_metric
 from fedsim.flower.params import is_training
 
-_NUMBERS = ("server-round", "server_round", "current-round", "current_round", "round")
+_ROUND_KEYS = ("server-round", "server_round", "current-round", "current_round", "round")
 
 
 class ReceivedUpdate(NamedTuple):
@@ -75,14 +75,14 @@ class AppRounds:
     def __init__(self, names: dict[str, str], close: Callable[[AppRound], None]) -> None:
         self._names = names
         self._close = close
-        self._open: AppRound | None = None
-        self._count = 0
+        self._open_round: AppRound | None = None
+        self._round_count = 0
         self._arrays: ArrayRecord | None = None  # arrays of the last message that had any
         self._targets: set[tuple[str, int]] = set()  # types and nodes of the round's messages
-        self._trains = False
+        self._has_trained = False
         self.seen: set[str] = set()
 
-    def of(self, message: Message) -> AppRound | None:
+    def round_of(self, message: Message) -> AppRound | None:
         """Return the round of a message that the ServerApp sends.
 
         If the message begins a new round, the previous round is closed first.
@@ -98,36 +98,51 @@ class AppRounds:
         app_number = _app_number(message)
         target = (message.metadata.message_type, message.metadata.dst_node_id)
         arrays = next(iter(message.content.array_records.values()), None)
-        is_new = target in self._targets if arrays is None else arrays != self._arrays
-        if not self._trains and _is_training(message):
-            self._trains = True
+        is_first_training = not self._has_trained and _is_training(message)
+        if is_first_training:
+            self._has_trained = True
+        if is_first_training and self._open_round is not None:
             # messages before the first training belong to the round of the first training
-            if self._open is not None:
-                self._open.app_number = app_number
-                is_new = False
-        if self._open is not None and app_number is not None:
-            is_new = app_number != self._open.app_number
-        if self._open is None or is_new:
+            self._open_round.app_number = app_number
+        elif self._begins_round(app_number, arrays, target):
             self.end()
-            self._open = AppRound(self._count, app_number)
-            self._count += 1
+            self._open_round = AppRound(self._round_count, app_number)
+            self._round_count += 1
             self._targets.clear()
         if arrays is not None:
             self._arrays = arrays
         self._targets.add(target)
-        return self._open
+        return self._open_round
+
+    def _begins_round(
+        self, app_number: int | None, arrays: ArrayRecord | None, target: tuple[str, int]
+    ) -> bool:
+        """Return whether a message begins a round, by its round index, its arrays or its target.
+
+        Args:
+            app_number: the app's own index of the message's round; None if it carries none.
+            arrays: the first arrays of the message; None if it has none.
+            target: type of the message, and node to which it is sent.
+        """
+        if self._open_round is None:
+            return True
+        if app_number is not None:
+            return app_number != self._open_round.app_number
+        if arrays is not None:
+            return arrays != self._arrays
+        return target in self._targets
 
     def _can_open_round(self, message: Message) -> bool:
         """Return whether a message can begin a round.
 
         Before the app's first training message every message can; after it only training messages.
         """
-        return not self._trains or _is_training(message)
+        return not self._has_trained or _is_training(message)
 
     def end(self) -> None:
         """Close the open round, if any."""
-        ended = self._open
-        self._open = None
+        ended = self._open_round
+        self._open_round = None
         if ended is not None:
             self._close(ended)
 
@@ -143,7 +158,7 @@ class AppRounds:
             asked_in: round to which the task belongs, perhaps an earlier one; None if its message
                 belongs to no round.
         """
-        current = self._open
+        current = self._open_round
         if current is None or reply.has_error():
             return
         weight = 1.0 if examples is None else examples
@@ -155,7 +170,7 @@ class AppRounds:
             current.updates.append(ReceivedUpdate(task, weight, age))
         columns = ("train_loss",) if _is_training(reply) else ("accuracy", "loss")
         for column in columns:
-            value = figure(reply.content, self._names[column])
+            value = find_metric(reply.content, self._names[column])
             if value is not None:
                 current.sums[column] += value * weight
                 current.weights[column] += weight
@@ -169,7 +184,7 @@ class AppRounds:
             figures: name of a metric in the app -> value.
         """
         self.seen.update(figures)
-        current = self._open
+        current = self._open_round
         if current is None or current.app_number not in (app_number, None):
             return
         for column, name in self._names.items():
@@ -187,7 +202,7 @@ def _app_number(message: Message) -> int | None:
     if group.isdecimal():
         return int(group)
     for record in message.content.config_records.values():
-        for name in _NUMBERS:
+        for name in _ROUND_KEYS:
             value = record.get(name)
             if type(value) is int:
                 return value

@@ -86,8 +86,8 @@ class Wait:
             now: the simulated time (s).
         """
         has_replies = self.missing is not None and not self.missing
-        has_time = self.until is not None and now >= self.until
-        return has_replies or has_time
+        has_reached_end = self.until is not None and now >= self.until
+        return has_replies or has_reached_end
 
 
 class Session(SessionBase):
@@ -118,7 +118,7 @@ class Session(SessionBase):
         *self._nodes, self.run_id = ids.tolist()
         self._device_of = {node: device for device, node in enumerate(self._nodes)}
         self.turns = Turns(
-            self._run, self._app_context, server.result, self.folder, params.real_patience
+            self._run_app, self._app_context, server.result, self.folder, params.real_patience
         )
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = AppRounds(names, self._close_round)
@@ -128,17 +128,17 @@ class Session(SessionBase):
         if isinstance(params.time, SamplesTime):
             self._samples = SamplesTaken(params.time)
         self._sent: dict[str, Sent] = {}
-        self._at_work: dict[int, Sent] = {}  # device -> the message that it handles
+        self._in_progress: dict[int, Sent] = {}  # device -> the message that it handles
         self._queues: dict[int, deque[Sent]] = defaultdict(deque)
         self._awaited = set[int]()
-        self._open = 0  # count of messages that have no reply yet
-        self._counts = Counter[int]()
+        self._unanswered = 0  # count of messages that have no reply yet
+        self._task_counts = Counter[int]()
         # rounds of done tasks that do not count, because a later task of the same device does
         self._continued: list[AppRound] = []
         self._finished: dict[int, AppRound] = {}  # device -> round of its last task, if done
         self._waiting: Wait | None = None  # None while the ServerApp runs
         self._polled_at = -1.0  # time of the last pull without a reply (s)
-        self._idle = 0  # count of successive waits while no message is unanswered
+        self._idle_waits = 0  # count of successive waits while no message is unanswered
         self._half: AppHalf
         self._client_seed = int(server.rng("client-app-loading").integers(1 << 32))
 
@@ -190,11 +190,13 @@ class Session(SessionBase):
                 message was unanswered, so that it might never end.
         """
         self._check_thread()
-        end = None if until is None else self._server.timer("app", until)
-        self._waiting = Wait(end, None if missing is None else set(missing))
-        if not self._open:
-            self._idle += 1
-            if self._idle > _MOST_IDLE:
+        end_s = None
+        if until is not None:
+            end_s = self._server.timer("app", until)  # ``until``, rounded to the clock's ticks
+        self._waiting = Wait(end_s, None if missing is None else set(missing))
+        if not self._unanswered:
+            self._idle_waits += 1
+            if self._idle_waits > _MOST_IDLE:
                 raise SimulationError(
                     f"the ServerApp has waited {_MOST_IDLE} times in a row with no message under "
                     f"way{place_of_thread(self.turns.thread, self.folder)}"
@@ -221,7 +223,7 @@ class Session(SessionBase):
             TaskIdentity.node_id = SUPERLINK_NODE_ID
             yield
 
-    def _run(self) -> None:
+    def _run_app(self) -> None:
         context = Context(self.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(self._app.config))
         self._half.loaded(grid=self, context=context)
         self.rounds.end()
@@ -256,17 +258,22 @@ class Session(SessionBase):
         return facts
 
     def _close_round(self, ended: AppRound) -> None:
+        """Record a round that has ended: its replies, mean metrics, and tasks by outcome.
+
+        Raises:
+            RunOver: this was the last round of the run.
+        """
         self._record_updates(ended)
-        figures: dict[str, float | None] = {}
+        metrics: dict[str, float | None] = {}
         for name, weight in ended.weights.items():
             if weight:
-                figures[name] = ended.sums[name] / weight
-        figures.update(ended.figures)
+                metrics[name] = ended.sums[name] / weight
+        metrics.update(ended.figures)
         counts = dict.fromkeys(COUNTED_AS.values(), 0)
         for outcome, column in COUNTED_AS.items():
             counts[column] += ended.ends[outcome]
         selected = sum(counts.values())
-        if not self._server.note_round(ended.number, figures, selected=selected, **counts):
+        if not self._server.note_round(ended.number, metrics, selected=selected, **counts):
             raise RunOver
 
     def _record_updates(self, ended: AppRound) -> None:
@@ -315,6 +322,19 @@ class Session(SessionBase):
         return [self._push(message, {}) for message in messages]
 
     def _push(self, message: Message, sizes: dict[int, int]) -> str:
+        """Queue a message for its device, which gets the message at once if it is idle.
+
+        Args:
+            message: the message; it gets its ID here.
+            sizes: ``id(content)`` of earlier messages -> bytes; the message's content is added.
+
+        Returns:
+            The ID of the message.
+
+        Raises:
+            ValueError: the message is a reply, has no content or no time to live, or is for an
+                unknown node.
+        """
         metadata = message.metadata
         is_reply = metadata.reply_to_message_id != ""
         if is_reply or not metadata.ttl > 0 or not message.has_content():
@@ -330,26 +350,26 @@ class Session(SessionBase):
         number = len(self._sent)
         name = f"message-{number}"
         metadata.__dict__["_message_id"] = name
-        current = self.rounds.of(message)
+        current = self.rounds.round_of(message)
         copy = deepcopy(message)  # the copy shares the arrays' bytes
         self.model = next(iter(copy.content.array_records.values()), None) or self.model
         copy.metadata.created_at = EPOCH_S + self._server.now
-        content = id(message.content)
-        if content not in sizes:
-            sizes[content] = bytes_of_content(copy.content)
-        size = bytes_of(copy, sizes[content])
+        content_id = id(message.content)
+        if content_id not in sizes:
+            sizes[content_id] = bytes_of_content(copy.content)
+        size = bytes_of(copy, sizes[content_id])
         sent = Sent(copy, number, device, size, current)
         self._sent[name] = sent
         self._server.timer(f"expire {number}", self._server.now + metadata.ttl)
         self._queues[device].append(sent)
-        self._idle = 0
-        self._open += 1
+        self._idle_waits = 0
+        self._unanswered += 1
         if not self._server.clients.idle(device):
             self._start_timeout(sent)
-        self._serve(device)
+        self._send_next(device)
         return name
 
-    def _serve(self, device: int) -> None:
+    def _send_next(self, device: int) -> None:
         """Send the next message in a device's queue to the device, if the device is idle.
 
         Messages that already have an error as reply are skipped. If the device is unavailable, a
@@ -361,13 +381,13 @@ class Session(SessionBase):
         if not queue:
             return
         if self._server.clients.idle(device):
-            self._start(device, queue.popleft())
+            self._start_task(device, queue.popleft())
             return
-        is_awaited = device in self._awaited or device in self._at_work
+        is_awaited = device in self._awaited or device in self._in_progress
         if not is_awaited and self._server.clients.await_return(device):
             self._awaited.add(device)
 
-    def _start(self, device: int, sent: Sent) -> None:
+    def _start_task(self, device: int, sent: Sent) -> None:
         """Begin the task in which an idle device downloads a message, computes and replies."""
         kind = sent.message.metadata.message_type
         number = None if sent.round is None else sent.round.number
@@ -375,15 +395,15 @@ class Session(SessionBase):
         continues = finished is not None and finished is sent.round
         if finished is not None and continues:
             self._continued.append(finished)
-        rng = self._server.rng("client-app", device, self._counts[device])
+        rng = self._server.rng("client-app", device, self._task_counts[device])
         seed = int(rng.integers(1 << 32))
-        self._counts[device] += 1
+        self._task_counts[device] += 1
         contents = {
             kind: Opaque(sent.message, float(sent.bytes)),
             "seeds": Header((self._client_seed, seed)),
         }
         sent.task = self._server.ask(device, contents, kind, round=number, continues=continues)
-        self._at_work[device] = sent
+        self._in_progress[device] = sent
 
     def _start_timeout(self, sent: Sent) -> None:
         """Start the timer ``unavailable_after`` of a message whose device cannot be reached.
@@ -426,7 +446,7 @@ class Session(SessionBase):
             sent = self._sent[name]
             if sent.reply is not None and not sent.received:
                 sent.received = True
-                self._idle = 0
+                self._idle_waits = 0
                 replies.append(sent.reply)
                 if sent.task is not None:
                     self.rounds.note_reply(sent.task, sent.reply, sent.examples, sent.round)
@@ -447,24 +467,24 @@ class Session(SessionBase):
         names = self.push_messages(messages)
         missing = [name for name in names if self._sent[name].reply is None]
         if missing and timeout is None:
-            self._wait(None, missing)
+            self._wait(until=None, missing=missing)
         elif missing and timeout is not None and timeout > 0:
             self._wait(self._server.now + timeout, missing)
         return self._receive(names)
 
-    def _answer(self, sent: Sent, reply: Message) -> None:
+    def _store_reply(self, sent: Sent, reply: Message) -> None:
         """Store the reply to a message, unless the message has been answered before."""
         if sent.reply is not None:
             return
         reply.metadata.__dict__["_message_id"] = f"reply-{sent.number}"
         sent.reply = reply
-        self._open -= 1
+        self._unanswered -= 1
         self._server.cancel_timer(f"expire {sent.number}")
         self._server.cancel_timer(f"gone {sent.number}")
         if self._waiting is not None and self._waiting.missing is not None:
             self._waiting.missing.discard(sent.message.metadata.message_id)
 
-    def _answer_for(self, sent: Sent, code: int) -> None:
+    def _store_error_reply(self, sent: Sent, code: int) -> None:
         """Store Flower's own error message as the reply to a message.
 
         Args:
@@ -474,13 +494,13 @@ class Session(SessionBase):
         with running(self):
             reply = Message(Error(code=code, reason=_UNAVAILABLE[code]), reply_to=sent.message)
         reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
-        self._answer(sent, reply)
+        self._store_reply(sent, reply)
 
     def _uncount_continued(self) -> None:
         """Subtract done tasks from their rounds' counts if the device has a later task there.
 
         A device that answers several messages in a round has several tasks, and only the last one
-        is counted. Every handler of an event calls this function first. ``_start`` does not
+        is counted. Every handler of an event calls this function first. ``_start_task`` does not
         subtract the earlier task itself, because the later task does not begin if the run ends
         with the present event.
         """
@@ -490,7 +510,7 @@ class Session(SessionBase):
     def on_task_end(self, end: TaskEnd) -> None:
         """Process the end of a device's task: store its reply, or start a timeout if it failed."""
         self._uncount_continued()
-        sent = self._at_work.pop(end.device)
+        sent = self._in_progress.pop(end.device)
         if sent.round is not None:
             sent.round.ends[end.outcome] += 1
         if end.outcome == "done":
@@ -501,17 +521,17 @@ class Session(SessionBase):
             if self._samples is not None and not outcome.reply.has_error():
                 config = config_of(sent.message, self._app.config)
                 self._samples.note(end.job, config, outcome.examples, outcome.counted)
-            self._answer(sent, outcome.reply)
+            self._store_reply(sent, outcome.reply)
         elif sent.reply is None:
             self._start_timeout(sent)
-        self._serve(end.device)
+        self._send_next(end.device)
         self._schedule_turn()
 
     def on_return(self, device: int) -> None:
         """Send the next message to a device that has become available."""
         self._uncount_continued()
         self._awaited.discard(device)
-        self._serve(device)
+        self._send_next(device)
 
     async def on_timer(self, name: str) -> None:
         """Handle a timer of the session that has run out.
@@ -529,15 +549,15 @@ class Session(SessionBase):
         self._uncount_continued()
         purpose, _, number = name.partition(" ")
         if purpose == "expire":
-            self._answer_for(self._sent[f"message-{number}"], ErrorCode.MESSAGE_UNAVAILABLE)
+            self._store_error_reply(self._sent[f"message-{number}"], ErrorCode.MESSAGE_UNAVAILABLE)
         elif purpose == "gone":
             sent = self._sent[f"message-{number}"]
-            working = self._at_work.get(sent.device)
+            in_progress = self._in_progress.get(sent.device)
             # the device is available, and handles earlier messages first
-            if sent.task is None and working is not None:
+            if sent.task is None and in_progress is not None:
                 self._start_timeout(sent)
-            elif working is not sent:
-                self._answer_for(sent, ErrorCode.NODE_UNAVAILABLE)
+            elif in_progress is not sent:
+                self._store_error_reply(sent, ErrorCode.NODE_UNAVAILABLE)
         self._schedule_turn()
 
     def tensors(self) -> dict[str, AnyArray]:

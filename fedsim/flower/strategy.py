@@ -33,7 +33,7 @@ class FlowerClient(Client[FlowerParams]):
         self._run = uuid.uuid4().hex
         self._states: dict[int, RecordDict] = {}
         self._flops: dict[str, float] = {}  # type of message -> FLOPs of an example
-        self._counted: set[tuple[int, str]] = set()  # (device, type of message) handled before
+        self._handled: set[tuple[int, str]] = set()  # (device, type of message) handled before
 
     def real(self, device: Device, instruction: Instruction) -> Real:
         from flwr.app import RecordDict
@@ -50,11 +50,11 @@ class FlowerClient(Client[FlowerParams]):
             message=instruction[instruction.job],
             state=self._states.get(number, RecordDict()),
             seeds=instruction["seeds"],
-            counts=self._counts_of(number, instruction.job),
+            counts=self._quantity_to_count(number, instruction.job),
         )
         return Real(carry_out, (app_job,))
 
-    def _counts_of(self, device: int, kind: str) -> str | None:
+    def _quantity_to_count(self, device: int, kind: str) -> str | None:
         """Return which quantity is counted while a device's ClientApp handles a message.
 
         The call also stores that the device has had a message of this type.
@@ -68,8 +68,8 @@ class FlowerClient(Client[FlowerParams]):
             With ``"samples"``: ``samples`` for the device's first message of this type. None for
             all other messages.
         """
-        is_first = (device, kind) not in self._counted
-        self._counted.add((device, kind))
+        is_first = (device, kind) not in self._handled
+        self._handled.add((device, kind))
         time = self.params.time.kind
         if time == "flops" and kind not in self._flops:
             return "flops"

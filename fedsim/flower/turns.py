@@ -16,7 +16,7 @@ T = TypeVar("T")
 _GRACE_S = 1.0  # real time for which the end of a run waits for the ServerApp's thread (s)
 
 
-def _endless(label: str, patience_s: float, place: str) -> SimulationError:
+def _patience_error(label: str, patience_s: float, place: str) -> SimulationError:
     hint = "if that is no mistake, give strategy.real_patience more"
     return SimulationError(f"{label} has computed for {patience_s:g} s of real time{place}; {hint}")
 
@@ -48,7 +48,7 @@ def call_in_thread(function: Callable[[], T], patience_s: float, folder: Path, l
     thread.start()
     thread.join(min(patience_s, threading.TIMEOUT_MAX))
     if not answer.done():
-        raise _endless(label, patience_s, place_of_thread(thread, folder))
+        raise _patience_error(label, patience_s, place_of_thread(thread, folder))
     return answer.result()
 
 
@@ -106,17 +106,19 @@ class Turns:
             self.thread.start()
         else:
             self._turn.release()
-        alarm = asyncio.get_running_loop().call_later(self._patience_s, self._give_up)
+        alarm = asyncio.get_running_loop().call_later(self._patience_s, self._fail_turn)
         try:
             await self._result(self._turn_end)
         finally:
             alarm.cancel()
 
-    def _give_up(self) -> None:
+    def _fail_turn(self) -> None:
         if not self._turn_end.done():
             place = place_of_thread(self.thread, self._folder)
             self._turn_end.set_exception(
-                _endless("the ServerApp", self._patience_s, f" without calling the Grid{place}")
+                _patience_error(
+                    "the ServerApp", self._patience_s, f" without calling the Grid{place}"
+                )
             )
 
     def wait(self) -> None:
