@@ -71,11 +71,11 @@ class App:
         return loaded
 
 
-def read_app(place: str, run_config: Mapping[str, object]) -> App:
+def read_app(path: str, run_config: Mapping[str, object]) -> App:
     """Read a Flower app from the ``pyproject.toml`` in its folder.
 
     Args:
-        place: path of the app's folder.
+        path: path of the app's folder.
         run_config: values that replace those in ``[tool.flwr.app.config]``, in tables or under
             dotted keys.
 
@@ -86,18 +86,18 @@ def read_app(place: str, run_config: Mapping[str, object]) -> App:
         ScenarioError: the folder has no valid app, or ``run_config`` has a key that the app lacks
             or a value that is no number, text or bool.
     """
-    folder = Path(place).expanduser().resolve()
-    tables = _app_tables(place, folder)
+    folder = Path(path).expanduser().resolve()
+    tables = _app_tables(path, folder)
     components = tables.get("components", {})
-    paths: dict[str, str] = {}
+    import_paths: dict[str, str] = {}
     for name in ("serverapp", "clientapp"):
-        path = components.get(name)
-        if not isinstance(path, str) or ":" not in path:
+        import_path = components.get(name)
+        if not isinstance(import_path, str) or ":" not in import_path:
             key = f"tool.flwr.app.components.{name}"
             raise ScenarioError(
-                f"strategy.app is {place!r}, whose {_FILE} does not say {key} = 'module:attribute'"
+                f"strategy.app is {path!r}, whose {_FILE} does not say {key} = 'module:attribute'"
             )
-        paths[name] = path
+        import_paths[name] = import_path
     config = flatten(tables.get("config", {}))
     changes = flatten(run_config)
     for key, value in changes.items():
@@ -112,10 +112,10 @@ def read_app(place: str, run_config: Mapping[str, object]) -> App:
                 f"strategy.run_config.{key} is {show_value(value)}; allowed are numbers, texts, "
                 "true and false"
             )
-    return App(folder, paths["serverapp"], paths["clientapp"], config | changes)
+    return App(folder, import_paths["serverapp"], import_paths["clientapp"], config | changes)
 
 
-def _app_tables(place: str, folder: Path) -> dict[str, dict[str, object]]:
+def _app_tables(path: str, folder: Path) -> dict[str, dict[str, object]]:
     """Read the table ``[tool.flwr.app]`` of an app's ``pyproject.toml``; empty if it is absent."""
     file = folder / _FILE
     try:
@@ -123,7 +123,7 @@ def _app_tables(place: str, folder: Path) -> dict[str, dict[str, object]]:
     except OSError:
         hint = "give the folder of a Flower app, from the working directory on or from the root"
         raise ScenarioError(
-            f"strategy.app is {place!r}, but there is no {str(file)!r}; {hint}"
+            f"strategy.app is {path!r}, but there is no {str(file)!r}; {hint}"
         ) from None
     except ValueError as error:
         raise ScenarioError(f"strategy.app: {str(file)!r} is not valid TOML: {error}") from None

@@ -50,7 +50,7 @@ def is_within(folder: Path, file: str) -> bool:
     return not (has_environment and file.startswith(f"{sys.prefix}{os.sep}"))
 
 
-def place_of_thread(thread: threading.Thread, folder: Path) -> str:
+def format_thread_line(thread: threading.Thread, folder: Path) -> str:
     """Format the line of an app's code that a thread is executing.
 
     Args:
@@ -93,9 +93,10 @@ def error_of_app(error: BaseException, folder: Path) -> str:
     for frame in frames[-_MOST_CALLS:]:
         file = Path(frame.filename).relative_to(folder)
         calls.append(f"{file}:{frame.lineno} {frame.name}")
-    path = f"; by {' > '.join(calls)}" if len(calls) > 1 else ""
+    call_path = f"; by {' > '.join(calls)}" if len(calls) > 1 else ""
+    line = _format_line(frames)
     return (
-        f"{type(error).__name__}: {error}{_format_line(frames)}{path}; the app is in {str(folder)!r}, "
+        f"{type(error).__name__}: {error}{line}{call_path}; the app is in {str(folder)!r}, "
         f"and --debug shows all calls{_hint_at_hub(error)}"
     )
 

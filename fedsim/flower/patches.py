@@ -215,6 +215,7 @@ def _replace_clock(name: str, scale: float, begin_s: float) -> None:
 
 
 def _replace_sleep() -> None:
+    """Patch ``time.sleep``: a ServerApp waits in simulated time, a ClientApp adds up its sleep."""
     real = time.sleep
 
     @wraps(real)
@@ -340,6 +341,7 @@ def _wait_for(
     num_clients: int,
     timeout: float = 86_400,
 ) -> bool:
+    """Replacement of ``SimpleClientManager.wait_for`` that looks once per simulated second."""
     end_s = session.clock() + timeout
     while manager.num_available() < num_clients and session.clock() < end_s:
         session.sleep(1.0)

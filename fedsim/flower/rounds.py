@@ -129,7 +129,7 @@ class AppRounds:
         if app_number is not None:
             return app_number != self._open_round.app_number
         if arrays is not None:
-            return arrays != self._arrays
+            return bool(arrays != self._arrays)
         return target in self._targets
 
     def _can_open_round(self, message: Message) -> bool:

@@ -23,7 +23,7 @@ from fedsim.federation.contents import Header, Opaque
 from fedsim.federation.events import COUNTED_AS, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import read_app
-from fedsim.flower.app_errors import error_of_app, place_of_thread
+from fedsim.flower.app_errors import error_of_app, format_thread_line
 from fedsim.flower.app_half import AppHalf
 from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, config_of
 from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
@@ -130,7 +130,7 @@ class Session(SessionBase):
         self._sent: dict[str, Sent] = {}
         self._in_progress: dict[int, Sent] = {}  # device -> the message that it handles
         self._queues: dict[int, deque[Sent]] = defaultdict(deque)
-        self._awaited = set[int]()
+        self._awaited = set[int]()  # unavailable devices for which ``on_return`` will be called
         self._unanswered = 0  # count of messages that have no reply yet
         self._task_counts = Counter[int]()
         # rounds of done tasks that do not count, because a later task of the same device does
@@ -199,7 +199,7 @@ class Session(SessionBase):
             if self._idle_waits > _MOST_IDLE:
                 raise SimulationError(
                     f"the ServerApp has waited {_MOST_IDLE} times in a row with no message under "
-                    f"way{place_of_thread(self.turns.thread, self.folder)}"
+                    f"way{format_thread_line(self.turns.thread, self.folder)}"
                 )
         self.turns.wait()
         self._server.cancel_timer("app")
@@ -277,6 +277,7 @@ class Session(SessionBase):
             raise RunOver
 
     def _record_updates(self, ended: AppRound) -> None:
+        """Write the record ``aggregate`` of the replies that the ServerApp received in a round."""
         updates = ended.updates
         if not updates:
             return
@@ -391,10 +392,11 @@ class Session(SessionBase):
         """Begin the task in which an idle device downloads a message, computes and replies."""
         kind = sent.message.metadata.message_type
         number = None if sent.round is None else sent.round.number
-        finished = self._finished.pop(device, None)
-        continues = finished is not None and finished is sent.round
-        if finished is not None and continues:
-            self._continued.append(finished)
+        continues = False
+        previous_round = self._finished.pop(device, None)
+        if previous_round is not None and previous_round is sent.round:
+            continues = True
+            self._continued.append(previous_round)
         rng = self._server.rng("client-app", device, self._task_counts[device])
         seed = int(rng.integers(1 << 32))
         self._task_counts[device] += 1
@@ -428,11 +430,12 @@ class Session(SessionBase):
         numbers = sorted({self._sent[name].number for name in message_ids if name in self._sent})
         names = [f"message-{number}" for number in numbers]
         replies = self._receive(names)
-        if not replies:
-            if self._polled_at == self._server.now:
-                self._wait(self._server.now + _POLL_S)
-                replies = self._receive(names)
-            self._polled_at = self._server.now
+        if replies:
+            return replies
+        if self._polled_at == self._server.now:
+            self._wait(self._server.now + _POLL_S)
+            replies = self._receive(names)
+        self._polled_at = self._server.now
         return replies
 
     def _receive(self, names: Iterable[str]) -> list[Message]:

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from fedsim.common.errors import SimulationError
-from fedsim.flower.app_errors import place_of_thread
+from fedsim.flower.app_errors import format_thread_line
 
 T = TypeVar("T")
 
 _GRACE_S = 1.0  # real time for which the end of a run waits for the ServerApp's thread (s)
 
 
-def _patience_error(label: str, patience_s: float, place: str) -> SimulationError:
+def _patience_error(label: str, patience_s: float, line: str) -> SimulationError:
     hint = "if that is no mistake, give strategy.real_patience more"
-    return SimulationError(f"{label} has computed for {patience_s:g} s of real time{place}; {hint}")
+    return SimulationError(f"{label} has computed for {patience_s:g} s of real time{line}; {hint}")
 
 
 def call_in_thread(function: Callable[[], T], patience_s: float, folder: Path, label: str) -> T:
@@ -48,7 +48,7 @@ def call_in_thread(function: Callable[[], T], patience_s: float, folder: Path, l
     thread.start()
     thread.join(min(patience_s, threading.TIMEOUT_MAX))
     if not answer.done():
-        raise _patience_error(label, patience_s, place_of_thread(thread, folder))
+        raise _patience_error(label, patience_s, format_thread_line(thread, folder))
     return answer.result()
 
 
@@ -114,10 +114,10 @@ class Turns:
 
     def _fail_turn(self) -> None:
         if not self._turn_end.done():
-            place = place_of_thread(self.thread, self._folder)
+            line = format_thread_line(self.thread, self._folder)
             self._turn_end.set_exception(
                 _patience_error(
-                    "the ServerApp", self._patience_s, f" without calling the Grid{place}"
+                    "the ServerApp", self._patience_s, f" without calling the Grid{line}"
                 )
             )
 
@@ -141,6 +141,7 @@ class Turns:
             self.thread.join(_GRACE_S)
 
     def _run(self) -> None:
+        """Run the ServerApp in its thread, and end its last turn."""
         self._context.enter_context(self._around())
         try:
             with suppress(RunOver):
