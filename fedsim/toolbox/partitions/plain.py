@@ -26,7 +26,7 @@ from fedsim.learning.data.partitions import (
 )
 
 _EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
-_TRIES = 10_000  # permutations that are drawn before the search is given up
+_MOST_DRAWS = 10_000  # permutations that are drawn before the search is given up
 
 
 class ByLabel(Partition):
@@ -65,7 +65,9 @@ class ByLabel(Partition):
         labels = dataset.pool.classes
         pieces: list[list[Index]] = [[] for _ in range(devices)]
         for label, samples in enumerate(dataset.by_class(index)):
-            members = list(range(label, devices, labels)) or [label % devices]
+            members = list(range(label, devices, labels))
+            if not members:  # fewer devices than labels
+                members = [label % devices]
             shares = deal_evenly(samples, len(members), streams.generator(purpose, label))
             for device, share in zip(members, shares, strict=True):
                 pieces[device].append(share)
@@ -91,7 +93,8 @@ class ByUser(Partition):
             )
         train = dataset.by_class(dataset.train)
         test = dataset.by_class(dataset.test)
-        order = sorted(range(users), key=lambda user: not len(train[user]))
+        # users with training samples first, otherwise in order
+        order = sorted(range(users), key=lambda user: len(train[user]) == 0)
         shards = [Shard(train[user], test[user]) for user in order]
         return FederatedData(dataset.pool, shards)
 
@@ -115,11 +118,11 @@ class Shards(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         size = dataset.train_size
-        each = self.per_device
+        per_device = self.per_device
         require_devices(
             devices,
-            size // each,
-            f"'{dataset.name}' has {size} training samples, {each} shards a device",
+            size // per_device,
+            f"'{dataset.name}' has {size} training samples, {per_device} shards a device",
         )
         generator = streams.generator("world/data/train")
         shuffled = generator.permutation(dataset.train)
@@ -127,8 +130,8 @@ class Shards(Partition):
         even_parts = np.array_split(shuffled[:even_size], devices)
         rest = shuffled[even_size:]
         by_class = rest[np.argsort(dataset.pool.y[rest], kind="stable")]
-        shards = np.array_split(by_class, devices * each)
-        dealt = generator.permutation(len(shards)).reshape(devices, each)
+        shards = np.array_split(by_class, devices * per_device)
+        dealt = generator.permutation(len(shards)).reshape(devices, per_device)
         train = []
         for even_part, numbers in zip(even_parts, dealt.tolist(), strict=True):
             device_shards = [shards[number] for number in numbers]
@@ -155,20 +158,23 @@ class Dirichlet(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         size = dataset.train_size
-        each = self.minimum
+        minimum = self.minimum
         require_devices(
             devices,
-            size // each,
-            f"'{dataset.name}' has {size} training samples, at least {each} a device",
+            size // minimum,
+            f"'{dataset.name}' has {size} training samples, at least {minimum} a device",
         )
         generator = streams.generator("world/data/train")
         parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
-        owners = [self._owners(len(part), devices, generator) for part in parts]
+        owners = [self._draw_owners(len(part), devices, generator) for part in parts]
         train = gather(np.concatenate(owners), np.concatenate(parts), devices)
         self._fill_up(train, generator)
         return federated(dataset, train, deal_test_alike(dataset, train, streams))
 
-    def _owners(self, size: int, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    def _draw_owners(
+        self, size: int, devices: int, generator: np.random.Generator
+    ) -> NDArray[np.int64]:
+        """Draw devices' shares of a class, and return the device of each sample, int64 [size]."""
         shares = generator.dirichlet(np.full(devices, self.alpha))
         edges = np.floor(np.cumsum(shares) * size + 0.5).astype(np.int64).clip(0, size)
         edges[-1] = size
@@ -225,8 +231,8 @@ class PartitionFile(Partition):
         test = []
         for device, entry in enumerate(entries):
             test_entry = entry.get("test", [])
-            train.append(_index(path, f"{device}, train", entry["train"], dataset.train))
-            test.append(_index(path, f"{device}, test", test_entry, dataset.test))
+            train.append(_pool_indices(path, f"{device}, train", entry["train"], dataset.train))
+            test.append(_pool_indices(path, f"{device}, test", test_entry, dataset.test))
         tests = "with test indices"
         if not any("test" in entry for entry in entries):
             test = deal_test_alike(dataset, train, streams)
@@ -252,10 +258,17 @@ def _read_entries(path: Path) -> list[dict[str, object]]:
     if isinstance(numbers, str) or "" in content:
         wrong = numbers if isinstance(numbers, str) else ""
         raise DataError(f"'{path}' has the key {show_value(wrong)}; {rule(len(content))}")
-    return [_entry(path, name, content[name]) for name in sorted(content, key=numbers.__getitem__)]
+    return [
+        _parse_entry(path, name, content[name]) for name in sorted(content, key=numbers.__getitem__)
+    ]
 
 
-def _entry(path: Path, name: str, entry: object) -> dict[str, object]:
+def _parse_entry(path: Path, name: str, entry: object) -> dict[str, object]:
+    """Return a device's entry as a dict with ``train`` and perhaps ``test``.
+
+    Raises:
+        DataError: the entry is neither a list nor such an object.
+    """
     parts = {"train": entry} if isinstance(entry, list) else entry
     if not isinstance(parts, dict) or "train" not in parts:
         raise DataError(
@@ -272,7 +285,7 @@ def _entry(path: Path, name: str, entry: object) -> dict[str, object]:
     return parts
 
 
-def _index(path: Path, label: str, entry: object, samples: Index) -> Index:
+def _pool_indices(path: Path, label: str, entry: object, samples: Index) -> Index:
     """Convert a device's sample indices in a partition file to indices into the data set's pool.
 
     Args:
@@ -335,21 +348,24 @@ class LabelGroups(Partition):
                 f"{', '.join(divisors)} are allowed"
             )
         _require_members(groups, devices)
-        group_classes = classes // groups
+        classes_per_group = classes // groups
         y = dataset.pool.y
-        group_train = gather(y[dataset.train] // group_classes, dataset.train, groups)
-        group_test = gather(y[dataset.test] // group_classes, dataset.test, groups)
+        group_train = gather(y[dataset.train] // classes_per_group, dataset.train, groups)
+        group_test = gather(y[dataset.test] // classes_per_group, dataset.test, groups)
         fewest = min(map(len, group_train))
         require_devices(
             devices, groups * fewest, f"'{dataset.name}' has {fewest} training samples for a group"
         )
-        members = [len(range(group, devices, groups)) for group in range(groups)]
-        size = min(len(part) // count for part, count in zip(group_train, members, strict=True))
+        member_counts = [len(range(group, devices, groups)) for group in range(groups)]
+        # all devices get as many samples as there are for each device of the scarcest group
+        size = min(
+            len(part) // count for part, count in zip(group_train, member_counts, strict=True)
+        )
         train: list[Index] = [dataset.train] * devices
         test: list[Index] = [dataset.test] * devices
-        for group, count in enumerate(members):
+        for group, count in enumerate(member_counts):
             mixed = streams.generator("world/data/train", group).permutation(group_train[group])
-            train[group::groups] = [*mixed[: size * count].reshape(count, size)]
+            train[group::groups] = list(mixed[: size * count].reshape(count, size))
             generator = streams.generator("world/data/test", group)
             test[group::groups] = deal_evenly(group_test[group], count, generator)
         return federated(dataset, train, test, truth=np.arange(devices) % groups)
@@ -402,7 +418,7 @@ class Permutations(Partition):
         # two permutations that agree on all labels but one agree on that one too, and are equal
         agree = min(self.agree, classes - 2)
         maps = [np.arange(classes)]
-        for _ in range(_TRIES + 1):
+        for _ in range(_MOST_DRAWS + 1):
             if len(maps) == self.groups:
                 return maps
             candidate = generator.permutation(classes)
@@ -435,7 +451,7 @@ class Rotations(Partition):
 
     @field_validator("degrees")
     @classmethod
-    def _quarter_turns(cls, degrees: list[int]) -> list[int]:
+    def _check_degrees(cls, degrees: list[int]) -> list[int]:
         are_allowed = set(degrees) <= {0, 90, 180, 270}
         if not are_allowed or len(set(degrees)) < len(degrees):
             raise ValueError(f"{degrees} are not different rotations out of 0, 90, 180 and 270")
@@ -445,8 +461,8 @@ class Rotations(Partition):
         shape = dataset.pool.shape
         size = dataset.train_size
         groups = len(self.degrees)
-        sideways = any(degrees % 180 for degrees in self.degrees)
-        if len(shape) != 3 or (sideways and shape[1] != shape[2]):
+        turns_sideways = any(degrees % 180 for degrees in self.degrees)
+        if len(shape) != 3 or (turns_sideways and shape[1] != shape[2]):
             why = (
                 f"the samples of '{dataset.name}' have the shape {shape}, and only square images "
                 "can be turned by 90 degrees"

@@ -53,25 +53,26 @@ class PowerLaw(Partition):
     classes_per_device: int = Field(default=2, ge=1)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        labels, truth = _neighbours(dataset, devices, self.classes_per_device)
+        labels, truth = _neighbouring_classes(dataset, devices, self.classes_per_device)
         parts = dataset.by_class(dataset.all)
         least = _FIRST_OF_CLASS
-        each = self.classes_per_device
+        per_device = self.classes_per_device
         sizes = np.array([len(part) for part in parts])
         reserved = least * np.bincount(labels.ravel(), minlength=len(parts))
         scarce = np.flatnonzero(reserved > sizes)
         if len(scarce):
             label = scarce[0]
             why = (
-                f"each needs {least} samples of each of its {each} classes, and '{dataset.name}' "
-                f"has {sizes[label]} of {label}"
+                f"each needs {least} samples of each of its {per_device} classes, and "
+                f"'{dataset.name}' has {sizes[label]} of {label}"
             )
-            require_devices(devices, int(sizes.min()) // least * len(sizes) // each, why)
-        extras = self._extras(labels, sizes - reserved, streams.generator("world/data/sizes"))
-        amounts = np.stack([np.full_like(extras, least), extras])
+            devices_of_a_class = int(sizes.min()) // least
+            require_devices(devices, devices_of_a_class * len(sizes) // per_device, why)
+        rest = self._divide_rest(labels, sizes - reserved, streams.generator("world/data/sizes"))
+        amounts = np.stack([np.full_like(rest, least), rest])
         return hold_out_tenths(dataset, _deal(parts, labels, amounts, "skip"), streams, truth)
 
-    def _extras(self, labels: Ints, available: Ints, generator: np.random.Generator) -> Ints:
+    def _divide_rest(self, labels: Ints, available: Ints, generator: np.random.Generator) -> Ints:
         """Divide the remaining samples of each class among the devices of the class, at random.
 
         Args:
@@ -84,13 +85,16 @@ class PowerLaw(Partition):
         """
         devices, slots = labels.shape
         classes = len(available)
-        draws = generator.lognormal(0.0, 2.0, (classes, -(-devices // classes), slots))
-        # device u has row u // C of the draws of each of its classes
-        slots_of_devices = (labels, np.arange(devices)[:, None] // classes, np.arange(slots)[None])
+        rows = math.ceil(devices / classes)
+        draws = generator.lognormal(0.0, 2.0, (classes, rows, slots))
+        # device u has row u // C of the draws of each of its classes; other draws are not used
+        row_of_device = np.arange(devices)[:, None] // classes
+        positions = (labels, row_of_device, np.arange(slots)[None])
         used = np.zeros_like(draws)
-        used[slots_of_devices] = draws[slots_of_devices]
-        total = np.maximum(used.sum(axis=(1, 2), keepdims=True), np.finfo(np.float64).tiny)
-        amounts: Floats = (available[:, None, None] * used / total)[slots_of_devices]
+        used[positions] = draws[positions]
+        total = used.sum(axis=(1, 2), keepdims=True)
+        total = np.maximum(total, np.finfo(np.float64).tiny)  # 0 for a class that no device has
+        amounts: Floats = (available[:, None, None] * used / total)[positions]
         return amounts.astype(np.int64)
 
 
@@ -114,7 +118,7 @@ class Femnist(Partition):
     overlap: bool = True
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        labels, truth = _neighbours(dataset, devices, 3)
+        labels, truth = _neighbouring_classes(dataset, devices, 3)
         order = streams.generator("world/data/train")
         parts = [order.permutation(part)[:4000] for part in dataset.by_class(dataset.train)]
         sizes = streams.generator("world/data/sizes").lognormal(4.0, 1.0, devices) + 5.0
@@ -156,7 +160,7 @@ class DittoPartition(Partition):
     usual_normalize: ClassVar[Normalize] = "standardize"
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        labels, truth = _neighbours(dataset, devices, 5)
+        labels, truth = _neighbouring_classes(dataset, devices, 5)
         legacy = np.random.RandomState(233)  # the generator and the seed of the published split
         sizes = legacy.lognormal(3.0, 1.0, devices) + 10.0
         sizes = dataset.train_size * sizes / sum(sizes)
@@ -171,7 +175,7 @@ class DittoPartition(Partition):
         return federated(dataset, train, test, truth)
 
 
-def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[Ints, Ints | None]:
+def _neighbouring_classes(dataset: Dataset, devices: int, slots: int) -> tuple[Ints, Ints | None]:
     """Assign neighbouring classes to devices: u, u+1, ... (mod C) to device u.
 
     Args:
@@ -262,16 +266,16 @@ class ClassBias(Partition):
             total = f"{sizes.sum()} training samples; allowed are at most {_MOST_SAMPLES}"
             raise ScenarioError(f"data.partition.sizes gives {devices} devices {total}")
         train = []
-        first = []
+        first_labels = []
         for device, size in enumerate(sizes.tolist()):
             generator = streams.generator("world/data/train", device)
             order = generator.permutation(len(parts))
-            train.append(self._draw(parts, order, size, generator))
-            first.append(order[0])
-        truth = np.array(first) if self.classes_per_device == 1 else None
+            train.append(self._draw_samples(parts, order, size, generator))
+            first_labels.append(order[0])
+        truth = np.array(first_labels) if self.classes_per_device == 1 else None
         return federated(dataset, train, deal_test_alike(dataset, train, streams), truth)
 
-    def _draw(
+    def _draw_samples(
         self, parts: list[Index], order: Ints, size: int, generator: np.random.Generator
     ) -> Index:
         """Draw the training samples of a device, of which a share is of a few classes.
@@ -327,13 +331,15 @@ class ClassImbalance(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         classes = dataset.pool.classes
         require_classes(self.classes_per_device, dataset)
-        # probability of each class to be a device's majority: normal, with mean 5 and variance 10
+        # probability of class l to be the majority: P(l - 0.5 < N(5, 10) < l + 0.5), rescaled
         edges = (np.arange(classes + 1) - 4.5) / math.sqrt(20.0)
         chances = np.diff([math.erf(edge) for edge in edges])
         majority = np.asarray(chances / chances.sum(), dtype=np.float64)
         counts = np.empty((devices, classes), dtype=np.int64)
         for device in range(devices):
-            counts[device] = self._counts(majority, streams.generator("world/data/sizes", device))
+            counts[device] = self._draw_counts(
+                majority, streams.generator("world/data/sizes", device)
+            )
         generator = streams.generator("world/data/train")
         parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
         available = np.array([len(part) for part in parts])
@@ -355,7 +361,7 @@ class ClassImbalance(Partition):
         truth = counts.argmax(axis=1) if self.classes_per_device == 1 else None
         return federated(dataset, gather(owner, index, devices), test, truth)
 
-    def _counts(self, majority: Floats, generator: np.random.Generator) -> Ints:
+    def _draw_counts(self, majority: Floats, generator: np.random.Generator) -> Ints:
         """Draw how many samples of each class a device has, int64 [C].
 
         Args:
@@ -369,6 +375,7 @@ class ClassImbalance(Partition):
         amounts: Ints = np.zeros(self.classes_per_device, dtype=np.int64)
         while not amounts.any():
             amounts = generator.integers(0, self.largest, self.classes_per_device, endpoint=True)
+        # the largest amount goes to the majority class, which is first below
         most = int(amounts.argmax())
         amounts[0], amounts[most] = amounts[most], amounts[0]
         counts = np.zeros(classes, dtype=np.int64)
