@@ -17,7 +17,7 @@ _MOST_CLASSES = 100_000  # greatest count of classes, each of which is a column 
 _CHANNELS = (1, 3, 4)  # counts of channels of images: grey, colours, colours with transparency
 _PARTS = ("_train", "_test")
 _NEEDS = "x_train, y_train, x_test and y_test, or x and y"
-_TEXT = "USOT"  # numpy's codes of kinds of arrays of text and of objects
+_TEXT_KINDS = "USOT"  # numpy's codes of kinds of arrays of text and of objects
 
 Vocabulary = Annotated[int | None, Field(ge=2, le=10_000_000)]
 Layout = Literal["channels-first", "channels-last"] | None
@@ -52,37 +52,39 @@ def raw_of(path: Path, arrays: NamedArrays, options: ArrayOptions) -> Raw:
     Raises:
         DataError: an array is missing, is malformed, or has a name that is not allowed.
     """
-    split = sorted(name for name in arrays if _is_part(name))
-    whole = [name for name in ("x", "y") if name in arrays]
-    if split and whole:
+    split_names = sorted(name for name in arrays if _is_split_name(name))
+    whole_names = [name for name in ("x", "y") if name in arrays]
+    if split_names and whole_names:
         raise DataError(
-            f"'{path}': it has {', '.join(whole)}, and {', '.join(split)} too; allowed are "
-            f"{_NEEDS}, not both"
+            f"'{path}': it has {', '.join(whole_names)}, and {', '.join(split_names)} too; "
+            f"allowed are {_NEEDS}, not both"
         )
-    if whole:
-        x, y = _pair(path, arrays, "", options)
-        columns = _columns(path, arrays, ("",), {"": len(x)})
-        test = every_fifth(y if y.ndim == 1 else np.zeros(len(y), np.int64))
-        x_train = x[~test]
-        y_train = y[~test]
-        x_test = x[test]
-        y_test = y[test]
+    if whole_names:
+        x, y = _read_pair(path, arrays, "", options)
+        columns = _read_columns(path, arrays, ("",), {"": len(x)})
+        is_test = every_fifth(y if y.ndim == 1 else np.zeros(len(y), np.int64))
+        x_train = x[~is_test]
+        y_train = y[~is_test]
+        x_test = x[is_test]
+        y_test = y[is_test]
         for name, column in columns.items():
-            columns[name] = np.concatenate([column[~test], column[test]])
+            columns[name] = np.concatenate([column[~is_test], column[is_test]])
     else:
-        x_train, y_train = _pair(path, arrays, "_train", options)
-        x_test, y_test = _pair(path, arrays, "_test", options)
-        columns = _columns(path, arrays, _PARTS, {"_train": len(x_train), "_test": len(x_test)})
-    _refuse_unlike(path, "x", "samples", x_train, x_test)
-    _refuse_unlike(path, "y", "targets", y_train, y_test)
+        x_train, y_train = _read_pair(path, arrays, "_train", options)
+        x_test, y_test = _read_pair(path, arrays, "_test", options)
+        columns = _read_columns(
+            path, arrays, _PARTS, {"_train": len(x_train), "_test": len(x_test)}
+        )
+    _require_alike(path, "x", "samples", x_train, x_test)
+    _require_alike(path, "y", "targets", y_train, y_test)
     classes = _count_classes(y_train, y_test)
-    tokens = _tokens(path, x_train, x_test, options.vocabulary)
+    tokens = _count_tokens(path, x_train, x_test, options.vocabulary)
     peak = 255.0 if x_train.dtype == np.uint8 else 1.0
-    _note(path, arrays, columns, has_tests=not whole)
+    _note_arrays(path, arrays, columns, has_tests=not whole_names)
     return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak, tokens, columns)
 
 
-def _is_part(name: str) -> bool:
+def _is_split_name(name: str) -> bool:
     return name.startswith(("x_", "y_")) and name.endswith(_PARTS)
 
 
@@ -95,10 +97,10 @@ def _count_classes(train: AnyArray, test: AnyArray) -> int:
     """
     if train.ndim > 1:
         return max(1, int(train.shape[1]))
-    return _most(train, test) + 1
+    return _largest_value(train, test) + 1
 
 
-def _refuse_unlike(path: Path, name: str, noun: str, train: AnyArray, test: AnyArray) -> None:
+def _require_alike(path: Path, name: str, noun: str, train: AnyArray, test: AnyArray) -> None:
     """Raise ``DataError`` if training and test arrays differ in samples' shape or in type.
 
     Args:
@@ -115,7 +117,7 @@ def _refuse_unlike(path: Path, name: str, noun: str, train: AnyArray, test: AnyA
         )
 
 
-def _note(path: Path, arrays: NamedArrays, columns: NamedArrays, *, has_tests: bool) -> None:
+def _note_arrays(path: Path, arrays: NamedArrays, columns: NamedArrays, *, has_tests: bool) -> None:
     """Print a note on a user's arrays: types, shapes, columns, and where test samples come from.
 
     Args:
@@ -143,11 +145,11 @@ def surplus(columns: Iterable[str], declared: Iterable[str], used: str | None) -
     return sorted({*columns} - {*declared} - {used})
 
 
-def _most(train: AnyArray, test: AnyArray) -> int:
+def _largest_value(train: AnyArray, test: AnyArray) -> int:
     return int(max(train.max(), test.max(initial=0)))
 
 
-def _tokens(path: Path, train: AnyArray, test: AnyArray, vocabulary: int | None) -> int:
+def _count_tokens(path: Path, train: AnyArray, test: AnyArray, vocabulary: int | None) -> int:
     """Return the count of different tokens (the vocabulary); 0 if the samples are not tokens.
 
     Args:
@@ -166,7 +168,7 @@ def _tokens(path: Path, train: AnyArray, test: AnyArray, vocabulary: int | None)
                 f"'{path}' has samples of type {train.dtype}"
             )
         return 0
-    largest = _most(train, test)
+    largest = _largest_value(train, test)
     if vocabulary is None:
         return largest + 1
     if largest >= vocabulary:
@@ -177,7 +179,7 @@ def _tokens(path: Path, train: AnyArray, test: AnyArray, vocabulary: int | None)
     return vocabulary
 
 
-def _columns(
+def _read_columns(
     path: Path, arrays: NamedArrays, parts: Sequence[str], sizes: Mapping[str, int]
 ) -> NamedArrays:
     """Return the arrays that are columns: an integer for each sample, such as its user.
@@ -231,7 +233,7 @@ def _split_name(name: str, parts: Sequence[str]) -> tuple[str, str]:
     return name, "?"
 
 
-def _pair(
+def _read_pair(
     path: Path, arrays: NamedArrays, part: str, options: ArrayOptions
 ) -> tuple[AnyArray, AnyArray]:
     """Check and convert the samples and the targets of the training or the test part of arrays.
@@ -254,7 +256,7 @@ def _pair(
     x = arrays.get(x_name)
     y = arrays.get(y_name)
     if x is not None and y is None and _is_tokens(x):
-        return _samples(path, x_name, x, options.layout), np.zeros((len(x), 0))
+        return _convert_samples(path, x_name, x, options.layout), np.zeros((len(x), 0))
     if x is None or y is None:
         missing = x_name if x is None else y_name
         names = ", ".join(arrays) or "none"
@@ -276,7 +278,7 @@ def _pair(
         raise DataError(
             f"'{path}': '{y_name}' is of shape {y.shape}; each sample needs one target at least"
         )
-    samples = _samples(path, x_name, x, options.layout)
+    samples = _convert_samples(path, x_name, x, options.layout)
     if y.ndim == 1 and not is_real:
         if y.dtype.kind == "u" and y.max() >= _MOST_CLASSES:  # may not fit into int64
             raise DataError(
@@ -298,7 +300,7 @@ def _refuse_other_values(path: Path, name: str, array: AnyArray) -> None:
         name: name of the array, for error messages.
         array: the array.
     """
-    if array.dtype.kind in _TEXT:
+    if array.dtype.kind in _TEXT_KINDS:
         words = ", ".join(show_value(value) for value in np.unique(array.astype(str))[:3].tolist())
         advice = (
             f"it takes numbers; np.unique({name}, return_inverse=True)[1] numbers words in their "
@@ -316,7 +318,7 @@ def _is_tokens(x: AnyArray) -> bool:
     return np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
 
 
-def _samples(path: Path, name: str, x: AnyArray, layout: Layout) -> AnyArray:
+def _convert_samples(path: Path, name: str, x: AnyArray, layout: Layout) -> AnyArray:
     """Convert samples to tokens, int64 [n, T], or to uint8 or float32 with channels first.
 
     Args:

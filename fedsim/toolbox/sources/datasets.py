@@ -31,7 +31,7 @@ from fedsim.toolbox.sources.arrays import (
 
 _REREAD_ITEMS = 512  # least count of items that are read again, to detect draws in ``__getitem__``
 _OTHER_SEEDS = (20_231, 77_003)  # seeds of the global generators while items are read again
-_INSTEAD = (
+_ADVICE = (
     "fedsim reads a Dataset once, so that a draw would be the same in every epoch, or another "
     "in every run: give items that "
     "follow from their index alone (draw them once, by a generator with a seed of its own), "
@@ -73,7 +73,7 @@ class MapDataset(Source):
 
     @field_validator("factory")
     @classmethod
-    def _allowed(cls, factory: str) -> str:
+    def _refuse_code(cls, factory: str) -> str:
         refuse_unless_allowed(factory, "data.source.factory")
         return factory
 
@@ -88,7 +88,7 @@ class MapDataset(Source):
             arguments = {"_train": self.args, "_test": {**self.args, **self.test}}
         arrays: NamedArrays = {}
         for suffix, args in arguments.items():
-            columns = _read(partial(factory, **args), where)
+            columns = _read_dataset(partial(factory, **args), where)
             for key, array in columns.items():
                 arrays[f"{key}{suffix}"] = array
         name = self.factory.rpartition(":")[2]
@@ -98,7 +98,7 @@ class MapDataset(Source):
         return surplus(raw.columns, self.columns, column)
 
 
-def _read(make: Callable[[], object], where: str) -> NamedArrays:
+def _read_dataset(make: Callable[[], object], where: str) -> NamedArrays:
     """Read all items of a user's Dataset, and stack them by key.
 
     Items are read again, to find items that depend on random draws or on the order of reading.
@@ -114,35 +114,38 @@ def _read(make: Callable[[], object], where: str) -> NamedArrays:
         DataError: an item is invalid, or depends on more than its index.
     """
     with _generators_restored():
-        before = _states()
+        states_before = _generator_states()
         dataset = _make_dataset(make, where)
         size = len(dataset)
-        arrays = _stack(_items(dataset, range(size), where), where)
-        after = _states()
+        arrays = _stack(_read_items(dataset, range(size), where), where)
+        states_after = _generator_states()
+        # another seed of the global generators changes items that draw from them
         _seed_generators(_OTHER_SEEDS[0])
-        sample = [*range(0, size, max(1, size // _REREAD_ITEMS))][::-1]
-        repeated = _items(dataset, sample, where)
-        _require_same(repeated, sample, arrays, where, "when it is read again")
+        step = max(1, size // _REREAD_ITEMS)
+        sampled_indices = list(range(0, size, step))[::-1]
+        repeated = _read_items(dataset, sampled_indices, where)
+        _require_same(repeated, sampled_indices, arrays, where, "when it is read again")
         del dataset
+        # a new instance, read backwards, changes items that depend on what was read before
         second_dataset = _make_dataset(make, where)
         if len(second_dataset) != size:
             raise DataError(
                 f"{where}, which has {size} items at first and {len(second_dataset)} when it is "
-                f"made again; {_INSTEAD}"
+                f"made again; {_ADVICE}"
             )
-        backwards = range(size)[::-1]
-        repeated = _items(second_dataset, backwards, where)
+        reversed_indices = range(size)[::-1]
+        repeated = _read_items(second_dataset, reversed_indices, where)
         when = "when the Dataset is made again and read in another order"
-        _require_same(repeated, backwards, arrays, where, when)
+        _require_same(repeated, reversed_indices, arrays, where, when)
         del second_dataset, repeated
-        generators = [name for name in before if before[name] != after[name]]
+        generators = [name for name in states_before if states_before[name] != states_after[name]]
         if generators:
-            _require_own_seed(make, where, generators, after)
+            _require_own_seed(make, where, generators, states_after)
     return arrays
 
 
 def _require_own_seed(
-    make: Callable[[], object], where: str, generators: list[str], after: dict[str, bytes]
+    make: Callable[[], object], where: str, generators: list[str], states_after: dict[str, bytes]
 ) -> None:
     """Raise ``DataError`` if a Dataset draws from a global generator that it does not seed itself.
 
@@ -153,16 +156,16 @@ def _require_own_seed(
         make: creates the Dataset.
         where: text that names the Dataset, for error messages.
         generators: names of the generators whose states the first reading changed.
-        after: name of a generator -> its state after the first reading.
+        states_after: name of a generator -> its state after the first reading.
     """
     _seed_generators(_OTHER_SEEDS[1])
     dataset = _make_dataset(make, where)
-    for _ in _items(dataset, range(len(dataset)), where):
+    for _ in _read_items(dataset, range(len(dataset)), where):
         pass
-    states = _states()
-    unseeded = [name for name in generators if states[name] != after[name]]
+    states_again = _generator_states()
+    unseeded = [name for name in generators if states_again[name] != states_after[name]]
     if unseeded:
-        raise DataError(f"{where}, which draws from {' and '.join(unseeded)}; {_INSTEAD}")
+        raise DataError(f"{where}, which draws from {' and '.join(unseeded)}; {_ADVICE}")
 
 
 class _MapStyle(Protocol):
@@ -201,17 +204,17 @@ def _make_dataset(make: Callable[[], object], where: str) -> _MapStyle:
     return made
 
 
-def _items(dataset: _MapStyle, indices: Iterable[int], where: str) -> Iterator[Item]:
+def _read_items(dataset: _MapStyle, indices: Iterable[int], where: str) -> Iterator[Item]:
     for index in indices:
         try:
             item = dataset[index]
         except Exception as error:
             why = f"{type(error).__name__}: {error}{place_of(error)}"
             raise DataError(f"{where}, whose items cannot be read: item {index}: {why}") from error
-        yield _entries(item, f"{where}, whose item {index}")
+        yield _arrays_by_key(item, f"{where}, whose item {index}")
 
 
-def _entries(item: object, owner: str) -> Item:
+def _arrays_by_key(item: object, owner: str) -> Item:
     """Convert an item of a Dataset to arrays by key; a pair (sample, target) gets the keys x and y.
 
     Args:
@@ -227,10 +230,15 @@ def _entries(item: object, owner: str) -> Item:
         count = f" of {len(item)}" if isinstance(item, list | tuple) else ""
         allowed = "allowed are (sample, target) and mappings with x, y and perhaps columns"
         raise DataError(f"{owner} is a {type(item).__name__}{count}; {allowed}")
-    return {str(key): _array(value, f"{owner} has {key!r}") for key, value in item.items()}
+    return {str(key): _to_array(value, f"{owner} has {key!r}") for key, value in item.items()}
 
 
-def _array(value: object, label: str) -> AnyArray:
+def _to_array(value: object, label: str) -> AnyArray:
+    """Convert a value of an item, such as a tensor, to an array; bfloat16 becomes float32.
+
+    Raises:
+        DataError: the value is no array; ``label`` names it.
+    """
     import torch
 
     try:
@@ -296,7 +304,7 @@ def _require_same(
         for key, array in arrays.items():
             if not _is_same(array[index], item.get(key)):
                 raise DataError(
-                    f"{where}, whose item {index} has another {key!r} {when}; {_INSTEAD}"
+                    f"{where}, whose item {index} has another {key!r} {when}; {_ADVICE}"
                 )
 
 
@@ -320,7 +328,7 @@ def _is_same(first: AnyArray, repeated: AnyArray | None) -> bool:
     return repeated.astype(first.dtype).tobytes() == np.asarray(first).tobytes()
 
 
-def _states() -> dict[str, bytes]:
+def _generator_states() -> dict[str, bytes]:
     """Return the states of the global random generators of Python, numpy and torch.
 
     Returns:

@@ -1,5 +1,6 @@
 """Source of random images, for scenarios that need images of some shape but no files."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -56,7 +57,7 @@ class DrawnImages(Source):
     colour: float = Field(default=0.0, ge=0.0, le=1e4)
 
     @model_validator(mode="after")
-    def _not_too_large(self) -> "DrawnImages":
+    def _check_size(self) -> "DrawnImages":
         pixels = self.samples * int(np.prod(self.shape))
         if pixels > _MOST_PIXELS:
             raise ValueError(
@@ -70,15 +71,15 @@ class DrawnImages(Source):
         user = self._draw_users(generator)
         y = self._draw_labels(user, generator)
         x = self._draw_images(user, y, generator)
-        test = every_fifth(user)
+        is_test = every_fifth(user)
         return Raw(
             "drawn-images",
-            x[~test],
-            y[~test],
-            x[test],
-            y[test],
+            x[~is_test],
+            y[~is_test],
+            x[is_test],
+            y[is_test],
             self.classes,
-            columns={USER: np.concatenate([user[~test], user[test]])},
+            columns={USER: np.concatenate([user[~is_test], user[is_test]])},
         )
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
@@ -119,7 +120,8 @@ class DrawnImages(Source):
         if self.users == 1:
             return generator.permutation(np.arange(self.samples) % self.classes)
         labels = np.empty(len(user), np.int64)
-        for indices in np.split(np.arange(len(user)), np.flatnonzero(np.diff(user)) + 1):
+        user_boundaries = np.flatnonzero(np.diff(user)) + 1
+        for indices in np.split(np.arange(len(user)), user_boundaries):
             shares = generator.dirichlet(np.ones(self.classes))
             labels[indices] = generator.choice(self.classes, len(indices), p=shares)
         return labels
@@ -135,7 +137,7 @@ class DrawnImages(Source):
             generator: the source of the draws.
         """
         channels, height, width = self.shape
-        cells = (self.classes, channels, -(-height // _CELL), -(-width // _CELL))
+        cells = (self.classes, channels, math.ceil(height / _CELL), math.ceil(width / _CELL))
         colours = np.full((self.classes, channels, 1, 1), 128.0)
         if self.colour:
             colours = generator.normal(128.0, self.colour, colours.shape)

@@ -44,27 +44,29 @@ def parse_example(message: bytes) -> dict[str, Feature]:
         ValueError: the message is damaged.
     """
     features: dict[str, Feature] = {}
+    # field 1 of ``Example`` is a message whose entries are pairs of a name and a ``Feature``
     for example in _fields(memoryview(message)):
         if example.number != 1:
             continue
         for entry in _fields(example.content):
-            name, value = _named_feature(entry.content)
+            name, value = _parse_map_entry(entry.content)
             features[name] = value
     return features
 
 
-def _named_feature(content: memoryview) -> tuple[str, Feature]:
+def _parse_map_entry(content: memoryview) -> tuple[str, Feature]:
     name = ""
     value: Feature = []
     for part in _fields(content):
         if part.number == 1:
             name = bytes(part.content).decode()
         elif part.number == 2:
-            value = _feature(part.content)
+            value = _parse_feature(part.content)
     return name, value
 
 
-def _feature(content: memoryview) -> Feature:
+def _parse_feature(content: memoryview) -> Feature:
+    """Parse the message ``Feature``: a list of texts, of floats or of integers."""
     for kind in _fields(content):
         if kind.number == _BYTES_LIST:
             return [bytes(text.content) for text in _fields(kind.content)]
@@ -72,11 +74,12 @@ def _feature(content: memoryview) -> Feature:
             parts = [bytes(part.content) for part in _fields(kind.content)]
             return np.frombuffer(b"".join(parts), dtype="<f4").astype(np.float32)
         if kind.number == _INT64_LIST:
-            return _integers(kind.content)
+            return _parse_integers(kind.content)
     return []
 
 
-def _integers(content: memoryview) -> NDArray[np.int64]:
+def _parse_integers(content: memoryview) -> NDArray[np.int64]:
+    """Parse the message ``Int64List``, whose integers are fields, or packed into one field."""
     numbers = []
     for part in _fields(content):
         if part.wire == _VARINT:
@@ -86,6 +89,7 @@ def _integers(content: memoryview) -> NDArray[np.int64]:
         while offset < len(part.content):
             number, offset = _varint(part.content, offset)
             numbers.append(number)
+    # a negative integer is encoded as 2^64 more
     return np.array(numbers, dtype=np.uint64).astype(np.int64)
 
 
@@ -98,7 +102,7 @@ def _fields(message: memoryview) -> Iterator[_Field]:
     offset = 0
     while offset < len(message):
         tag, offset = _varint(message, offset)
-        wire = tag & 7
+        wire = tag & 7  # the other bits of a tag are the number of the field
         integer = 0
         if wire == _VARINT:
             integer, offset = _varint(message, offset)

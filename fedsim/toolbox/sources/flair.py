@@ -71,23 +71,23 @@ class Flair(Source):
         names = sorted({label for photo in photos for label in photo.labels})
         if not names:
             raise DataError(f"'{folder / LABELS}' has no labels")
-        train, test = (self._selected(photos, part) for part in self._parts)
+        train, test = (self._select(photos, part) for part in self._parts)
         if not train:
             raise DataError(f"'{folder / LABELS}' has no image in the part 'train'")
-        chosen = [*train, *test]
+        photographs = [*train, *test]
         users: dict[str, int] = {}
-        for photo in chosen:
+        for photo in photographs:
             users.setdefault(photo.user, len(users))
-        x = self._images(folder / IMAGES, [photo.image for photo in chosen])
-        y = np.zeros((len(chosen), len(names)), np.float32)
+        x = self._decode_images(folder / IMAGES, [photo.image for photo in photographs])
+        y = np.zeros((len(photographs), len(names)), np.float32)
         target_of = {name: target for target, name in enumerate(names)}
-        for row, photo in enumerate(chosen):
+        for row, photo in enumerate(photographs):
             y[row, [target_of[label] for label in photo.labels]] = 1.0
-        owners = np.array([users[photo.user] for photo in chosen], dtype=np.int64)
-        strangers = len({photo.user for photo in test} - {photo.user for photo in train})
+        owners = np.array([users[photo.user] for photo in photographs], dtype=np.int64)
+        test_only_users = len({photo.user for photo in test} - {photo.user for photo in train})
         note(
-            f"{str(folder)!r}: {len(chosen)} images of {len(users)} users, {strangers} of whom "
-            f"have test samples alone; {len(names)} labels"
+            f"{str(folder)!r}: {len(photographs)} images of {len(users)} users, {test_only_users} "
+            f"of whom have test samples alone; {len(names)} labels"
         )
         size = len(train)
         columns = {USER: owners}
@@ -95,7 +95,7 @@ class Flair(Source):
             "flair", x[:size], y[:size], x[size:], y[size:], classes=len(names), columns=columns
         )
 
-    def _selected(self, photos: list[_Photo], part: str) -> list[_Photo]:
+    def _select(self, photos: list[_Photo], part: str) -> list[_Photo]:
         """Select the photographs of the users that are read, sorted by image.
 
         Args:
@@ -107,7 +107,7 @@ class Flair(Source):
         allowed = set(users[: self.users])
         return [photo for photo in entries if photo.user in allowed]
 
-    def _images(self, folder: Path, names: list[str]) -> NDArray[np.uint8]:
+    def _decode_images(self, folder: Path, names: list[str]) -> NDArray[np.uint8]:
         """Decode images, uint8 [n, 3, height, width].
 
         Args:
@@ -158,10 +158,13 @@ def _read_photos(path: Path, labels: Literal["coarse", "fine"]) -> list[_Photo]:
         raise DataError(f"'{path}' cannot be read as JSON: {error}") from None
     if not isinstance(entries, list):
         raise DataError(f"'{path}' is no list of images")
-    return [_photo(path, number, entry, labels) for number, entry in enumerate(entries)]
+    return [_parse_photo(path, number, entry, labels) for number, entry in enumerate(entries)]
 
 
-def _photo(path: Path, number: int, entry: object, labels: Literal["coarse", "fine"]) -> _Photo:
+def _parse_photo(
+    path: Path, number: int, entry: object, labels: Literal["coarse", "fine"]
+) -> _Photo:
+    """Check the entry of a photograph in the file of labels, and return it as a ``_Photo``."""
     owner = f"'{path}': entry {number} (from 0)"
     if not isinstance(entry, dict) or not set(_KEYS) <= entry.keys():
         raise DataError(f"{owner} needs {', '.join(_KEYS)}")

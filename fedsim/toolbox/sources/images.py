@@ -25,12 +25,12 @@ from fedsim.learning.data.sources import Source, check_labels
 ByteArray = NDArray[np.uint8]
 
 _UNSIGNED_BYTE = 8
-_RECORD = 1 + 3 * 32 * 32
+_RECORD_BYTES = 1 + 3 * 32 * 32
 _EMNIST_CLASSES = 62
 _MOST_PIXELS = 10**9  # greatest count of values in a file; EMNIST's largest has 547,178,688
 # lower-case letters follow 10 digits and 26 capitals
-_A = 36
-_J = 45
+_LABEL_A = 36
+_LABEL_J = 45
 
 
 def read_idx(path: Path, dimensions: int) -> ByteArray:
@@ -59,15 +59,16 @@ def read_idx(path: Path, dimensions: int) -> ByteArray:
 
 
 def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
+    """Read the array of an unpacked IDX file, and check its header and its length."""
     magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
-    size = 4 + 4 * dimensions
-    header = file.read(size)
+    header_bytes = 4 + 4 * dimensions
+    header = file.read(header_bytes)
     if header[:4] != magic:
         raise DataError(
             f"'{path}' is no IDX file of {dimensions} dimensions: it begins with "
             f"{header[:4].hex()}, not {magic.hex()}"
         )
-    shape = struct.unpack(f">{dimensions}I", header[4:].ljust(size - 4, b"\0"))
+    shape = struct.unpack(f">{dimensions}I", header[4:].ljust(header_bytes - 4, b"\0"))
     expected = math.prod(shape)
     if expected > _MOST_PIXELS:
         raise DataError(
@@ -75,10 +76,11 @@ def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
         )
     content = file.read(expected + 1)  # limited, as a small file may unpack to gigabytes
     length = len(header) + len(content)
-    if length != size + expected:
-        present = "more" if length > size + expected else str(length)
+    expected_length = header_bytes + expected
+    if length != expected_length:
+        present = "more" if length > expected_length else str(length)
         raise DataError(
-            f"'{path}' is truncated or too long: by its header {size + expected} bytes are "
+            f"'{path}' is truncated or too long: by its header {expected_length} bytes are "
             f"expected, {present} are there"
         )
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
@@ -258,13 +260,13 @@ class Emnist(PublishedImages):
             Images, uint8 [m, 1, 28, 28], and labels, int64 [m]; labels of ten letters count from 0.
         """
         if self.letters == "a-j":
-            is_letter = (y >= _A) & (y <= _J)
+            is_letter = (y >= _LABEL_A) & (y <= _LABEL_J)
             x = x[is_letter]
-            y = y[is_letter] - _A
+            y = y[is_letter] - _LABEL_A
         return np.ascontiguousarray(x.swapaxes(2, 3), dtype=np.uint8), y
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
-        classes = _EMNIST_CLASSES if self.letters == "all" else _J - _A + 1
+        classes = _EMNIST_CLASSES if self.letters == "all" else _LABEL_J - _LABEL_A + 1
         return (1, 28, 28), classes
 
 
@@ -286,14 +288,15 @@ class Cifar10(PublishedImages):
 
 
 def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
+    """Read a binary file of CIFAR-10: images, uint8 [n, 3, 32, 32], and labels, int64 [n]."""
     try:
         content = read_bytes(path)
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror or error}") from None
-    if not content or len(content) % _RECORD:
+    if not content or len(content) % _RECORD_BYTES:
         raise DataError(
-            f"'{path}' is truncated: records of {_RECORD} bytes are expected, {len(content)} "
+            f"'{path}' is truncated: records of {_RECORD_BYTES} bytes are expected, {len(content)} "
             "bytes are there"
         )
-    rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD)
+    rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD_BYTES)
     return rows[:, 1:].reshape(-1, 3, 32, 32), check_labels(path, rows[:, 0], 10)

@@ -41,7 +41,7 @@ class Text(Source):
             text = read_text(path)
         speeches: dict[str, list[str]] = {}
         for block in text.split("\n\n"):
-            speaker, lines = _speech(block)
+            speaker, lines = _split_speech(block)
             speeches.setdefault(speaker, []).append(lines)
         characters = np.array(sorted({*text}))
         parts = []
@@ -57,11 +57,20 @@ class Text(Source):
             )
         x = np.concatenate(parts)
         y = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        test = every_fifth(y)
-        return Raw("text", x[~test], y[~test], x[test], y[test], len(parts), 1.0, len(characters))
+        is_test = every_fifth(y)
+        return Raw(
+            "text",
+            x[~is_test],
+            y[~is_test],
+            x[is_test],
+            y[is_test],
+            classes=len(parts),
+            peak=1.0,
+            vocabulary=len(characters),
+        )
 
 
-def _speech(block: str) -> tuple[str, str]:
+def _split_speech(block: str) -> tuple[str, str]:
     """Split a block of a play into the speaker and the lines.
 
     Returns:
@@ -106,14 +115,14 @@ class LinearLaw(Source):
         y = x @ weights + bias + generator.normal(0.0, self.noise, (self.samples, 1))
         samples = x.astype(np.float32)
         targets = y.astype(np.float32)
-        test = every_fifth(group)
+        is_test = every_fifth(group)
         return Raw(
             "linear",
-            samples[~test],
-            targets[~test],
-            samples[test],
-            targets[test],
+            samples[~is_test],
+            targets[~is_test],
+            samples[is_test],
+            targets[is_test],
             classes=1,
             peak=1.0,
-            columns={"group": np.concatenate([group[~test], group[test]])},
+            columns={"group": np.concatenate([group[~is_test], group[is_test]])},
         )

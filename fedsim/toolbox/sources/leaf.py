@@ -19,8 +19,9 @@ _KEYS = ("users", "num_samples", "user_data")
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's Shakespeare, in LEAF's order."""
 
-_NUMBERS = {character: number for number, character in enumerate(CHARACTERS)}
-_UNKNOWN = len(CHARACTERS) - 1  # LEAF's code replaces unknown characters by the last character
+_CHARACTER_NUMBERS = {character: number for number, character in enumerate(CHARACTERS)}
+# LEAF's code replaces unknown characters by the last character
+_UNKNOWN_CHARACTER = len(CHARACTERS) - 1
 
 UserArray = NDArray[np.float32] | NDArray[np.int64]
 UserSamples = list[tuple[str, UserArray, list[object]]]
@@ -60,36 +61,30 @@ class Leaf(Source):
             train = _read_folder(path / "train")
             test = _read_folder(path / "test")
         else:
-            train, test = _split(_read(path))
+            train, test = _split_every_fifth(_read_users(path))
         if not train:
             raise DataError(f"'{path}' has no users with training samples")
-        order: dict[str, int] = {}
-        for name, *_ in (*train, *test):
-            order.setdefault(name, len(order))
-        x_train, labels_train, users_train = _joined(path, train, order)
-        x_test, labels_test, users_test = _joined(path, test, order)
+        number_of_user: dict[str, int] = {}
+        for name, _, _ in (*train, *test):
+            number_of_user.setdefault(name, len(number_of_user))
+        x_train, labels_train, users_train = _join_users(path, train, number_of_user)
+        x_test, labels_test, users_test = _join_users(path, test, number_of_user)
         if not len(x_test):
             x_test = np.zeros((0, *x_train.shape[1:]), x_train.dtype)
-        if x_train.dtype != x_test.dtype:
-            raise DataError(f"'{path}' has texts and numbers as samples; allowed are one of both")
-        if x_train.shape[1:] != x_test.shape[1:]:
-            raise DataError(
-                f"'{path}': training samples have {x_train.shape[1]} numbers, test samples "
-                f"{x_test.shape[1]}"
-            )
+        _require_alike(path, x_train, x_test)
         labels = [*labels_train, *labels_test]
         vocabulary = 0
         if x_train.dtype == np.int64:
             vocabulary = len(CHARACTERS)
             y, classes = _next_characters(path, labels)
         else:
-            y, classes = _numbered(path, labels)
+            y, classes = _number_labels(path, labels)
         x = reshape_samples(path, np.concatenate([x_train, x_test]), self.shape)
         size = len(x_train)
-        strangers = len({name for name, *_ in test} - {name for name, *_ in train})
+        test_only_users = len({name for name, *_ in test} - {name for name, *_ in train})
         note(
-            f"{str(path)!r}: {len(x)} samples of {len(order)} users, {strangers} of whom have test "
-            "samples alone"
+            f"{str(path)!r}: {len(x)} samples of {len(number_of_user)} users, {test_only_users} of "
+            "whom have test samples alone"
         )
         columns = {USER: np.array([*users_train, *users_test], dtype=np.int64)}
         return Raw(
@@ -102,6 +97,17 @@ class Leaf(Source):
             peak=1.0,
             vocabulary=vocabulary,
             columns=columns,
+        )
+
+
+def _require_alike(path: Path, x_train: AnyArray, x_test: AnyArray) -> None:
+    """Raise ``DataError`` if training and test samples differ in type or in length."""
+    if x_train.dtype != x_test.dtype:
+        raise DataError(f"'{path}' has texts and numbers as samples; allowed are one of both")
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise DataError(
+            f"'{path}': training samples have {x_train.shape[1]} numbers, test samples "
+            f"{x_test.shape[1]}"
         )
 
 
@@ -122,11 +128,11 @@ def _read_folder(folder: Path) -> UserSamples:
         )
     users: UserSamples = []
     for path in paths:
-        users += _read(path)
+        users += _read_users(path)
     return users
 
 
-def _read(path: Path) -> UserSamples:
+def _read_users(path: Path) -> UserSamples:
     """Read the users of a JSON file of LEAF.
 
     Returns:
@@ -155,11 +161,13 @@ def _read(path: Path) -> UserSamples:
             raise DataError(
                 f"'{path}': 'user_data' has no user {show_value(name)}, and 'users' lists it"
             )
-        users.append(_user(path, str(name), data[name], sizes.get(name)))
+        users.append(_parse_user(path, str(name), data[name], sizes.get(name)))
     return users
 
 
-def _user(path: Path, name: str, data: object, size: object) -> tuple[str, UserArray, list[object]]:
+def _parse_user(
+    path: Path, name: str, data: object, size: object
+) -> tuple[str, UserArray, list[object]]:
     """Check and convert the data of a user in a file of LEAF.
 
     Args:
@@ -186,7 +194,7 @@ def _user(path: Path, name: str, data: object, size: object) -> tuple[str, UserA
             "'num_samples'; the three must agree"
         )
     if any(isinstance(sample, str) for sample in data["x"]):
-        return name, _characters(owner, data["x"]), labels
+        return name, _number_characters(owner, data["x"]), labels
     try:
         x = np.array(data["x"], dtype=np.float64).astype(np.float32)
     except (ValueError, TypeError) as error:
@@ -200,7 +208,7 @@ def _user(path: Path, name: str, data: object, size: object) -> tuple[str, UserA
     return name, x.reshape(len(labels), -1) if len(labels) else x, labels
 
 
-def _characters(owner: str, texts: list[object]) -> NDArray[np.int64]:
+def _number_characters(owner: str, texts: list[object]) -> NDArray[np.int64]:
     """Replace the characters of texts by their numbers in LEAF's order, int64 [n, length].
 
     Args:
@@ -217,7 +225,7 @@ def _characters(owner: str, texts: list[object]) -> NDArray[np.int64]:
                 f"{owner} has the sample {show_value(text)}; texts are all of one length, as in LEAF's "
                 "Shakespeare: number others first"
             )
-        rows.append([_NUMBERS.get(character, _UNKNOWN) for character in text])
+        rows.append([_CHARACTER_NUMBERS.get(character, _UNKNOWN_CHARACTER) for character in text])
     return np.array(rows, dtype=np.int64)
 
 
@@ -239,11 +247,11 @@ def _next_characters(path: Path, labels: list[object]) -> tuple[NDArray[np.int64
             raise DataError(
                 f"'{path}' has the label {show_value(label)} of a text; a single character is expected"
             )
-    numbers = [_NUMBERS.get(str(label), _UNKNOWN) for label in labels]
+    numbers = [_CHARACTER_NUMBERS.get(str(label), _UNKNOWN_CHARACTER) for label in labels]
     return np.array(numbers, dtype=np.int64), len(CHARACTERS)
 
 
-def _split(users: UserSamples) -> tuple[UserSamples, UserSamples]:
+def _split_every_fifth(users: UserSamples) -> tuple[UserSamples, UserSamples]:
     """Split each user's samples into training and test samples; every fifth is for tests.
 
     Args:
@@ -264,15 +272,15 @@ def _split(users: UserSamples) -> tuple[UserSamples, UserSamples]:
     return train, test
 
 
-def _joined(
-    path: Path, users: UserSamples, order: dict[str, int]
+def _join_users(
+    path: Path, users: UserSamples, number_of_user: dict[str, int]
 ) -> tuple[AnyArray, list[object], list[int]]:
     """Concatenate the samples of all users.
 
     Args:
         path: the file, for error messages.
         users: name, samples [n, d] and labels of each user.
-        order: name of a user -> the user's number.
+        number_of_user: name of a user -> the user's number.
 
     Returns:
         Samples [n, d], labels [n], and the number of each sample's user [n].
@@ -295,13 +303,13 @@ def _joined(
             raise DataError(f"'{path}': user {name!r} has texts, others numbers, or the reverse")
         samples.append(x)
         labels += y
-        owners += [order[name]] * len(y)
+        owners += [number_of_user[name]] * len(y)
     if not samples:
         return np.zeros((0, 1), np.float32), [], []
     return np.concatenate(samples), labels, owners
 
 
-def _numbered(path: Path, labels: list[object]) -> tuple[NDArray[np.int64], int]:
+def _number_labels(path: Path, labels: list[object]) -> tuple[NDArray[np.int64], int]:
     """Convert labels to numbers: integers stay as they are, words are numbered in alphabetic order.
 
     Args:

@@ -113,7 +113,7 @@ class HuggingFace(Source):
 
     @field_validator("columns")
     @classmethod
-    def _other_names(cls, columns: list[str]) -> list[str]:
+    def _refuse_reserved_names(cls, columns: list[str]) -> list[str]:
         reserved = {"x", "y"} & {*columns}
         if reserved:
             raise ValueError(
@@ -138,10 +138,10 @@ class HuggingFace(Source):
                 arrays[f"{name}{suffix}"] = array
             if _holds_images(table[self.x].type):
                 layout = self._layout_of_images(arrays[f"x{suffix}"])
-        self._note(folder, table.column_names)
+        self._note_columns(folder, table.column_names)
         return raw_of(folder, arrays, ArrayOptions(self.vocabulary, layout))
 
-    def _note(self, folder: Path, names: list[str]) -> None:
+    def _note_columns(self, folder: Path, names: list[str]) -> None:
         """Print a note on the columns of samples and labels, and on unused columns and splits.
 
         Args:
@@ -236,7 +236,7 @@ def _read_column(folder: Path, name: str, chunks: "pa.ChunkedArray") -> AnyArray
     if column.null_count:
         raise DataError(f"'{folder}': {named} has no value at {column.null_count} places")
     if _holds_images(column.type):
-        images = [_image(folder, name, value) for value in column.field("bytes").to_pylist()]
+        images = [_decode_image(folder, name, value) for value in column.field("bytes").to_pylist()]
         if len({image.shape for image in images}) != 1:
             raise DataError(f"'{folder}': the images of {named} are not all of one shape")
         stacked = np.stack(images)
@@ -272,7 +272,7 @@ def _holds_images(kind: "pa.DataType") -> bool:
     return bool(pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
 
 
-def _image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uint8]:
+def _decode_image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uint8]:
     try:
         return np.asarray(open_image(data or b""), dtype=np.uint8)
     except DataError:

@@ -56,7 +56,7 @@ class TableSource(Source):
     _form: ClassVar[str]
 
     @model_validator(mode="after")
-    def _roles_differ(self) -> "TableSource":
+    def _check_roles(self) -> "TableSource":
         roles = [
             self.label,
             *([self.user] if self.user is not None else []),
@@ -80,14 +80,14 @@ class TableSource(Source):
 
     def load(self, root: Path | None) -> Raw:
         path = find_file(self.path, root)
-        table = self._table(path, "data.source.path")
+        table = self._read_checked(path, "data.source.path")
         features = self._feature_names(path, table)
         tables = [(path, table)]
         if self.test is not None:
             test_path = find_file(self.test, root)
-            tables.append((test_path, self._table(test_path, "data.source.test")))
-        x = np.concatenate([_numbers(*part, features) for part in tables])
-        y, classes = _labels(tables, self.label)
+            tables.append((test_path, self._read_checked(test_path, "data.source.test")))
+        x = np.concatenate([_feature_array(*part, features) for part in tables])
+        y, classes = _read_labels(tables, self.label)
         columns = {}
         users = None
         if self.user is not None:
@@ -98,8 +98,9 @@ class TableSource(Source):
             strata = users
             if strata is None:
                 strata = y if y.ndim == 1 else np.zeros(len(y), np.int64)
-            order = np.argsort(every_fifth(strata), kind="stable")
-            size -= int(every_fifth(strata).sum())
+            is_test = every_fifth(strata)
+            order = np.argsort(is_test, kind="stable")  # test samples last
+            size -= int(is_test.sum())
             x = x[order]
             y = y[order]
             columns = {name: column[order] for name, column in columns.items()}
@@ -110,7 +111,8 @@ class TableSource(Source):
             path.stem, x[:size], y[:size], x[size:], y[size:], classes, peak=1.0, columns=columns
         )
 
-    def _table(self, path: Path, key: str) -> "pd.DataFrame":
+    def _read_checked(self, path: Path, key: str) -> "pd.DataFrame":
+        """Read a table, and raise ``DataError`` if it is empty or has a column twice."""
         with reading(path, key, self._form):
             table = self.read(require_regular(path))
         names = [str(name) for name in table.columns]
@@ -218,7 +220,7 @@ def column_of(path: Path, table: "pd.DataFrame", name: str) -> AnyArray:
     return values
 
 
-def _numbers(path: Path, table: "pd.DataFrame", names: list[str]) -> NDArray[np.float32]:
+def _feature_array(path: Path, table: "pd.DataFrame", names: list[str]) -> NDArray[np.float32]:
     """Return the columns of features of a table as one array, float32 [n, features].
 
     Args:
@@ -263,7 +265,7 @@ def _is_number(value: object) -> bool:
     return True
 
 
-def _labels(tables: list[tuple[Path, "pd.DataFrame"]], name: str) -> tuple[AnyArray, int]:
+def _read_labels(tables: list[tuple[Path, "pd.DataFrame"]], name: str) -> tuple[AnyArray, int]:
     """Convert the label column of all tables to class numbers, or to targets of a regression.
 
     Args:
@@ -279,7 +281,7 @@ def _labels(tables: list[tuple[Path, "pd.DataFrame"]], name: str) -> tuple[AnyAr
     """
     kinds = {column_of(*part, name).dtype.kind for part in tables}
     if kinds == {"f"}:
-        return np.concatenate([_numbers(*part, [name]) for part in tables]), 1
+        return np.concatenate([_feature_array(*part, [name]) for part in tables]), 1
     labels, words = numbered(tables, name)
     if len(words) > _MOST_CLASSES:
         raise DataError(

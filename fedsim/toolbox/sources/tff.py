@@ -34,7 +34,7 @@ _FETCHED = {"emnist_all.sqlite": "femnist", "shakespeare.sqlite": "shakespeare"}
 """Name of a file -> the data set of ``fedsim data fetch`` that has it."""
 
 _SPLITS = (("train", "test"), ("all_train", "all_test"))
-_DIGITS = ("digits_only_train", "digits_only_test")
+_DIGIT_SPLITS = ("digits_only_train", "digits_only_test")
 _CLASSES = 62
 _DIGIT_CLASSES = 10
 _PIXELS = 28 * 28
@@ -107,10 +107,10 @@ class Tff(Source):
             f"{str(path)!r}: {len(users)} users, {len(train.examples)} + {len(test.examples)} "
             "examples for training and tests"
         )
-        form = _form(path, train.examples[0])
+        form = _form_of(path, train.examples[0])
         if form == "images":
-            return self._images(path, train, test)
-        return self._tokens(path, form, train, test)
+            return self._read_images(path, train, test)
+        return self._read_tokens(path, form, train, test)
 
     def _users(self, connection: sqlite3.Connection, names: Sequence[str]) -> dict[str, int]:
         """Number the users that are read, in the order of their names: user -> number.
@@ -128,6 +128,7 @@ class Tff(Source):
     def _read(
         self, path: Path, connection: sqlite3.Connection, split: str, users: dict[str, int]
     ) -> _Examples:
+        """Read the examples of the part ``split`` of all ``users`` (name -> number)."""
         part = _Examples([], [])
         for name, number in users.items():
             for message in self._messages(connection, split, name):
@@ -150,20 +151,21 @@ class Tff(Source):
         for (message,) in connection.execute(query, (split, user, limit)):
             yield message
 
-    def _images(self, path: Path, train: _Examples, test: _Examples) -> Raw:
-        x_train, y_train = _pictures(path, train.examples, self.only_digits)
-        x_test, y_test = _pictures(path, test.examples, self.only_digits)
+    def _read_images(self, path: Path, train: _Examples, test: _Examples) -> Raw:
+        x_train, y_train = _to_images(path, train.examples, self.only_digits)
+        x_test, y_test = _to_images(path, test.examples, self.only_digits)
         columns = {USER: np.array([*train.users, *test.users], dtype=np.int64)}
         classes = _DIGIT_CLASSES if self.only_digits else _CLASSES
         return Raw(path.stem, x_train, y_train, x_test, y_test, classes, columns=columns)
 
-    def _tokens(self, path: Path, form: str, train: _Examples, test: _Examples) -> Raw:
+    def _read_tokens(self, path: Path, form: str, train: _Examples, test: _Examples) -> Raw:
+        """Convert texts to windows of tokens, whose labels are their users."""
         tokens: Sequence[str] = CHARACTERS
         if form == "words":
             tokens = _frequent_words(path, train.examples, self.words)
         numbers = {token: number for number, token in enumerate(tokens, 1)}
-        x_train, y_train = self._windows(path, form, train, numbers)
-        x_test, y_test = self._windows(path, form, test, numbers)
+        x_train, y_train = self._cut_windows(path, form, train, numbers)
+        x_test, y_test = self._cut_windows(path, form, test, numbers)
         user_of_window = np.concatenate([y_train, y_test])
         return Raw(
             path.stem,
@@ -177,7 +179,7 @@ class Tff(Source):
             columns={USER: user_of_window},
         )
 
-    def _windows(
+    def _cut_windows(
         self, path: Path, form: str, part: _Examples, numbers: dict[str, int]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Divide the tokens of each user's texts into windows that overlap in one token.
@@ -193,12 +195,14 @@ class Tff(Source):
         """
         texts: dict[int, list[int]] = {}
         unknown = len(numbers) + 1
+        begin = unknown + 1
+        end = unknown + 2
         for user, example in zip(part.users, part.examples, strict=True):
             tokens = texts.setdefault(user, [])
-            for text in _texts(path, example, form):
-                tokens.append(unknown + 1)
+            for text in _split_texts(path, example, form):
+                tokens.append(begin)
                 tokens += [numbers.get(token, unknown) for token in text]
-                tokens.append(unknown + 2)
+                tokens.append(end)
         windows = [np.zeros((0, self.length + 1), np.int64)]
         owners = [np.zeros(0, np.int64)]
         for user, tokens in texts.items():
@@ -242,7 +246,7 @@ def _split_names(path: Path, connection: sqlite3.Connection, only_digits: bool) 
         )
     rows = connection.execute("SELECT DISTINCT split_name FROM client_metadata")
     splits = {str(name) for (name,) in rows}
-    candidates = (_DIGITS,) if only_digits else _SPLITS
+    candidates = (_DIGIT_SPLITS,) if only_digits else _SPLITS
     for names in candidates:
         if set(names) <= splits:
             return names
@@ -250,7 +254,7 @@ def _split_names(path: Path, connection: sqlite3.Connection, only_digits: bool) 
     raise DataError(f"'{path}' has the parts {', '.join(sorted(splits))}; expected are {allowed}")
 
 
-def _form(path: Path, example: Example) -> str:
+def _form_of(path: Path, example: Example) -> str:
     for feature, form in _FORMS.items():
         if feature in example:
             return form
@@ -260,7 +264,7 @@ def _form(path: Path, example: Example) -> str:
     )
 
 
-def _pictures(
+def _to_images(
     path: Path, examples: list[Example], only_digits: bool
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Convert examples of FEMNIST to images and labels.
@@ -296,7 +300,7 @@ def _pictures(
     return x.reshape(-1, 1, 28, 28), y
 
 
-def _texts(path: Path, example: Example, form: str) -> Iterator[Sequence[str]]:
+def _split_texts(path: Path, example: Example, form: str) -> Iterator[Sequence[str]]:
     """Yield the tokens of each text of an example.
 
     Args:
@@ -326,7 +330,7 @@ def _frequent_words(path: Path, examples: list[Example], count: int) -> list[str
     """
     counts: Counter[str] = Counter()
     for example in examples:
-        for words in _texts(path, example, "words"):
+        for words in _split_texts(path, example, "words"):
             counts.update(words)
     ordered = sorted(counts, key=lambda word: (-counts[word], word))
     return ordered[:count]
