@@ -332,9 +332,11 @@ def test_steps_of_recurrent_layers_cost_something_whatever_the_batch() -> None:
         kind: [part[:, 4].sum() for part in (cost.forward, cost.backward)]
         for kind, cost in costs.items()
     }
-    assert fixed[nn.LSTM] == pytest.approx([7 * counted._STEP, 14 * counted._STEP], rel=0.1)
+    assert fixed[nn.LSTM] == pytest.approx(
+        [7 * counted._LSTM_STEP_BYTES, 14 * counted._LSTM_STEP_BYTES], rel=0.1
+    )
     operations = len(costs[nn.GRU].forward) + len(costs[nn.GRU].backward)
-    assert sum(fixed[nn.GRU]) == pytest.approx(operations * counted._CALL, rel=0.02)
+    assert sum(fixed[nn.GRU]) == pytest.approx(operations * counted._CALL_BYTES, rel=0.02)
     assert operations > 7 * 20
 
 

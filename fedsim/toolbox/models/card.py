@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # bytes of activations that a layer keeps for the backward pass, per token and unit of its width
 # (Korthikanti et al. 2022)
-_KEPT = 34.0
-_KEPT_INPUT = 2.0  # part of ``_KEPT`` that is for the layer's input, in 16 bits
+_ACTIVATION_BYTES = 34.0
+_INPUT_BYTES = 2.0  # part of ``_ACTIVATION_BYTES`` that is for the layer's input, in 16 bits
 # bytes per token and word of the vocabulary: a logit and a logarithmic probability in float32
 _LOGIT_BYTES = 8.0
 
@@ -63,7 +63,7 @@ class ModelCard(PartedModel):
     recompute: bool = False
 
     @model_validator(mode="after")
-    def _adapters(self) -> Self:
+    def _check_adapters(self) -> Self:
         if self.lora is None and (self.train is not None or self.says_what_stays):
             raise ValueError("'train', 'keep' and 'send' name tensors of adapters; give 'lora' too")
         return self
@@ -76,7 +76,8 @@ class ModelCard(PartedModel):
             )
         return super().with_last_layers(count, shape, classes)
 
-    def _adapters_of_layers(self) -> list[Tensor]:
+    def _adapter_tensors(self) -> list[Tensor]:
+        """Return the two matrices, A and B, of each adapted dense layer of all layers."""
         if self.lora is None:
             return []
         rank = self.lora.rank
@@ -95,7 +96,7 @@ class ModelCard(PartedModel):
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
         if self.lora is None:
             return [Tensor("model", self.params, "Transformer", (self.params,))]
-        tensors = self._adapters_of_layers()
+        tensors = self._adapter_tensors()
         patterns = "*" if self.train is None else self.train
         trained = matching([tensor.name for tensor in tensors], patterns, "model.train")
         return [tensor for tensor in tensors if tensor.name in trained]
@@ -107,16 +108,16 @@ class ModelCard(PartedModel):
         return math.ceil(self.params * self.bits / 8) + 4.0 * frozen
 
     def _count_adapter_numbers(self) -> int:
-        return sum(tensor.size for tensor in self._adapters_of_layers())
+        return sum(tensor.size for tensor in self._adapter_tensors())
 
-    def _passes(self) -> tuple[float, float]:
+    def _forward_and_weight_flops(self) -> tuple[float, float]:
         """Return FLOPs per sample: of the forward pass, and of the gradients of trained weights."""
         token = 2.0 * self.params
         adapters = 2.0 * self._count_adapter_numbers()
         trained = token if self.lora is None else 2.0 * self.parameters((), 0)
         return self.tokens * (token + adapters), self.tokens * trained
 
-    def _layers_back(self) -> int:
+    def _count_backward_layers(self) -> int:
         """Return how many layers the backward pass traverses, from the last to the first trained."""
         first = 0
         if self.lora is not None:
@@ -124,22 +125,22 @@ class ModelCard(PartedModel):
             first = min(int(tensor.name.split(".")[1]) for tensor in trained)
         return self.layers - first
 
-    def _backward(self) -> float:
+    def _backward_flops(self) -> float:
         """Return FLOPs per sample of the backward pass, for activations and weights."""
-        forward, trained = self._passes()
-        return forward * self._passes_back() + trained
+        forward, trained = self._forward_and_weight_flops()
+        return forward * self._activation_gradient_ratio() + trained
 
-    def _passes_back(self) -> float:
+    def _activation_gradient_ratio(self) -> float:
         """Return the FLOPs of the gradients of activations, as a multiple of the forward pass's.
 
         With ``recompute`` the repeated forward pass of the traversed layers is included.
         """
         passes = 2.0 if self.recompute else 1.0
-        return passes * (self._layers_back() / self.layers)
+        return passes * (self._count_backward_layers() / self.layers)
 
     def flops(self, shape: Shape, classes: int) -> float:
-        forward, trained = self._passes()
-        return forward * (1.0 + self._passes_back()) + trained
+        forward, trained = self._forward_and_weight_flops()
+        return forward * (1.0 + self._activation_gradient_ratio()) + trained
 
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
@@ -152,32 +153,35 @@ class ModelCard(PartedModel):
         that is being computed again needs 34 bytes. Layers before the first trained one store
         nothing.
         """
-        forward, _ = self._passes()
+        forward, _ = self._forward_and_weight_flops()
         frozen = self.base_bytes((), 0)
         trained = 4.0 * self.parameters((), 0)
+        # without adapters the passes read a copy of the trained parameters
         weights = frozen or math.ceil(self.params * self.bits / 8)
         shapes = {tensor.name: tensor.shape for tensor in self.trained(shape, classes)}
         state = 4.0 * training.state_numbers(shapes)
+        # the update reads weights and gradients, writes weights, and reads and writes its state
         traffic = 3.0 * trained + 2.0 * state
-        optimiser = 2.0 * trained + state
+        training_memory = 2.0 * trained + state
         if training.sgd.momentum > 0:
+            # scaling the momentum, adding the gradient to it, and moving the weights: 2 + 3 + 3
             traffic = 8.0 * trained
-            optimiser = 3.0 * trained
+            training_memory = 3.0 * trained
         return ModelCost(
             forward=operation(0.0, forward, weights + trained),
-            backward=operation(0.0, self._backward(), weights + 2 * trained),
+            backward=operation(0.0, self._backward_flops(), weights + 2 * trained),
             update=operation(trained / 2, 0.0, traffic),
             weights=weights + trained,
-            memory=frozen + optimiser,
+            memory=frozen + training_memory,
             memory_a_sample=self.tokens * self._token_bytes(),
         )
 
     def _token_bytes(self) -> float:
         """Return the memory for a token's activations until the backward pass (bytes)."""
         _, width = next(iter(self.dense.values()))
-        bytes_per_unit = _KEPT * self._layers_back()
+        bytes_per_unit = _ACTIVATION_BYTES * self._count_backward_layers()
         if self.recompute:
-            bytes_per_unit = _KEPT_INPUT * self._layers_back() + _KEPT
+            bytes_per_unit = _INPUT_BYTES * self._count_backward_layers() + _ACTIVATION_BYTES
         return width * bytes_per_unit + _LOGIT_BYTES * self.vocabulary
 
 

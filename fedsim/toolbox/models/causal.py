@@ -17,9 +17,13 @@ from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.modules import Adaptable
 
 # keys of a configuration for the longest sequence
-_LENGTHS = ("max_position_embeddings", "n_positions")
-_DROPOUTS = ("dropout", "pdrop")  # suffixes of a configuration's keys for dropout rates
-_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # set to None: data have none of them
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions")
+_DROPOUT_SUFFIXES = ("dropout", "pdrop")  # suffixes of a configuration's keys for dropout rates
+_SPECIAL_TOKENS = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)  # set to None: data have none of them
 
 
 class CausalModule(Adaptable):
@@ -45,7 +49,7 @@ class CausalModule(Adaptable):
         try:
             model = AutoModelForCausalLM.from_config(settings)
         except Exception as error:
-            raise _mistake(family, config, error) from error
+            raise _configuration_error(family, config, error) from error
         # the output layer gets no adapter, as its weights are often shared with the embedding
         head = model.get_output_embeddings()
         self._head_name = ""
@@ -79,31 +83,43 @@ class CausalModule(Adaptable):
 def _configure(
     family: str, config: Mapping[str, object], vocabulary: int, length: int
 ) -> PreTrainedConfig:
+    """Return the configuration of a model type, with the user's values and without dropout.
+
+    Args:
+        family: model type in ``transformers``.
+        config: the user's values by key, which take precedence over the dropout of 0.
+        vocabulary: count of different tokens.
+        length: greatest length of a sequence.
+
+    Raises:
+        ScenarioError: the type or a key is unknown, or a value is rejected.
+    """
     if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         allowed = "a type of causal language model in transformers, such as gpt2 or llama"
         hint = nearest(family, list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
         raise ScenarioError(f"model.family is {family!r}; allowed is {allowed}{hint}")
-    known = AutoConfig.for_model(family)
-    keys = known.to_dict()
+    keys = AutoConfig.for_model(family).to_dict()
     for key in config:
         if key not in keys:
             raise ScenarioError(
                 f"model.config has {key!r}, which the configuration of {family!r} lacks"
                 f"{nearest(key, list(keys))}"
             )
-    still = [key for key in keys if key.endswith(_DROPOUTS)]
-    values = {**dict.fromkeys(_SPECIAL), **dict.fromkeys(still, 0.0), **config}
+    dropout_keys = [key for key in keys if key.endswith(_DROPOUT_SUFFIXES)]
+    values = {**dict.fromkeys(_SPECIAL_TOKENS), **dict.fromkeys(dropout_keys, 0.0), **config}
     values["vocab_size"] = vocabulary
-    for name in _LENGTHS:
+    for name in _LENGTH_KEYS:
         if name in keys:
             values[name] = length
     try:
         return AutoConfig.for_model(family, **values)
     except Exception as error:
-        raise _mistake(family, config, error) from error
+        raise _configuration_error(family, config, error) from error
 
 
-def _mistake(family: str, config: Mapping[str, object], error: Exception) -> ScenarioError:
+def _configuration_error(
+    family: str, config: Mapping[str, object], error: Exception
+) -> ScenarioError:
     return ScenarioError(
         f"model.family {family!r} failed with model.config = {dict(config)}: "
         f"{type(error).__name__}: {error}"

@@ -36,7 +36,9 @@ from fedsim.learning.spec import Trainer, TrainingSpec
 _SMALL = 2
 _LARGE = 4
 _LANES = 16  # float32 values in a register of 512 bits; channels are padded to a multiple of it
-_FIRST = 4  # least count of channels that is padded; fewer, as in images, have kernels of their own
+_LEAST_PADDED = (
+    4  # least count of channels that is padded; fewer, as in images, have kernels of their own
+)
 _PASSES = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 1.1),
     **dict.fromkeys(("convolution", "convolution_backward"), 3.7),
@@ -59,13 +61,13 @@ Fitted to some sixty single layers on one core of an AMD EPYC 9004 with torch 2.
 to four models.
 """
 
-_STEP = 107e3
+_LSTM_STEP_BYTES = 107e3
 """Fixed cost of a forward step of a fused LSTM layer, as the bytes that move in the same time.
 
 A backward step costs twice as much.
 """
 
-_CALL = 75e3
+_CALL_BYTES = 75e3
 """Fixed cost of each operation in an unfused recurrent layer, as bytes that move in its time."""
 
 _ARM_SHARES = {"dense": 1.03, "dense_backward": 0.79, "pointwise": 0.19, "pointwise_backward": 0.61}
@@ -79,8 +81,8 @@ by ``scenarios/outside/pis/predict.py --fit`` to 51 published times of batches o
 Raspberry Pi 4. Kernels that these models use in similar proportions are poorly separated.
 """
 
-_NORMALISING = ("native_batch_norm", "native_layer_norm", "native_group_norm")
-_CURVED = (
+_NORM_NAMES = ("native_batch_norm", "native_layer_norm", "native_group_norm")
+_CURVE_NAMES = (
     "gelu",
     "silu",
     "sigmoid",
@@ -118,11 +120,12 @@ def profile(
     small_batch = example(_SMALL, shape, samples_dtype(module))
     large_batch = example(_LARGE, shape, samples_dtype(module))
     # an LSTM layer is one kernel on a CPU, and many operations on ``meta``
-    is_fused = any(isinstance(part, nn.LSTM) for part in module.modules())
-    for device in ("cpu",) if is_fused else ("meta", "cpu"):
+    has_lstm = any(isinstance(part, nn.LSTM) for part in module.modules())
+    devices = ("cpu",) if has_lstm else ("meta", "cpu")
+    for device in devices:
         try:
-            small = _step(module, small_batch, trainer, device, objective)
-            large = _step(module, large_batch, trainer, device, objective)
+            small = _count_step(module, small_batch, trainer, device, objective)
+            large = _count_step(module, large_batch, trainer, device, objective)
             break
         except FedsimError:
             raise
@@ -134,9 +137,9 @@ def profile(
                 ) from error
     weights = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
     return ModelCost(
-        forward=_by_sample(small.forward, large.forward),
-        backward=_by_sample(small.backward, large.backward),
-        update=_by_sample(small.update, large.update),
+        forward=_split_by_sample(small.forward, large.forward),
+        backward=_split_by_sample(small.backward, large.backward),
+        update=_split_by_sample(small.update, large.update),
         weights=float(weights),
         memory=small.memory,
         memory_a_sample=(large.saved - small.saved) / (_LARGE - _SMALL),
@@ -183,7 +186,7 @@ class Counted(NamedTuple):
         )
 
 
-def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
+def _split_by_sample(small: list[Counted], large: list[Counted]) -> Operations:
     """Split each operation's FLOPs and bytes into a fixed part and a part per sample.
 
     Args:
@@ -191,16 +194,18 @@ def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
         large: the operations on a batch of four samples.
 
     Returns:
-        An array with a row for each operation. If the operations of both batches differ in number,
-        it has one row, their sum.
+        An array with a row for each operation, in which the fixed part of each of
+        ``Counted.columns`` is followed by the part per sample. If the operations of both batches
+        differ in number, it has one row, their sum.
     """
-    first = np.reshape([operation.columns() for operation in small], (-1, COLUMNS))
-    second = np.reshape([operation.columns() for operation in large], (-1, COLUMNS))
-    if first.shape != second.shape:  # the operations depend on the size of the batch
-        first = first.sum(axis=0, keepdims=True)
-        second = second.sum(axis=0, keepdims=True)
-    a_sample = (second - first) / (_LARGE - _SMALL)
-    return np.stack([first - _SMALL * a_sample, a_sample], axis=2).reshape(-1, 2 * COLUMNS)
+    small_costs = np.reshape([operation.columns() for operation in small], (-1, COLUMNS))
+    large_costs = np.reshape([operation.columns() for operation in large], (-1, COLUMNS))
+    if small_costs.shape != large_costs.shape:  # the operations depend on the size of the batch
+        small_costs = small_costs.sum(axis=0, keepdims=True)
+        large_costs = large_costs.sum(axis=0, keepdims=True)
+    a_sample = (large_costs - small_costs) / (_LARGE - _SMALL)
+    fixed = small_costs - _SMALL * a_sample
+    return np.stack([fixed, a_sample], axis=2).reshape(-1, 2 * COLUMNS)
 
 
 class _StepCounts(NamedTuple):
@@ -218,7 +223,7 @@ class _StepCounts(NamedTuple):
     memory: float
 
 
-def _step(
+def _count_step(
     module: nn.Module, batch: Tensor, trainer: Trainer, device: str, objective: Objective
 ) -> _StepCounts:
     """Count the operations and the memory of a training step of a copy of a module.
@@ -241,12 +246,13 @@ def _step(
     optimiser = trainer.torch_optimiser(trained, 0.1)
     losses: Callable[..., Tensor] = getattr(copied_module, "loss", objective.losses)
     weights = {parameter.untyped_storage()._cdata for parameter in copied_module.parameters()}
-    call = _CALL if any(map(_is_unfused, copied_module.modules())) else 0.0
+    is_unfused = any(map(_is_unfused_layer, copied_module.modules()))
+    call = _CALL_BYTES if is_unfused else 0.0
     saved: dict[int, int] = {}
 
     def save(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
+        if storage._cdata not in weights:  # weights stay in memory anyway
             saved[storage._cdata] = storage.nbytes()
         return tensor
 
@@ -279,7 +285,7 @@ def _step(
     )
 
 
-def _is_unfused(part: nn.Module) -> bool:
+def _is_unfused_layer(part: nn.Module) -> bool:
     """Return whether a layer is recurrent and computed by torch step by step (not an LSTM)."""
     return isinstance(part, nn.RNNBase | nn.RNNCellBase) and not isinstance(part, nn.LSTM)
 
@@ -379,7 +385,7 @@ def _count_recurrent(name: str, args: Sequence[Any], traffic: int) -> Counted:
     passes = 2 if name.endswith("backward") else 1
     numbers = sum(weight.numel() for weight in weights)
     flops = passes * 2.0 * x.shape[0] * x.shape[1] * numbers
-    call = passes * x.shape[0] * _STEP
+    call = passes * x.shape[0] * _LSTM_STEP_BYTES
     return Counted(flops, flops, float(traffic), name, "matrix", call)
 
 
@@ -424,9 +430,10 @@ def _padding(channels: int) -> float:
     Args:
         channels: count of input or output channels.
     """
-    if channels < _FIRST:
+    if channels < _LEAST_PADDED:
         return 1.0
-    return -(-channels // _LANES) * _LANES / channels
+    registers = math.ceil(channels / _LANES)
+    return registers * _LANES / channels
 
 
 def _kind_of_convolution(weight: Tensor, groups: int) -> str:
@@ -436,8 +443,8 @@ def _kind_of_convolution(weight: Tensor, groups: int) -> str:
 
 
 def _kind_by_name(name: str) -> str:
-    if name.startswith(_NORMALISING):
+    if name.startswith(_NORM_NAMES):
         return "norm"
-    if any(part in name for part in _CURVED):
+    if any(part in name for part in _CURVE_NAMES):
         return "curve"
     return "other"

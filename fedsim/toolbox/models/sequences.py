@@ -21,14 +21,14 @@ class LSTMModule(nn.Module):
         self, shape: TokenShape, outputs: int, embedding: int, hidden: int, layers: int
     ) -> None:
         super().__init__()
-        self.one = shape.answers == "one"
+        self.has_one_answer = shape.answers == "one"
         self.embedding = nn.Embedding(shape.vocabulary, embedding)
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
         self.head = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden, _ = self.lstm(self.embedding(x))
-        if self.one:
+        if self.has_one_answer:
             hidden = hidden[:, -1]
         outputs: Tensor = self.head(hidden)
         return outputs
@@ -46,7 +46,7 @@ class TransformerModule(nn.Module):
 
     def __init__(self, shape: TokenShape, outputs: int, width: int, layers: int) -> None:
         super().__init__()
-        self.one = shape.answers == "one"
+        self.has_one_answer = shape.answers == "one"
         self.embedding = nn.Embedding(shape.vocabulary, width)
         self.places = nn.Parameter(torch.randn(shape[0], width) * 0.02)
         self.blocks = nn.ModuleList(
@@ -57,17 +57,17 @@ class TransformerModule(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs)
-        later = None
+        later_tokens = None  # the mask of attention: True for a token after the attending one
         if shape.answers == "next":
-            later = torch.ones(shape[0], shape[0], dtype=torch.bool).triu(1)
-        self.register_buffer("later", later, persistent=False)
+            later_tokens = torch.ones(shape[0], shape[0], dtype=torch.bool).triu(1)
+        self.register_buffer("later_tokens", later_tokens, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.embedding(x) + self.places
         for block in self.blocks:
-            hidden = block(hidden, src_mask=self.later)
+            hidden = block(hidden, src_mask=self.later_tokens)
         hidden = self.norm(hidden)
-        if self.one:
+        if self.has_one_answer:
             hidden = hidden.mean(dim=1)
         outputs: Tensor = self.head(hidden)
         return outputs

@@ -109,7 +109,7 @@ class Operations:
     """The operations of a batch as columns, told apart by kind."""
 
     def __init__(self, model: str, mode: str) -> None:
-        step = counted._step(
+        step = counted._count_step(
             module(model, mode),
             torch.zeros(BATCH, *SHAPE),
             TrainingSpec(),
