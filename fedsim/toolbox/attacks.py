@@ -74,15 +74,15 @@ class Attack(Spec):
 
         def attack_model(name: str, model: Ref) -> Ref:
             if model is honest:
-                return update
+                return update  # the same ``Ref`` in the result and in the reply
             return self.update(arithmetic, model, device.zero(), (f"world/attack/{name}", *draw))
 
-        def attack(name: str, value: object) -> object:
+        def attack_content(name: str, value: object) -> object:
             if isinstance(value, Partial):
                 return replace(value, model=attack_model(name, value.model))
             return attack_model(name, value) if isinstance(value, Ref) else value
 
-        attacked_reply = {name: attack(name, value) for name, value in reply.items()}
+        attacked_reply = {name: attack_content(name, value) for name, value in reply.items()}
         return result._replace(update=update), attacked_reply
 
 

@@ -156,8 +156,9 @@ def as_float16(models: list[Floats32]) -> Floats32:
 def as_bfloat16(models: list[Floats32]) -> Floats32:
     """Round every value to the nearest bfloat16, the upper 16 bits of a float32; ties to even."""
     bits = models[0].astype(np.float32).view(np.uint32)
-    lowest_bit = (bits >> np.uint32(16)) & np.uint32(1)
-    upper = (bits + np.uint32(0x7FFF) + lowest_bit) >> np.uint32(16)
+    lowest_kept_bit = (bits >> np.uint32(16)) & np.uint32(1)
+    # nearly half of the lowest kept bit carries into it above half, and also at half if it is 1
+    upper = (bits + np.uint32(0x7FFF) + lowest_kept_bit) >> np.uint32(16)
     return (upper << np.uint32(16)).view(np.float32)
 
 
@@ -384,7 +385,7 @@ class QSGD(Bucketed):
         scale = self.constants(len(sent))["scale"]
         unit = norms.astype(np.float64) / self.levels * scale
         levels = _levels_of(_split_buckets(sent, self.bucket), unit) + self.levels
-        shifts = np.arange(self._bits - 1, -1, -1)
+        shifts = np.arange(self._bits - 1, -1, -1)  # the highest bit of a level comes first
         digits = levels.reshape(-1)[: len(sent), None] >> shifts & 1
         return norms.astype("<f4").tobytes() + np.packbits(digits.astype(np.uint8)).tobytes()
 
@@ -451,9 +452,12 @@ class Sparse(Lossy):
         If k = d, no positions are sent.
         """
         k = self.k(parameters)
+        value_bytes = 4 * k
         if k == parameters:
-            return 4 * k
-        return 4 * k + (_bitmap_bytes(parameters) if self._sends_bitmap(parameters) else 4 * k)
+            return value_bytes
+        if self._sends_bitmap(parameters):
+            return value_bytes + _bitmap_bytes(parameters)
+        return value_bytes + 4 * k
 
     def _sends_bitmap(self, parameters: int) -> bool:
         """Return whether positions are sent as a bitmap of d bits, not as k integers of 4 bytes.
@@ -521,12 +525,12 @@ def largest(array: Floats32, k: int) -> Ints:
 
     Of entries of equal magnitude the first ones are selected.
     """
-    sizes = -np.abs(array)
-    last = np.partition(sizes, k - 1)[k - 1]
-    mask = sizes < last
-    ties = np.flatnonzero(sizes == last)
-    mask[ties[: k - np.count_nonzero(mask)]] = True
-    return np.flatnonzero(mask)
+    negated = -np.abs(array)
+    kth = np.partition(negated, k - 1)[k - 1]
+    is_selected = negated < kth
+    ties = np.flatnonzero(negated == kth)
+    is_selected[ties[: k - np.count_nonzero(is_selected)]] = True
+    return np.flatnonzero(is_selected)
 
 
 @pure

@@ -92,10 +92,10 @@ class Quantile(Deadline):
 
     def limit_s(self, state: QuantileState, number: int) -> float | None:
         in_time = sorted(time for time in state.times if time is not None)
-        enough = math.ceil(self.share * self.over)
-        if len(state.times) < self.over or len(in_time) < enough:
+        needed = math.ceil(self.share * self.over)
+        if len(state.times) < self.over or len(in_time) < needed:
             return self.most
-        return min(self.most, 1.2 * in_time[enough - 1])
+        return min(self.most, 1.2 * in_time[needed - 1])
 
     def on_task_end(self, state: QuantileState, took_s: float, in_time: bool) -> None:
         state.times.append(took_s if in_time else None)

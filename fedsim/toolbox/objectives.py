@@ -50,7 +50,7 @@ def _squares(outputs: "Tensor", targets: "Tensor") -> "Tensor":
     return (outputs - targets).square().mean(dim=1, keepdim=True)
 
 
-def _labels(outputs: "Tensor", targets: "Tensor") -> "Tensor":
+def _scores_and_labels(outputs: "Tensor", targets: "Tensor") -> "Tensor":
     """Concatenate the scores, the predicted labels and the true labels, each [n, C], to [n, 3 C].
 
     Labels are 0 or 1; ``_f1`` and ``_auc`` read the result.
@@ -66,7 +66,7 @@ def _labels(outputs: "Tensor", targets: "Tensor") -> "Tensor":
     return torch.cat([outputs.softmax(dim=1), answered, truth], dim=1)
 
 
-def _root(facts: SampleNumbers) -> float:
+def _root_of_mean(facts: SampleNumbers) -> float:
     return float(np.sqrt(facts.mean()))
 
 
@@ -74,10 +74,10 @@ def _f1(facts: SampleNumbers) -> float:
     from sklearn.metrics import f1_score
 
     _, answered, truth = np.split(facts, 3, axis=1)
-    occurs = (answered + truth).any(axis=0)
-    if not occurs.any():
+    labels = np.flatnonzero((answered + truth).any(axis=0))
+    if not len(labels):
         return float("nan")
-    return float(np.mean(f1_score(truth[:, occurs], answered[:, occurs], average=None)))
+    return float(np.mean(f1_score(truth[:, labels], answered[:, labels], average=None)))
 
 
 def _auc(facts: SampleNumbers) -> float:
@@ -105,9 +105,9 @@ _LABELLED = ("classification", "multi-label")
 METRICS = {
     "perplexity": _metric("perplexity", _TOKENS, _entropies, _perplexity),
     "mse": _metric("mse", _NUMBERS, _squares, mean_of_kept),
-    "rmse": _metric("rmse", _NUMBERS, _squares, _root),
-    "f1": _metric("f1", _LABELLED, _labels, _f1),
-    "auc": _metric("auc", _LABELLED, _labels, _auc),
+    "rmse": _metric("rmse", _NUMBERS, _squares, _root_of_mean),
+    "f1": _metric("f1", _LABELLED, _scores_and_labels, _f1),
+    "auc": _metric("auc", _LABELLED, _scores_and_labels, _auc),
 }
 """The built-in metrics by name.
 
@@ -198,11 +198,11 @@ class _Numbers(Objective):
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
         if pool.targets is None:
             raise self.misfit("labels")
-        if not self._takes(pool.targets):
+        if not self._accepts(pool.targets):
             raise self.misfit(describe_targets(pool.targets))
         return replace(pool, targets=pool.targets.astype(np.float32))
 
-    def _takes(self, targets: AnyArray) -> bool:
+    def _accepts(self, targets: AnyArray) -> bool:
         raise NotImplementedError
 
 
@@ -214,7 +214,7 @@ class Regression(_Numbers):
     needs: ClassVar[str] = "targets that are floats, [n] or [n, k]"
     has_accuracy: ClassVar[bool] = False
 
-    def _takes(self, targets: AnyArray) -> bool:
+    def _accepts(self, targets: AnyArray) -> bool:
         return targets.ndim == 2 and np.issubdtype(targets.dtype, np.floating)
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: object) -> "Tensor":
@@ -234,7 +234,7 @@ class MultiLabel(_Numbers):
     metrics: list[str] = Field(default=["f1"])
     needs: ClassVar[str] = "targets of 0 and 1, [n, C]"
 
-    def _takes(self, targets: AnyArray) -> bool:
+    def _accepts(self, targets: AnyArray) -> bool:
         return targets.ndim == 2 and bool(np.isin(targets, (0, 1)).all())
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: object) -> "Tensor":

@@ -16,7 +16,9 @@ from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import NO_GROUP, FederatedData, Shard
 from fedsim.learning.data.shifts import Change, Occasions, Shift, draw_pairs, exchange
 
-_HAIR = 1e-9  # subtracted before rounding up, so that a share of 0.07 of 100 samples is 7, not 8
+_ROUNDING = (
+    1e-9  # subtracted before rounding up, so that a share of 0.07 of 100 samples is 7, not 8
+)
 
 
 class SwapPart(Shift):
@@ -166,7 +168,7 @@ class Incremental(Shift):
 
     @field_validator("shares")
     @classmethod
-    def _rising(cls, shares: list[float]) -> list[float]:
+    def _check_rising(cls, shares: list[float]) -> list[float]:
         if shares != sorted(shares):
             raise ValueError(f"{shares} fall; each share includes the one before it")
         return shares
@@ -196,7 +198,7 @@ class Incremental(Shift):
         size = samples
         for share in self.shares[: occasion + 1]:
             whole = size if self.as_published else samples
-            size = math.ceil(whole * share - _HAIR)
+            size = math.ceil(whole * share - _ROUNDING)
         return max(1, size)
 
 
@@ -236,14 +238,14 @@ class LabelPermutation(Shift):
         self.check(data)
         changes = list[Change]()
         identity = np.arange(data.pool.classes)
-        choice = streams.generator("world/drift", occasion)
-        for device in _draw_devices(data, candidates, self.probability, choice):
+        selection = streams.generator("world/drift", occasion)
+        for device in _draw_devices(data, candidates, self.probability, selection):
             shard = data.current(device)
             generator = streams.generator("world/drift", occasion, device)
             label_map = identity
             while np.array_equal(label_map, identity):
                 label_map = generator.permutation(data.pool.classes)
-            if shard.label_map is not None:
+            if shard.label_map is not None:  # permute labels that are permuted already
                 label_map = label_map[shard.label_map]
             version = data.replace_shard(device, replace(shard, label_map=label_map))
             changes.append(Change(device, version))

@@ -100,8 +100,9 @@ def _server(n: int) -> AllReducePlan:
     number) n.
     """
     nodes = tuple(range(n))
-    node = (CollectiveStep((), (n,)), CollectiveStep((n,), ()))
-    return AllReducePlan((*[node] * n, (CollectiveStep(nodes, nodes),)), 1.0)
+    steps_of_node = (CollectiveStep((), (n,)), CollectiveStep((n,), ()))
+    steps_of_server = (CollectiveStep(nodes, nodes),)
+    return AllReducePlan((*[steps_of_node] * n, steps_of_server), 1.0)
 
 
 _KINDS: Mapping[str, Callable[[int], AllReducePlan]] = {

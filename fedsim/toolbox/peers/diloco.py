@@ -192,6 +192,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         state = device.state
         state["trained"] = True
         if update is not None:
+            # the update itself, or the untrained model if the update is not finite
             state["model"] = device.mix([(update, 1.0)], otherwise=state["model"])
         if state["reducing"] is None:
             self._go_on(device)
@@ -283,7 +284,8 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
     def _make_outer_step(self, device: Peer, number: int, contributions: list[Ref]) -> None:
         """Move the model ``outer`` in a device's state along the mean change of all devices.
 
-        The step has Nesterov momentum, so that ``velocity`` in the state changes too.
+        The step has Nesterov momentum: velocity <- m velocity + change, then outer <- outer + lr
+        (change + m velocity).
 
         Args:
             device: the device.

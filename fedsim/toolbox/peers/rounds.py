@@ -121,6 +121,7 @@ class RoundHalf(PeerHalf[R]):
         self._enter_round(device, max([device.state["round"], *device.state["inbox"]]))
 
     def _begin(self, device: Peer) -> None:
+        """Start the training of a round; before it send the model if ``sends_first`` is true."""
         state = device.state
         state |= {
             "trained": False,
@@ -138,6 +139,7 @@ class RoundHalf(PeerHalf[R]):
         state |= {"trained": True, "update": update}
         if not self.sends_first:
             if update is not None and update is not state["model"]:
+                # the update itself, or the untrained model if the update is not finite
                 state["sent"] = device.mix([(update, 1.0)], otherwise=state["model"])
             self._send(device)
         if self.params.deadline is not None:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from fedsim.learning.solvers.context import LocalData, TrainingContext
 
 # arguments of schedules that give the number of steps to the end
-_LENGTHS = ("T_max", "total_steps")
-_BY_NUMBER = (
+_LENGTH_ARGUMENTS = ("T_max", "total_steps")
+# optimisers that update each entry of a tensor independently of all other entries
+_ELEMENTWISE_OPTIMISERS = (
     "ASGD",
     "Adadelta",
     "Adagrad",
@@ -35,7 +36,8 @@ _BY_NUMBER = (
     "RMSprop",
     "Rprop",
     "SGD",
-)  # optimisers that update each entry of a tensor independently of all other entries
+)
+# arguments of torch's classes that a scenario cannot set in ``args``
 _SET_ELSEWHERE = ("params", "lr", "optimizer", "last_epoch")
 
 
@@ -76,7 +78,7 @@ class LearningRateSchedule(Spec):
         arguments: dict[str, object] = {}
         if self.every != "round":
             parameters = inspect.signature(schedule_class).parameters
-            for name in _LENGTHS:
+            for name in _LENGTH_ARGUMENTS:
                 if name in parameters:
                     arguments[name] = max(length, 1)
         arguments.update(self.args)
@@ -147,7 +149,7 @@ class TorchTrainer(Trainer):
     applies_terms: ClassVar[bool] = True
 
     @model_validator(mode="after")
-    def _torch_takes_it(self) -> Self:
+    def _check_with_torch(self) -> Self:
         """Check that torch accepts the optimiser's and the schedule's names and arguments.
 
         A trial of two steps on small tensors is part of the check.
@@ -216,7 +218,7 @@ class TorchTrainer(Trainer):
         import torch
 
         parts: list[dict[str, Any]] = [{"params": [], **group.args} for group in self.groups]
-        parts.append({"params": []})
+        parts.append({"params": []})  # of the parameters without a group, whose index is -1
         for name, parameter in parameters.items():
             parts[self._group_of(name)]["params"].append(parameter)
         groups = [part for part in parts if part["params"]]
@@ -244,7 +246,7 @@ class TorchTrainer(Trainer):
 
     @property
     def stack_obstacle(self) -> str:
-        if self.optimizer not in _BY_NUMBER:
+        if self.optimizer not in _ELEMENTWISE_OPTIMISERS:
             return f"training.optimizer {self.optimizer!r} looks at whole tensors"
         if self.accumulate > 1:
             return "training.accumulate ends a step at other batches for each device"
@@ -268,15 +270,14 @@ class TorchTrainer(Trainer):
         optimizer = self.torch_optimiser(parameters, session.lr)
         stepped = None
         if self.schedule is not None:
-            by_epoch = self.schedule.every == "epoch"
-            length = session.epochs if by_epoch else session.steps
+            is_by_epoch = self.schedule.every == "epoch"
+            length = session.epochs if is_by_epoch else session.steps
             schedule = self.schedule.build(optimizer, length, session.round)
-            if self.schedule.every != "round":
-                every = session.per_epoch if by_epoch else 1
-                stepped = SteppedSchedule(schedule, every, session.steps)
-        return StackedOptimizer(
-            optimizer, parameters, self.clip_norm, self.clip_value, stepped
-        ).step
+            if self.schedule.every != "round":  # the rate also changes within the training
+                steps = session.per_epoch if is_by_epoch else 1
+                stepped = SteppedSchedule(schedule, steps, session.steps)
+        stack = StackedOptimizer(optimizer, parameters, self.clip_norm, self.clip_value, stepped)
+        return stack.step
 
     @property
     def has_no_state(self) -> bool:
@@ -316,7 +317,7 @@ class TorchTrainer(Trainer):
                 parameters[name] = parameter
         optimiser = self.torch_optimiser(parameters, context.lr)
         _load_state(optimiser, parameters, context.state)
-        shares = _shares(data.counts, data.ends, self.accumulate)
+        shares = _step_shares(data.counts, data.ends, self.accumulate)
         schedule = None
         every = None
         if self.schedule is not None:
@@ -326,6 +327,7 @@ class TorchTrainer(Trainer):
             schedule = self.schedule.build(optimiser, length, context.round)
         options = self.loss_options
         for (x, y), (share, is_last), ends in zip(data, shares, data.ends, strict=True):
+            # the shares of a step's batches sum to 1, so that the gradient is a mean over samples
             torch.autograd.backward(share * context.loss(context.forward(model, x), y, **options))
             if not is_last:
                 continue
@@ -361,8 +363,8 @@ def _load_state(
     for name, value in state.items():
         owner, _, key = name.rpartition("/")
         parameter = parameters[owner]
-        is_number = value.shape == (1,) != parameter.shape
-        optimiser.state[parameter][key] = value[0] if is_number else value
+        is_scalar = value.shape == (1,) and parameter.shape != (1,)
+        optimiser.state[parameter][key] = value[0] if is_scalar else value
 
 
 def _save_state(
@@ -377,7 +379,9 @@ def _save_state(
     return state
 
 
-def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tuple[float, bool]]:
+def _step_shares(
+    counts: "list[int]", ends: "list[bool]", accumulate: int
+) -> list[tuple[float, bool]]:
     """Return the weight of each batch in the accumulated gradient of its optimiser step.
 
     Args:
@@ -397,7 +401,8 @@ def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tu
     shares = []
     for step in steps:
         for number, count in enumerate(step, start=1):
-            shares.append((count / sum(step), number == len(step)))
+            is_last = number == len(step)
+            shares.append((count / sum(step), is_last))
     return shares
 
 
@@ -414,6 +419,15 @@ def _classes(module: ModuleType, base: type) -> dict[str, type]:
 def _refuse_unknown(
     key: str, name: str, key_of_args: str, args: Mapping[str, object], classes: Mapping[str, type]
 ) -> None:
+    """Raise ``ValueError`` if ``name`` is none of ``classes``, or its class lacks an argument.
+
+    Args:
+        key: the key of the scenario that has ``name``, for error messages.
+        name: name of a class of torch.
+        key_of_args: the key of the scenario that has ``args``, for error messages.
+        args: arguments of the class by name.
+        classes: the allowed classes by name.
+    """
     if name not in classes:
         raise ValueError(
             f"{key!r} is {name!r}; allowed are torch's {', '.join(classes)}{nearest(name, classes)}"

@@ -263,7 +263,7 @@ class Traces(Availability):
         position = bisect_right(changes, offset)
         start = changes[position - 1] if position else 0.0
         end = changes[position] if position < len(changes) else period
-        is_on = position % 2 == 1
+        is_on = position % 2 == 1  # the changes at even indices turn the device on
         if is_on and end == period and changes[0] == 0.0:  # stays on when the trace repeats
             end = period + changes[1]
         return Span(is_on, max(0.0, lap_start + start), lap_start + end)
@@ -347,9 +347,8 @@ def read_flash(path: Path) -> list[tuple[float, Trace]]:
     note(f"{str(path)!r}: of the form {form}, {len(usable)} of {len(phones)} phones can be used")
     traces = []
     for name, phone in usable.items():
-        traces.append(
-            _trace_of_phone(f"population.availability: trace {name!r} of {str(path)!r}", phone)
-        )
+        label = f"population.availability: trace {name!r} of {str(path)!r}"
+        traces.append(_trace_of_phone(label, phone))
     return traces
 
 
@@ -476,7 +475,8 @@ class Intervals(AvailabilityModel):
                     raise table.wrong(
                         row,
                         name,
-                        f"the first row has {_PLURALS[form]}; allowed is one form of time in a file",
+                        f"the first row has {_PLURALS[form]}; "
+                        "allowed is one form of time in a file",
                     )
             columns.append(table.values(name, Seconds if form is float else form, self.unit))
         return columns[0], columns[1], form

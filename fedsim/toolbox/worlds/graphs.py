@@ -118,7 +118,7 @@ class Graph(Network):
             edges=edge_of_devices,
             hosts=[str(node) for node in hosts],
         )
-        if delay_s is not None:
+        if delay_s is not None:  # add the latencies of routes to those of the endpoints
             latencies = self._own_latency
             if edges is not None:
                 latencies = latencies + self._edge_latency[self.edges]

@@ -72,6 +72,12 @@ class _FileTrace(TracedRate):
         raise NotImplementedError
 
     def _read(self, key: str, root: Path | None) -> list[StepTrace]:
+        """Read the traces of the file, and print a note on them.
+
+        Args:
+            key: key of the link's rate, latency or loss in the scenario.
+            root: ``data.root``, or None.
+        """
         # an edge server receives what its devices send up
         upward = key.endswith(("up", "receive"))
         options = TraceOptions(

@@ -211,6 +211,7 @@ def _convert_phone(form: str, name: str, entry: object) -> Phone:
 
 
 def _convert_log(name: str, messages: object) -> Phone:
+    """Convert FLASH's log of a phone to a recording; see ``_convert_phone``."""
     if not isinstance(messages, str):
         raise ValueError(f"phone {show_value(name)}: 'messages' is {show_value(messages)}, no text")
     try:
@@ -224,6 +225,7 @@ def _convert_log(name: str, messages: object) -> Phone:
 
 
 def _convert_fedscale(name: str, entry: Mapping[str, object]) -> Phone:
+    """Convert FedScale's entry of a phone to a recording; see ``_convert_phone``."""
     active = entry["active"]
     inactive = entry["inactive"]
     if (
@@ -292,20 +294,14 @@ def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, floa
     ready: list[tuple[float, float]] = []
     ready_since: float | None = None
     for line in filter(None, map(str.strip, messages.splitlines())):
-        text, tab, state_text = line.partition("\t")
+        text, _, state_text = line.partition("\t")
         try:
             moment = datetime.strptime(text.strip(), "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007
         except ValueError:
             return None
         time_s = (moment - _FLASH_START).total_seconds()
         times.append(time_s)
-        state = state_text.strip().lower()
-        is_battery_level = bool(tab) and state.endswith("%")
-        if state in _STATES:
-            condition, value = _STATES[state]
-            conditions[condition] = value
-        elif state not in _UNUSED_STATES and not is_battery_level:
-            raise ValueError(f"it has the unknown state {state[:40]!r}")
+        _update_conditions(conditions, state_text.strip().lower())
         is_ready = all(conditions.values())
         if is_ready and ready_since is None:
             ready_since = time_s
@@ -315,6 +311,20 @@ def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, floa
     if not ready or int(times[-1] - times[0]) == 0:
         return None
     return times[0], times[-1], _merged(sorted(ready))
+
+
+def _update_conditions(conditions: dict[str, bool], state: str) -> None:
+    """Set the condition of readiness that a state of a FLASH log changes, if it changes one.
+
+    Raises:
+        ValueError: the state is unknown.
+    """
+    is_battery_level = state.endswith("%")
+    if state in _STATES:
+        condition, value = _STATES[state]
+        conditions[condition] = value
+    elif state not in _UNUSED_STATES and not is_battery_level:
+        raise ValueError(f"it has the unknown state {state[:40]!r}")
 
 
 def _merged(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -139,7 +139,7 @@ def _read_cached(
     Returns:
         The name of the files' format, and the traces in natural order of their names.
     """
-    forms: dict[str, None] = {}
+    forms: dict[str, None] = {}  # an ordered set
     recordings: list[Recording] = []
     for name, content in members(path, options.members, options.key):
         form, file_recordings = _read_file(name, content, options)
