@@ -38,8 +38,8 @@ from fedsim.learning.refs import Ref, Trained
 from fedsim.learning.resident import ResidentSamples
 from fedsim.learning.resident_models import ResidentModels
 from fedsim.learning.scratch import Weights
-from fedsim.learning.solvers.base import Descent, LocalSolve, batch_width, shuffled
-from fedsim.learning.solvers.choice import pick, refuse_different_gpus, torch_device
+from fedsim.learning.solvers.base import Descent, LocalSolve, batch_width, draw_batches
+from fedsim.learning.solvers.choice import choose_solver, refuse_different_gpus, torch_device
 from fedsim.learning.solvers.cohort import Cohort
 from fedsim.learning.solvers.probe import SAMPLES, probe
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights
@@ -113,7 +113,7 @@ class Learning(Learner):
         losses = None if self._objective.is_plain else self._objective.losses
         template = self._template(model)
         rule = training.sgd
-        self._solver = pick(template, device, rule.solver, training, losses, rule.lanes)
+        self._solver = choose_solver(template, device, rule.solver, training, losses, rule.lanes)
         all_samples = FederatedData(data.pool, [], data.augmentation)  # omits shards, which change
         samples = ResidentSamples(all_samples, device)
         if model.is_tried:
@@ -198,7 +198,7 @@ class Learning(Learner):
             if not samples or columns in tried:
                 continue
             tried.add(columns)
-            batches = shuffled(np.random.default_rng(0), samples, batching, LocalEpochs(1))
+            batches = draw_batches(np.random.default_rng(0), samples, batching, LocalEpochs(1))
             x, y = data.train_samples(shard)
             solve = LocalSolve(
                 self._initial(0),
@@ -221,10 +221,10 @@ class Learning(Learner):
 
     @property
     def needs_sizes(self) -> bool:
-        return bool(self._solver.fails_on_one)
+        return bool(self._solver.single_sample_obstacle)
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
-        reason = self._solver.fails_on_one
+        reason = self._solver.single_sample_obstacle
         if not reason:
             return
         single = [

@@ -28,8 +28,8 @@ from fedsim.learning.solvers.base import (
     Solved,
     Solver,
     TrainingTask,
-    one_thread,
-    shuffled,
+    draw_batches,
+    use_one_thread,
 )
 from fedsim.learning.solvers.dropout import advanced_key
 from fedsim.learning.spec import Trainer
@@ -171,7 +171,7 @@ class LocalWork:
         Returns:
             For each job the trained weights, the loss and what the trainer reports, in order.
         """
-        one_thread()
+        use_one_thread()
         results: list[TrainedModel] = []
         for begin in range(0, len(jobs), self.at_once):
             results += self._models.settle(self._train_at_once(jobs[begin : begin + self.at_once]))
@@ -204,7 +204,7 @@ class LocalWork:
         """Return the solver of a training: by autograd if a gradient has no closed form."""
         needs_autograd = job.recipe.training.contrast is not None
         needs_autograd |= self._training.sgd.clip is not None
-        return self._solver.plain if needs_autograd else self._solver
+        return self._solver.by_autograd if needs_autograd else self._solver
 
     def _descent(self, job: TrainingJob) -> Descent:
         """Return the rule of a training's SGD steps: learning rate, momentum and penalties."""
@@ -226,7 +226,7 @@ class LocalWork:
         recipe = job.recipe
         training = recipe.training
         x, y = self._samples.train(job.shard, job.samples)
-        batches = shuffled(
+        batches = draw_batches(
             self._streams.generator("learning/shuffle", recipe.device, recipe.key),
             len(y),
             job.batching,
@@ -278,7 +278,7 @@ class LocalWork:
             For each job each model's mean loss over the samples plus the L2 penalty, float64
             [models].
         """
-        one_thread()
+        use_one_thread()
         solver = self._solver
         rule = self._training.sgd
         results = []

@@ -21,7 +21,7 @@ from fedsim.learning.objectives import Objective, SampleNumbers
 from fedsim.learning.resident import ResidentSamples
 from fedsim.learning.resident_models import NamedWeights, ResidentModels
 from fedsim.learning.scratch import Weights
-from fedsim.learning.solvers.base import Solver, one_thread
+from fedsim.learning.solvers.base import Solver, use_one_thread
 
 _BLOCK_NUMBERS = 1 << 20  # values in the images of one block
 _KEPT_BYTES = 1 << 30  # bytes of test samples that stay in memory: indices, and images
@@ -258,7 +258,7 @@ def judge(
         model: the model, float32 [d].
         samples: the block and its samples.
     """
-    one_thread()
+    use_one_thread()
     weights = models.flat(model)
     block, image, y = samples
     outputs = solver.outputs(weights, block())[block.samples.numbers(image)]
@@ -287,7 +287,7 @@ def judge_each(
     Returns:
         The results on the samples of all shards, concatenated.
     """
-    one_thread()
+    use_one_thread()
     weights = [models.flat(model) for model in tested]
     xs, ys = zip(*map(samples.test, shards), strict=True)
     outputs = solver.outputs_each(weights, xs)

@@ -33,7 +33,7 @@ from fedsim.learning.data.federated import FederatedData, Pool, Shard, TokenShap
 from fedsim.learning.host_copies import counted_copies
 from fedsim.learning.models import ModelSpec, Perceptron
 from fedsim.learning.modules import trained_tensors
-from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, draw_batches, use_one_thread
 from fedsim.learning.solvers.cohort import Cohort
 from fedsim.learning.solvers.reference import Reference, flat_weights
 from fedsim.running.runner import Job
@@ -169,7 +169,7 @@ def trainings(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[LocalSolv
             x = torch.from_numpy(draw.normal(size=(samples, *shape)).astype(np.float32))
             y = torch.from_numpy(draw.integers(0, 10, samples))
         solve = LocalSolve(
-            weights, x, y, shuffled(draw, samples, Batching(16), LocalEpochs(1)), key=device
+            weights, x, y, draw_batches(draw, samples, Batching(16), LocalEpochs(1)), key=device
         )
         work.append((solve, Descent(0.01, momentum=0.9)))
     return work
@@ -198,7 +198,7 @@ def difference_in_double(module: nn.Module, work: Sequence[tuple[LocalSolve, Des
 
 def show_architectures() -> int:
     """Print a row for each architecture; return 1 if a stack differs from plain torch."""
-    one_thread()
+    use_one_thread()
     wrong = 0
     for name, (make, shape) in ARCHITECTURES.items():
         torch.manual_seed(0)

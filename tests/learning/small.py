@@ -18,7 +18,7 @@ from fedsim.common.training import Batching, LocalEpochs
 from fedsim.learning.data.federated import FederatedData, Pool, Shard
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import ModelSpec, ModuleModel
-from fedsim.learning.solvers.base import Descent, LocalSolve, shuffled
+from fedsim.learning.solvers.base import Descent, LocalSolve, draw_batches
 from fedsim.learning.spec import TrainingSpec
 
 T = TypeVar("T")
@@ -96,7 +96,11 @@ def solve_of(
     x = torch.from_numpy(draw.normal(size=(samples, *shape)).astype(np.float32))
     y = torch.from_numpy(draw.integers(0, classes, samples))
     return LocalSolve(
-        weights, x, y, shuffled(draw, samples, Batching(batch_size), LocalEpochs(epochs)), key=seed
+        weights,
+        x,
+        y,
+        draw_batches(draw, samples, Batching(batch_size), LocalEpochs(epochs)),
+        key=seed,
     )
 
 

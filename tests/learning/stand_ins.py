@@ -87,7 +87,7 @@ def meta_for_a_gpu(room: float = ROOM) -> Iterator[StepLoops]:
         return losses
 
     def allow(self: Cohort, solve: LocalSolve, descent: Descent) -> str:
-        self.widths.add(kind_of(solve, descent).width)
+        self.stackable_widths.add(kind_of(solve, descent).width)
         return ""
 
     with pytest.MonkeyPatch.context() as patch:

@@ -13,8 +13,8 @@ import fedsim
 from fedsim.clock.executors import Inline, Threads
 from fedsim.common.training import Contrast
 from fedsim.learning.modules import trained_tensors
-from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread
-from fedsim.learning.solvers.choice import pick
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, use_one_thread
+from fedsim.learning.solvers.choice import choose_solver
 from fedsim.learning.solvers.cohort import Cohort, CohortByTrainer, kind_of
 from fedsim.learning.solvers.reference import Reference, flat_weights
 from fedsim.learning.solvers.stack import SgdSteps, plan_lanes
@@ -32,7 +32,7 @@ MORE_RULES = [*RULES, Descent(0.1, clip=0.5), Descent(0.1, held=((0, 400),))]
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    one_thread()
+    use_one_thread()
 
 
 def dropping() -> nn.Module:
@@ -306,8 +306,8 @@ def test_optimizers_of_torch_step_in_a_stack_as_alone(name: str) -> None:
     module = dropping()
     trainer = TorchTrainer(lr=0.01, **OPTIMIZERS[name])
     stacking = TorchTrainer(lr=0.01, solver="cohort", lanes=4, **OPTIMIZERS[name])
-    plain = pick(module, CPU, "fast", trainer)
-    cohort = pick(module, CPU, "fast", stacking)
+    plain = choose_solver(module, CPU, "fast", trainer)
+    cohort = choose_solver(module, CPU, "fast", stacking)
     assert isinstance(cohort, CohortByTrainer)
     for pull in ("", "anchor and linear"):
         work = [
@@ -333,11 +333,11 @@ def test_optimizers_of_torch_step_in_a_stack_as_alone(name: str) -> None:
 )
 def test_trainers_that_cannot_be_stacked_train_alone(changes: dict[str, Any], reason: str) -> None:
     module = dropping()
-    cohort = pick(module, CPU, "fast", TorchTrainer(solver="cohort", **changes))
+    cohort = choose_solver(module, CPU, "fast", TorchTrainer(solver="cohort", **changes))
     work = trainings(module, Descent(0.01), "")
     assert isinstance(cohort, CohortByTrainer)
     assert reason in cohort.try_stack(*work[0])
-    plain = pick(module, CPU, "fast", TorchTrainer(**changes))
+    plain = choose_solver(module, CPU, "fast", TorchTrainer(**changes))
     assert bits(cohort.solve_all(work)) == bits(plain.solve_all(work))
 
 

@@ -13,8 +13,8 @@ import fedsim
 from fedsim.clock.executors import Inline, Threads
 from fedsim.common.errors import ScenarioError
 from fedsim.learning.modules import trained_tensors
-from fedsim.learning.solvers.base import Descent, LocalSolve, one_thread
-from fedsim.learning.solvers.choice import pick
+from fedsim.learning.solvers.base import Descent, LocalSolve, use_one_thread
+from fedsim.learning.solvers.choice import choose_solver
 from fedsim.learning.solvers.reference import Reference, flat_weights
 from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.running.runner import Job
@@ -33,7 +33,7 @@ MOST = 12 * U
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    one_thread()
+    use_one_thread()
 
 
 def dense() -> nn.Module:
@@ -74,7 +74,7 @@ def test_a_step_differs_from_float32_by_rounding_to_bfloat16(
     changes = []
     for precision in ("float32", "bf16"):
         trainer = TRAINERS[name](precision)
-        solver = pick(module, CPU, trainer.sgd.solver, trainer, lanes=3)
+        solver = choose_solver(module, CPU, trainer.sgd.solver, trainer, lanes=3)
         assert isinstance(solver, Reference)
         if hasattr(solver, "try_stack"):
             assert solver.try_stack(solve, Descent(0.1)) == ""
@@ -93,7 +93,7 @@ def test_a_product_is_computed_in_bfloat16_and_weights_are_not() -> None:
     x = torch.full((1, 1), 1 + 2.0**-12)
     batches = solve_of(weights, 1, (1,), 2, seed=0, batch_size=1, epochs=1).batches
     solve = LocalSolve(weights, x, torch.tensor([1]), batches)
-    solver = pick(module, CPU, "reference", TRAINERS["reference"]("bf16"))
+    solver = choose_solver(module, CPU, "reference", TRAINERS["reference"]("bf16"))
     solved = solver.solve(solve, Descent(2.0**-3))
     output = 1.0  # 1 x 1 after rounding
     slope = np.exp(output) / (np.exp(output) + 1)
@@ -133,7 +133,9 @@ def test_it_is_refused_where_it_does_not_apply() -> None:
     with pytest.raises(ScenarioError, match=r"precision is 'bf16', but models of dense layers"):
         _models(solver="fast")
     with pytest.raises(ScenarioError, match=r"'0\.weight' of the model is float64"):
-        pick(nn.Sequential(nn.Linear(3, 2)).double(), CPU, "reference", TRAINERS["torch"]("bf16"))
+        choose_solver(
+            nn.Sequential(nn.Linear(3, 2)).double(), CPU, "reference", TRAINERS["torch"]("bf16")
+        )
     sections = SECTIONS | {"training": {"precision": "fp16"}}
     with pytest.raises(ScenarioError, match=r"training\.precision is 'fp16'; allowed are"):
         fedsim.Scenario(**sections)

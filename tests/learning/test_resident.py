@@ -18,7 +18,7 @@ from fedsim.learning.data.transforms import Augmentation
 from fedsim.learning.host_copies import CopyCounts, counted_copies
 from fedsim.learning.models import Perceptron
 from fedsim.learning.resident import ResidentSamples
-from fedsim.learning.solvers.base import Descent, LocalSolve, shuffled
+from fedsim.learning.solvers.base import Descent, LocalSolve, draw_batches
 from fedsim.learning.solvers.cohort import Cohort, kind_of
 from fedsim.learning.solvers.reference import Reference
 from fedsim.running.runner import Job
@@ -127,7 +127,9 @@ def test_all_that_steps_need_crosses_by_counted_copies(solver: str, small: Datas
 
     with counted_copies() as counts, Crossings() as crossings:
         for shard in (SHARDS["plain"], SHARDS["turned"]):
-            batches = shuffled(np.random.default_rng(0), len(TRAIN), Batching(3), LocalEpochs(2))
+            batches = draw_batches(
+                np.random.default_rng(0), len(TRAIN), Batching(3), LocalEpochs(2)
+            )
             solve = LocalSolve(weights, *staying.train(shard), batches)
             work.append((solve, Descent(0.1, mu=0.5, momentum=0.9)))
         with pytest.raises(NotImplementedError, match="meta"):

@@ -40,10 +40,16 @@ from fedsim.learning.architecture import (
 from fedsim.learning.local_work import last_gradient
 from fedsim.learning.models import CNN5, MODELS, Layered, Logistic, Perceptron
 from fedsim.learning.solvers import dense_loops, dense_products, dense_updates
-from fedsim.learning.solvers.base import Descent, LocalSolve, batch_width, one_thread, shuffled
-from fedsim.learning.solvers.choice import pick
+from fedsim.learning.solvers.base import (
+    Descent,
+    LocalSolve,
+    batch_width,
+    draw_batches,
+    use_one_thread,
+)
+from fedsim.learning.solvers.choice import choose_solver
 from fedsim.learning.solvers.compiled import compiled, compiled_entry
-from fedsim.learning.solvers.dense import Dense, Way
+from fedsim.learning.solvers.dense import Dense, Method
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
 from tests.learning.small import (
@@ -58,7 +64,7 @@ from tests.learning.small import (
     solve_of,
 )
 
-WAYS: tuple[Way, ...] = get_args(Way)
+METHODS: tuple[Method, ...] = get_args(Method)
 RAGGED = (23, 4, 10, 61, 1, 37)
 
 
@@ -68,7 +74,7 @@ def perceptron(features: int, *widths: int) -> Architecture:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    one_thread()
+    use_one_thread()
 
 
 def _start(architecture: Architecture, seed: int, dtype: type = np.float32) -> np.ndarray:
@@ -84,9 +90,9 @@ def _start(architecture: Architecture, seed: int, dtype: type = np.float32) -> n
     ("rule", "batch_size"), [*((rule, 10) for rule in RULES), (Descent(0.01), 1)], ids=str
 )
 @pytest.mark.parametrize("widths", [(7,), (13, 7), (40, 9, 7)], ids=str)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("method", METHODS)
 def test_closed_form_is_autograd(
-    way: Way,
+    method: Method,
     widths: tuple[int, ...],
     rule: Descent,
     batch_size: int,
@@ -105,7 +111,7 @@ def test_closed_form_is_autograd(
         for at, n in enumerate(RAGGED)
         for pull in PULLS
     ]
-    solver = Dense(architecture, dtype, way=way)
+    solver = Dense(architecture, dtype, method=method)
     kernels = [name for name, shape in architecture.tensors if len(shape) == 2]
     for solve in solves:
         weights, loss, *_ = solver.solve(solve, rule)
@@ -116,16 +122,16 @@ def test_closed_form_is_autograd(
         assert loss == pytest.approx(expected_loss, rel=max(tolerance, 1e-6))
 
 
-@pytest.mark.parametrize("way", [*WAYS, None])
+@pytest.mark.parametrize("method", [*METHODS, None])
 @pytest.mark.parametrize("sizes", [(784, 10), (61, 40, 9, 7), (90, 200, 9)], ids=str)
 def test_a_result_depends_on_no_device_before_it_bit_for_bit(
-    sizes: tuple[int, ...], way: Way | None
+    sizes: tuple[int, ...], method: Method | None
 ) -> None:
     """One solver trains many devices in turn, by rules of all kinds, two of which diverge; a
     fresh one trains each alone.
     """
     architecture = perceptron(*sizes)
-    solver = Dense(architecture, way=way)
+    solver = Dense(architecture, method=method)
     work = [
         (
             pulled(
@@ -140,15 +146,18 @@ def test_a_result_depends_on_no_device_before_it_bit_for_bit(
         diverged = solve_of(spoilt, 20, sizes[:1], sizes[-1], seed=2)
         work.insert(3, (replace(diverged, anchor=spoilt), Descent(0.1, mu=0.1)))
     for solve, rule in (*work, *work[::-1]):
-        found, alone = solver.solve(solve, rule), Dense(architecture, way=way).solve(solve, rule)
+        found, alone = (
+            solver.solve(solve, rule),
+            Dense(architecture, method=method).solve(solve, rule),
+        )
         assert found.weights.tobytes() == alone.weights.tobytes()
         assert found.train_loss == pytest.approx(alone.train_loss, rel=0, abs=0, nan_ok=True)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(way: Way) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(method: Method) -> None:
     architecture = perceptron(61, 13, 7)
-    solver = Dense(architecture, way=way)
+    solver = Dense(architecture, method=method)
     solve = pulled(solve_of(_start(architecture, 1), 37, (61,), 7, seed=1), "anchor and linear")
     expected = solver.solve(solve, RULES[-1])
     for begin in range(1, 16, 3):
@@ -241,19 +250,19 @@ BUILT_IN: list[Any] = [
 def test_dense_models_have_a_solver_of_their_own_on_a_cpu_all_others_the_reference() -> None:
     for kind in BUILT_IN:
         architecture = kind().architecture((1, 28, 28), 10)
-        assert type(pick(architecture, CPU, "fast")) is (
+        assert type(choose_solver(architecture, CPU, "fast")) is (
             Dense if architecture.is_dense else Reference
         )
         assert architecture.is_dense == (
             kind.__name__ in ("Logistic", "Perceptron", "FemnistPerceptron")
         )
     assert (
-        type(pick(architecture, CPU, "reference"))
-        is type(pick(Dropping(6, 3), CPU, "fast"))
+        type(choose_solver(architecture, CPU, "reference"))
+        is type(choose_solver(Dropping(6, 3), CPU, "fast"))
         is Reference
     )
     assert (
-        type(pick(Logistic().architecture((1, 8, 8), 10), torch.device("meta"), "fast"))
+        type(choose_solver(Logistic().architecture((1, 8, 8), 10), torch.device("meta"), "fast"))
         is Reference
     )
     assert isinstance(
@@ -274,8 +283,8 @@ def test_a_last_partial_batch_may_be_dropped_or_merged(
     """The batches are those of ``keep`` but for the last one of an epoch, and of that with more
     batches than one.
     """
-    kept = shuffled(np.random.default_rng(seed), n, Batching(batch_size), LocalEpochs(epochs))
-    batches = shuffled(
+    kept = draw_batches(np.random.default_rng(seed), n, Batching(batch_size), LocalEpochs(epochs))
+    batches = draw_batches(
         np.random.default_rng(seed), n, Batching(batch_size, last), LocalEpochs(epochs)
     )
     of_kept = [kept.rows[step, :count].tolist() for step, count in enumerate(kept.counts)]
@@ -292,15 +301,15 @@ def test_a_last_partial_batch_may_be_dropped_or_merged(
     assert batches.last_epoch == max(0, batches.steps - batches.per_epoch)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("last", ["drop", "merge"])
-def test_closed_forms_take_merged_and_dropped_batches(way: Way, last: LastBatch) -> None:
+def test_closed_forms_take_merged_and_dropped_batches(method: Method, last: LastBatch) -> None:
     architecture, draw = perceptron(61, 13, 7), np.random.default_rng(4)
     x, y = torch.randn(23, 61), torch.randint(7, (23,))
     solve = LocalSolve(
-        _start(architecture, 3), x, y, shuffled(draw, 23, Batching(10, last), LocalEpochs(2))
+        _start(architecture, 3), x, y, draw_batches(draw, 23, Batching(10, last), LocalEpochs(2))
     )
-    weights, loss, *_ = Dense(architecture, way=way).solve(solve, RULES[-1])
+    weights, loss, *_ = Dense(architecture, method=method).solve(solve, RULES[-1])
     module = module_of(architecture)
     load_weights(list(module.parameters()), solve.weights)
     kernels = [name for name, shape in architecture.tensors if len(shape) == 2]
@@ -313,7 +322,9 @@ def test_closed_forms_take_merged_and_dropped_batches(way: Way, last: LastBatch)
 def test_each_epoch_is_a_permutation_with_its_last_partial_batch(
     n: int, batch_size: int, epochs: int, seed: int
 ) -> None:
-    batches = shuffled(np.random.default_rng(seed), n, Batching(batch_size), LocalEpochs(epochs))
+    batches = draw_batches(
+        np.random.default_rng(seed), n, Batching(batch_size), LocalEpochs(epochs)
+    )
     assert batches.steps == epochs * -(-n // batch_size)
     assert batches.rows.shape == (batches.steps, batch_width(n, batch_size))
     for epoch in np.split(np.arange(batches.steps), epochs) if batches.steps else []:
@@ -331,11 +342,11 @@ def test_iterations_cut_the_last_epoch_short_and_a_full_batch_is_no_wider_than_i
         batch_width(70, 10**6),
         batch_width(100, 100),
     ) == (10, 64, 128, 100)
-    batches = shuffled(np.random.default_rng(1), 25, Batching(10), LocalSteps(8))
+    batches = draw_batches(np.random.default_rng(1), 25, Batching(10), LocalSteps(8))
     assert (batches.rows[0] != batches.rows[3]).any()  # epochs are shuffled anew
     assert batches.counts.tolist() == [10, 10, 5, 10, 10, 5, 10, 10]
     assert batches.last_epoch == 6
-    two = shuffled(np.random.default_rng(1), 25, Batching(10), LocalSteps(2))
+    two = draw_batches(np.random.default_rng(1), 25, Batching(10), LocalSteps(2))
     assert two.counts.tolist() == [10, 10]
 
 
@@ -551,7 +562,7 @@ def prefix(solve: LocalSolve, steps: int) -> LocalSolve:
 
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("kind", [*WAYS, "reference"])
+@pytest.mark.parametrize("kind", [*METHODS, "reference"])
 def test_the_last_gradient_is_that_of_the_last_mini_batch(
     kind: str, rule: Descent, pull: str
 ) -> None:
@@ -561,8 +572,8 @@ def test_the_last_gradient_is_that_of_the_last_mini_batch(
     architecture = perceptron(6, 5, 3)
     module = module_of(architecture).double()
     solver: Any = Reference(module, CPU, torch.float64)
-    if kind in WAYS:
-        solver = Dense(architecture, torch.float64, way=kind)  # type: ignore[arg-type]
+    if kind in METHODS:
+        solver = Dense(architecture, torch.float64, method=kind)  # type: ignore[arg-type]
     solve = pulled(solve_of(_start(architecture, 5, np.float64), 23, (6,), 3, seed=4), pull)
     kernels = [name for name, shape in architecture.tensors if len(shape) == 2]
     models = []
@@ -610,4 +621,4 @@ def test_no_function_of_the_compiled_loops_has_machine_code_of_its_own() -> None
             if options.get("no_cpython_wrapper"):
                 called.append(function.__name__)
                 assert options.get("forceinline") or options.get("inline") == "always"
-    assert {"_judge", "add_products", "descend_bias"} <= set(called)
+    assert {"_cross_entropy", "add_products", "descend_bias"} <= set(called)

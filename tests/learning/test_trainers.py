@@ -31,7 +31,7 @@ from fedsim.common.training import (
 )
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import Perceptron
-from fedsim.learning.solvers.base import shuffled
+from fedsim.learning.solvers.base import draw_batches
 from fedsim.learning.solvers.reference import flat_weights, load_weights, module_of
 from fedsim.learning.spec import TRAINERS
 from fedsim.running.scenario import Scenario
@@ -55,7 +55,7 @@ def core(
 def batches(key: int, size: int = BATCH, epochs: int = EPOCHS) -> list[tuple[Tensor, Tensor]]:
     """Those of device 0 in a task."""
     x, y = (torch.from_numpy(part) for part in DATA.train_samples(DATA.shard(0, 0)))
-    order = shuffled(
+    order = draw_batches(
         Streams(1).generator("learning/shuffle", 0, key),
         len(y),
         Batching(size),

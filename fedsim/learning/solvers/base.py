@@ -18,7 +18,7 @@ from fedsim.common.training import Batching, Contrast, LocalEpochs, LocalSteps, 
 from fedsim.learning.host_copies import FlatModel, difference, on_host, total
 from fedsim.learning.scratch import Weights
 
-_NARROW = 64  # least width (columns) of padded batches, unless the batch size is smaller
+_LEAST_WIDTH = 64  # least width (columns) of padded batches, unless the batch size is smaller
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Batches:
 
     def between(self, begin: int, end: int) -> "Batches":
         """Return the batches of the SGD steps from ``begin`` (included) to ``end`` (excluded)."""
+        # relative to ``begin``; the count of steps if the part ends before the last epoch
         last_epoch = max(0, min(self.last_epoch, end) - begin)
         return Batches(self.rows[begin:end], self.counts[begin:end], last_epoch, self.per_epoch)
 
@@ -69,13 +70,14 @@ def batch_width(samples: int, batch_size: int) -> int:
         samples: count of the device's samples.
         batch_size: count of samples in a full batch.
     """
-    widest = _NARROW
+    widest = _LEAST_WIDTH
     if samples:
-        widest = max(_NARROW, 1 << (samples - 1).bit_length())
+        next_power_of_two = 1 << (samples - 1).bit_length()
+        widest = max(_LEAST_WIDTH, next_power_of_two)
     return min(batch_size, widest)
 
 
-def shuffled(
+def draw_batches(
     generator: np.random.Generator,
     samples: int,
     batching: Batching,
@@ -90,34 +92,40 @@ def shuffled(
         amount: count of epochs or of steps. With ``LocalSteps.only_batch``, all steps use the batch
             of this index in the sequence of random batches.
     """
+    per_epoch = max(1, batching.count(samples))
+    if not samples:
+        return _draw_epochs(generator, samples, batching, steps=0)
+    if isinstance(amount, LocalEpochs):
+        return _draw_epochs(generator, samples, batching, steps=per_epoch * amount.count)
+    if amount.only_batch is None:
+        return _draw_epochs(generator, samples, batching, steps=amount.count)
+    batches = _draw_epochs(generator, samples, batching, steps=amount.only_batch + 1)
+    rows = batches.rows[-1:].repeat(amount.count, axis=0)
+    counts = batches.counts[-1:].repeat(amount.count)
+    return Batches(rows, counts, last_epoch=amount.count - 1)
+
+
+def _draw_epochs(
+    generator: np.random.Generator, samples: int, batching: Batching, steps: int
+) -> Batches:
+    """Draw the batches of ``steps`` steps, in as many epochs as these need."""
     batch_size = batching.size
     per_epoch = max(1, batching.count(samples))
     last_size = batching.last_size(samples)
-    match amount:
-        case _ if not samples:
-            total = 0
-        case LocalEpochs(epochs):
-            total = per_epoch * epochs
-        case LocalSteps(total, only_batch=None):
-            pass
-        case LocalSteps(total, only_batch=int(position)):
-            batches = shuffled(generator, samples, batching, LocalSteps(position + 1))
-            rows = batches.rows[-1:].repeat(total, axis=0)
-            counts = batches.counts[-1:].repeat(total)
-            return Batches(rows, counts, last_epoch=total - 1)
-    epochs = -(-total // per_epoch)
+    epochs = math.ceil(steps / per_epoch)
     # draws the same numbers as ``permutation`` in each epoch
     order = generator.permuted(np.tile(np.arange(samples), (epochs, 1)), axis=1)
     columns = max(batch_width(samples, batch_size), last_size)
     rows = np.full((epochs, per_epoch, columns), samples, dtype=np.int64)
-    full = (per_epoch - 1) * batch_size  # samples in all batches but the last
-    if full:
-        rows[:, :-1, :batch_size] = order[:, :full].reshape(epochs, per_epoch - 1, batch_size)
-    rows[:, -1, :last_size] = order[:, full : full + last_size]
+    in_full_batches = (per_epoch - 1) * batch_size  # samples in all batches but the last
+    if in_full_batches:
+        full_batches = order[:, :in_full_batches]
+        rows[:, :-1, :batch_size] = full_batches.reshape(epochs, per_epoch - 1, batch_size)
+    rows[:, -1, :last_size] = order[:, in_full_batches : in_full_batches + last_size]
     counts = np.full((epochs, per_epoch), batch_size, dtype=np.int64)
     counts[:, -1] = last_size
     last_epoch = max(0, (epochs - 1) * per_epoch)
-    return Batches(rows.reshape(-1, columns)[:total], counts.ravel()[:total], last_epoch, per_epoch)
+    return Batches(rows.reshape(-1, columns)[:steps], counts.ravel()[:steps], last_epoch, per_epoch)
 
 
 @dataclass(frozen=True)
@@ -148,26 +156,27 @@ class Descent:
     held: Places = ()
     clip: float | None = None
 
-    def of(self, begin: int, end: int) -> "Descent":
+    def for_tensor(self, begin: int, end: int) -> "Descent":
         """Return the rule for one tensor of a model; its ``lr`` is 0 if the tensor is frozen.
 
         Args:
             begin: index of the tensor's first value in the flat model.
             end: index after its last value.
         """
-        for first, last in self.held:
-            if first <= begin and end <= last:
+        for held_begin, held_end in self.held:
+            if held_begin <= begin and end <= held_end:
                 return replace(self, lr=0.0)
         return self
 
-    def shrinkage(self, kernel: bool, dimensions: int = 2) -> float:
-        """Return the factor of a parameter in its own gradient: weight_decay + mu (+ 2 l2).
+    def shrinkage(self, *, is_kernel: bool, dimensions: int = 2) -> float:
+        """Return the coefficient c of the term c w in the gradient: weight_decay + mu (+ 2 l2).
 
         Args:
-            kernel: whether the parameter is a kernel, to which the L2 penalty may apply.
-            dimensions: count of the parameter's dimensions; 2 for a dense layer's kernel.
+            is_kernel: whether the parameter w is a kernel, to which the L2 penalty may apply.
+            dimensions: count of the parameter's dimensions; 2 for a dense layer's kernel, the only
+                kernels that are penalised with ``l2_on = "dense"``.
         """
-        is_penalised = kernel and (self.l2_on == "kernels" or dimensions == 2)
+        is_penalised = is_kernel and (self.l2_on == "kernels" or dimensions == 2)
         penalty = 2.0 * self.l2 if is_penalised else 0.0
         return self.weight_decay + self.mu + penalty
 
@@ -236,11 +245,12 @@ class ParameterStep:
                 self.velocity.add_(self.constant)
             weight.sub_(self.velocity, alpha=descent.lr)
             return
-        keep = 1.0 - descent.lr * self.shrinkage
+        # w <- (1 - lr shrinkage) w + lr mu start - lr left @ right - lr constant
+        kept_share = 1.0 - descent.lr * self.shrinkage
         if self.start is not None:
-            weight.mul_(keep).add_(self.start, alpha=descent.lr * descent.mu)
-            keep = 1.0
-        weight.addmm_(left, right, beta=keep, alpha=-descent.lr)
+            weight.mul_(kept_share).add_(self.start, alpha=descent.lr * descent.mu)
+            kept_share = 1.0
+        weight.addmm_(left, right, beta=kept_share, alpha=-descent.lr)
         if self.constant is not None:
             weight.sub_(self.constant, alpha=descent.lr)
 
@@ -338,13 +348,13 @@ class Solver(ABC):
         device: the torch device of the computation.
         tensors: names and shapes of the model's tensors, in the order of a flat model.
         kernels: names of the tensors that are kernels, to which the L2 penalty applies.
-        fails_on_one: the reason why the model cannot be trained on a batch of a single sample; ""
-            if there is none.
+        single_sample_obstacle: the reason why the model cannot be trained on a batch of a single
+            sample; "" if there is none.
         at_once: count of trainings that ``solve_all`` computes together, and that a caller should
             therefore pass to it at a time.
     """
 
-    fails_on_one = ""
+    single_sample_obstacle = ""
 
     @property
     def at_once(self) -> int:
@@ -398,7 +408,7 @@ class Solver(ABC):
         """
 
     @property
-    def plain(self) -> "Solver":
+    def by_autograd(self) -> "Solver":
         """Solver of the same model by autograd, for losses whose gradient has no closed form."""
         return self
 
@@ -488,14 +498,14 @@ class Solver(ABC):
             return self.losses(torch.cat(list(outputs)), y)
 
 
-_threads = threading.local()
+_thread = threading.local()
 
 
-def one_thread() -> None:
+def use_one_thread() -> None:
     """Let torch compute on a single thread when the calling thread uses it.
 
     With several threads the last bits of results would depend on how torch splits the work.
     """
-    if not getattr(_threads, "single", False):
+    if not getattr(_thread, "is_limited", False):
         torch.set_num_threads(1)
-        _threads.single = True
+        _thread.is_limited = True

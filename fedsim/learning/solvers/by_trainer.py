@@ -84,25 +84,25 @@ class ByTrainer(Reference):
     def solve(self, inputs: LocalSolve, descent: Descent) -> Solved:
         if not inputs.batches.steps:
             return Solved(inputs.copied_start(), float("nan"), state=inputs.state or {})
-        module = ModuleCopy(self._template)
-        self._repeat_first(inputs, descent)
-        before = global_states(self.device)
+        copied_module = ModuleCopy(self._template)
+        self._repeat_first_steps(inputs, descent)
+        states_before = global_states(self.device)
         with (
-            self.context(module, inputs, descent) as (trained, context),
-            entropy_watched() as places,
+            self.training_context(copied_module, inputs, descent) as (trained, context),
+            entropy_watched() as draw_places,
         ):
             for name, rule in rules(descent, trained).items():
                 trained[name].requires_grad_(trained[name].requires_grad and rule.lr > 0)
-            outcome = self._call_trainer(module.module, context)
-        self._refuse_draws(find_draws(before, self.device), places)
+            outcome = self._call_trainer(copied_module.module, context)
+        self._refuse_draws(find_draws(states_before, self.device), draw_places)
         return self._read_outcome(outcome, trained, context, inputs, descent)
 
-    def _refuse_draws(self, generators: list[str], places: list[str]) -> None:
+    def _refuse_draws(self, generators: list[str], draw_places: list[str]) -> None:
         """Raise ``SimulationError`` if the trainer has drawn random numbers that are not seeded.
 
         Args:
             generators: names of the global generators that were used.
-            places: files and lines of draws from the operating system's entropy.
+            draw_places: files and lines of draws from the operating system's entropy.
         """
         if generators:
             raise SimulationError(
@@ -110,10 +110,10 @@ class ByTrainer(Reference):
                 "so that results would depend on the order "
                 "of the work; allowed is a generator of its own, seeded by context.seed"
             )
-        if places:
+        if draw_places:
             raise SimulationError(
                 f"{self._label} draws from a generator that nobody seeds, at "
-                f"{', '.join(places[:5])}; allowed is a generator of its own, seeded by "
+                f"{', '.join(draw_places[:5])}; allowed is a generator of its own, seeded by "
                 "context.seed"
             )
 
@@ -190,10 +190,10 @@ class ByTrainer(Reference):
             ) from error
         loss = reports.pop("loss", context.train_loss)
         if self._trainer.stops_early:
-            batches = context.data.taken
+            taken = context.data.taken
             counts = context.data.counts
-            reports["batches"] = float(batches)
-            reports["share"] = sum(counts[:batches]) / sum(counts)
+            reports["batches"] = float(taken)
+            reports["share"] = sum(counts[:taken]) / sum(counts)
         if self._trainer.state == "fresh":
             state = {}
         return Solved(weights, loss, reports, state)

@@ -14,10 +14,10 @@ from fedsim.learning.solvers.reference import Reference, module_of
 from fedsim.learning.spec import LANES, Trainer, TrainingSpec
 
 
-def pick(
+def choose_solver(
     model: Architecture | nn.Module,
     device: torch.device,
-    choice: str,
+    solver_name: str,
     trainer: Trainer | None = None,
     losses: Callable[..., torch.Tensor] | None = None,
     lanes: int = LANES,
@@ -27,29 +27,30 @@ def pick(
     Args:
         model: layers as data, or a module.
         device: the torch device on which the solver computes.
-        choice: ``training.solver``; ``fast`` allows gradients in closed form, and stacks of models
-            on a GPU.
+        solver_name: ``training.solver``; ``fast`` allows gradients in closed form, and stacks of
+            models on a GPU.
         trainer: the scenario's trainer; None for fedsim's SGD.
         losses: a function that computes the loss of each sample, [n]; None for cross-entropy.
         lanes: ``training.lanes``, the count of models in a stack.
 
     Returns:
         For a trainer other than fedsim's SGD, ``CohortByTrainer`` if it trains several devices at
-        once, else ``ByTrainer``. For fedsim's SGD, ``Cohort`` if ``choice`` names it, or on a GPU;
-        ``Dense`` for dense layers with cross-entropy on a CPU; ``Reference`` in all other cases.
+        once, else ``ByTrainer``. For fedsim's SGD, ``Cohort`` if ``solver_name`` is ``cohort``, or
+        on a GPU; ``Dense`` for dense layers with cross-entropy on a CPU; ``Reference`` in all other
+        cases.
 
     Raises:
         ScenarioError: the solver or the model does not take ``training.precision``.
     """
     in_bf16 = trainer is not None and trainer.in_bf16
     solver: Reference
-    allows_closed_form = losses is None and choice == "fast" and device.type == "cpu"
+    allows_closed_form = losses is None and solver_name == "fast" and device.type == "cpu"
     if trainer is not None and not isinstance(trainer, TrainingSpec):
         if trainer.stack_lanes > 1:
             solver = CohortByTrainer(_as_module(model), device, trainer, losses)
         else:
             solver = ByTrainer(_as_module(model), device, trainer, losses=losses)
-    elif choice == "cohort" or (choice == "fast" and device.type == "cuda"):
+    elif solver_name == "cohort" or (solver_name == "fast" and device.type == "cuda"):
         solver = Cohort(_as_module(model), device, losses=losses, lanes=lanes)
     elif allows_closed_form and isinstance(model, Architecture) and model.is_dense:
         if in_bf16:

@@ -1,5 +1,6 @@
 """The cohort solver: local SGD of many devices at once, as one stack of models by autograd."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import FedsimError
 from fedsim.learning.host_copies import FlatModel, on_device, on_host, to_device, to_host
-from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, use_one_thread
 from fedsim.learning.solvers.by_trainer import ByTrainer
 from fedsim.learning.solvers.context import Representations, contrastive_terms
 from fedsim.learning.solvers.reference import Reference, same_results
@@ -32,9 +33,11 @@ from fedsim.learning.spec import LANES, Trainer, TrainingSession
 _ALIGNED = 16  # sizes of padded batches are multiples of this, which aligns each lane's memory
 _TOLERANCE = 1e-2  # most difference from plain torch (norm), as a share of the step's change
 _TOLERANCE_BF16 = 5e-2  # tolerance for products in bfloat16, which has 8 binary digits
-_STEEP = 2.0**24  # so large a learning rate that a gradient's last bits show in float32 weights
+_STEEP_LR = 2.0**24  # so large a learning rate that a gradient's last bits show in float32 weights
 _NOISE = 0.1  # standard deviation of the noise that makes the weights of lanes differ
-_NO_RULE = "There is a performance drop because we have not yet implemented the batching rule for "
+_FALLBACK_WARNING = (
+    "There is a performance drop because we have not yet implemented the batching rule for "
+)
 
 
 def _warn_of_operations(*, warns: bool) -> None:
@@ -81,8 +84,8 @@ class Cohort(Reference):
 
     Attributes:
         lanes: count of models in a stack.
-        reason: the reason why the module can never be stacked; "" if there is none.
-        widths: counts of samples in a padded batch for which ``try_stack`` has found that stacks
+        obstacle: the reason why the module can never be stacked; "" if there is none.
+        stackable_widths: counts of samples in a padded batch for which ``try_stack`` has found that stacks
             give correct results; trainings with other batches are carried out one at a time.
         one_by_one: names of operations of the module that torch cannot compute for all models of a
             stack at once, and computes model by model.
@@ -101,11 +104,11 @@ class Cohort(Reference):
 
     def _prepare(self, lanes: int) -> None:
         self.lanes = lanes
-        self.reason = self._find_obstacle()
-        self.widths: set[int] = set()
+        self.obstacle = self._find_layer_obstacle()
+        self.stackable_widths: set[int] = set()
         self.one_by_one: tuple[str, ...] = ()
 
-    def _find_obstacle(self) -> str:
+    def _find_layer_obstacle(self) -> str:
         """Return the reason why the module cannot be stacked, by its layers and tensors.
 
         Returns:
@@ -121,7 +124,7 @@ class Cohort(Reference):
 
     @property
     def at_once(self) -> int:
-        return self.lanes if self.widths else 1
+        return self.lanes if self.stackable_widths else 1
 
     def solve(self, inputs: LocalSolve, descent: Descent) -> Solved:
         (solved,) = self.solve_all([(inputs, descent)])
@@ -132,15 +135,15 @@ class Cohort(Reference):
         stacks: dict[StackKind, list[int]] = {}
         for position, (solve, descent) in enumerate(trainings):
             kind = self._kind_of(solve, descent)
-            if solve.batches.steps and kind.width in self.widths:
+            if solve.batches.steps and kind.width in self.stackable_widths:
                 stacks.setdefault(kind, []).append(position)
             else:
                 results[position] = super().solve(solve, descent)
         for kind, positions in stacks.items():
             for begin in range(0, len(positions), self.lanes):
-                part = positions[begin : begin + self.lanes]
-                solved = self._solve_stack(kind, [trainings[position] for position in part])
-                results.update(zip(part, solved, strict=True))
+                chunk = positions[begin : begin + self.lanes]
+                solved = self._solve_stack(kind, [trainings[position] for position in chunk])
+                results.update(zip(chunk, solved, strict=True))
         return [results[position] for position in range(len(trainings))]
 
     def _solve_stack(
@@ -156,12 +159,12 @@ class Cohort(Reference):
             The result of each training, in order.
         """
 
-        def train(module: ModuleCopy) -> list[Solved]:
-            return self.train_stack(module, kind, trainings)
+        def train(copied_module: ModuleCopy) -> list[Solved]:
+            return self.train_stack(copied_module, kind, trainings)
 
         first, descent = trainings[0]
-        self._repeat_first(first, descent)
-        return self.watch.use(train, _same_stacks, first.task.where, trains=True)
+        self._repeat_first_steps(first, descent)
+        return self.watch.use(train, _are_equal, first.task.where, trains=True)
 
     def train_stack(
         self,
@@ -182,28 +185,27 @@ class Cohort(Reference):
         Returns:
             The result of each training, in order.
         """
-        lanes = [*trainings]
-        while len(lanes) < self.lanes:
-            lanes.append(trainings[-1])
-        solves = [solve for solve, _ in lanes]
+        unused_lanes = self.lanes - len(trainings)
+        training_of_lane = [*trainings, *[trainings[-1]] * unused_lanes]
+        solves = [solve for solve, _ in training_of_lane]
         plan = plan_lanes(solves, kind.width, self.device)
         x = torch.cat([self._as_input(solve.x) for solve in solves])
         y = torch.cat([solve.y for solve in solves])
         constant = None
         if kind.has_constant:
             constants = [solve.constant(descent) for solve, descent in trainings]
-            constant = self._stacked([value for value in constants if value is not None])
+            constant = self._stack_models([value for value in constants if value is not None])
         with self.stack(copied_module, kind, solves) as stack:
-            stack.load(self._stacked([solve.weights for solve, _ in trainings]), constant)
-            losses = stack.descend(plan, x, y, self._lane_steps(kind, lanes))
-            weights = _results(stack.weights(), [solve for solve, _ in trainings])
+            stack.load(self._stack_models([solve.weights for solve, _ in trainings]), constant)
+            loss_sums = stack.descend(plan, x, y, self._lane_steps(kind, training_of_lane))
+            weights = _models_of(stack.weights(), [solve for solve, _ in trainings])
         results = []
-        totals = to_host(losses).tolist()
+        host_loss_sums = to_host(loss_sums).tolist()
         for lane, (solve, _) in enumerate(trainings):
-            results.append(Solved(weights[lane], solve.batches.mean_loss(totals[lane])))
+            results.append(Solved(weights[lane], solve.batches.mean_loss(host_loss_sums[lane])))
         return results
 
-    def _stacked(self, models: Sequence[FlatModel]) -> Tensor:
+    def _stack_models(self, models: Sequence[FlatModel]) -> Tensor:
         """Return models as one tensor on the torch device, with a model for each lane of the stack.
 
         A model that occurs several times is copied once to the device. If all models are the same
@@ -215,15 +217,15 @@ class Cohort(Reference):
         Returns:
             The models of all lanes, float [W, d], which must not be changed.
         """
-        sent: dict[int, Tensor] = {}
+        copies: dict[int, Tensor] = {}  # by id(model)
         for model in models:
-            if id(model) not in sent:
-                sent[id(model)] = on_device(model, self.device)
-        if len(sent) == 1:
-            return sent[id(models[0])].expand(self.lanes, -1)
-        lanes = [sent[id(model)] for model in models]
-        lanes += [lanes[-1]] * (self.lanes - len(lanes))
-        return torch.stack(lanes)
+            if id(model) not in copies:
+                copies[id(model)] = on_device(model, self.device)
+        if len(copies) == 1:
+            return copies[id(models[0])].expand(self.lanes, -1)
+        copy_of_lane = [copies[id(model)] for model in models]
+        copy_of_lane += [copy_of_lane[-1]] * (self.lanes - len(models))
+        return torch.stack(copy_of_lane)
 
     def _loss_options(self, kind: StackKind) -> Mapping[str, float]:
         """Return options of torch's ``cross_entropy`` for a stack's trainings; by default none."""
@@ -267,11 +269,13 @@ class Cohort(Reference):
                 representations = Representations(module)
                 contexts.callback(representations.close)
                 with torch.no_grad():
-                    losses.contrast = self._contrast(copied_module, representations, solves)
+                    losses.contrast = self._contrast_of_lanes(
+                        copied_module, representations, solves
+                    )
             module.train()
             yield Stack(losses, copied_module.model_tensors, kind.descent, self)
 
-    def _contrast(
+    def _contrast_of_lanes(
         self,
         copied_module: ModuleCopy,
         representations: Representations,
@@ -300,7 +304,7 @@ class Cohort(Reference):
             by_previous.append(representations.take_all())
         received = torch.cat(by_received)
         previous = torch.cat(by_previous)
-        term = contrasts[0]
+        term = contrasts[0]  # all lanes have its weight and temperature
 
         def contrast_of(rows: Tensor) -> Tensor:
             current = representations.take_last()
@@ -324,17 +328,17 @@ class Cohort(Reference):
         Returns:
             The reason why such trainings are not stacked; "" if they are.
         """
-        self.reason = self.reason or self._find_state()
-        if self.reason:
-            return self.reason
-        one_thread()
-        step = replace(solve, batches=solve.batches.between(0, 1))
-        kind = kind_of(step, descent)
+        self.obstacle = self.obstacle or self._find_state_obstacle()
+        if self.obstacle:
+            return self.obstacle
+        use_one_thread()
+        first_step = replace(solve, batches=solve.batches.between(0, 1))
+        kind = kind_of(first_step, descent)
         try:
             with _noted_operations() as operations:
-                stacked = self.train_stack(self.watch.fresh(), kind, [(step, descent)])
-            lanes_agree = self._lanes_agree(kind, step, descent)
-            plain = Reference.solve(self, step, descent)
+                stacked = self.train_stack(self.watch.fresh(), kind, [(first_step, descent)])
+            lanes_agree = self._lanes_agree(kind, first_step, descent)
+            plain = Reference.solve(self, first_step, descent)
         except FedsimError:
             raise
         except Exception as error:
@@ -351,10 +355,10 @@ class Cohort(Reference):
             return (
                 f"a step differs from plain torch by {difference:.2g}, of a change of {change:.2g}"
             )
-        self.widths.add(kind.width)
+        self.stackable_widths.add(kind.width)
         return ""
 
-    def _find_state(self) -> str:
+    def _find_state_obstacle(self) -> str:
         """Return the reason why a user's module cannot be stacked, by a trial of it.
 
         Returns:
@@ -375,17 +379,19 @@ class Cohort(Reference):
             descent: the rule of the step.
         """
         draw = np.random.default_rng(0)
-        steep = replace(descent, lr=_STEEP)
+        steep_descent = replace(descent, lr=_STEEP_LR)
         start = on_host(step.weights)
-        lanes = []
+        trainings = []
         for lane in range(self.lanes):
             noise = draw.normal(0.0, _NOISE, len(start))
             weights = (start + noise).astype(start.dtype)
-            lanes.append((replace(step, weights=weights, key=lane), steep))
-        first = self.train_stack(self.watch.fresh(), kind, lanes)
-        for turn in {1, self.lanes // 2}:
-            turned = self.train_stack(self.watch.fresh(), kind, lanes[turn:] + lanes[:turn])
-            if not _same_stacks(first, turned[-turn:] + turned[:-turn]):
+            trainings.append((replace(step, weights=weights, key=lane), steep_descent))
+        expected = self.train_stack(self.watch.fresh(), kind, trainings)
+        # train again with each model some lanes further left, and shift the results back
+        for shift in {1, self.lanes // 2}:
+            shifted = trainings[shift:] + trainings[:shift]
+            results = self.train_stack(self.watch.fresh(), kind, shifted)
+            if not _are_equal(expected, results[-shift:] + results[:-shift]):
                 return False
         return True
 
@@ -413,7 +419,7 @@ class CohortByTrainer(Cohort, ByTrainer):
     ) -> None:
         ByTrainer.__init__(self, module, device, trainer, losses)
         self._prepare(trainer.stack_lanes)
-        self.reason = self.reason or trainer.stack_obstacle
+        self.obstacle = self.obstacle or trainer.stack_obstacle
 
     def _loss_options(self, kind: StackKind) -> Mapping[str, float]:
         return {} if kind.session is None else self._trainer.loss_options
@@ -448,11 +454,11 @@ def kind_of(solve: LocalSolve, descent: Descent) -> StackKind:
     if solve.contrast is not None:
         contrast = (solve.contrast.weight, solve.contrast.temperature)
     has_constant = solve.has_constant(descent)
-    width = -(-columns // _ALIGNED) * _ALIGNED
+    width = math.ceil(columns / _ALIGNED) * _ALIGNED
     return StackKind(width, replace(descent, lr=0.0), contrast, has_constant)
 
 
-def _results(weights: Tensor, solves: Sequence[LocalSolve]) -> list[FlatModel]:
+def _models_of(weights: Tensor, solves: Sequence[LocalSolve]) -> list[FlatModel]:
     """Return the trained models of a stack, each on the host or torch device, as its start.
 
     Models for the host are all brought there in one copy.
@@ -465,19 +471,19 @@ def _results(weights: Tensor, solves: Sequence[LocalSolve]) -> list[FlatModel]:
         The models, float [d] each, in memory of their own.
     """
     results: list[FlatModel] = []
-    host: AnyArray | None = None
+    host_weights: AnyArray | None = None
     for lane, solve in enumerate(solves):
         start = solve.weights
         if isinstance(start, Tensor):
             results.append(weights[lane].detach().to(start.dtype, copy=True))
             continue
-        if host is None:
-            host = to_host(weights)
-        results.append(host[lane].astype(start.dtype))
+        if host_weights is None:
+            host_weights = to_host(weights)
+        results.append(host_weights[lane].astype(start.dtype))
     return results
 
 
-def _same_stacks(first: Sequence[Solved], second: Sequence[Solved]) -> bool:
+def _are_equal(first: Sequence[Solved], second: Sequence[Solved]) -> bool:
     """Return whether two lists of training results are equal bit for bit."""
     return all(same_results(*pair) for pair in zip(first, second, strict=True))
 
@@ -498,7 +504,7 @@ def _noted_operations() -> Iterator[list[str]]:
         _warn_of_operations(warns=False)
     for warning in caught:
         text = str(warning.message)
-        if text.startswith(_NO_RULE):
-            name = text.removeprefix(_NO_RULE).split()[0].removesuffix(".")
+        if text.startswith(_FALLBACK_WARNING):
+            name = text.removeprefix(_FALLBACK_WARNING).split()[0].removesuffix(".")
             if name not in names:
                 names.append(name)

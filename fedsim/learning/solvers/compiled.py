@@ -80,7 +80,7 @@ def compiled_entry(function: F) -> F:
     dispatcher: Any = _njit()(function)
     with suppress(RuntimeError):  # raised if no folder is writable; the code is then not stored
         cache = _caching.FunctionCache(function)
-        stamps = []
+        stamps = []  # file versions, by which numba decides whether stored code is up to date
         for path in sorted(Path(function.__code__.co_filename).parent.glob("*.py")):
             status = path.stat()
             stamps.append((path.name, status.st_mtime, status.st_size))

@@ -17,6 +17,8 @@ from fedsim.learning.modules import as_real, as_tensor_like, outputs_of, real_sh
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
 
+_LOWER_63_BITS = (1 << 63) - 1
+
 
 class LocalData:
     """A device's samples in a local training; iterating over it yields the batches of all epochs.
@@ -38,7 +40,7 @@ class LocalData:
         solve: LocalSolve,
         x: Tensor,
         y: Tensor,
-        laid_out: Callable[[Tensor], Tensor],
+        lay_out: Callable[[Tensor], Tensor],
         draws: KeyedDraws | None = None,
     ) -> None:
         self.x = x
@@ -49,7 +51,7 @@ class LocalData:
         self.in_last_epoch = False
         self.taken = 0
         self._solve = solve
-        self._laid_out = laid_out
+        self._lay_out = lay_out
         self._rows = to_device(solve.batches.rows, x.device, shares=True)
         self._dropouts = [part for part in model.modules() if isinstance(part, KeyedDropout)]
 
@@ -65,7 +67,7 @@ class LocalData:
             self.batch = self._rows[step, :count]
             self.in_last_epoch = step >= self._solve.batches.last_epoch
             self.taken = step + 1
-            yield self._laid_out(self.x[self.batch]), self.y[self.batch]
+            yield self._lay_out(self.x[self.batch]), self.y[self.batch]
 
     @cached_property
     def ends(self) -> list[bool]:
@@ -109,7 +111,7 @@ class TrainingContext:
         self.round = solve.task.round
         self.epochs = solve.task.epochs
         self.lr = descent.lr
-        self.seed = solve.key & (1 << 63) - 1
+        self.seed = solve.key & _LOWER_63_BITS
         self.state: dict[str, Tensor] = {}
         for name, value in (solve.state or {}).items():
             self.state[name] = to_device(value, data.x.device)
@@ -299,10 +301,10 @@ def rules(descent: Descent, trained: Mapping[str, Tensor]) -> dict[str, Descent]
     Returns:
         Name -> rule; its ``lr`` is 0 if the tensor is frozen.
     """
-    rule = {}
+    rule_of_tensor = {}
     begin = 0
     for name, tensor in trained.items():
         end = begin + math.prod(real_shape(tensor))
-        rule[name] = descent.of(begin, end)
+        rule_of_tensor[name] = descent.for_tensor(begin, end)
         begin = end
-    return rule
+    return rule_of_tensor

@@ -41,8 +41,8 @@ Array = TypeVar("Array", NDArray[np.floating], Tensor)
 
 # float32 values in a cache line; rows are padded to a multiple of it, for vector registers
 _LINE = 16
-# count of outputs above which transposed coefficients A (``FirstLayer.turned``) are faster
-_FEW = 32
+# count of outputs above which transposed coefficients A (``FirstLayer.is_transposed``) are faster
+_FEW_OUTPUTS = 32
 
 
 def split(flat: Array, sizes: Sequence[int]) -> Iterator[tuple[Array, Array]]:
@@ -65,8 +65,9 @@ def split(flat: Array, sizes: Sequence[int]) -> Iterator[tuple[Array, Array]]:
         yield kernel, flat[..., end:begin]
 
 
-def _round_up_to_fours(count: int) -> int:
-    return -(-count // 4) * 4
+def _round_up(count: int, step: int) -> int:
+    """Return the least multiple of ``step`` that is at least ``count``."""
+    return (count + step - 1) // step * step
 
 
 def _parameter(
@@ -94,7 +95,7 @@ def _parameter(
     rows = max((array.shape[0] for array in arrays), default=0)
     columns = max((array.shape[1] for array in arrays), default=0)
     if in_fours:
-        rows = _round_up_to_fours(rows)
+        rows = _round_up(rows, 4)
 
     def stack(matrices: Sequence[AnyFloats]) -> AnyFloats:
         stacked = np.zeros((len(matrices), rows, columns), dtype)
@@ -103,15 +104,15 @@ def _parameter(
         return stacked
 
     weight = stack(arrays)
-    none = weight[:, :0]
-    velocity = np.zeros_like(weight) if descent.momentum else none
-    start = weight.copy() if descent.mu else none
-    constant = none if constants is None else stack(constants)
+    without_rows = weight[:, :0]
+    velocity = np.zeros_like(weight) if descent.momentum else without_rows
+    start = weight.copy() if descent.mu else without_rows
+    constant = without_rows if constants is None else stack(constants)
     return Parameter(weight, velocity, start, constant)
 
 
-TrainedEntry = tuple[FirstLayer, Callable[[], object]]
-"""First layer for the loops, and a function that writes the trained weights into its kernel.
+PreparedLayer = tuple[FirstLayer, Callable[[], object]]
+"""First layer for the loops, and a function that writes its trained kernel into the flat model.
 
 The kernel in the flat model does not change before this function is called.
 """
@@ -119,19 +120,22 @@ The kernel in the flat model does not change before this function is called.
 
 def _in_weight_space(
     solve: LocalSolve, kernel: AnyFloats, constant: AnyFloats | None, descent: Descent
-) -> TrainedEntry:
+) -> PreparedLayer:
+    """Prepare the training of the first layer by its kernel (arguments as ``_in_sample_space``)."""
     samples = solve.x.numpy().reshape(len(solve.x), -1).astype(kernel.dtype, copy=False)
     samples = np.ascontiguousarray(samples)
     constants = None if constant is None else [constant]
     stacks = _parameter([kernel], constants, descent, kernel.dtype)
     trained = Parameter(*(stack[0] for stack in stacks))
-    entry = FirstLayer(samples, trained, kernel[None, :0], kernel[:0], turned=False)
-    return entry, lambda: np.copyto(kernel, trained.weight[: len(kernel)])
+    no_products = kernel[None, :0]
+    no_shares = kernel[:0]
+    first_layer = FirstLayer(samples, trained, no_products, no_shares, is_transposed=False)
+    return first_layer, lambda: np.copyto(kernel, trained.weight[: len(kernel)])
 
 
 def _in_sample_space(
     solve: LocalSolve, kernel: AnyFloats, constant: AnyFloats | None, descent: Descent
-) -> TrainedEntry:
+) -> PreparedLayer:
     """Prepare the training of the first layer by coefficients of the device's samples.
 
     The kernel W is not changed in each step. Instead W = a W_0 + b C + A^T X, where X are the
@@ -151,8 +155,8 @@ def _in_sample_space(
     outputs, inputs = kernel.shape
     count = len(solve.x)
     steps = solve.batches.steps
-    columns = -(-count // _LINE) * _LINE
-    turned = outputs > _FEW
+    columns = _round_up(count, _LINE)
+    is_transposed = outputs > _FEW_OUTPUTS
     # the last bits of a product depend on the alignment of memory, and torch's memory is aligned
     samples = start.new_empty(count, inputs)
     samples.copy_(solve.x.reshape(count, inputs))
@@ -161,56 +165,60 @@ def _in_sample_space(
     bases = [start]
     # Two parts of the gradient are equal in all steps: -mu W_0 of the proximal term, whose mu W is in
     # the shrinkage, and C.
-    shares = [_shares(1.0, -descent.mu, descent, steps)]
+    shares = [_shares(descent, steps, initial_share=1.0, gradient_factor=-descent.mu)]
     if constant is not None:
         bases.append(torch.tensor(constant))
-        shares.append(_shares(0.0, 1.0, descent, steps))
+        shares.append(_shares(descent, steps, initial_share=0.0, gradient_factor=1.0))
     products = start.new_empty(len(bases), count, outputs)
-    for base, values in zip(bases, products, strict=True):
+    for base, base_products in zip(bases, products, strict=True):
         # faster than the product samples @ base.t()
-        values.copy_(torch.mm(base, samples.t()).t())
-    shape = (columns, outputs) if turned else (_round_up_to_fours(outputs), columns)
+        base_products.copy_(torch.mm(base, samples.t()).t())
+    shape = (columns, outputs) if is_transposed else (_round_up(outputs, 4), columns)
     coefficients = start.new_zeros(shape)
     weight = coefficients.numpy()
-    none = weight[:0]
-    velocity = np.zeros_like(weight) if descent.momentum else none
-    trained = Parameter(weight, velocity, none, none)
-    entry = FirstLayer(
-        gram.numpy(), trained, products.numpy(), np.array(shares, kernel.dtype), turned
+    without_rows = weight[:0]
+    velocity = np.zeros_like(weight) if descent.momentum else without_rows
+    trained = Parameter(weight, velocity, start=without_rows, constant=without_rows)
+    first_layer = FirstLayer(
+        gram.numpy(), trained, products.numpy(), np.array(shares, kernel.dtype), is_transposed
     )
 
-    def write() -> None:
-        factor = coefficients[:count].t() if turned else coefficients[:outputs, :count]
-        start.addmm_(factor, samples, beta=shares[0][-1])
-        for base, share in zip(bases[1:], shares[1:], strict=True):
-            start.add_(base, alpha=share[-1])
+    def write_kernel() -> None:
+        # W = a W_0 + A^T X + b C, with a and b after the last step; ``start`` is W_0 until then
+        transposed = coefficients[:count].t() if is_transposed else coefficients[:outputs, :count]
+        start.addmm_(transposed, samples, beta=shares[0][-1])
+        for base, base_shares in zip(bases[1:], shares[1:], strict=True):
+            start.add_(base, alpha=base_shares[-1])
 
-    return entry, write
+    return first_layer, write_kernel
 
 
-def _shares(first: float, in_gradient: float, descent: Descent, steps: int) -> list[float]:
+def _shares(
+    descent: Descent, steps: int, *, initial_share: float, gradient_factor: float
+) -> list[float]:
     """Return the share of a fixed matrix in the kernel, before each step and after the last.
 
     The kernel is a sum of matrices, and SGD moves the share a of each one by itself. With velocity
     v, a step is v <- momentum v + shrinkage a + g; a <- a - lr v.
 
     Args:
-        first: the share before the first step.
-        in_gradient: g, the factor of the matrix in each gradient, without the shrinkage.
         descent: the rule of an SGD step.
         steps: count of steps.
+        initial_share: the share before the first step.
+        gradient_factor: g, the factor of the matrix in each gradient, without the shrinkage.
 
     Returns:
         ``steps + 1`` shares.
     """
-    shrinkage = descent.shrinkage(kernel=True)
+    shrinkage = descent.shrinkage(is_kernel=True)
     if not (shrinkage or descent.momentum):
-        return [first - descent.lr * in_gradient * step for step in range(steps + 1)]
-    share = first
+        step_length = descent.lr * gradient_factor
+        return [initial_share - step_length * step for step in range(steps + 1)]
+    share = initial_share
     velocity = 0.0
     shares = [share]
     for _ in range(steps):
-        velocity = descent.momentum * velocity + shrinkage * share + in_gradient
+        velocity = descent.momentum * velocity + shrinkage * share + gradient_factor
         share -= descent.lr * velocity
         shares.append(share)
     return shares
@@ -233,7 +241,7 @@ def train(
     sizes: Sequence[int],
     solve: LocalSolve,
     descent: Descent,
-    prepare_entry: Callable[..., TrainedEntry],
+    prepare_first_layer: Callable[..., PreparedLayer],
 ) -> float:
     """Train a model of dense layers in place, by compiled loops.
 
@@ -242,7 +250,7 @@ def train(
         sizes: count of features, then the count of outputs of each layer.
         solve: the device's start, samples and batches, of at least one step.
         descent: the rule of an SGD step.
-        prepare_entry: ``_in_weight_space`` or ``_in_sample_space``, which prepares the first layer.
+        prepare_first_layer: ``_in_weight_space`` or ``_in_sample_space``.
 
     Returns:
         The mean loss over the last epoch.
@@ -258,7 +266,7 @@ def train(
         first_constant = constants.first
         kernel_constants = constants.kernels
         bias_constants = constants.biases
-    entry, write = prepare_entry(solve, layers.first, first_constant, descent)
+    first_layer, write_kernel = prepare_first_layer(solve, layers.first, first_constant, descent)
     kernels = _parameter(layers.kernels, kernel_constants, descent, flat.dtype)
     biases = _parameter(layers.biases, bias_constants, descent, flat.dtype, in_fours=False)
     as_number = flat.dtype.type
@@ -266,15 +274,15 @@ def train(
         lr=as_number(descent.lr),
         momentum=as_number(descent.momentum),
         mu=as_number(descent.mu),
-        kernels=as_number(descent.shrinkage(kernel=True)),
-        biases=as_number(descent.shrinkage(kernel=False)),
+        kernel_shrinkage=as_number(descent.shrinkage(is_kernel=True)),
+        bias_shrinkage=as_number(descent.shrinkage(is_kernel=False)),
     )
     plan = LoopPlan(solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch)
-    loss = descend(entry, kernels, biases, np.array(sizes[1:]), plan, rule)
-    write()
+    loss_sum = descend(first_layer, kernels, biases, np.array(sizes[1:]), plan, rule)
+    write_kernel()
     _unstack(kernels, layers.kernels)
     _unstack(biases, layers.biases)
-    return batches.mean_loss(loss)
+    return batches.mean_loss(loss_sum)
 
 
 class _Layers:
@@ -317,31 +325,36 @@ def train_by_products(
         The mean loss over the last epoch; NaN if there are no steps.
     """
     layers = list(split(weights, sizes))
-    steps = _parameter_steps(layers, sizes, solve, descent)
+    parameter_steps = _parameter_steps(layers, sizes, solve, descent)
     batches = solve.batches
     x = solve.x.reshape(len(solve.x), -1).to(weights.dtype)
-    total = 0.0
+    loss_sum = 0.0
     rows = torch.from_numpy(batches.rows)
     for step, count in enumerate(batches.counts.tolist()):
         batch = rows[step, :count]
+        # forward pass: the inputs of each layer, and the log-probabilities of the classes
         inputs = [x[batch]]
         for kernel, bias in layers[:-1]:
             inputs.append(torch.addmm(bias, inputs[-1], kernel.t()).relu_())
         kernel, bias = layers[-1]
-        logs = torch.addmm(bias, inputs[-1], kernel.t()).log_softmax(1)
-        right = solve.y[batch][:, None]
+        log_probabilities = torch.addmm(bias, inputs[-1], kernel.t()).log_softmax(1)
+        labels = solve.y[batch][:, None]
         if step >= batches.last_epoch:
-            total -= float(logs.gather(1, right).sum(dtype=torch.float64))
-        error = logs.exp_().scatter_add_(1, right, logs.new_full((count, 1), -1.0)).div_(count)
+            loss_sum -= float(log_probabilities.gather(1, labels).sum(dtype=torch.float64))
+        # error: gradient of the mean loss by a layer's outputs; by the logits it is
+        # (probabilities - one-hot labels) / count, in the memory of the log-probabilities
+        minus_one = log_probabilities.new_full((count, 1), -1.0)
+        error = log_probabilities.exp_().scatter_add_(1, labels, minus_one).div_(count)
         for layer in range(len(layers) - 1, 0, -1):
             kernel, _ = layers[layer]
-            below = torch.mm(error, kernel)  # before the step changes the kernel
-            steps[2 * layer].descend_product(error.t(), inputs[layer])
-            steps[2 * layer + 1].descend(error.sum(0))
-            error = torch.ops.aten.threshold_backward(below, inputs[layer], 0)
-        steps[0].descend_product(error.t(), inputs[0])
-        steps[1].descend(error.sum(0))
-    return batches.mean_loss(total)
+            error_below = torch.mm(error, kernel)  # before the step changes the kernel
+            parameter_steps[2 * layer].descend_product(error.t(), inputs[layer])
+            parameter_steps[2 * layer + 1].descend(error.sum(0))
+            # gradient of the ReLU: 0 where its output is 0
+            error = torch.ops.aten.threshold_backward(error_below, inputs[layer], 0)
+        parameter_steps[0].descend_product(error.t(), inputs[0])
+        parameter_steps[1].descend(error.sum(0))
+    return batches.mean_loss(loss_sum)
 
 
 def _parameter_steps(
@@ -366,14 +379,14 @@ def _parameter_steps(
     begin = 0
     for tensor, tensor_constant in zip(chain(*layers), constants, strict=True):
         end = begin + tensor.numel()
-        rule = descent.of(begin, end)
-        shrinkage = rule.shrinkage(kernel=tensor.ndim > 1)
+        rule = descent.for_tensor(begin, end)
+        shrinkage = rule.shrinkage(is_kernel=tensor.ndim > 1)
         steps.append(ParameterStep(tensor, rule, shrinkage, tensor_constant))
         begin = end
     return steps
 
 
-Way = Literal["weight space", "sample space", "products"]
+Method = Literal["weight space", "sample space", "products"]
 """Method of training: compiled loops in weight space or in sample space, or torch's products.
 
 Torch's matrix products cost more per call.
@@ -399,8 +412,8 @@ class Dense(Solver):
     Args:
         architecture: the layers, which are dense (``Architecture.is_dense``).
         dtype: float32; float64 for tests of the gradients.
-        way: the method by which all devices are trained: ``weight space``, ``sample space`` or
-            ``products``; None to choose the fastest one for each device (method ``way``).
+        method: the method by which all devices are trained: ``weight space``, ``sample space`` or
+            ``products``; None to choose the fastest one for each device (``choose_method``).
     """
 
     def __init__(
@@ -408,24 +421,24 @@ class Dense(Solver):
         architecture: Architecture,
         dtype: torch.dtype = torch.float32,
         *,
-        way: Way | None = None,
+        method: Method | None = None,
     ) -> None:
         layers = [layer for _, layer in architecture.trained()]
         tensors = architecture.tensors
         kernels = {name for name, shape in tensors if len(shape) == 2}
         super().__init__(torch.device("cpu"), tensors, kernels)
         self.dtype = dtype
-        self._fixed_way = way
+        self._fixed_method = method
         self._architecture = architecture
         self.sizes = [layers[0].inputs, *(layer.outputs for layer in layers)]
         self._parameters = architecture.parameters
         prepare(dtype)
 
     @cached_property
-    def plain(self) -> Reference:
+    def by_autograd(self) -> Reference:
         return Reference(module_of(self._architecture), self.device, self.dtype)
 
-    def way(self, samples: int, width: int, steps: int) -> Way:
+    def choose_method(self, samples: int, width: int, steps: int) -> Method:
         """Choose the method by which a device's training is fastest, by an estimate of the times.
 
         The methods are ``weight space`` and ``sample space``, compiled loops that the docstring of
@@ -439,35 +452,42 @@ class Dense(Solver):
             steps: count of SGD steps.
 
         Returns:
-            The method; always the argument ``way`` of the class if that was given.
+            The method; always the argument ``method`` of the class if that was given.
         """
-        if self._fixed_way is not None:
-            return self._fixed_way
+        if self._fixed_method is not None:
+            return self._fixed_method
         inputs, outputs = self.sizes[:2]
         width = min(width, samples)
-        rest_kernels = sum(below * above for below, above in pairwise(self.sizes[1:]))
-        rest = rest_kernels * (3 * width + _LOOP_UPDATE_COST)
+        # one step of all layers but the first: forward pass, backward pass, gradient, and update
+        later_weights = sum(below * above for below, above in pairwise(self.sizes[1:]))
+        later_layers = later_weights * (3 * width + _LOOP_UPDATE_COST)
+        # one step of the first layer, which has no backward pass
+        by_kernel = inputs * outputs * (2 * width + _LOOP_UPDATE_COST)
+        by_coefficients = samples * outputs * (width + _LOOP_UPDATE_COST)
+        # before the first step in sample space: X X^T, and the products of W_0 and C with X
         gram = _GRAM_COST + samples * inputs * (samples + 2 * outputs) / _PRODUCT_SPEED
+        # one step of all layers by torch
         product = _PRODUCT_STEP_COST + self._parameters * (
             2 * width / _PRODUCT_SPEED + _PRODUCT_UPDATE_COST
         )
-        costs: dict[Way, float] = {
-            "weight space": steps * (inputs * outputs * (2 * width + _LOOP_UPDATE_COST) + rest),
-            "sample space": gram + steps * (samples * outputs * (width + _LOOP_UPDATE_COST) + rest),
+        costs: dict[Method, float] = {
+            "weight space": steps * (by_kernel + later_layers),
+            "sample space": gram + steps * (by_coefficients + later_layers),
             "products": samples * inputs * _COPY_COST + steps * product,
         }
-        return min(costs, key=lambda way: costs[way])
+        return min(costs, key=lambda method: costs[method])
 
     @torch.inference_mode()
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
-        way = self.way(len(solve.x), solve.batches.rows.shape[1], solve.batches.steps)
+        batches = solve.batches
+        method = self.choose_method(len(solve.x), batches.rows.shape[1], batches.steps)
         flat = self._flat([solve.weights])[0]
-        if way == "products" or descent.held:
+        if method == "products" or descent.held:
             return Solved(flat.numpy(), train_by_products(flat, self.sizes, solve, descent))
-        if not solve.batches.steps:
+        if not batches.steps:
             return Solved(flat.numpy(), float("nan"))
-        prepare_entry = _in_sample_space if way == "sample space" else _in_weight_space
-        loss = train(flat.numpy(), self.sizes, solve, descent, prepare_entry)
+        prepare_first_layer = _in_sample_space if method == "sample space" else _in_weight_space
+        loss = train(flat.numpy(), self.sizes, solve, descent, prepare_first_layer)
         return Solved(flat.numpy(), loss)
 
     @torch.inference_mode()
@@ -502,7 +522,7 @@ class Dense(Solver):
 
     def _flat(self, models: Sequence[FlatModel]) -> Tensor:
         """Copy models into aligned memory of torch, [models, d], in the solver's dtype."""
-        flat = torch.empty(len(models), len(models[0]), dtype=self.dtype)
-        for row, weights in zip(flat.numpy(), models, strict=True):
+        aligned = torch.empty(len(models), len(models[0]), dtype=self.dtype)
+        for row, weights in zip(aligned.numpy(), models, strict=True):
             row[:] = on_host(weights)
-        return flat
+        return aligned

@@ -16,15 +16,15 @@ class Rule(NamedTuple):
         lr: learning rate.
         momentum: factor of the velocity.
         mu: factor of the proximal term.
-        kernels: factor of a kernel in its own gradient (``Descent.shrinkage``).
-        biases: factor of a bias in its own gradient.
+        kernel_shrinkage: factor of a kernel in its own gradient (``Descent.shrinkage``).
+        bias_shrinkage: factor of a bias in its own gradient.
     """
 
     lr: np.floating
     momentum: np.floating
     mu: np.floating
-    kernels: np.floating
-    biases: np.floating
+    kernel_shrinkage: np.floating
+    bias_shrinkage: np.floating
 
 
 class Parameter(NamedTuple):
@@ -61,14 +61,15 @@ class FirstLayer(NamedTuple):
         products: in sample space the products of the samples with W_0 (and C), [1 or 2, n,
             outputs]; empty in weight space, where they are not used.
         shares: coefficient of W_0 (and C) in the kernel before each step, [1 or 2, steps + 1].
-        turned: whether ``kernel`` is transposed, [c, outputs], which is faster for many outputs.
+        is_transposed: whether ``kernel`` is transposed, [c, outputs], which is faster for many
+            outputs.
     """
 
     features: AnyFloats
     kernel: Parameter
     products: AnyFloats
     shares: AnyFloats
-    turned: bool
+    is_transposed: bool
 
 
 class LoopPlan(NamedTuple):

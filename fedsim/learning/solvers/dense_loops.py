@@ -18,12 +18,12 @@ from fedsim.learning.solvers.dense_arrays import (
     Rule,
 )
 from fedsim.learning.solvers.dense_products import add_products, inner_products, round_up_to_fours
-from fedsim.learning.solvers.dense_updates import descend_along, descend_bias, descend_kernel
+from fedsim.learning.solvers.dense_updates import descend_bias, descend_coefficients, descend_kernel
 
 
 @compiled_entry
 def descend(
-    entry: FirstLayer,
+    first_layer: FirstLayer,
     kernels: Parameter,
     biases: Parameter,
     sizes: Positions,
@@ -33,7 +33,7 @@ def descend(
     """Carry out all SGD steps of a local training, in place, by compiled loops.
 
     Args:
-        entry: the first layer.
+        first_layer: the first layer.
         kernels: kernels of all later layers, padded to one shape, [layers - 1, outputs, inputs],
             where outputs are a multiple of four.
         biases: all biases, [layers, 1, outputs].
@@ -44,58 +44,64 @@ def descend(
     Returns:
         The sum of the losses over the samples of the last epoch.
     """
-    dtype = entry.features.dtype
+    dtype = first_layer.features.dtype
     last = len(sizes) - 1
     samples = round_up_to_fours(plan.rows.shape[1])
     widest = round_up_to_fours(sizes.max())
-    columns = entry.features.shape[1] if entry.turned else 0
+    columns = first_layer.features.shape[1] if first_layer.is_transposed else 0
     # Working memory, overwritten in each step. The arrays are variables of this function and no
     # fields of a tuple, as numba counts references at each access to a field.
     outputs = np.zeros((last + 1, samples, widest), dtype)
     errors = np.zeros((2, samples, widest), dtype)  # gradients of a layer's outputs, in turns
     scratch = np.empty((samples, columns), dtype)
-    every = np.arange(max(samples, widest, columns))
+    integers = np.arange(max(samples, widest, columns))  # 0, 1, 2, ..., of sufficient length
     batch = np.arange(samples)
-    loss = 0.0
+    loss_sum = 0.0
     for step in range(len(plan.counts)):
         count = plan.counts[step]
         padded = round_up_to_fours(count)
-        for at in range(padded):
-            batch[at] = plan.rows[step, at if at < count else 0]
+        for rank in range(padded):
+            batch[rank] = plan.rows[step, rank if rank < count else 0]
 
         bias = biases.weight
         _pass_first_layer(
-            entry, step, batch[:padded], bias[0], sizes[0], scratch, every, outputs[0]
+            first_layer, step, batch[:padded], bias[0], sizes[0], scratch, integers, outputs[0]
         )
         for layer in range(1, last + 1):
             hidden = outputs[layer - 1]
             kernel = kernels.weight[layer - 1]
             _rectify(hidden, padded, sizes[layer - 1])
             inner_products(
-                hidden, every[:padded], kernel, bias[layer], sizes[layer], outputs[layer]
+                hidden, integers[:padded], kernel, bias[layer], sizes[layer], outputs[layer]
             )
 
         error = errors[last % 2]
-        batch_loss = _judge(outputs[last], error, plan.labels, batch[:padded], count, sizes[last])
+        batch_loss = _cross_entropy(
+            outputs[last], error, plan.labels, batch[:padded], count, sizes[last]
+        )
         if step >= plan.last_epoch:
-            loss += batch_loss
+            loss_sum += batch_loss
 
         for layer in range(last, 0, -1):
-            parameter = _of(kernels, layer - 1)
+            kernel_of_layer = _layer_of(kernels, layer - 1)
             hidden = outputs[layer - 1]
-            below = errors[(layer - 1) % 2]
-            positions = every[: round_up_to_fours(sizes[layer])]
+            error_below = errors[(layer - 1) % 2]
+            positions = integers[: round_up_to_fours(sizes[layer])]
             inputs = sizes[layer - 1]
-            _pass_back(error, positions, parameter.weight, hidden, below, padded, inputs)
-            descend_kernel(parameter, sizes[layer], hidden, every[:padded], error, rule)
-            descend_bias(_of(biases, layer), sizes[layer], count, error, rule)
-            error = below
-        if entry.products.shape[1]:
-            descend_along(entry, batch[:count], sizes[0], error, rule)
+            _pass_back(
+                error, positions, kernel_of_layer.weight, hidden, error_below, padded, inputs
+            )
+            descend_kernel(kernel_of_layer, sizes[layer], hidden, integers[:padded], error, rule)
+            descend_bias(_layer_of(biases, layer), sizes[layer], count, error, rule)
+            error = error_below
+        if first_layer.products.shape[1]:  # sample space
+            descend_coefficients(first_layer, batch[:count], sizes[0], error, rule)
         else:
-            descend_kernel(entry.kernel, sizes[0], entry.features, batch[:padded], error, rule)
-        descend_bias(_of(biases, 0), sizes[0], count, error, rule)
-    return loss
+            descend_kernel(
+                first_layer.kernel, sizes[0], first_layer.features, batch[:padded], error, rule
+            )
+        descend_bias(_layer_of(biases, 0), sizes[0], count, error, rule)
+    return loss_sum
 
 
 @compiled
@@ -107,7 +113,7 @@ def _rectify(outputs: AnyFloats, rows: int, columns: int) -> None:
 
 
 @compiled
-def _of(stack: Parameter, layer: int) -> Parameter:
+def _layer_of(stack: Parameter, layer: int) -> Parameter:
     return Parameter(
         stack.weight[layer], stack.velocity[layer], stack.start[layer], stack.constant[layer]
     )
@@ -115,31 +121,31 @@ def _of(stack: Parameter, layer: int) -> Parameter:
 
 @compiled
 def _pass_first_layer(
-    entry: FirstLayer,
+    first_layer: FirstLayer,
     step: int,
     batch: Positions,
     bias: AnyFloats,
     outputs: int,
     scratch: AnyFloats,
-    every: Positions,
+    integers: Positions,
     out: AnyFloats,
 ) -> None:
     """Write the first layer's outputs for a batch, before its ReLU, into ``out``.
 
     Args:
-        entry: the first layer.
+        first_layer: the first layer.
         step: index of the step.
         batch: indices of the samples, int64 [b].
         bias: the layer's bias, [1, outputs].
         outputs: count of outputs.
-        scratch: working memory, [b or more, c], if ``entry.turned``.
-        every: 0, 1, 2, ..., of sufficient length.
+        scratch: working memory, [b or more, c], if ``first_layer.is_transposed``.
+        integers: 0, 1, 2, ..., of sufficient length.
         out: receives the outputs, [b or more, outputs or more].
     """
-    features = entry.features
-    kernel = entry.kernel.weight
-    products = entry.products
-    if not entry.turned:
+    features = first_layer.features
+    kernel = first_layer.kernel.weight
+    products = first_layer.products
+    if not first_layer.is_transposed:
         inner_products(features, batch, kernel, bias, outputs, out)
     else:
         for rank in range(len(batch)):
@@ -147,18 +153,19 @@ def _pass_first_layer(
                 out[rank, output] = bias[0, output]
             for column in range(features.shape[1]):
                 scratch[rank, column] = features[batch[rank], column]
-        positions = every[: round_up_to_fours(len(features))]
+        positions = integers[: round_up_to_fours(len(features))]
         add_products(out, len(batch), outputs, kernel, positions, scratch.T, out.dtype.type(1))
-    for part in range(len(products) if products.shape[1] else 0):
-        share = entry.shares[part, step]
+    # in sample space the shares of W_0 and C in the kernel are added
+    for base in range(len(products) if products.shape[1] else 0):
+        share = first_layer.shares[base, step]
         for rank in range(len(batch)):
             sample = batch[rank]
             for output in range(outputs):
-                out[rank, output] += share * products[part, sample, output]
+                out[rank, output] += share * products[base, sample, output]
 
 
 @compiled
-def _judge(
+def _cross_entropy(
     logits: AnyFloats,
     error: AnyFloats,
     labels: Positions,
@@ -179,23 +186,23 @@ def _judge(
     Returns:
         The sum of the samples' losses.
     """
-    share = logits.dtype.type(1) / logits.dtype.type(count)
+    sample_share = logits.dtype.type(1) / logits.dtype.type(count)
     error[: len(batch), : round_up_to_fours(classes)] = 0
-    loss = 0.0
+    loss_sum = 0.0
     for rank in range(count):
         label = labels[batch[rank]]
-        top = logits[rank, 0]
+        top = logits[rank, 0]  # the greatest logit, without which exp could overflow
         for output in range(classes):
             top = logits[rank, output] if logits[rank, output] > top else top
         total = logits.dtype.type(0)
         for output in range(classes):
             error[rank, output] = np.exp(logits[rank, output] - top)
             total += error[rank, output]
-        loss += np.log(total) - (logits[rank, label] - top)
+        loss_sum += np.log(total) - (logits[rank, label] - top)
         for output in range(classes):
-            error[rank, output] *= share / total
-        error[rank, label] -= share
-    return loss
+            error[rank, output] *= sample_share / total
+        error[rank, label] -= sample_share
+    return loss_sum
 
 
 @compiled
@@ -204,7 +211,7 @@ def _pass_back(
     positions: Positions,
     kernel: AnyFloats,
     hidden: AnyFloats,
-    below: AnyFloats,
+    error_below: AnyFloats,
     rows: int,
     inputs: int,
 ) -> None:
@@ -215,12 +222,12 @@ def _pass_back(
         positions: 0, 1, ..., outputs - 1, padded to a multiple of four.
         kernel: the layer's kernel, [outputs, inputs].
         hidden: the layer's inputs, after the ReLU below; the gradient is 0 where an input is 0.
-        below: receives the gradient with respect to the inputs, [rows, inputs].
+        error_below: receives the gradient with respect to the inputs, [rows, inputs].
         rows: count of samples, a multiple of four.
         inputs: count of inputs.
     """
-    below[:rows, : round_up_to_fours(inputs)] = 0
-    add_products(below, rows, inputs, kernel, positions, error.T, error.dtype.type(1))
+    error_below[:rows, : round_up_to_fours(inputs)] = 0
+    add_products(error_below, rows, inputs, kernel, positions, error.T, error.dtype.type(1))
     for row in range(rows):
         for column in range(inputs):
-            below[row, column] = below[row, column] if hidden[row, column] > 0 else 0
+            error_below[row, column] = error_below[row, column] if hidden[row, column] > 0 else 0

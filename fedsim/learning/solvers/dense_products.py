@@ -10,7 +10,7 @@ from fedsim.learning.solvers.compiled import compiled
 from fedsim.learning.solvers.dense_arrays import AnyFloats, Positions
 
 # samples of a batch (or outputs) in one block of a product, which fits into the cache
-_AT_ONCE = 32
+_BLOCK = 32
 
 
 @compiled
@@ -32,9 +32,9 @@ def inner_products(
 
     out[rank, output] becomes <features[batch[rank]], kernel[output]> + bias[0, output].
     """
-    for begin in range(0, len(batch), _AT_ONCE):
+    for begin in range(0, len(batch), _BLOCK):
         for output in range(outputs):
-            for rank in range(begin, min(begin + _AT_ONCE, len(batch)), 4):
+            for rank in range(begin, min(begin + _BLOCK, len(batch)), 4):
                 first = batch[rank]
                 second = batch[rank + 1]
                 third = batch[rank + 2]
@@ -65,30 +65,33 @@ def add_products(
     To each row, scale x sum_k factors[k, row] sources[positions[k]] is added. The counts of rows
     and positions are multiples of four. Only the first ``columns`` columns are used.
     """
-    for begin in range(0, len(positions), _AT_ONCE):
+    for begin in range(0, len(positions), _BLOCK):
         for row in range(0, rows, 4):
-            for k in range(begin, min(begin + _AT_ONCE, len(positions)), 4):
+            for k in range(begin, min(begin + _BLOCK, len(positions)), 4):
                 first = positions[k]
                 second = positions[k + 1]
                 third = positions[k + 2]
                 fourth = positions[k + 3]
-                a, b, c, d = _four(factors, k, row, scale)
-                e, f, g, h = _four(factors, k, row + 1, scale)
-                i, j, m, n = _four(factors, k, row + 2, scale)
-                p, q, r, s = _four(factors, k, row + 3, scale)
-                for at in range(columns):
-                    one = sources[first, at]
-                    two = sources[second, at]
-                    three = sources[third, at]
-                    four = sources[fourth, at]
-                    target[row, at] += a * one + b * two + c * three + d * four
-                    target[row + 1, at] += e * one + f * two + g * three + h * four
-                    target[row + 2, at] += i * one + j * two + m * three + n * four
-                    target[row + 3, at] += p * one + q * two + r * three + s * four
+                # scale x the factors of the four sources for each of the four rows
+                a, b, c, d = _scaled_factors(factors, k, row, scale)
+                e, f, g, h = _scaled_factors(factors, k, row + 1, scale)
+                i, j, m, n = _scaled_factors(factors, k, row + 2, scale)
+                p, q, r, s = _scaled_factors(factors, k, row + 3, scale)
+                for column in range(columns):
+                    one = sources[first, column]
+                    two = sources[second, column]
+                    three = sources[third, column]
+                    four = sources[fourth, column]
+                    target[row, column] += a * one + b * two + c * three + d * four
+                    target[row + 1, column] += e * one + f * two + g * three + h * four
+                    target[row + 2, column] += i * one + j * two + m * three + n * four
+                    target[row + 3, column] += p * one + q * two + r * three + s * four
 
 
 @compiled
-def _four(factors: AnyFloats, k: int, row: int, scale: np.floating) -> tuple[np.floating, ...]:
+def _scaled_factors(
+    factors: AnyFloats, k: int, row: int, scale: np.floating
+) -> tuple[np.floating, ...]:
     return (
         scale * factors[k, row],
         scale * factors[k + 1, row],

@@ -24,32 +24,31 @@ def descend_kernel(
     Its gradient is error^T features[batch], where ``error`` is the gradient with respect to the
     layer's outputs, [b, outputs], and ``features`` are the layer's inputs.
     """
-    target, scale = _apply_terms(kernel, rule, rule.kernels, rule.mu)
+    target, scale = _apply_terms(kernel, rule, rule.kernel_shrinkage, rule.mu)
     add_products(target, outputs, target.shape[1], features, batch, error, scale)
-    _follow_velocity(kernel, rule)
+    _subtract_velocity(kernel, rule)
 
 
 @compiled
-def descend_along(
-    entry: FirstLayer, batch: Positions, outputs: int, error: AnyFloats, rule: Rule
+def descend_coefficients(
+    first_layer: FirstLayer, batch: Positions, outputs: int, error: AnyFloats, rule: Rule
 ) -> None:
     """Change the first layer by one SGD step, in place, by its coefficients A of the samples.
 
     The gradient of A is ``error`` for the samples of the batch, and 0 for all other samples of the
     device. The proximal term pulls A to 0.
     """
-    # A starts at 0, so that ``rule.kernels`` has all of the proximal term. The difference is a 0 with
-    # the dtype of mu.
+    # A starts at 0, so that the shrinkage has all of the proximal term; a 0 with the dtype of mu
     no_mu = rule.mu - rule.mu
-    target, scale = _apply_terms(entry.kernel, rule, rule.kernels, no_mu)
+    target, scale = _apply_terms(first_layer.kernel, rule, rule.kernel_shrinkage, no_mu)
     for rank in range(len(batch)):
         sample = batch[rank]
         for output in range(outputs):
-            if entry.turned:
+            if first_layer.is_transposed:
                 target[sample, output] += scale * error[rank, output]
             else:
                 target[output, sample] += scale * error[rank, output]
-    _follow_velocity(entry.kernel, rule)
+    _subtract_velocity(first_layer.kernel, rule)
 
 
 @compiled
@@ -59,23 +58,23 @@ def descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, ru
     Its gradient is the sum of ``error``, the gradient with respect to the layer's outputs, over the
     batch.
     """
-    target, scale = _apply_terms(bias, rule, rule.biases, rule.mu)
+    target, scale = _apply_terms(bias, rule, rule.bias_shrinkage, rule.mu)
     for rank in range(count):
         for output in range(outputs):
             target[0, output] += scale * error[rank, output]
-    _follow_velocity(bias, rule)
+    _subtract_velocity(bias, rule)
 
 
 @compiled
 def _apply_terms(
-    part: Parameter, rule: Rule, shrinkage: np.floating, mu: np.floating
+    parameter: Parameter, rule: Rule, shrinkage: np.floating, mu: np.floating
 ) -> tuple[AnyFloats, np.floating]:
     """Apply all terms of an SGD step to a parameter except the gradient of the loss, in place.
 
     They are momentum, shrinkage, the proximal term and the constant.
 
     Args:
-        part: the parameter.
+        parameter: the parameter.
         rule: the rule of an SGD step.
         shrinkage: factor of the weights in the gradient.
         mu: factor of the start in the gradient.
@@ -84,7 +83,7 @@ def _apply_terms(
         The array (velocity or weights) to which the loss's gradient must be added, and the factor
         of the gradient.
     """
-    weight, velocity, start, constant = part
+    weight, velocity, start, constant = parameter
     rows, columns = weight.shape
     target = weight
     scale = -rule.lr
@@ -112,8 +111,11 @@ def _apply_terms(
 
 
 @compiled
-def _follow_velocity(part: Parameter, rule: Rule) -> None:
-    """Complete an SGD step with momentum: subtract lr x velocity from the weights, in place."""
-    for row in range(len(part.velocity)):
-        for column in range(part.velocity.shape[1]):
-            part.weight[row, column] -= rule.lr * part.velocity[row, column]
+def _subtract_velocity(parameter: Parameter, rule: Rule) -> None:
+    """Complete an SGD step with momentum: subtract lr x velocity from the weights, in place.
+
+    Without momentum the velocity has no rows, and the weights have been changed already.
+    """
+    for row in range(len(parameter.velocity)):
+        for column in range(parameter.velocity.shape[1]):
+            parameter.weight[row, column] -= rule.lr * parameter.velocity[row, column]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 _PER_CHANNEL = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 REPLACEABLE = (nn.Dropout, *_PER_CHANNEL)
 
-_OF_STEP = 0xD1342543DE82EF95  # increment of the key per step
+_KEY_INCREMENT = 0xD1342543DE82EF95  # increment of the key per step
 # constants of splitmix64, as signed 64-bit integers
-_STEP = -7046029254386353131
+_COUNTER_INCREMENT = -7046029254386353131
 _MIX1 = -4658895280553007687
 _MIX2 = -7723592293110705685
 
@@ -29,7 +29,7 @@ def step_key(key: int, step: int) -> int:
         key: the key of the local training.
         step: index of the step.
     """
-    return _signed(key + (step + 1) * _OF_STEP)
+    return _signed(key + (step + 1) * _KEY_INCREMENT)
 
 
 def advanced_key(key: int, steps: int) -> int:
@@ -39,7 +39,7 @@ def advanced_key(key: int, steps: int) -> int:
         key: the key of the earlier local training.
         steps: count of the earlier training's steps whose masks are skipped.
     """
-    return (key + steps * _OF_STEP) % (1 << 64)
+    return (key + steps * _KEY_INCREMENT) % (1 << 64)
 
 
 class KeyedDropout(nn.Module):
@@ -77,9 +77,10 @@ class KeyedDropout(nn.Module):
         if self.per_channel:
             shape = torch.Size([*x.shape[:2], *[1] * (x.ndim - 2)])
         counter = torch.arange(1, shape.numel() + 1, device=x.device).view(shape)
-        word = counter * _STEP + (self.key + self.salt)
+        word = counter * _COUNTER_INCREMENT + (self.key + self.salt)
         word = _mix(_mix(word) + self.key)
-        mask = ((word >> 40) & 0xFFFFFF) >= round(self.rate * (1 << 24))
+        uniform = (word >> 40) & 0xFFFFFF  # the upper 24 bits
+        mask = uniform >= round(self.rate * (1 << 24))
         scale = 0.0 if self.rate >= 1.0 else 1.0 / (1.0 - self.rate)
         return x * (mask.to(x.dtype) * scale)
 

@@ -5,6 +5,7 @@ If a result differs, or the module's memory changes in each training, ``Scenario
 part of the module that differs.
 """
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from fedsim.common.arrays import AnyArray
 from fedsim.common.errors import ScenarioError
-from fedsim.common.training import Batching, LocalEpochs
+from fedsim.common.training import Batching, LastBatch, LocalEpochs
 from fedsim.learning.draws import find_draws, generators_kept, global_states
 from fedsim.learning.entropy import entropy_watched
 from fedsim.learning.hidden_memory import (
@@ -30,7 +31,7 @@ from fedsim.learning.host_copies import to_device
 from fedsim.learning.modules import settings_kept
 from fedsim.learning.objectives import Objective
 from fedsim.learning.scratch import Weights
-from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, draw_batches, use_one_thread
 from fedsim.learning.solvers.reference import (
     Reference,
     SingleSampleError,
@@ -41,9 +42,9 @@ from fedsim.learning.solvers.reference import (
 )
 from fedsim.learning.solvers.watched import (
     ModuleCopy,
+    changed_memory_message,
     draws_message,
     entropy_message,
-    left_message,
     run_user_code,
 )
 
@@ -52,7 +53,7 @@ SAMPLES = 16
 
 _TRIES = 3  # repetitions after which draws are attributed to the module, not to another thread
 _WHERE = "in a trial on samples of the data"
-_RULE = Descent(lr=1e-3)
+_DESCENT = Descent(lr=1e-3)
 _MANY_BATCHES = 1 << 24  # value that a norm's counter of batches is set to, to test its effect
 
 R = TypeVar("R")
@@ -61,7 +62,7 @@ R = TypeVar("R")
 def probe(solver: Reference, objective: Objective, x: AnyArray, y: AnyArray) -> None:
     """Try a user's module on some samples before a run, and choose the checks that it needs.
 
-    ``watch``, ``keyed`` and ``fails_on_one`` of the solver are set.
+    ``watch``, ``keyed`` and ``single_sample_obstacle`` of the solver are set.
 
     Args:
         solver: solver of a user's module.
@@ -79,24 +80,24 @@ def probe(solver: Reference, objective: Objective, x: AnyArray, y: AnyArray) -> 
 
 
 def _probe(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> None:
-    one_thread()
+    use_one_thread()
     solver.watch.is_on = True
     solver.keyed = {"training": True, "testing": True}
     weights = flat_weights(list(solver.watch.fresh().model_tensors.values()))
-    with settings_kept(_WHERE), generators_kept(), entropy_watched() as places:
-        _refuse_draws(lambda: _test(solver, weights, x, _fresh(solver)))
-        outputs = _test(solver, weights, x, _fresh(solver))
+    with settings_kept(_WHERE), generators_kept(), entropy_watched() as draw_places:
+        _refuse_draws(lambda: _test(solver, weights, x, _fresh_copy(solver)))
+        outputs = _test(solver, weights, x, _fresh_copy(solver))
         _refuse_outputs(solver, objective, weights, outputs, y)
         harmless = _replay_test(solver, weights, x)
-        first = _training(weights, x[0::2], y[0::2], key=0)
-        second = _training(weights, x[1::2], y[1::2], key=1)
-        _refuse_draws(lambda: _train(solver, _fresh(solver), first))
-        _refuse_use_of_counts(solver, first)
-        harmless |= _replay_trainings(solver, first, second)
-        _refuse_cached_draws(solver, first)
-        solver.fails_on_one = _failure_on_one(solver, weights, x, y)
-    if places:
-        raise ScenarioError(entropy_message(places, _WHERE))
+        training_a = _training(weights, x[0::2], y[0::2], key=0)
+        training_b = _training(weights, x[1::2], y[1::2], key=1)
+        _refuse_draws(lambda: _train(solver, _fresh_copy(solver), training_a))
+        _refuse_use_of_counts(solver, training_a)
+        harmless |= _replay_trainings(solver, training_a, training_b)
+        _refuse_cached_draws(solver, training_a)
+        solver.single_sample_obstacle = _find_single_sample_obstacle(solver, weights, x, y)
+    if draw_places:
+        raise ScenarioError(entropy_message(draw_places, _WHERE))
     solver.watch.harmless = harmless
     solver.keyed = dict(solver.drawn)
 
@@ -110,9 +111,13 @@ def _training(weights: Weights, x: Tensor, y: Tensor, key: int) -> LocalSolve:
         y: targets, [n, ...].
         key: seed of the batches, and key of the model's random draws.
     """
-    size = max(2, -(-len(y) * 5 // 8))
-    batching = Batching(size, "merge" if len(y) - size < 2 else "keep")
-    batches = shuffled(np.random.default_rng(key), len(y), batching, LocalEpochs(2))
+    batch_size = max(2, math.ceil(len(y) * 5 / 8))
+    last_size = len(y) - batch_size
+    last_batch: LastBatch = "keep"
+    if last_size < 2:  # a batch norm cannot be trained on a single sample
+        last_batch = "merge"
+    batching = Batching(batch_size, last_batch)
+    batches = draw_batches(np.random.default_rng(key), len(y), batching, LocalEpochs(2))
     return LocalSolve(weights, x, y, batches, key=key)
 
 
@@ -120,12 +125,12 @@ def _run_user_code(work: Callable[[], R]) -> R:
     return run_user_code(work, _WHERE, ScenarioError)
 
 
-def _train(solver: Reference, module: ModuleCopy, solve: LocalSolve) -> Solved:
-    return _run_user_code(lambda: solver.train(module, solve, _RULE))
+def _train(solver: Reference, copied_module: ModuleCopy, solve: LocalSolve) -> Solved:
+    return _run_user_code(lambda: solver.train(copied_module, solve, _DESCENT))
 
 
-def _test(solver: Reference, weights: Weights, x: Tensor, module: ModuleCopy) -> Tensor:
-    return _run_user_code(lambda: solver.test(module, weights, x))
+def _test(solver: Reference, weights: Weights, x: Tensor, copied_module: ModuleCopy) -> Tensor:
+    return _run_user_code(lambda: solver.test(copied_module, weights, x))
 
 
 def _refuse_draws(work: Callable[[], object]) -> None:
@@ -138,9 +143,9 @@ def _refuse_draws(work: Callable[[], object]) -> None:
     """
     for number in range(_TRIES):
         with generators_kept(number + 1):  # seeds that the module is unlikely to set itself
-            before = global_states()
+            states_before = global_states()
             work()
-            generators = find_draws(before)
+            generators = find_draws(states_before)
             if not generators:
                 return
     raise ScenarioError(draws_message(generators, _WHERE))
@@ -177,7 +182,7 @@ def _refuse_outputs(
             "from finite samples and weights"
         )
     copied_module = solver.watch.fresh()
-    losses = _run_user_code(lambda: solver.judge(copied_module, weights, outputs, y))
+    losses = _run_user_code(lambda: solver.evaluate_losses(copied_module, weights, outputs, y))
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(y),):
         form: object = type(losses).__name__
         if isinstance(losses, Tensor):
@@ -203,17 +208,17 @@ def _replay_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
     Raises:
         ScenarioError: the results differ, or the second test changes memory again.
     """
-    used = _fresh(solver)
-    first = _test(solver, weights, x, used)
-    memory = _memory(used)
-    repeated = _test(solver, weights, x, used)
-    separate = _test(solver, weights, x, _fresh(solver))
-    second_changes = differences(memory, _memory(used))
-    changes = _changes(used)
+    used_copy = _fresh_copy(solver)
+    first = _test(solver, weights, x, used_copy)
+    memory = _read_memory(used_copy)
+    repeated = _test(solver, weights, x, used_copy)
+    separate = _test(solver, weights, x, _fresh_copy(solver))
+    second_changes = differences(memory, _read_memory(used_copy))
+    changes = _find_changes(used_copy)
     if second_changes:
-        raise ScenarioError(left_message(second_changes, f"after a test {_WHERE}"))
+        raise ScenarioError(changed_memory_message(second_changes, f"after a test {_WHERE}"))
     if not same_bits(first, repeated) or not same_bits(first, separate):
-        raise _difference(changes)
+        raise _repetition_error(changes)
     return set(changes)
 
 
@@ -231,23 +236,23 @@ def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[st
     Raises:
         ScenarioError: the results differ, or a repetition changes memory again.
     """
-    used = _fresh(solver)
-    second_copy = _fresh(solver)
-    first_a = _train(solver, used, a)
-    memory = _memory(used)
-    changes = _changes(used)
-    repeated_a = _train(solver, used, a)
-    second_changes = differences(memory, _memory(used))
+    first_copy = _fresh_copy(solver)
+    second_copy = _fresh_copy(solver)
+    first_a = _train(solver, first_copy, a)
+    memory = _read_memory(first_copy)
+    changes = _find_changes(first_copy)
+    repeated_a = _train(solver, first_copy, a)
+    second_changes = differences(memory, _read_memory(first_copy))
     if second_changes:
-        raise ScenarioError(left_message(second_changes, _WHERE))
-    last_b = _train(solver, used, b)
+        raise ScenarioError(changed_memory_message(second_changes, _WHERE))
+    last_b = _train(solver, first_copy, b)
     clear_caches(second_copy.module)
     first_b = _train(solver, second_copy, b)
-    changes += _changes(second_copy)
+    changes += _find_changes(second_copy)
     last_a = _train(solver, second_copy, a)
     is_same_a = same_results(first_a, repeated_a) and same_results(first_a, last_a)
     if not is_same_a or not same_results(last_b, first_b):
-        raise _difference(changes)
+        raise _repetition_error(changes)
     return set(changes)
 
 
@@ -265,12 +270,12 @@ def _refuse_use_of_counts(solver: Reference, solve: LocalSolve) -> None:
     names = counts_of_norms(solver.watch.fresh().module)
     if not names:
         return
-    plain = _train(solver, _fresh(solver), solve)
+    expected = _train(solver, _fresh_copy(solver), solve)
     for name in names:
-        module = _fresh(solver)
-        module.module.get_buffer(name).fill_(_MANY_BATCHES)
-        if not same_results(plain, _train(solver, module, solve)):
-            raise ScenarioError(left_message([name], _WHERE))
+        copied_module = _fresh_copy(solver)
+        copied_module.module.get_buffer(name).fill_(_MANY_BATCHES)
+        if not same_results(expected, _train(solver, copied_module, solve)):
+            raise ScenarioError(changed_memory_message([name], _WHERE))
 
 
 def _refuse_cached_draws(solver: Reference, solve: LocalSolve) -> None:
@@ -280,45 +285,47 @@ def _refuse_cached_draws(solver: Reference, solve: LocalSolve) -> None:
         solver: solver of the module.
         solve: a training that is carried out with empty and with filled caches.
     """
-    module = solver.watch.fresh()
-    caches = clear_caches(module.module)
+    copied_module = solver.watch.fresh()
+    caches = clear_caches(copied_module.module)
     if not caches:
         return
-    separate = _train(solver, module, solve)
-    _train(solver, _fresh(solver), replace(solve, key=solve.key + 1))
+    separate = _train(solver, copied_module, solve)
+    # another key, so that other random draws fill the caches
+    _train(solver, _fresh_copy(solver), replace(solve, key=solve.key + 1))
     cached = _train(solver, solver.watch.fresh(), solve)
     if not same_results(separate, cached):
-        raise ScenarioError(left_message(caches, f"(the cache of a function) {_WHERE}"))
+        raise ScenarioError(changed_memory_message(caches, f"(the cache of a function) {_WHERE}"))
 
 
-def _fresh(solver: Reference) -> ModuleCopy:
+def _fresh_copy(solver: Reference) -> ModuleCopy:
     """Return a new copy of the module, after emptying the caches of its functions."""
-    module = solver.watch.fresh()
-    clear_caches(module.module)
-    return module
+    copied_module = solver.watch.fresh()
+    clear_caches(copied_module.module)
+    return copied_module
 
 
-def _memory(module: ModuleCopy) -> dict[str, Token]:
-    return read_memory(module.module, module.model_tensors, by_value=True)
+def _read_memory(copied_module: ModuleCopy) -> dict[str, Token]:
+    return read_memory(copied_module.module, copied_module.model_tensors, by_value=True)
 
 
-def _changes(module: ModuleCopy) -> list[str]:
+def _find_changes(copied_module: ModuleCopy) -> list[str]:
     """Return the names of attributes and globals that have changed since the module was copied."""
-    return differences(module.outer_memory, read_memory(module.module, module.model_tensors))
+    memory = read_memory(copied_module.module, copied_module.model_tensors)
+    return differences(copied_module.outer_memory, memory)
 
 
-def _difference(changes: list[str]) -> ScenarioError:
+def _repetition_error(changes: list[str]) -> ScenarioError:
     """Return the error that a repeated training or test of a user's module has another result.
 
     Args:
         changes: names of attributes and globals that the module has changed; may be empty.
     """
     if changes:
-        return ScenarioError(left_message(changes, _WHERE))
+        return ScenarioError(changed_memory_message(changes, _WHERE))
     return ScenarioError(repeats_message(_WHERE))
 
 
-def _failure_on_one(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -> str:
+def _find_single_sample_obstacle(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -> str:
     """Train the module on a batch of a single sample, to find out whether it can be.
 
     Args:
@@ -330,10 +337,10 @@ def _failure_on_one(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -
     Returns:
         The reason why it fails, such as the name of a batch norm; "" if it does not.
     """
-    batches = shuffled(np.random.default_rng(0), 1, Batching(1), LocalEpochs(1))
+    batches = draw_batches(np.random.default_rng(0), 1, Batching(1), LocalEpochs(1))
     solve = LocalSolve(weights, x[:1], y[:1], batches)
     try:
-        solver.train(solver.watch.fresh(), solve, _RULE)
+        solver.train(solver.watch.fresh(), solve, _DESCENT)
     except SingleSampleError as error:
         return error.part
     except Exception as error:

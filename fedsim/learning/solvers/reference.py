@@ -41,7 +41,7 @@ from fedsim.learning.solvers.watched import ModuleCopy, Watch, run_user_code
 # values in the samples of one forward pass, so that activations stay in the cache
 _APPLIED_AT_ONCE = 1 << 16
 _ALIGNED = 16  # samples in a forward pass are a multiple of this, to end at a cache line's end
-_HALVES = (torch.float16, torch.bfloat16)
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
 _REPEATED_STEPS = 3  # first steps that each thread trains twice, to compare the results
 _TEST_KEY = 0x7E57  # key of random draws in tests, equal for all models and devices
 _LOSS_KEY = 0x7E58  # key of random draws in the loss of tests
@@ -85,7 +85,7 @@ class Reference(Solver):
         self._is_image = any(isinstance(part, nn.Conv2d) for part in module.modules())
         if self._is_image:
             self._template = self._template.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        _tie_again(module, self._template)
+        _share_buffers_again(module, self._template)
         self.watch = Watch(self._template, device)
         self._has_loss = hasattr(self._template, "loss")
         self._losses = losses
@@ -118,7 +118,7 @@ class Reference(Solver):
     def losses(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
         if self._losses is not None:
             return self._losses(outputs, y, **options)
-        if outputs.dtype in _HALVES:
+        if outputs.dtype in _HALF_DTYPES:
             outputs = outputs.float()
         if y.is_floating_point():
             y = y.to(outputs.dtype)
@@ -152,10 +152,10 @@ class Reference(Solver):
         if not self._has_loss:
             return super().tested_losses(weights, outputs, y)
 
-        def judge(module: ModuleCopy) -> Tensor:
-            return self.judge(module, weights, outputs, y)
+        def evaluate(copied_module: ModuleCopy) -> Tensor:
+            return self.evaluate_losses(copied_module, weights, outputs, y)
 
-        return self.watch.use(judge, same_bits, "in the loss of a test", trains=False)
+        return self.watch.use(evaluate, same_bits, "in the loss of a test", trains=False)
 
     def tested_losses_each(
         self, weights: Sequence[FlatModel], outputs: Sequence[Tensor], y: Tensor
@@ -164,11 +164,11 @@ class Reference(Solver):
             return super().tested_losses_each(weights, outputs, y)
         targets = torch.split(y, [len(model_outputs) for model_outputs in outputs])
         losses = []
-        for model in zip(weights, outputs, targets, strict=True):
-            losses.append(self.tested_losses(*model))
+        for test in zip(weights, outputs, targets, strict=True):
+            losses.append(self.tested_losses(*test))
         return torch.cat(losses)
 
-    def judge(
+    def evaluate_losses(
         self, copied_module: ModuleCopy, weights: FlatModel, outputs: Tensor, y: Tensor
     ) -> Tensor:
         """Compute the loss of each sample of a test, without gradients.
@@ -189,16 +189,16 @@ class Reference(Solver):
             return self.losses_of(copied_module, outputs.clone(), y.clone())
 
     def outputs(self, weights: FlatModel, x: Tensor) -> Tensor:
-        def test(module: ModuleCopy) -> Tensor:
-            return self.test(module, weights, x)
+        def test(copied_module: ModuleCopy) -> Tensor:
+            return self.test(copied_module, weights, x)
 
         return self.watch.use(test, same_bits, "in a test", trains=False)
 
-    def test(self, module: ModuleCopy, weights: FlatModel, x: Tensor) -> Tensor:
+    def test(self, copied_module: ModuleCopy, weights: FlatModel, x: Tensor) -> Tensor:
         """Apply a copy of the module to samples, without gradients.
 
         Args:
-            module: the copy of the module.
+            copied_module: the copy of the module.
             weights: the model, float [d].
             x: the samples, [n, *shape].
 
@@ -208,16 +208,16 @@ class Reference(Solver):
         # draws cannot be keyed in inference mode
         mode = torch.no_grad if self.keyed["testing"] else torch.inference_mode
         with mode():
-            return self._apply(module, weights, x)
+            return self._apply(copied_module, weights, x)
 
     def solve(self, inputs: LocalSolve, descent: Descent) -> Solved:
-        def train(module: ModuleCopy) -> Solved:
-            return self.train(module, inputs, descent)
+        def train(copied_module: ModuleCopy) -> Solved:
+            return self.train(copied_module, inputs, descent)
 
-        self._repeat_first(inputs, descent)
+        self._repeat_first_steps(inputs, descent)
         return self.watch.use(train, same_results, inputs.task.where, trains=True)
 
-    def _repeat_first(self, solve: LocalSolve, descent: Descent) -> None:
+    def _repeat_first_steps(self, solve: LocalSolve, descent: Descent) -> None:
         """Repeat the first steps of this thread's first training, to find unrepeatable draws.
 
         Later calls, and calls for fedsim's own modules, do nothing.
@@ -232,11 +232,11 @@ class Reference(Solver):
         if not self.watch.is_on or self.watch.has_trained:
             return
         self.watch.note_training()
-        begin = first_steps(solve, _REPEATED_STEPS)
+        short_training = first_steps(solve, _REPEATED_STEPS)
         where = solve.task.where
 
         def train() -> Solved:
-            return self.train(self.watch.fresh(), begin, descent)
+            return self.train(self.watch.fresh(), short_training, descent)
 
         if not same_results(run_user_code(train, where), run_user_code(train, where)):
             raise SimulationError(repeats_message(where))
@@ -250,7 +250,7 @@ class Reference(Solver):
             descent: the rule of an SGD step.
         """
         module = copied_module.module
-        with self.context(copied_module, solve, descent) as (trained, context):
+        with self.training_context(copied_module, solve, descent) as (trained, context):
             steps = self._steps(solve, descent, trained)
             parameters = [step.parameter for step in steps]
             for x, y in context.data:
@@ -280,12 +280,13 @@ class Reference(Solver):
         for name, rule in rules(descent, trained).items():
             tensor = trained[name]
             if tensor.requires_grad:
-                shrinkage = rule.shrinkage(name in self.kernels, tensor.ndim)
+                is_kernel = name in self.kernels
+                shrinkage = rule.shrinkage(is_kernel=is_kernel, dimensions=tensor.ndim)
                 steps.append(ParameterStep(tensor, rule, shrinkage, constants.get(name)))
         return steps
 
     @contextmanager
-    def context(
+    def training_context(
         self, copied_module: ModuleCopy, solve: LocalSolve, descent: Descent
     ) -> Iterator[tuple[dict[str, Tensor], TrainingContext]]:
         """Return a context for a training of a copy of the module, which holds the start weights.
@@ -312,7 +313,7 @@ class Reference(Solver):
             module.train()
             losses = partial(self.losses_of, copied_module)
             x = self._as_input(solve.x)
-            data = LocalData(module, solve, x, solve.y, self._laid_out, draws)
+            data = LocalData(module, solve, x, solve.y, self._lay_out, draws)
             yield (
                 trained,
                 TrainingContext(solve, descent, trained, losses, data, contrast, self.forward),
@@ -331,13 +332,15 @@ class Reference(Solver):
             The outputs, [n, ...].
         """
         module = copied_module.module
-        size = _APPLIED_AT_ONCE // max(1, math.prod(x.shape[1:])) // _ALIGNED * _ALIGNED
+        values_per_sample = max(1, math.prod(x.shape[1:]))
+        aligned_groups = _APPLIED_AT_ONCE // values_per_sample // _ALIGNED
+        block_size = _ALIGNED * max(1, aligned_groups)
         outputs = []
         with self._testing(copied_module, weights) as draws:
-            for number, piece in enumerate(torch.split(x, max(_ALIGNED, size))):
+            for number, block in enumerate(torch.split(x, block_size)):
                 if draws is not None:
                     draws.seed(step_key(_TEST_KEY, number))
-                samples = self._laid_out(self._as_input(piece))
+                samples = self._lay_out(self._as_input(block))
                 if self.watch.is_on:  # a user's module may change its inputs in place
                     samples = samples.clone()
                 outputs.append(outputs_of(module, samples))
@@ -380,27 +383,27 @@ class Reference(Solver):
         """Convert samples on the solver's device to the module's dtype; tokens stay integers."""
         return x.to(self._samples_dtype) if x.is_floating_point() else x
 
-    def _laid_out(self, x: Tensor) -> Tensor:
+    def _lay_out(self, x: Tensor) -> Tensor:
         """Return samples in the memory layout in which torch computes the module fastest."""
         if self._is_image and x.ndim == 4:
             return x.contiguous(memory_format=torch.channels_last)
         return x
 
 
-def _clip(gradients: tuple[Tensor, ...], most: float) -> tuple[Tensor, ...]:
-    """Scale gradients down, by one factor, to a joint norm of at most ``most``."""
+def _clip(gradients: tuple[Tensor, ...], max_norm: float) -> tuple[Tensor, ...]:
+    """Scale gradients down, by one factor, to a joint norm of at most ``max_norm``."""
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
-    factor = (most / torch.linalg.vector_norm(torch.stack(norms))).clamp(max=1.0)
+    factor = (max_norm / torch.linalg.vector_norm(torch.stack(norms))).clamp(max=1.0)
     return tuple(gradient * factor for gradient in gradients)
 
 
-def _load(module: ModuleCopy, weights: FlatModel) -> dict[str, Tensor]:
+def _load(copied_module: ModuleCopy, weights: FlatModel) -> dict[str, Tensor]:
     """Copy a flat model [d] into a copy of the module, and return its tensors by name.
 
     A running variance below 0, to which a server's step may lead, becomes 0.
     """
-    module.restore()
-    tensors = module.model_tensors
+    copied_module.restore()
+    tensors = copied_module.model_tensors
     load_weights(list(tensors.values()), weights)
     for name, tensor in tensors.items():
         if name.endswith("running_var"):
@@ -473,7 +476,7 @@ def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float
 
 def _concatenated(parameters: Sequence[Tensor]) -> Tensor:
     flat = torch.cat([as_real(parameter.detach()).reshape(-1) for parameter in parameters])
-    return flat.float() if flat.dtype in _HALVES else flat
+    return flat.float() if flat.dtype in _HALF_DTYPES else flat
 
 
 def flat_result(parameters: Sequence[Tensor], solve: LocalSolve, descent: Descent) -> FlatModel:
@@ -531,8 +534,8 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 def first_steps(solve: LocalSolve, steps: int) -> LocalSolve:
     """Return the inputs of a device's training with only its first ``steps`` SGD steps."""
     batches = solve.batches
-    part = replace(batches, rows=batches.rows[:steps], counts=batches.counts[:steps], last_epoch=0)
-    return replace(solve, batches=part)
+    first = replace(batches, rows=batches.rows[:steps], counts=batches.counts[:steps], last_epoch=0)
+    return replace(solve, batches=first)
 
 
 def repeats_message(where: str) -> str:
@@ -550,7 +553,7 @@ def repeats_message(where: str) -> str:
     )
 
 
-def _tie_again(module: nn.Module, copied_module: nn.Module) -> None:
+def _share_buffers_again(module: nn.Module, copied_module: nn.Module) -> None:
     """Make buffers of a copy of a module share a tensor if they do in the module, in place.
 
     Converting a module to another dtype gives each of such buffers its own tensor.
@@ -559,12 +562,12 @@ def _tie_again(module: nn.Module, copied_module: nn.Module) -> None:
         module: the module that was copied.
         copied_module: the copy, which is changed.
     """
-    firsts: dict[int, Tensor] = {}
+    shared: dict[int, Tensor] = {}  # id of a buffer of ``module`` -> the tensor of its copies
     for part, copied_part in zip(module.modules(), copied_module.modules(), strict=False):
         for key, buffer in part._buffers.items():
             if buffer is not None and type(copied_part) is type(part):
-                first = firsts.setdefault(id(buffer), getattr(copied_part, key))
-                copied_part._buffers[key] = first
+                tensor = shared.setdefault(id(buffer), getattr(copied_part, key))
+                copied_part._buffers[key] = tensor
 
 
 def kernels(module: nn.Module) -> set[str]:

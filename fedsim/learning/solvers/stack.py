@@ -65,30 +65,30 @@ def plan_lanes(solves: Sequence[LocalSolve], width: int, device: torch.device) -
     is_active = np.zeros(shape[:2], dtype=np.bool_)
     counts_loss = np.zeros(shape[:2], dtype=np.bool_)
     keys = np.zeros(shape[:2], dtype=np.int64)
-    first = 0
+    first_row = 0  # index of the lane's first sample among the samples of all lanes
     for lane, solve in enumerate(solves):
         batches = solve.batches
         samples = len(solve.y)
-        cells = batches.rows[:, :width]
-        columns = cells.shape[1]
-        is_sample = cells < samples
-        rows[:, lane] = first
-        rows[: batches.steps, lane, :columns] = first + np.where(is_sample, cells, 0)
+        lane_rows = batches.rows[:, :width]
+        columns = lane_rows.shape[1]
+        is_sample = lane_rows < samples
+        rows[:, lane] = first_row
+        rows[: batches.steps, lane, :columns] = first_row + np.where(is_sample, lane_rows, 0)
         mask[: batches.steps, lane, :columns] = is_sample
         counts[: batches.steps, lane] = batches.counts
         is_active[: batches.steps, lane] = True
         counts_loss[batches.last_epoch : batches.steps, lane] = True
         for step in range(batches.steps):
             keys[step, lane] = step_key(solve.key, step)
-        first += samples
+        first_row += samples
     return LanePlan(
-        to_device(rows.reshape(steps, -1), device, shares=True),
-        to_device(mask, device, shares=True),
-        to_device(counts, device, shares=True),
-        to_device(is_active, device, shares=True),
-        to_device(counts_loss, device, shares=True),
-        to_device(keys, device, shares=True),
-        tuple(bool(lanes.all()) for lanes in is_active),
+        rows=to_device(rows.reshape(steps, -1), device, shares=True),
+        mask=to_device(mask, device, shares=True),
+        counts=to_device(counts, device, shares=True),
+        is_active=to_device(is_active, device, shares=True),
+        counts_loss=to_device(counts_loss, device, shares=True),
+        keys=to_device(keys, device, shares=True),
+        all_active=tuple(bool(lanes.all()) for lanes in is_active),
     )
 
 
@@ -198,7 +198,7 @@ class SgdSteps:
             gradient = gradients[name]
             if self._momentum:
                 gradient = self._velocity[name].mul_(self._momentum).add_(gradient)
-            moved = weight - _along(self._lr.to(weight.dtype), weight) * gradient
+            moved = weight - _broadcast_along(self._lr.to(weight.dtype), weight) * gradient
             tensors[name] = where_active(active, moved, weight)
 
 
@@ -222,14 +222,14 @@ class OptimizerSteps:
     def take(
         self, tensors: dict[str, Tensor], gradients: dict[str, Tensor], active: Tensor | None
     ) -> None:
-        before = {}
+        old_weights = {}  # before the step; empty if all models take it
         for name, parameter in self._parameters.items():
             parameter.grad = gradients[name]
             if active is not None:
-                before[name] = tensors[name].clone()
+                old_weights[name] = tensors[name].clone()
         self._step()
-        for name, weight in before.items():
-            tensors[name].copy_(where_active(active, tensors[name], weight))
+        for name, old_weight in old_weights.items():
+            tensors[name].copy_(where_active(active, tensors[name], old_weight))
 
 
 class Stack:
@@ -255,7 +255,8 @@ class Stack:
         for name, rule in rules(replace(descent, lr=1.0), flat).items():
             tensor = flat[name]
             if tensor.requires_grad and rule.lr:  # a held tensor has the learning rate 0
-                self._shrinkage[name] = rule.shrinkage(name in solver.kernels, tensor.ndim)
+                is_kernel = name in solver.kernels
+                self._shrinkage[name] = rule.shrinkage(is_kernel=is_kernel, dimensions=tensor.ndim)
         self._dropout_keys = []  # names of the buffers that hold the keys of dropout
         for name, part in losses.named_modules():
             if isinstance(part, KeyedDropout):
@@ -314,8 +315,8 @@ class Stack:
         parts = {}
         pieces = torch.split(flat, self._sizes, dim=1)
         for (name, like), piece in zip(self._flat.items(), pieces, strict=True):
-            own = piece.to(like.dtype, copy=True, memory_format=torch.contiguous_format)
-            parts[name] = own.reshape(-1, *like.shape)
+            values = piece.to(like.dtype, copy=True, memory_format=torch.contiguous_format)
+            parts[name] = values.reshape(-1, *like.shape)
         return parts
 
     def weights(self) -> Tensor:
@@ -342,7 +343,7 @@ class Stack:
             The sum of the samples' losses in the last epoch, for each lane, float64 [W].
         """
         lanes = plan.is_active.shape[1]
-        totals = torch.zeros(lanes, dtype=torch.float64, device=x.device)
+        loss_sums = torch.zeros(lanes, dtype=torch.float64, device=x.device)
         steps.begin(self._tensors)
         for step in range(plan.steps):
             rows = plan.rows[step]
@@ -353,14 +354,16 @@ class Stack:
                 plan.counts[step],
                 _by_lane(rows, lanes),
             )
-            gradients, sums = self._gradients(self._tensors, self._fixed, plan.keys[step], batch)
+            gradients, step_sums = self._gradients(
+                self._tensors, self._fixed, plan.keys[step], batch
+            )
             active = None if plan.all_active[step] else plan.is_active[step]
-            steps.take(self._tensors, self._with_terms(gradients), active)
+            steps.take(self._tensors, self._add_terms(gradients), active)
             # unlike the 0.0 of torch.where, this one is not copied to the device in each step
-            totals += sums.masked_fill(~plan.counts_loss[step], 0.0).double()
-        return totals
+            loss_sums += step_sums.masked_fill(~plan.counts_loss[step], 0.0).double()
+        return loss_sums
 
-    def _with_terms(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _add_terms(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return clipped gradients plus the gradients of L2 penalty, proximal and linear term.
 
         Args:
@@ -399,10 +402,10 @@ def where_active(active: Tensor | None, moved: Tensor, weight: Tensor) -> Tensor
     if active is None:
         return moved
     # a factor of 0 would not do: 0 times the infinite step of a diverged lane is NaN
-    return torch.where(_along(active, weight), moved, weight)
+    return torch.where(_broadcast_along(active, weight), moved, weight)
 
 
-def _along(values: Tensor, like: Tensor) -> Tensor:
+def _broadcast_along(values: Tensor, like: Tensor) -> Tensor:
     """Reshape values of W models so that they broadcast along a tensor of the models.
 
     Args:
@@ -415,17 +418,17 @@ def _along(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def clip_lanes(gradients: dict[str, Tensor], most: float) -> dict[str, Tensor]:
-    """Scale down the gradients of each stacked model to a joint norm of at most ``most``.
+def clip_lanes(gradients: dict[str, Tensor], max_norm: float) -> dict[str, Tensor]:
+    """Scale down the gradients of each stacked model to a joint norm of at most ``max_norm``.
 
     Args:
         gradients: name -> gradient, [W, *shape].
-        most: greatest norm of a lane's gradients.
+        max_norm: greatest norm of a lane's gradients.
     """
     squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
     norm = torch.stack(squares).sum(0).sqrt()
-    factor = (most / norm).clamp(max=1.0)
+    factor = (max_norm / norm).clamp(max=1.0)
     clipped = {}
     for name, gradient in gradients.items():
-        clipped[name] = gradient * _along(factor.to(gradient.dtype), gradient)
+        clipped[name] = gradient * _broadcast_along(factor.to(gradient.dtype), gradient)
     return clipped

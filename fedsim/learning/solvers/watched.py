@@ -21,7 +21,7 @@ from fedsim.learning.hidden_memory import Token, differences, read_memory
 from fedsim.learning.modules import copy_module, trained_tensors
 
 R = TypeVar("R")
-_EVERY = 8  # trainings between two checks of the state that a module keeps
+_CHECK_INTERVAL = 8  # trainings between two checks of the state that a module keeps
 _TRIES = 3  # repetitions after which draws are attributed to the module, not to another thread
 
 
@@ -69,8 +69,8 @@ class ModuleCopy:
     def is_replaced(self, name: str) -> bool:
         """Return whether a forward pass has replaced the tensor of the buffer ``name``."""
         original = self.model_tensors[name]
-        places = [(part, key) for part, key, tensor in self._model_buffers if tensor is original]
-        return any(part._buffers.get(key) is not original for part, key in places)
+        owners = [(part, key) for part, key, tensor in self._model_buffers if tensor is original]
+        return any(part._buffers.get(key) is not original for part, key in owners)
 
     def trained_tensors(self) -> dict[str, Tensor]:
         """Return the trained parameters and sent buffers of the module after a training.
@@ -90,15 +90,16 @@ class ModuleCopy:
         part_name, _, key = name.rpartition(".")
         part = self.module.get_submodule(part_name)
         tensor = {**part._parameters, **part._buffers}.get(key)
-        is_allowed = tensor is original or not isinstance(original, nn.Parameter)
+        may_replace = not isinstance(original, nn.Parameter)
+        is_allowed = tensor is original or may_replace
         if is_allowed and tensor is not None and tensor.shape == original.shape:
             return tensor.detach()
-        result = "nothing"
+        replacement = "nothing"
         if tensor is not None:
-            result = f"another of shape {tuple(tensor.shape)}"
+            replacement = f"another of shape {tuple(tensor.shape)}"
         raise ScenarioError(
             f"the module of model.factory replaces its tensor {name!r} of shape "
-            f"{tuple(original.shape)} by {result} in a "
+            f"{tuple(original.shape)} by {replacement} in a "
             "training; allowed are changes of a buffer's numbers alone"
         )
 
@@ -149,7 +150,7 @@ class Watch:
     def use(
         self,
         work: Callable[[ModuleCopy], R],
-        same: Callable[[R, R], bool],
+        is_same: Callable[[R, R], bool],
         where: str,
         *,
         trains: bool,
@@ -164,7 +165,7 @@ class Watch:
 
         Args:
             work: loads weights into the copy, and computes.
-            same: returns whether two results are bitwise equal.
+            is_same: returns whether two results are bitwise equal.
             where: text that names the use, such as "in a test", for error messages.
             trains: whether the use is a training; else a test.
 
@@ -175,41 +176,42 @@ class Watch:
             SimulationError: the module raises an error, leaves changed memory, or draws from a
                 global generator.
         """
-        module = getattr(self._threads, "copy", None)
-        if module is None:
-            module = self.fresh()
-            self._threads.copy = module
-        module.uses += 1
-        is_due = _is_power_of_two(module.uses)
+        copied_module = getattr(self._threads, "copy", None)
+        if copied_module is None:
+            copied_module = self.fresh()
+            self._threads.copy = copied_module
+        copied_module.uses += 1
+        uses = copied_module.uses
+        is_due = _is_power_of_two(uses)
         if trains:
-            is_due |= module.uses < _EVERY or module.uses % _EVERY == 0
+            is_due |= uses < _CHECK_INTERVAL or uses % _CHECK_INTERVAL == 0
         checks_memory = self.is_on and (is_due or bool(self.harmless))
         checks_draws = self.is_on and (is_due or trains)
-        carry_out = self._use_without_draws if checks_draws else _use
-        result = carry_out(module, work, where)
+        run = self._run_without_draws if checks_draws else _run
+        result = run(copied_module, work, where)
         if checks_memory:
-            self._check_memory(module, work, result, same, where)
+            self._check_memory(copied_module, work, result, is_same, where)
         return result
 
-    def _use_without_draws(
-        self, module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str
+    def _run_without_draws(
+        self, copied_module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str
     ) -> R:
-        """Run a training or test, and return its result.
+        """Run a training or test, return its result, and raise if it has drawn random numbers.
 
         Args:
-            module: the copy of the module.
+            copied_module: the copy of the module.
             work: computes with the copy.
             where: text that names the use, for error messages.
 
         Raises:
             SimulationError: the module draws from a global generator, or from the system's entropy.
         """
-        before = global_states(self._device)
-        with entropy_watched() as places:
-            result = run_user_code(lambda: work(module), where)
-        if places:
-            raise SimulationError(entropy_message(places, where))
-        if find_draws(before, self._device):
+        states_before = global_states(self._device)
+        with entropy_watched() as draw_places:
+            result = run_user_code(lambda: work(copied_module), where)
+        if draw_places:
+            raise SimulationError(entropy_message(draw_places, where))
+        if find_draws(states_before, self._device):
             self._refuse_draws(work, where)
         return result
 
@@ -226,19 +228,19 @@ class Watch:
             SimulationError: each repetition has draws.
         """
         for _ in range(_TRIES):
-            before = global_states(self._device)
+            states_before = global_states(self._device)
             run_user_code(lambda: work(self.fresh()), where)
-            generators = find_draws(before, self._device)
+            generators = find_draws(states_before, self._device)
             if not generators:
                 return
         raise SimulationError(draws_message(generators, where))
 
     def _check_memory(
         self,
-        module: ModuleCopy,
+        copied_module: ModuleCopy,
         work: Callable[[ModuleCopy], R],
         result: R,
-        same: Callable[[R, R], bool],
+        is_same: Callable[[R, R], bool],
         where: str,
     ) -> None:
         """Check whether a training or test has changed what a module keeps outside its flat model.
@@ -247,29 +249,29 @@ class Watch:
         no effect on the repetition is added to ``harmless``.
 
         Args:
-            module: the copy that was used.
-            work: the use.
-            result: result of the use.
-            same: returns whether two results are bitwise equal.
+            copied_module: the copy that was used.
+            work: the training or test.
+            result: result of ``work``.
+            is_same: returns whether two results are bitwise equal.
             where: text that names the use, for error messages.
 
         Raises:
             SimulationError: the repetition has another result, or changes memory again.
         """
-        changes = differences(module.outer_memory, read_memory(module.module, module.model_tensors))
+        module = copied_module.module
+        flat = copied_module.model_tensors
+        changes = differences(copied_module.outer_memory, read_memory(module, flat))
         if not changes:
             return
         self._threads.copy = None
         new_changes = [name for name in changes if name not in self.harmless]
         if not new_changes:
             return
-        memory = read_memory(module.module, module.model_tensors, by_value=True)
-        repeated = run_user_code(lambda: work(module), where)
-        second_changes = differences(
-            memory, read_memory(module.module, module.model_tensors, by_value=True)
-        )
-        if second_changes or not same(result, repeated):
-            raise SimulationError(left_message(second_changes or new_changes, where))
+        memory = read_memory(module, flat, by_value=True)
+        repeated = run_user_code(lambda: work(copied_module), where)
+        second_changes = differences(memory, read_memory(module, flat, by_value=True))
+        if second_changes or not is_same(result, repeated):
+            raise SimulationError(changed_memory_message(second_changes or new_changes, where))
         self.harmless.update(new_changes)
 
 
@@ -277,22 +279,22 @@ def _is_power_of_two(number: int) -> bool:
     return number & (number - 1) == 0
 
 
-def _use(module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str) -> R:
-    return run_user_code(lambda: work(module), where)
+def _run(copied_module: ModuleCopy, work: Callable[[ModuleCopy], R], where: str) -> R:
+    return run_user_code(lambda: work(copied_module), where)
 
 
 def run_user_code(
     work: Callable[[], R], where: str, error_type: type[FedsimError] = SimulationError
 ) -> R:
-    """Call code of a user's module and loss, and return its result.
+    """Call a function that runs a user's module or loss, and return its result.
 
     Args:
-        work: the code, called without arguments.
+        work: the function, called without arguments.
         where: text that names the use, for error messages.
-        error_type: type of the error that replaces an error of the code.
+        error_type: type of the error that replaces an error of the user's code.
 
     Raises:
-        FedsimError: the code raises an error; the message has the file and line.
+        FedsimError: the user's code raises an error; the message has the file and line.
     """
     try:
         return work()
@@ -313,7 +315,7 @@ def show_failure(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{place_of(error)}"
 
 
-def left_message(names: list[str], where: str) -> str:
+def changed_memory_message(names: list[str], where: str) -> str:
     """Return the error message for a module whose attributes a training or test has changed.
 
     Args:

@@ -434,9 +434,9 @@ def q_values(parameters: "Tensor", states: "Tensor", hidden: int, action_count: 
 def _tensors(arrays: list[Floats32]) -> "list[Tensor]":
     import torch
 
-    from fedsim.learning.solvers.base import one_thread
+    from fedsim.learning.solvers.base import use_one_thread
 
-    one_thread()
+    use_one_thread()
     return [torch.tensor(array) for array in arrays]
 
 
