@@ -239,7 +239,7 @@ class Client(Generic[P]):
         Args:
             device: the device on which this code runs, with its data and its state.
             instruction: the message to the device.
-            result: the result of the steps.
+            result: models and counts of the steps that ``work`` returned.
 
         Returns:
             The result that ``reply`` receives.
@@ -251,14 +251,14 @@ class Client(Generic[P]):
     ) -> Contents | None:
         """Return the answer of the device; by default its update, samples and epochs.
 
-        The answer may be cut off on its way. A change of ``Device.state`` here stays even then; a
-        change that holds only if the server has the answer belongs in ``on_sent``.
-        ``Lazy("loss", result.update)`` as a content reports the training loss.
+        The answer may be cut off on its way. A change of ``Device.state`` in this method is kept
+        nevertheless; make a change in ``on_sent`` if it requires that the server has the answer.
+        To report the training loss, include the content ``Lazy("loss", result.update)``.
 
         Args:
             device: the device on which this code runs, with its data and its state.
             instruction: the message to the device.
-            result: the result of the steps.
+            result: the result that ``computed`` returned.
 
         Returns:
             Contents by name; None sends no answer. ``Synchronous`` and ``Asynchronous``
@@ -273,8 +273,7 @@ class Client(Generic[P]):
     def on_sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """Hook after the device's answer has arrived, for changes of the device's state.
 
-        By default nothing is done. The method is not called if the
-        answer is cut off.
+        By default nothing is done. The method is not called if the answer is cut off.
 
         Args:
             device: the device on which this code runs, with its data and its state.

@@ -21,9 +21,9 @@ from fedsim.federation.notices import NoticeKind
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
 
-_BYTES_TO_LOOK_AT = 200  # memory (bytes) for phase and ID of one device
+_BYTES_PER_DEVICE = 200  # memory (bytes) for phase and ID, while all devices are looked at
 _INTEGERS = (int, np.integer)
-_LEAST_ASKED = 16  # devices checked at once for availability; one takes about as long as 16
+_LEAST_CHECKED = 16  # devices checked at once for availability; one takes about as long as 16
 
 
 class Clients:
@@ -83,15 +83,14 @@ class Clients:
         Raises:
             SimulationError: the machine lacks the memory to look at all devices.
         """
-        demand = self.count * _BYTES_TO_LOOK_AT
+        demand = self.count * _BYTES_PER_DEVICE
         memory = usable_memory()
         if demand > memory:
             raise SimulationError(
                 f"the strategy looks at all {self.count:,} devices at once, which takes some "
-                f"{demand / 1e9:.0f} GB, and this "
-                f"process may use {memory / 1e9:.0f}; allowed are {memory // _BYTES_TO_LOOK_AT:,} "
-                "devices, or a strategy that draws "
-                "its clients at random (fedavg), which looks at those alone"
+                f"{demand / 1e9:.0f} GB, and this process may use {memory / 1e9:.0f}; allowed are "
+                f"{memory // _BYTES_PER_DEVICE:,} devices, or a strategy that draws its clients "
+                "at random (fedavg), which looks at those alone"
             )
         return np.arange(self.count)
 
@@ -144,8 +143,8 @@ class Clients:
         shuffle = Shuffle(generator, self.count if among is None else len(among))
         drawn: list[int] = []
         while shuffle.remaining and len(drawn) < count:
-            places = shuffle.draw(max(count - len(drawn), _LEAST_ASKED))
-            candidates = places if among is None else [among[place] for place in places]
+            indices = shuffle.draw(max(count - len(drawn), _LEAST_CHECKED))
+            candidates = indices if among is None else [among[index] for index in indices]
             devices = np.array(candidates, dtype=np.int64)
             drawn += devices[self._are_idle(devices)].tolist()
         return drawn[:count]
@@ -161,7 +160,8 @@ class Clients:
         """
         if at_least == 1:
             return self._dispatch.tasks.anyone_ever()
-        return len(list(islice(filter(self._can_return, range(self.count)), at_least))) == at_least
+        returning = filter(self._can_return, range(self.count))
+        return len(list(islice(returning, at_least))) == at_least
 
     def _can_return(self, device: int) -> bool:
         return self._dispatch.tasks.next_on(device, self._dispatch.simulation.now) < math.inf
@@ -264,38 +264,37 @@ class Clients:
         numbers = np.array(sorted(existing), dtype=np.int64)
         if idle:
             numbers = numbers[self._are_idle(numbers)]
-        free = set(numbers.tolist())
-        if len(free) == len(devices):
+        allowed = set(numbers.tolist())
+        if len(allowed) == len(devices):  # otherwise a device is not allowed, or is there twice
             return list(devices)
-        device, fault = self._find_fault(devices, free)
-        condition = (
-            " that are there and idle (Clients.sample, Clients.idle_devices)" if idle else ""
-        )
+        device, fault = self._find_fault(devices, allowed)
+        condition = ""
+        if idle:
+            condition = " that are there and idle (Clients.sample, Clients.idle_devices)"
         raise SimulationError(
             f"{by.__qualname__}{home_of(by)} has chosen device {device!r}{fault}; "
-            "allowed are devices of 0 to "
-            f"{self.count - 1}{condition}, each once"
+            f"allowed are devices of 0 to {self.count - 1}{condition}, each once"
         )
 
-    def _find_fault(self, devices: Sequence[int], free: Collection[int]) -> tuple[int, str]:
-        """Return the first wrong device of a choice, and its fault as text that follows the device.
+    def _find_fault(self, devices: Sequence[int], allowed: Collection[int]) -> tuple[int, str]:
+        """Return the first wrong device of a selection, and text that names its fault.
 
-        The text is empty for an ID that belongs to no device.
+        The text follows the device in a message. It is empty for an ID that belongs to no device.
 
         Args:
-            devices: the choice, which has a wrong device.
-            free: the devices of the choice that can be chosen.
+            devices: the selected devices, at least one of which is wrong.
+            allowed: the devices of the selection that may be selected.
         """
         earlier: set[int] = set()
         for device in devices:
             if not self.exists(device):
                 return device, ""
-            if device not in free:
+            if device not in allowed:
                 return device, ", which is not there or is busy"
             if device in earlier:
-                break
+                return device, " twice"
             earlier.add(device)
-        return device, " twice"
+        raise AssertionError("no device of the selection is wrong")
 
     def online(self) -> list[int]:
         """Former name of ``idle_devices``."""

@@ -34,20 +34,22 @@ def kinds_of_pairs(
     Returns:
         Kind -> whether each pair of updates is of this kind, bool [updates, updates].
     """
-    own_groups = groups[list(devices)]
-    together: Flags = own_groups[:, None] == own_groups
+    group_of_update = groups[list(devices)]
+    same_group: Flags = group_of_update[:, None] == group_of_update
     if truth is None:
-        return {"within": together, "across": ~together}
-    true_groups = truth[list(devices)]
-    alike: Flags = true_groups[:, None] == true_groups
-    has_truth = true_groups >= 0
-    known: Flags = has_truth[:, None] & has_truth
-    mixed = np.array([_is_mixed(truth[groups == group]) for group in own_groups], dtype=np.bool_)
+        return {"within": same_group, "across": ~same_group}
+    truth_of_update = truth[list(devices)]
+    same_truth: Flags = truth_of_update[:, None] == truth_of_update
+    has_truth = truth_of_update >= 0
+    both_known: Flags = has_truth[:, None] & has_truth
+    in_mixed_group = np.array(
+        [_is_mixed(truth[groups == group]) for group in group_of_update], dtype=np.bool_
+    )
     return {
-        "alike": together & alike & mixed & known,
-        "unlike": together & ~alike & known,
-        "settled": together & alike & ~mixed & known,
-        "across": ~together & known,
+        "alike": same_group & same_truth & in_mixed_group & both_known,
+        "unlike": same_group & ~same_truth & both_known,
+        "settled": same_group & same_truth & ~in_mixed_group & both_known,
+        "across": ~same_group & both_known,
     }
 
 

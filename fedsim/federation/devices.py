@@ -81,9 +81,8 @@ class Device:
     def training_s(self, epochs: int) -> float:
         """Return the time of a training over the device's samples (s).
 
-        Infinite if the training does not fit into the device's memory.
-
-        Slow phases and random variation are not included.
+        Slow phases and random variation are not included. The time is infinite if the training does
+        not fit into the device's memory.
 
         Args:
             epochs: count of epochs; not used if ``population.local`` gives the device a count of
@@ -315,7 +314,7 @@ class Devices:
         self.learner = learner
         self.label_counts = label_counts
         self.sizes = sizes
-        # the next four attributes are set by code that builds the rest of the run later
+        # the next four attributes are set later, when the rest of the run has been built
         self.clock: Callable[[], float]
         self.model_s: Callable[[int, Direction], float]
         self.batteries: Batteries | None = None

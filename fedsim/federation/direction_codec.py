@@ -58,7 +58,9 @@ class DirectionCodec:
         """Return the encoded size of ``count`` parameters of a model (bytes)."""
         return self._codec.part_bytes(count, self._parameters)
 
-    def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
+    def coding_steps(
+        self, contents: Contents, name: Literal["encode", "decode"]
+    ) -> tuple[Code, ...]:
         """Return the step of a device's task in which it encodes or decodes the models of a message.
 
         Args:
@@ -97,7 +99,9 @@ class DirectionCodec:
             added_up: names of contents that device and server each add up over rounds. The codec is
                 ``Codec.for_added_up``, and no residuals are stored.
         """
-        if self._is_lossless and Partial not in map(type, contents.values()):
+        # a lossless codec, too, must complete a part of a model to a whole model
+        has_parts = any(isinstance(value, Partial) for value in contents.values())
+        if self._is_lossless and not has_parts:
             return CodedContents(contents, {})
         arriving: dict[str, object] = {}
         new_residuals = dict(residuals)
@@ -161,5 +165,5 @@ class DirectionCodec:
         model = apply(taken, [value.model], size=size, places=places)
         start = None if base is None else apply(taken, [base], size=size, places=places)
         coded = self._codec.code(self._learner, size, model, start, residual)
-        whole = apply(spliced, [value.rest, coded.received], places=places)
-        return _CodedContent(whole, coded.residual)
+        completed = apply(spliced, [value.rest, coded.received], places=places)
+        return _CodedContent(completed, coded.residual)

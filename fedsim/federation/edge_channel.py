@@ -84,16 +84,16 @@ class EdgeChannel:
         round_number: int | None,
         start: Ref | None,
     ) -> None:
-        """Send a message between the server and an edge server, as ``ServerEdges.carry`` does."""
+        """Send a message between the server and an edge server; see ``ServerEdges.carry``."""
         has_base = direction == "up" or edge in self.with_base
         parts = self._envelopes.parts(contents, direction, has_base=has_base)
         message = self._messages.carry(edge, direction, parts, round_number, self._on_end)
-        starts: dict[Ref, Ref] = {}
+        bases: dict[Ref, Ref] = {}
         if start is not None:
             models = [value for value in contents.values() if isinstance(value, Ref)]
-            starts = dict.fromkeys(models, start)
+            bases = dict.fromkeys(models, start)
         residuals = self.residuals.get(edge, {}) if direction == "up" else {}
-        coded = self._envelopes.codec_of(direction).encode_and_decode(contents, starts, residuals)
+        coded = self._envelopes.codec_of(direction).encode_and_decode(contents, bases, residuals)
         self.in_transit[message.id] = EdgeMessage(edge, direction, coded)
 
     def _on_end(self, message: "Message", outcome: Outcome) -> None:
@@ -132,5 +132,5 @@ class EdgeChannel:
         self.residuals = state["residuals"]
         self.with_base = set(state["with_base"])
         self.in_transit = state["in_transit"]
-        for number in self.in_transit:
-            self._messages.under_way[number].on_end = self._on_end
+        for message_id in self.in_transit:
+            self._messages.under_way[message_id].on_end = self._on_end

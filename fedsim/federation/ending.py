@@ -20,8 +20,8 @@ class Progress:
     """Best test of a run so far, for ``[stop]`` and ``evaluation.keep_best`` to compare new tests.
 
     Attributes:
-        value: Value of the last test that was an improvement: by more than ``stop.min_delta``
-            better than the improvement before it. None until a test has a finite value.
+        value: Value of the last improvement, a test that is better than the improvement before it
+            by more than ``stop.min_delta``. None until a test has a finite value.
         since: Index of the round of that test, from 0; before any improvement, the round of the
             first test. None before a test.
         best: Best value of any test; None before a finite value.
@@ -65,8 +65,8 @@ class StopRules:
         self._maximised = {metric.name for metric in metrics if metric.more_is_better}
         self._maximised |= {"accuracy", ACCURACY}
         self._keeps_best = keeps_best
-        usual = "accuracy" if has_accuracy else "loss"
-        self.monitor: str = stop.monitor or usual
+        default_monitor = "accuracy" if has_accuracy else "loss"
+        self.monitor: str = stop.monitor or default_monitor
         self.progress = Progress()
 
     @property

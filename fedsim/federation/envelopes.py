@@ -111,7 +111,7 @@ class Envelopes:
         if parts:
             steps = (Download(parts),)
             if self.down.model_s:
-                steps += self.down.work_on(contents, "decode")
+                steps += self.down.coding_steps(contents, "decode")
         coded = self.down.encode_and_decode(contents, {}, {})
         instruction = Instruction(job, received(coded.arriving), round_number)
         return Request(steps, TaskContext(instruction, brings_base=brings_base))
@@ -133,7 +133,7 @@ class Envelopes:
             SimulationError: contents that cannot be sent.
         """
         parts = payloads(contents, self.up)
-        encoding = self.up.work_on(contents, "encode") if self.up.model_s else ()
+        encoding = self.up.coding_steps(contents, "encode") if self.up.model_s else ()
         update = result.update
         is_training = update is not None and context.instruction.job == "train"
         if self._learner.state_bytes and is_training:

@@ -51,6 +51,9 @@ class EvaluationSpec(Spec):
 
     def tests(self, rounds: int) -> int:
         """Return the count of tests in a run of ``rounds`` rounds."""
-        regular = max(0, rounds // self.every - self.from_round // self.every)
+        if not rounds:
+            return 0
+        regular_tests = max(0, rounds // self.every - self.from_round // self.every)
+        is_last_regular = rounds % self.every == 0 and rounds > self.from_round
         # the last round is always tested
-        return regular + bool(rounds and (rounds % self.every or rounds <= self.from_round))
+        return regular_tests if is_last_regular else regular_tests + 1

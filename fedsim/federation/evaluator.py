@@ -161,8 +161,8 @@ class Evaluator:
         if self._spec.score == "historical":
             self._note_served(models)
         if self._is_due(round_number):
-            # Before the test, as the test computes the updates, and a computed update no longer has
-            # its model after the first epoch.
+            # Before the test, which computes the updates: the model after the first epoch can be had
+            # only of an update that is not computed yet.
             trained = self._trained_models(updates)
             tested = await self._test_models(models, self._accuracy_over(strategy.score))
             if tested is None:
@@ -217,8 +217,10 @@ class Evaluator:
             return None
         self.last = evaluation
         if self._spec.score == "historical":
-            served = {name: (ref, self.served[name]) for name, (ref, _) in models.items()}
-            evaluation = await learner.evaluate(self._with_present_devices(served)) or evaluation
+            # only for accuracy and losses: ``last`` has each device tested by its present model
+            ever_served = {name: (ref, self.served[name]) for name, (ref, _) in models.items()}
+            historical = await learner.evaluate(self._with_present_devices(ever_served))
+            evaluation = historical or evaluation
         figures = Figures()
         figures["accuracy"], figures["loss"] = evaluation.accuracy_and_loss(over)
         unseen = await self._unseen.measure(models, over)
@@ -437,18 +439,18 @@ class Evaluator:
             The accuracy, 0 to 1; None if ``evaluation.fine_tune_epochs`` is 0.
         """
         epochs = self._spec.fine_tune_epochs
-        version = self._world.data_versions()
+        versions = self._world.data_versions()
         if not epochs:
             return None
         train = partial(self._learner.train, key=_FINE_TUNING, round=round_number)
         tuned: dict[str, tuple[Ref, Sequence[int] | None]] = {}
         for name, (ref, served) in self._with_present_devices(models).items():
-            devices = range(len(version)) if served is None else served
+            devices = range(len(versions)) if served is None else served
             for device in devices:
                 training = Training(ref, epochs)
                 if self._local is not None:
                     training = self._local.adapt(device, training, round_number)
-                model = train(training, device, version=int(version[device]))
+                model = train(training, device, version=int(versions[device]))
                 tuned[f"{name}/{device}"] = model, [device]
         evaluation = await self._learner.evaluate(tuned)
         if evaluation is None:

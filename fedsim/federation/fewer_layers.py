@@ -23,7 +23,7 @@ class FewerLayers:
 
     def __init__(self, population: Population, tensors: Callable[[], Sequence[Tensor]]) -> None:
         self._population = population
-        # kept here, as a deployment removes them from the population if no times are simulated
+        # stored, as a deployment that simulates no times later sets population.rooflines to None
         self._rooflines = population.rooflines
         self._tensors = tensors
         self._frozen = cache(self._find_frozen)
@@ -65,6 +65,6 @@ class FewerLayers:
         Args:
             layers: count of the last layers, which train.
         """
-        frozen = layers_of(self._tensors())[:-layers]
-        numbers = sum(tensor.size for layer in frozen for tensor in layer)
-        return ((0, numbers),) if numbers else ()
+        frozen_layers = layers_of(self._tensors())[:-layers]
+        frozen_count = sum(tensor.size for layer in frozen_layers for tensor in layer)
+        return ((0, frozen_count),) if frozen_count else ()

@@ -43,10 +43,10 @@ class LostTasks:
         """
         self.unnoticed[end.task] = end
         now = self._simulation.now
-        notice = on_grid_after(now + self._patience)
+        notice_time = on_grid_after(now + self._patience)
         if end.device not in self._tasks.switched_off:
-            notice = min(notice, self._tasks.next_on(end.device, now))
-        self._set_alarm(end.task, notice)
+            notice_time = min(notice_time, self._tasks.next_on(end.device, now))
+        self._set_alarm(end.task, notice_time)
 
     def _set_alarm(self, task: int, when: float) -> None:
         self._simulation.wake(("notice", task), when, partial(self.notice, task))

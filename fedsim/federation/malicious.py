@@ -47,7 +47,7 @@ class MaliciousSpec(Spec):
     devices: list[int] | None = None
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
+    def _check_share_or_devices(self) -> Self:
         if (self.share is None) == (self.devices is None):
             raise ValueError(
                 "'share' and 'devices' both say which devices are malicious; give one of them"
@@ -81,5 +81,6 @@ class MaliciousSpec(Spec):
         if self.devices is not None:
             return sorted(set(self.devices))
         order = streams.generator("world/malicious").permutation(devices)
-        found: list[int] = np.sort(order[: round((self.share or 0.0) * devices)]).tolist()
-        return found
+        count = round((self.share or 0.0) * devices)
+        members: list[int] = np.sort(order[:count]).tolist()
+        return members

@@ -14,7 +14,7 @@ from fedsim.world.steps import Task, TaskStep, Train
 
 AnyClient = Client[Any]
 
-_ALIVE = 4_096  # most client halves in memory; any other is built again when it is needed
+_MAX_CACHED = 4_096  # most client halves in memory; any other is built again when it is needed
 
 
 class LocalTrainings:
@@ -28,7 +28,7 @@ class LocalTrainings:
 
     def __init__(self, settings: OwnTraining | None, trainer: Trainer) -> None:
         self.settings = settings
-        self._rate_in = lru_cache(maxsize=_ALIVE)(
+        self._rate_in = lru_cache(maxsize=_MAX_CACHED)(
             lambda lr: trainer.model_copy(update={"lr": lr}).lr_in
         )
 
@@ -95,7 +95,7 @@ class ClientHalves:
     Args:
         make: function that builds a ``Client`` from the keys of ``[strategy]`` and a ``RunInfo``.
         params: the keys of ``[strategy]``.
-        setting: what is known of the run before it begins.
+        setting: properties of the run, which the client code reads.
         local: learning rate, batch size and steps of each device's trainings.
     """
 
@@ -111,14 +111,14 @@ class ClientHalves:
         self._setting = setting
         self._local = local
         self._default = make(params, setting)
-        self._half = lru_cache(maxsize=_ALIVE)(self._build)
+        self._half_for = lru_cache(maxsize=_MAX_CACHED)(self._build)
 
     def of(self, device: int) -> AnyClient:
         """Return the ``Client`` object whose methods are called for a device."""
         local = self._local
         if local.settings is None:
             return self._default
-        return self._half(local.epochs(device), local.lr_in(device))
+        return self._half_for(local.epochs(device), local.lr_in(device))
 
     def _build(self, epochs: int, lr_in: Callable[[int], float] | None) -> AnyClient:
         """Build the strategy's code for devices that train alike.

@@ -74,5 +74,5 @@ class PeerChannel:
     def restore(self, state: dict[int, Contents]) -> None:
         """Set the messages that ``snapshot`` returned, when a run is resumed from a checkpoint."""
         self.in_transit = state
-        for number in state:
-            self._messages.under_way[number].on_end = self._on_end
+        for message_id in state:
+            self._messages.under_way[message_id].on_end = self._on_end

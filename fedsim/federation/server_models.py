@@ -141,14 +141,14 @@ class ServerModels:
             A model, or with ``size`` a ref of an array [size], which ``value`` computes.
         """
         self._computations.add("mix", len(models), self._parameters)
-        named = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
-        how: dict[str, Any] = {
-            "stream": named,
+        full_stream = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
+        options: dict[str, Any] = {
+            "stream": full_stream,
             "otherwise": otherwise,
             "leave_out": leave_out,
             "size": size,
         }
-        return self._learner.apply(function, models, **how, **constants)
+        return self._learner.apply(function, models, **options, **constants)
 
     @property
     def learns(self) -> bool:
@@ -213,7 +213,6 @@ class ServerModels:
             SimulationError: ``learning = "off"``, and the list is not empty.
         """
         learner = self._learner
-        refs = [content.ref for content in sent]
         if not sent:
             return []
         if not learner.learns:
@@ -221,6 +220,7 @@ class ServerModels:
                 f'the strategy looks at {sent[0].what} that devices sent, but learning = "off" '
                 'has none; set learning = "on"'
             )
+        refs = [content.ref for content in sent]
         values = await learner.values(refs)  # computes all models together, before each is read
         match sent[0].what:
             case "loss":

@@ -75,9 +75,10 @@ class Timers:
 
     def _ring(self, name: str) -> None:
         del self._alarms[name]
-        self._simulation.post(partial(self._end_wait, name))
+        self._simulation.post(partial(self._notify_or_wait, name))
 
-    async def _end_wait(self, name: str) -> None:
+    async def _notify_or_wait(self, name: str) -> None:
+        """Call ``on_timer``; while the server computes, set the timer again to the end instead."""
         if self._computations.busy_until > self._simulation.now:
             self.set(name, self._computations.busy_until)
         else:

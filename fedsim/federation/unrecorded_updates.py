@@ -86,12 +86,13 @@ class UnrecordedUpdates:
         if task is not None and last_round == round_number:
             self.unrecorded.pop(task, None)
             return
-        before = "has done nothing" if task is None else f"was last asked in round {last_round}"
+        obstacle = f"was last asked in round {last_round}"
+        if task is None:
+            obstacle = "has done nothing"
         raise SimulationError(
-            f"device {device} is asked in round {round_number} with continues=True, but {before}; "
+            f"device {device} is asked in round {round_number} with continues=True, but {obstacle}; "
             "a task continues the device's last one, which was asked in the same round and is "
-            "done; "
-            "leave 'continues' out after any other task"
+            "done; leave 'continues' out after any other task"
         )
 
     def remove(self, tasks: Iterable[int]) -> None:
@@ -114,16 +115,17 @@ class UnrecordedUpdates:
             updates: the updates that the strategy has aggregated. The task of an update is found by
                 the serial number of the model (``Ref.serial``).
         """
-        tasks: dict[int, list[int]] = {}
+        tasks_by_serial: dict[int, list[int]] = {}
         for task, (_, serials) in self.unrecorded.items():
             for serial in serials:
-                tasks.setdefault(serial, []).append(task)
+                tasks_by_serial.setdefault(serial, []).append(task)
         weights: dict[int, float] = {}
         for update in updates:
-            candidates = tasks.get(update.update.serial, ())
-            unnamed = [task for task in candidates if task not in weights]
-            if unnamed:
-                weights[unnamed[0]] = update.weight
+            # several tasks may have sent the same model; each update stands for one of them
+            candidates = tasks_by_serial.get(update.update.serial, ())
+            unlisted = [task for task in candidates if task not in weights]
+            if unlisted:
+                weights[unlisted[0]] = update.weight
         return [
             UnrecordedTask(task, self.unrecorded[task][0], weight)
             for task, weight in weights.items()

@@ -71,7 +71,7 @@ class UnseenTests:
         accuracy = _MeanOverModels()
         loss = _MeanOverModels()
         of_devices = {device: _MeanOverModels() for device in self._devices}
-        for model, weight in weighted(models):
+        for model, weight in weighted_models(models):
             evaluation = await self._learner.evaluate({"unseen": (model, self._devices)})
             if evaluation is None:
                 return None
@@ -111,7 +111,7 @@ class _MeanOverModels:
         return self._sum / self._weight
 
 
-def weighted(models: ModelAssignment) -> list[tuple[Ref, float]]:
+def weighted_models(models: ModelAssignment) -> list[tuple[Ref, float]]:
     """Return the models that a device without a model of its own may receive, and their weights.
 
     Args:

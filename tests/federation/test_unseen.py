@@ -8,7 +8,7 @@ import pytest
 
 import fedsim
 from fedsim.common.errors import ScenarioError
-from fedsim.federation.unseen import weighted
+from fedsim.federation.unseen import weighted_models
 from fedsim.lab.audit import audit
 from fedsim.learning.refs import Ref
 from fedsim.testing import assert_same_run, eventful_world, go_on, quiet_world, run, run_until
@@ -72,10 +72,10 @@ def test_their_accuracy_is_of_their_own_samples(tmp_path: Path) -> None:
 def test_without_a_model_for_all_it_is_the_mean_over_models() -> None:
     one, two, three = (Ref(f"model-{number}", number, None) for number in range(3))
     groups = {"group/0": (one, [0, 3]), "group/1": (two, [1]), "group/2": (three, [])}
-    assert weighted(groups) == [(one, 2.0), (two, 1.0)]
-    assert weighted({"device/0": (one, [0]), "global": (two, [1])}) == [(two, 1.0)]
-    assert weighted({"group/0": (one, [0]), "first": (two, None)}) == [(two, 1.0)]
-    assert weighted({"group/0": (one, []), "group/1": (two, [])}) == [(one, 1.0), (two, 1.0)]
+    assert weighted_models(groups) == [(one, 2.0), (two, 1.0)]
+    assert weighted_models({"device/0": (one, [0]), "global": (two, [1])}) == [(two, 1.0)]
+    assert weighted_models({"group/0": (one, [0]), "first": (two, None)}) == [(two, 1.0)]
+    assert weighted_models({"group/0": (one, []), "group/1": (two, [])}) == [(one, 1.0), (two, 1.0)]
 
 
 def test_a_killed_run_goes_on_to_the_best_of_unseen_devices(tmp_path: Path) -> None:
