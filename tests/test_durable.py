@@ -142,7 +142,7 @@ def test_a_power_cut_at_any_instant_leaves_what_was_said_to_be_saved(
     cuts = Cuts(tmp_path / "disk", tmp_path / "cut")
     with watched(cuts.disk, cuts.look, monkeypatch) as disk:
         job = Job(fedsim.Scenario(**SCENARIO), cuts.disk / "a" / "run", Inline())
-        job.checkpointer.tell = cuts.saved  # type: ignore[union-attr]
+        job.checkpointer.on_saved = cuts.saved  # type: ignore[union-attr]
         asyncio.run(job.execute())
         cuts.look(disk)
         assert is_whole(cuts.place / "a" / "run") == "done"

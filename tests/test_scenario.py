@@ -13,7 +13,7 @@ from fedsim.clock.simulation import Simulation, on_grid, on_grid_after
 from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Spec, _modes_of
 from fedsim.common.units import CLOCK_END_S
-from fedsim.running.overrides import at, changed, first_difference, read_toml, spread_out
+from fedsim.running.overrides import at, changed, first_difference, nest_dotted_keys, read_toml
 from fedsim.strategies import STRATEGIES
 from fedsim.testing import eventful_world, run
 from fedsim.toolbox.aggregation.robust import Bulyan, Krum, cut_off
@@ -353,7 +353,7 @@ def test_dotted_keys_inner_tables_and_whole_tables_say_the_same() -> None:
         {"strategy": {"kind": "fedavg"}, "training": {"lr": 0.2}},
         {"strategy": {"kind": "fedavg"}, "training.lr": 0.2},
     )
-    first, *others = [changed(BASE, spread_out(way)) for way in ways]
+    first, *others = [changed(BASE, nest_dotted_keys(way)) for way in ways]
     assert all(other == first for other in others)
     assert first["training"] == {"lr": 0.2, "batch_size": 8}
     assert BASE["training"] == {"lr": 0.1, "batch_size": 8}
@@ -398,7 +398,7 @@ def test_another_kind_of_anything_else_takes_the_whole_place() -> None:
 )
 def test_what_is_no_change_is_refused(changes: dict[str, object], says: str) -> None:
     with pytest.raises(ScenarioError, match=says):
-        spread_out(changes)
+        nest_dotted_keys(changes)
 
 
 def test_the_first_difference_is_named() -> None:

@@ -29,11 +29,11 @@ from fedsim.cli.studying import STUDYING
 from fedsim.common.errors import ScenarioError
 from fedsim.common.harmless import say, visible
 from fedsim.running.signals import (
+    discard_output_on_hangup,
     end_at_once,
     interrupted_once,
-    let_go,
+    interrupting_signals,
     raise_interruption,
-    signals,
 )
 from fedsim.version import __version__
 
@@ -77,7 +77,7 @@ def main() -> None:
     """
     # SIGTERM and the other signals that interrupt a run end any command as Ctrl-C does
     if threading.current_thread() is threading.main_thread():
-        for number in signals()[1:]:
+        for number in interrupting_signals()[1:]:
             previous = signal.signal(number, _end)
             click.get_current_context().call_on_close(partial(signal.signal, number, previous))
     threshold = gc.get_threshold()
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    let_go(number)
+    discard_output_on_hangup(number)
     raise_interruption(number, frame)
 
 
@@ -206,7 +206,7 @@ def run_command(
         if not is_quiet():
             _say_notes(job)
             _show_progress(job)
-        with interrupted_once(partial(end_soon, job), again=end_at_once) as interruption:
+        with interrupted_once(partial(end_soon, job), on_second=end_at_once) as interruption:
             result = asyncio.run(job.execute())
         is_interrupted = result.summary["status"] == "interrupted"
         open_page = ExitStack()
@@ -250,7 +250,7 @@ def _show_progress(job: "Job") -> None:
     job.simulation.listen(progress.take, kinds=("round", "task-end"))
     job.simulation.at_close(progress.close)
     if job.checkpointer is not None:
-        job.checkpointer.tell = progress.show_saved
+        job.checkpointer.on_saved = progress.show_saved
 
 
 def _resumption(out: Path, *, allow_code: bool) -> str:

@@ -218,7 +218,7 @@ class PlannedLinks(LinkedTensors):
         path = Path(f"{self.saves:06d}")
         for name, array in encoder.arrays.items():
             if is_apart(array):
-                self.take(path / name, array, "")
+                self.add_written(path / name, array, "")
                 files.add(self.newest[id(array)])
             else:
                 small_bytes += array.nbytes

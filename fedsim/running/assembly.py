@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from fedsim.toolbox.attacks import Attack
 
 
-# most devices of a population whose availability is recorded of all devices; in a larger population
-# it is recorded only of devices that were sent a task
-_ALL_DEVICES = 2_000
+# largest population for which the availability of all devices is recorded; in a larger one, only the
+# availability of devices that were sent a task
+_MOST_RECORDED = 2_000
 _MOST_CHANGES = 200_000  # limit of recorded changes of availability; a picture shows fewer
 
 
@@ -121,7 +121,7 @@ class Run:
         if not scenario.strategy.traits.brings_learning:
             self.population.share_of = cache(self._relative_cost)
         # availability so far, for the run folder
-        self._past: Spans = self._world.availability.spans
+        self._past_spans: Spans = self._world.availability.spans
 
     def _relative_cost(self, by: CutBy, size: float) -> float:
         """Return the FLOPs of a sample in a smaller model, as a fraction of the whole model's FLOPs.
@@ -148,12 +148,12 @@ class Run:
         metric_columns = [Column(metric.name, "", "a metric") for metric in metrics]
         if scenario.population.tested_only is not None:
             metric_columns += [Column(name, "", text) for name, text in COLUMNS.items()]
-        # refuses a duplicate column name
+        # both calls refuse a duplicate column name
         with_columns(ROUNDS, [*metric_columns, *self.meters.columns("round")])
-        extra: list[Column] = []
+        local_columns: list[Column] = []
         if scenario.population.local is not None:
-            extra = [*OWN_TRAINING.values()]
-        with_columns(DEVICES, [*extra, *self.meters.columns("device")])
+            local_columns = [*OWN_TRAINING.values()]
+        with_columns(DEVICES, [*local_columns, *self.meters.columns("device")])
         self.metrics = metrics if self.learner.learns else []
         self.test_columns = metric_columns if self.learner.learns else []
 
@@ -171,11 +171,11 @@ class Run:
         )
         if self._batteries is not None:
             powered = self._world.add_batteries(self._batteries)
-            self._past = one_by_one(powered.phase_at)
+            self._past_spans = one_by_one(powered.phase_at)
 
     def _build_evaluator(self) -> None:
         scenario = self.scenario
-        view = WorldView(self.present, self.truth, lambda: self.population.version)
+        world_view = WorldView(self.present, self.truth, lambda: self.population.version)
         self.local = LocalTrainings(self.population.own, scenario.training)
         self.ending = StopRules(
             scenario.stop,
@@ -187,7 +187,7 @@ class Run:
             self.learner,
             self.ending,
             scenario.evaluation,
-            view,
+            world_view,
             self.metrics,
             self.local,
             range(scenario.population.trainable, scenario.population.devices),
@@ -286,7 +286,7 @@ class Run:
         learning = LearningBuilder(self.scenario, self.simulation, self._streams)
         self.data = learning.data
         self.samples = learning.samples
-        self.learner = learning.learner(learner)
+        self.learner = learning.build_learner(learner)
         self._tensors = learning.tensors
         self._shape_and_classes = learning.shape_and_classes
 
@@ -300,7 +300,7 @@ class Run:
         model = self.scenario.model
         training = self.scenario.training
         objective = self.scenario.objective
-        usual = self.scenario.strategy.usual_training
+        usual_training = self.scenario.strategy.usual_training
 
         def cost_of(cut: ModelCut | None, layers: int | None) -> ModelCost:
             smaller = model if cut is None else model.cut(*cut)
@@ -308,18 +308,18 @@ class Run:
                 smaller = smaller.with_last_layers(layers, *self._shape_and_classes)
             return smaller.cost(*self._shape_and_classes, training, objective)
 
-        layers = 0
+        layer_count = 0
         if self.scenario.population.short_of_memory == "fewer-layers":
             model.with_last_layers(1, *self._shape_and_classes)  # refuses a model without layers
-            layers = len(layers_of(self._tensors()))
+            layer_count = len(layers_of(self._tensors()))
         return Rooflines(
             capacity.kinds,
             capacity.which,
-            cost_of(None, None),
+            cost_of(cut=None, layers=None),
             training.batching,
             cost_of,
-            [usual(name) for name in capacity.names],
-            layers,
+            [usual_training(name) for name in capacity.names],
+            layer_count,
         )
 
     def _setting(self, capacity: Capacity) -> RunInfo:
@@ -403,24 +403,25 @@ class Run:
         return self.data.label_counts(shard)
 
     def device_columns(self) -> dict[str, AnyArray | list[Any]]:
-        """Return the table ``devices.parquet`` as columns by name.
+        """Return the columns of ``devices.parquet`` by name.
 
         Large populations have rows only for devices to which the server has sent a task.
         """
         population = self.population
         network = self.network
         devices = self._devices_with(columns.MANY)
-        numbers = devices.tolist()
+        ids = devices.tolist()
         accuracy: list[float | None] = [None] * len(devices)
         if self.evaluator.last is not None:
             measured = self.evaluator.last.device_accuracy()
             measured |= self.evaluator.unseen_accuracy
-            accuracy = [measured.get(device) for device in numbers]
-        trainable = [device for device in numbers if device < population.trainable]
-        strangers: list[int | None] = [None] * (len(numbers) - len(trainable))
+            accuracy = [measured.get(device) for device in ids]
+        trainable = [device for device in ids if device < population.trainable]
+        # devices that never train have no group, and the last IDs
+        no_groups: list[int | None] = [None] * (len(ids) - len(trainable))
         test_samples: AnyArray | list[Any] = columns.alike(0, len(devices))
         if self.data is not None:
-            test_samples = [len(self.data.current(device).test) for device in numbers]
+            test_samples = [len(self.data.current(device).test) for device in ids]
         return {
             "device": devices,
             "speed": population.speed[devices],
@@ -431,8 +432,8 @@ class Run:
             "test_samples": test_samples,
             "arrival": population.arrival[devices],
             "departure": population.departure[devices],
-            "group": [*self.strategy.groups_of(trainable), *strangers],
-            "selected": [self.tasks.times_selected.get(device, 0) for device in numbers],
+            "group": [*self.strategy.groups_of(trainable), *no_groups],
+            "selected": [self.tasks.times_selected.get(device, 0) for device in ids],
             "accuracy": accuracy,
             **own_columns(population.own, devices),
         }
@@ -506,14 +507,14 @@ class Run:
         return np.array(sorted(self.tasks.times_asked), dtype=np.int64)
 
     def availability_columns(self, end: float) -> dict[str, AnyArray]:
-        """Return the table ``availability.parquet`` as columns by name.
+        """Return the columns of ``availability.parquet`` by name.
 
         Large populations have rows only for devices to which the server has sent a task.
 
         Args:
             end: time up to which changes are listed (s).
         """
-        return changes(self._past, self._devices_with(_ALL_DEVICES), end, _MOST_CHANGES)
+        return changes(self._past_spans, self._devices_with(_MOST_RECORDED), end, _MOST_CHANGES)
 
     def _fastest_download_s(self) -> float:
         """Return the shortest time (s) in which a device, alone in the network, downloads a model."""
@@ -545,8 +546,8 @@ def assemble(
     run = Run(scenario, simulation, learner)
     end_s = scenario.stop.simulated_time
     if end_s is not None:
-        simulation.end = end_s
-        run.stop_at(0, end_s)
+        simulation.end = end_s  # the world computes nothing for later times
+        run.stop_at(number=0, when=end_s)
     simulation.at_end(lambda: run.tasks.end_all("stopped"))
     simulation.at_end(run.messages.end_all)
     if run.tasks.batteries is not None:

@@ -7,7 +7,7 @@ from fedsim.federation.codecs import Plain
 from fedsim.federation.costs import ServerSpec
 from fedsim.federation.messages_spec import MessagesSpec
 from fedsim.federation.unseen import COLUMNS, LOSS
-from fedsim.running.own_training import refused_keys
+from fedsim.running.own_training import check_local_keys
 from fedsim.running.sections import Sections
 from fedsim.strategies.parts.aggregation import Aggregation, Mean, Weighted
 from fedsim.strategies.round_params import SynchronousParams
@@ -36,7 +36,7 @@ def conflicts(scenario: Sections) -> Iterator[str]:
         A message for the user for each conflict.
     """
     yield from _check_learning(scenario)
-    yield from refused_keys(scenario)
+    yield from check_local_keys(scenario)
     yield from _check_draws(scenario)
     yield from _check_edges(scenario)
     if scenario.strategy.traits.serverless:
@@ -197,10 +197,12 @@ def _check_messages(scenario: Sections) -> Iterator[str]:
             f"{codec} with error_feedback, and by strategy.redraw the next update has another "
             "size; allowed is error_feedback = false"
         )
-    default = type(up).model_fields.get("error_feedback")
-    feedback = getattr(up, "error_feedback", None)
+    feedback_field = type(up).model_fields.get("error_feedback")
     is_accumulated = "update" in strategy.traits.accumulated_contents
-    if default is not None and is_accumulated and feedback != default.default:
+    if feedback_field is None or not is_accumulated:
+        return
+    feedback = getattr(up, "error_feedback", None)
+    if feedback != feedback_field.default:
         yield (
             f"messages.up has error_feedback = {str(feedback).lower()}, and with "
             f"{strategy.called} that changes nothing: what was left out is in its devices' next "
@@ -236,9 +238,9 @@ def _check_objective(scenario: Sections) -> Iterator[str]:
                 f"wrong: allowed is stop.metrics, of which {allowed}"
             )
         strategy = scenario.strategy
-        key = strategy.why_not.with_selection(strategy.selected_by).no_accuracy
-        if key:
-            yield f"{key}, which goes by accuracies, and with {kind} there are none"
+        refusals = strategy.why_not.with_selection(strategy.selected_by)
+        if refusals.no_accuracy:
+            yield f"{refusals.no_accuracy}, which goes by accuracies, and with {kind} there are none"
     smoothing = getattr(scenario.training, "label_smoothing", 0.0)
     if smoothing and (objective.loss is not None or not objective.of_entropy):
         yield (
@@ -254,12 +256,12 @@ def _check_objective(scenario: Sections) -> Iterator[str]:
 def _check_progress(scenario: Sections) -> Iterator[str]:
     """Yield a message for each key that compares tests, if nothing uses it or no model is tested."""
     stop = scenario.stop
-    key = None
+    comparing_key = None
     if stop.patience is not None:
-        key = f"stop.patience is {stop.patience}"
+        comparing_key = f"stop.patience is {stop.patience}"
     elif scenario.evaluation.keep_best:
-        key = "evaluation.keep_best is true"
-    if key is None:
+        comparing_key = "evaluation.keep_best is true"
+    if comparing_key is None:
         for name in ("monitor", "min_delta"):
             if name in stop.model_fields_set and getattr(stop, name):
                 yield (
@@ -267,7 +269,10 @@ def _check_progress(scenario: Sections) -> Iterator[str]:
                     "stop.patience or evaluation.keep_best"
                 )
     elif scenario.learning == "off":
-        yield f'{key}, and with learning = "off" no model is tested; allowed is learning = "on"'
+        yield (
+            f'{comparing_key}, and with learning = "off" no model is tested; allowed is '
+            'learning = "on"'
+        )
 
 
 def _check_tested_only(scenario: Sections) -> Iterator[str]:
@@ -290,11 +295,11 @@ def _check_tested_only(scenario: Sections) -> Iterator[str]:
             "are strategies with a model for all devices, or for groups"
         )
     elif strategy.traits.kept_by == "strategy" or scenario.model.says_what_stays:
-        choice = "model.keep or model.send is given"
+        cause = "model.keep or model.send is given"
         if strategy.traits.kept_by == "strategy":
-            choice = f"strategy.kind is {strategy.kind!r}"
+            cause = f"strategy.kind is {strategy.kind!r}"
         yield (
-            f"{key}, and {choice}: tensors stay on the devices, and those of a device that never "
+            f"{key}, and {cause}: tensors stay on the devices, and those of a device that never "
             "trains are the first random ones; allowed are models that are sent as a whole"
         )
 
@@ -310,16 +315,18 @@ def _check_training(scenario: Sections) -> Iterator[str]:
             'learning = "off" only'
         )
     if scenario.model.says_what_stays and strategy.traits.kept_by != "scenario":
-        choice = "says so itself" if strategy.traits.kept_by == "strategy" else "sends them all"
+        reason = "sends them all"
+        if strategy.traits.kept_by == "strategy":
+            reason = "says so itself"
         yield (
             "model.keep or model.send says which tensors stay on the devices; not for "
-            f"strategy.kind = {strategy.kind!r}, which {choice}; allowed are fedavg and fedprox"
+            f"strategy.kind = {strategy.kind!r}, which {reason}; allowed are fedavg and fedprox"
         )
-    reason = strategy.why_not.with_selection(strategy.selected_by).other_steps
-    if learns and reason and not training.steps_along_gradient:
+    reason_against_steps = strategy.why_not.with_selection(strategy.selected_by).other_steps
+    if learns and reason_against_steps and not training.steps_along_gradient:
         yield (
             f"training.kind is {training.kind!r}, by which a step is not one along a gradient, "
-            f"and not for {strategy.called}: {reason}; allowed are 'sgd', and 'torch' with the "
+            f"and not for {strategy.called}: {reason_against_steps}; allowed are 'sgd', and 'torch' with the "
             "optimiser 'SGD' and nothing that changes its steps"
         )
     if training.state == "kept" and training.has_no_state:
@@ -345,6 +352,7 @@ def _kind_of(aggregation: Aggregation | None) -> str | None:
 
 
 def _obstacles_to_state(scenario: Sections) -> Iterator[str]:
+    """Yield each setting with which devices cannot send a trainer's state, as part of a sentence."""
     strategy = scenario.strategy
     training = scenario.training
     messages = scenario.messages

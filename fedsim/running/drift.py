@@ -46,10 +46,10 @@ class Drift:
         self._data = data
         self._dispatch = dispatch
         self._present = present
-        self._candidates_before: list[NDArray[np.int64]] = []
-        self._begun = -1
+        self._past_candidates: list[NDArray[np.int64]] = []
+        self._last_round = -1
         dispatch.simulation.env.declare_alarm("drift", self._set_alarm)
-        self._arm(0)
+        self._schedule_shift(0)
 
     def begin_round(self, number: int) -> None:
         """Apply the shift of data that is due at the start of a round, if any.
@@ -59,28 +59,34 @@ class Drift:
         Args:
             number: index of the round, from 0.
         """
-        if number > self._begun:
-            self._begun = number
+        if number > self._last_round:
+            self._last_round = number
             if self._spec.at.has_round(number):
                 self._shift()
 
-    def _arm(self, index: int) -> None:
+    def _schedule_shift(self, index: int) -> None:
+        """Set the alarm of a shift at a time; no effect if ``[drift]`` has no such time.
+
+        Args:
+            index: index of the time in the list of times, from 0.
+        """
         when = self._spec.at.time(index)
         if when is not None:
             self._set_alarm(index, on_grid(when))
 
     def _set_alarm(self, index: int, when: float) -> None:
-        self._dispatch.simulation.wake(("drift", index), when, partial(self._ring, index))
+        self._dispatch.simulation.wake(("drift", index), when, partial(self._on_alarm, index))
 
-    def _ring(self, index: int) -> None:
+    def _on_alarm(self, index: int) -> None:
         self._shift()
-        self._arm(index + 1)
+        self._schedule_shift(index + 1)
 
     def _shift(self) -> None:
+        """Shift the data of some devices now, record it, and notify the strategy of each device."""
         dispatch = self._dispatch
-        occasion = len(self._candidates_before)
+        occasion = len(self._past_candidates)
         candidates = self._candidates()
-        self._candidates_before.append(candidates)
+        self._past_candidates.append(candidates)
         changes = self._spec.apply(self._data, occasion, candidates, dispatch.streams)
         for change in changes:
             shard = self._data.shard(change.device, change.version)
@@ -112,7 +118,7 @@ class Drift:
 
     def snapshot(self) -> DriftState:
         """Return the state to save; together with the seed it determines all past shifts."""
-        return {"begun": self._begun, "candidates": self._candidates_before}
+        return {"begun": self._last_round, "candidates": self._past_candidates}
 
     def restore(self, state: DriftState) -> None:
         """Apply all past shifts to the data again, without records and messages.
@@ -122,10 +128,10 @@ class Drift:
         Args:
             state: the saved state.
         """
-        self._begun = state["begun"]
-        self._candidates_before = state["candidates"]
-        for occasion, candidates in enumerate(self._candidates_before):
-            for change in self._spec.apply(
-                self._data, occasion, candidates, self._dispatch.streams
-            ):
-                self._dispatch.learner.shift(change.device, change.version)
+        self._last_round = state["begun"]
+        self._past_candidates = state["candidates"]
+        dispatch = self._dispatch
+        for occasion, candidates in enumerate(self._past_candidates):
+            changes = self._spec.apply(self._data, occasion, candidates, dispatch.streams)
+            for change in changes:
+                dispatch.learner.shift(change.device, change.version)

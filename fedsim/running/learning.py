@@ -64,7 +64,7 @@ class LearningBuilder:
     def _build_data(self) -> "FederatedData":
         scenario = self._scenario
         data = scenario.data.build(scenario.population.devices, self._streams)
-        self._refuse_idle(data)
+        self._check_sample_counts(data)
         maps_labels = any(shard.label_map is not None for shard in data.shards)
         learns_labels = scenario.objective.kind == "classification" and data.pool.targets is None
         if maps_labels and not learns_labels:
@@ -76,21 +76,20 @@ class LearningBuilder:
         if scenario.strategy.traits.needs_labels and not data.pool.labelled:
             raise ScenarioError(
                 f"strategy.kind is {scenario.strategy.kind!r}, which goes by labels, and "
-                "the data have none; allowed with "
-                "data.column"
+                "the data have none; allowed with data.column"
             )
         data.pool = scenario.objective.fitted(data.pool, self._streams)
         return data
 
-    def _refuse_idle(self, data: "FederatedData") -> None:
+    def _check_sample_counts(self, data: "FederatedData") -> None:
         """Raise ``ScenarioError`` if a device that may train has no training samples."""
         population = self._scenario.population
         sizes = data.train_sizes()
-        idle = np.flatnonzero(sizes[: population.trainable] == 0)
-        if len(idle):
+        without_samples = np.flatnonzero(sizes[: population.trainable] == 0)
+        if len(without_samples):
             count = int((sizes == 0).sum())
             raise ScenarioError(
-                f"device {idle[0]} has no training samples; with this data.partition allowed is "
+                f"device {without_samples[0]} has no training samples; with this data.partition allowed is "
                 f"population.tested_only = {count}, by which the last {count} devices are tested "
                 "and never train"
             )
@@ -100,7 +99,7 @@ class LearningBuilder:
             return ()
         return self._scenario.model.tensors(*self.shape_and_classes)
 
-    def learner(self, replacement: type[Learner] | None) -> Learner:
+    def build_learner(self, replacement: type[Learner] | None) -> Learner:
         """Build the object that trains and tests the run's models.
 
         Args:
@@ -108,18 +107,18 @@ class LearningBuilder:
         """
         scenario = self._scenario
         if scenario.strategy.traits.brings_learning:
-            # a sample costs as much as one of the reference model
+            # training on a sample costs as much as with the reference model
             flops = scenario.population.reference_flops or 1.0
             model = SizeOnly.model_validate(
                 {"kind": "size", "bytes": "4 B", "flops_per_sample": flops}
             )
             return Learner(model, *self.shape_and_classes)
-        learner = self._build_learner(replacement)
+        learner = self._make_learner(replacement)
         if scenario.training.state == "sent":
             learner.state_bytes = self._state_bytes(learner)
         return learner
 
-    def _build_learner(self, replacement: type[Learner] | None) -> Learner:
+    def _make_learner(self, replacement: type[Learner] | None) -> Learner:
         scenario = self._scenario
         if replacement is not None:
             return replacement(scenario.model, *self.shape_and_classes)

@@ -25,7 +25,7 @@ from fedsim.common.harmless import say
 
 INTERRUPTED = 130
 PAUSED = 75  # EX_TEMPFAIL of sysexits.h: call again to go on
-_NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # errors of file names that no file can have
+_NAME_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP)  # errors of file names that no file can have
 
 
 class Paused(KeyboardInterrupt):
@@ -75,25 +75,25 @@ def explained(
     def wrap(command: Callable[..., int | None]) -> Callable[..., None]:
         @wraps(command)
         def run(*args: object, debug: bool, **options: object) -> None:
-            context = on_command_line.set(True)
+            token = on_command_line.set(True)
             status = 1
             try:
-                with _reading(options):
+                with _reading_runs(options):
                     status = command(*args, **options) or 0
             except KeyboardInterrupt as interruption:
                 status = INTERRUPTED
                 if isinstance(interruption, Paused):
                     status = PAUSED
                 report(Mistake(program, "", status))
-            except BrokenPipeError:  # the reader has ended (``| head``)
-                # Python must not flush the remaining output
+            except BrokenPipeError:  # the reader of the output has ended (``| head``)
+                # at its exit Python flushes the remaining output, which now goes nowhere
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             except Exception as error:
                 message = _message(error, options.get("out"))
                 status = _status(error)
                 report(Mistake(program, message, status, traceback.format_exc() if debug else ""))
             finally:
-                on_command_line.reset(context)
+                on_command_line.reset(token)
             sys.exit(status)
 
         debug = click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
@@ -127,11 +127,11 @@ def _message(error: Exception, out: object) -> str:
 def _status(error: Exception) -> int:
     if isinstance(error, FedsimError):
         return error.exit_status
-    is_no_name = isinstance(error, OSError) and error.errno in _NO_NAME
-    return 2 if is_no_name else 1
+    is_name_error = isinstance(error, OSError) and error.errno in _NAME_ERRORS
+    return 2 if is_name_error else 1
 
 
-def _reading(options: Mapping[str, Any]) -> AbstractContextManager[None]:
+def _reading_runs(options: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Return a context manager for a command that reads run folders.
 
     Within the context, an error caused by a damaged run folder is replaced by a message that names

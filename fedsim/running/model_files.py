@@ -82,7 +82,7 @@ async def last_models(run: "Run") -> Models:
     files: Models = {name: dict(tensors) for name, tensors in run.strategy.tensors().items()}
     if run.learner.learns:
         models = {name: model for name, (model, _) in run.strategy.models().items()}
-        await _add(files, run, models)
+        await _add_models(files, run, models)
     return files
 
 
@@ -96,23 +96,24 @@ async def best_models(run: "Run") -> Models:
         Name of a file -> its tensors by name.
     """
     files: Models = {}
-    await _add(files, run, run.ending.progress.models)
+    await _add_models(files, run, run.ending.progress.models)
     return files
 
 
-async def _add(files: Models, run: "Run", models: Mapping[str, Ref]) -> None:
+async def _add_models(files: Models, run: "Run", models: Mapping[str, Ref]) -> None:
+    """Compute models, and add their tensors to ``files``; models ``file/index`` share a file."""
     learner = run.learner
     reader = _ModelReader(learner)
     for name, model in models.items():
         await learner.compute([model])
-        family, _, member = name.partition("/")
-        prefix = f"{member}/" if member else ""
-        tensors = files.setdefault(family, {})
+        file, _, index = name.partition("/")
+        prefix = f"{index}/" if index else ""
+        tensors = files.setdefault(file, {})
         for tensor, shape in learner.shapes.items():
             tensors[prefix + tensor] = _ModelTensor(reader, model, tensor, shape)
 
 
-def not_finite(models: Models) -> Iterator[str]:
+def find_not_finite(models: Models) -> Iterator[str]:
     """Yield the file names of models with weights that are infinite or NaN.
 
     Args:

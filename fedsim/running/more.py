@@ -52,6 +52,11 @@ class Extension(NamedTuple):
             "'2 h'"
         )
 
+    @property
+    def _kind(self) -> str:
+        """Kind of the amount, as a word for messages."""
+        return "a time" if self.rounds is None else "rounds"
+
     def lengthen(self, scenario: "Scenario") -> "Scenario":
         """Return a scenario whose end (``[stop]``) is later by this amount.
 
@@ -69,14 +74,13 @@ class Extension(NamedTuple):
             changes["simulated_time"] = stop.simulated_time + self.seconds
         else:
             key = "simulated_time" if self.rounds is None else "rounds"
-            amount = "a time" if self.rounds is None else "rounds"
             raise ScenarioError(
-                f"--more gives {amount}, and the run has no stop.{key}; allowed is more of what it "
-                "has"
+                f"--more gives {self._kind}, and the run has no stop.{key}; allowed is more of "
+                "what it has"
             )
         return scenario.model_copy(update={"stop": stop.model_copy(update=changes)})
 
-    def refuse(self, folder: Path, scenario: "Scenario") -> None:
+    def check_folder(self, folder: Path, scenario: "Scenario") -> None:
         """Check that a folder has a finished run of a scenario, which can be continued.
 
         Args:
@@ -93,16 +97,21 @@ class Extension(NamedTuple):
                 "it, and --more afterwards"
             )
         stopped = files.summarised(folder, "stopped")
-        rounds = scenario.stop.rounds
-        ends = {f"{rounds} rounds": "rounds", "simulated time": "a time"}
-        amount = "a time" if self.rounds is None else "rounds"
-        if ends.get(str(stopped)) != amount:
-            allowed = "rounds" if stopped == f"{rounds} rounds" else "a time such as '2 h'"
-            hint = f"give {allowed}" if str(stopped) in ends else "--more cannot move that end"
-            raise RunFolderError(
-                f"--out {str(folder)!r} holds a run that ended as {stopped!r}, and --more gives "
-                f"{amount}; {hint}"
-            )
+        ended_by_rounds = stopped == f"{scenario.stop.rounds} rounds"
+        ended_by_time = stopped == "simulated time"
+        if ended_by_rounds and self.rounds is not None:
+            return
+        if ended_by_time and self.rounds is None:
+            return
+        hint = "--more cannot move that end"
+        if ended_by_rounds:
+            hint = "give rounds"
+        elif ended_by_time:
+            hint = "give a time such as '2 h'"
+        raise RunFolderError(
+            f"--out {str(folder)!r} holds a run that ended as {stopped!r}, and --more gives "
+            f"{self._kind}; {hint}"
+        )
 
 
 def refuse_former(folder: Path) -> None:
@@ -114,9 +123,9 @@ def refuse_former(folder: Path) -> None:
     Raises:
         CheckpointError: the newest checkpoint has another format, or the scenario has former keys.
     """
-    places = store.list_checkpoints(folder)
-    if places:
-        store.refuse_other_format(places[-1])
+    checkpoints = store.list_checkpoints(folder)
+    if checkpoints:
+        store.refuse_other_format(checkpoints[-1])
         return
     try:
         tables = read_toml(folder / files.SCENARIO)
@@ -138,11 +147,12 @@ def find_checkpoint(folder: Path) -> Path:
     Raises:
         CheckpointError: there is no such checkpoint, or the tables' parts have been removed.
     """
+    # a finished run without checkpoint.last has removed the parts of its tables
     has_parts = any(folder.glob("events.part-*.parquet"))
-    places = store.list_checkpoints(folder) if has_parts else []
-    for place in reversed(places):
-        if store.read(place).tree["root"]["stopped"] is None:
-            return place
+    checkpoints = store.list_checkpoints(folder) if has_parts else []
+    for checkpoint in reversed(checkpoints):
+        if store.read(checkpoint).tree["root"]["stopped"] is None:
+            return checkpoint
     raise CheckpointError(
         f"{str(folder)!r} was not saved before its end, so it cannot go on from there; a run with "
         "checkpoint.last = true can. Run the scenario again with a later end and another --out "

@@ -43,7 +43,7 @@ class SetChange:
         Args:
             sections: the tables.
         """
-        return _holds(self.value, at(sections, self.keys))
+        return _has_value(at(sections, self.keys), self.value)
 
 
 def at(tables: Any, keys: Sequence[str]) -> Any:
@@ -53,22 +53,22 @@ def at(tables: Any, keys: Sequence[str]) -> Any:
     return tables
 
 
-def _holds(change: Any, present: Any) -> bool:
+def _has_value(present: Any, new: Any) -> bool:
     """Whether a value in a scenario equals the new value of a change.
 
     A table also equals a new table that has only some of its keys, if their values are equal, and a
     new text that is its ``kind``.
 
     Args:
-        change: the new value.
         present: the value in the scenario.
+        new: the new value.
     """
-    if isinstance(present, Mapping) and isinstance(change, Mapping):
-        return all(_holds(value, present.get(key)) for key, value in change.items())
-    if isinstance(present, Mapping) and isinstance(change, str):
+    if isinstance(present, Mapping) and isinstance(new, Mapping):
+        return all(_has_value(present.get(key), value) for key, value in new.items())
+    if isinstance(present, Mapping) and isinstance(new, str):
         present = present.get("kind")
-    # ``is`` holds for nan, which does not equal itself; validation refuses it by name
-    return change is present or bool(change == present)
+    # NaN is not equal to itself: ``is`` lets it pass here, and validation refuses it by name
+    return new is present or bool(new == present)
 
 
 def read_toml(path: str | Path, role: str, descendants: Sequence[Path] = ()) -> Tables:
@@ -134,18 +134,18 @@ def apply_changes(
     """
     parsed = [read_change(text) for text in changes]
     changed_keys = {change.keys for change in parsed}
-    for change in sorted(parsed, key=_order):
+    for change in sorted(parsed, key=_application_order):
         if change.value is None:
             _remove_key(scenarios, change)
             continue
         for sections in scenarios:
-            _set(sections, change)
+            _set_key(sections, change)
             if change.keys[-1] == "kind":
                 _drop_unknown_keys(sections, change.keys[:-1], root, changed_keys, tell)
     for change in parsed:
         # one change may remove a table of which another change sets a key
-        is_renewed = change.value is None and _is_given_within(change.keys, changed_keys)
-        if is_renewed:
+        is_set_anew = change.value is None and _is_given_within(change.keys, changed_keys)
+        if is_set_anew:
             continue
         if not all(change.holds_in(sections) for sections in scenarios):
             raise ScenarioError(
@@ -154,7 +154,7 @@ def apply_changes(
     return parsed
 
 
-def _order(change: SetChange) -> tuple[int, bool]:
+def _application_order(change: SetChange) -> tuple[int, bool]:
     """Return a change's sort key: whole tables before keys in them, ``kind`` before other keys."""
     return len(change.keys), change.keys[-1] != "kind"
 
@@ -166,8 +166,8 @@ def _is_given_within(table: tuple[str, ...], changed_keys: Collection[tuple[str,
 
 def _remove_key(scenarios: Sequence[Tables], change: SetChange) -> None:
     """Remove the key of ``change`` from all scenarios; ``ScenarioError`` if none has the key."""
-    removals = [_unset(sections, change.keys) for sections in scenarios]
-    if any(removals):
+    had_key = [_pop_key(sections, change.keys) for sections in scenarios]
+    if any(had_key):
         return
     present_keys = [key for sections in scenarios for key in flatten(sections)]
     hint = nearest(".".join(change.keys), present_keys)
@@ -200,7 +200,8 @@ def read_change(text: str) -> SetChange:
         raise ScenarioError(f"--set {show_value(text)} is nested too deeply") from None
 
 
-def _set(sections: Tables, change: SetChange) -> None:
+def _set_key(sections: Tables, change: SetChange) -> None:
+    """Set the key of ``change`` in a scenario's tables; missing tables on its path are added."""
     table = sections
     keys = change.keys
     for depth, key in enumerate(keys[:-1]):
@@ -215,7 +216,7 @@ def _set(sections: Tables, change: SetChange) -> None:
     table[keys[-1]] = deepcopy(change.value)
 
 
-def _unset(sections: Tables, keys: Sequence[str]) -> bool:
+def _pop_key(sections: Tables, keys: Sequence[str]) -> bool:
     """Remove a key from nested tables; return whether the key was there."""
     table = at(sections, keys[:-1])
     return isinstance(table, dict) and table.pop(keys[-1], None) is not None
@@ -249,8 +250,9 @@ def _drop_unknown_keys(
             raise ScenarioError(f"{'.'.join(keys[: depth + 1])}.{error}") from None
     if not spec:
         return
-    given = {path[: len(keys) + 1] for path in changed_keys}
-    unknown_keys = [key for key in table if key not in spec.takes() and (*keys, key) not in given]
+    set_paths = {path[: len(keys) + 1] for path in changed_keys}  # up to a key of this table
+    accepted = spec.takes()
+    unknown_keys = [key for key in table if key not in accepted and (*keys, key) not in set_paths]
     for key in unknown_keys:
         value = table.pop(key)
         tell(
@@ -259,7 +261,7 @@ def _drop_unknown_keys(
         )
 
 
-def spread_out(changes: Mapping[str, Any]) -> Tables:
+def nest_dotted_keys(changes: Mapping[str, Any]) -> Tables:
     """Expand dotted keys to nested tables: ``strategy.kind`` to ``kind`` in ``strategy``.
 
     Args:
@@ -276,21 +278,28 @@ def spread_out(changes: Mapping[str, Any]) -> Tables:
                 f"{key!r} is no key; allowed are names with dots between them, such as "
                 "'training.lr'"
             )
-        nested = spread_out(value) if isinstance(value, Mapping) else value
+        nested = nest_dotted_keys(value) if isinstance(value, Mapping) else value
         for part in reversed(parts):
             nested = {part: nested}
-        _add(tables, nested, "")
+        _add_tables(tables, nested, prefix="")
     return tables
 
 
-def _add(tables: Tables, more: Tables, above: str) -> None:
-    for key, value in more.items():
-        first = tables.setdefault(key, value)
-        if first is value:
+def _add_tables(tables: Tables, new: Tables, prefix: str) -> None:
+    """Add the keys of nested tables to ``tables``; raise ``ScenarioError`` if both have a key.
+
+    Args:
+        tables: the tables, which are altered.
+        new: the nested tables to add.
+        prefix: dotted name of both tables, with a dot at the end, for messages.
+    """
+    for key, value in new.items():
+        present = tables.setdefault(key, value)
+        if present is value:
             continue
-        if not (isinstance(first, dict) and isinstance(value, dict)):
-            raise ScenarioError(f"{above}{key} is given twice, as {first!r} and as {value!r}")
-        _add(first, value, f"{above}{key}.")
+        if not (isinstance(present, dict) and isinstance(value, dict)):
+            raise ScenarioError(f"{prefix}{key} is given twice, as {present!r} and as {value!r}")
+        _add_tables(present, value, f"{prefix}{key}.")
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tables:

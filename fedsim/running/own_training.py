@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedsim.running.sections import Sections
 
 
-def refused_keys(scenario: "Sections") -> Iterator[str]:
+def check_local_keys(scenario: "Sections") -> Iterator[str]:
     """Yield a message for each key of ``[population.local]`` that strategy or selection rejects."""
     local = scenario.population.local
     strategy = scenario.strategy
@@ -56,10 +56,10 @@ def check_epochs(params: StrategyParams, settings: OwnTraining | None) -> None:
     if settings is None:
         return
     epochs = np.where(settings.steps != 0, 1, settings.epochs)
-    values, first = np.unique(epochs, return_index=True)
+    values, first_devices = np.unique(epochs, return_index=True)
     table = params.model_dump(mode="python", exclude_none=True)
-    for value, device in zip(values.tolist(), first.tolist(), strict=True):
-        if not value:
+    for value, device in zip(values.tolist(), first_devices.tolist(), strict=True):
+        if not value:  # the device trains for the epochs in [strategy]
             continue
         try:
             type(params).model_validate({**table, "local_epochs": value})

@@ -33,9 +33,9 @@ def is_installed(package: str) -> bool:
     Args:
         package: name and version, such as ``acme 1.2``.
     """
-    name, _, its_version = package.rpartition(" ")
+    name, _, required_version = package.rpartition(" ")
     try:
-        return version(name) == its_version
+        return version(name) == required_version
     except (PackageNotFoundError, ValueError):
         return False
 

@@ -23,7 +23,7 @@ from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import AVAILABILITY, TRACED_LINKS, TRACES, models_digest
 from fedsim.running.checkpoint import snapshot, store
-from fedsim.running.model_files import Models, best_models, last_models, not_finite
+from fedsim.running.model_files import Models, best_models, find_not_finite, last_models
 from fedsim.running.more import (
     Extension,
     find_checkpoint,
@@ -39,9 +39,11 @@ if TYPE_CHECKING:
 
 
 # limits in real time (s) after an interrupt; beyond them the process is ended
-_PATIENCE_S = 1.5  # limit of a computation that blocks the event loop
-_TRAINING_S = 10.0  # limit of training after SIGTERM or SIGHUP; after Ctrl-C the user decides
-_LOOK_S = 0.1  # real time between two checks of the run (s)
+_LONGEST_BLOCK_S = 1.5  # limit of a computation that blocks the event loop
+_LONGEST_TRAINING_S = (
+    10.0  # limit of training after SIGTERM or SIGHUP; after Ctrl-C the user decides
+)
+_CHECK_EVERY_S = 0.1  # real time between two checks of the run (s)
 
 FAILED = "failed"  # status of a run that ended with an error
 
@@ -99,7 +101,7 @@ class Job:
         self.scenario = scenario
         self.out = out
         self._more = more
-        self._planned = scenario.stop.rounds
+        self._planned_rounds = scenario.stop.rounds
         self.notes: list[str] = []
         resume = resume or more is not None
         if more is not None and out is None:
@@ -136,7 +138,7 @@ class Job:
         if self._more is None:
             files.refuse_other_run(out, self.scenario.to_toml())
         else:
-            self._more.refuse(out, self.scenario)
+            self._more.check_folder(out, self.scenario)
 
     def _make_folder(self, out: Path, lock: ExitStack) -> None:
         """Make and lock the folder of a new run, and write the scenario into it."""
@@ -166,17 +168,17 @@ class Job:
             out: the run folder.
             origins: fingerprints of the run's files.
         """
-        place = store.latest(out) if self._more is None else find_checkpoint(out)
-        snapshot.resume(place, self.run, self.recorder, origins)
+        checkpoint = store.latest(out) if self._more is None else find_checkpoint(out)
+        snapshot.resume(checkpoint, self.run, self.recorder, origins)
         if self._more is not None:
-            note = refuse_dependent(self.run, self._planned)
+            note = refuse_dependent(self.run, self._planned_rounds)
             if note is not None:
                 self.notes.append(note)
-            store.remove_after(place)
+            store.remove_after(checkpoint)
         meter_files = [name for name, *_ in self.run.meters.files()]
         files.reopen(out, self.recorder.parts, meter_files)
-        # Only now, as the folder has no summary any more. It is then an unfinished run, whether it
-        # has the earlier scenario or this one.
+        # The scenario is replaced last: the folder has no summary any more, so that a process that is
+        # killed here leaves an unfinished run, with either scenario.
         if self._more is not None:
             files.write_text(out / files.SCENARIO, self.scenario.to_toml())
 
@@ -223,6 +225,7 @@ class Job:
         return result
 
     async def _close(self, status: str) -> EndedRun:
+        """Compute the final models and the summary, and write both to the run folder, if any."""
         self.recorder.close()
         strategy = self.run.strategy
         evaluator = self.run.evaluator
@@ -236,8 +239,8 @@ class Job:
                 reason = evaluator.why_no_accuracy(summary["rounds"], strategy.models())
             summary["no_accuracy"] = reason
         # fedsim leaves updates that are not finite out of every model, so the strategy's own code is
-        # the likely cause, and the message says where it is
-        names = ", ".join(not_finite(tensors))
+        # the likely cause, and the message says where this code is
+        names = ", ".join(find_not_finite(tensors))
         if names:
             summary["not_finite"] = f"{names}{home_of(type(strategy))}"
         if status == "done" and self.scenario.evaluation.fine_tune_epochs:
@@ -331,27 +334,27 @@ def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
 
     Runs in a thread. After Ctrl-C, training may take any time.
     """
-    turn = threading.Event()
-    turn.set()
-    begun = time.monotonic()
-    alive = begun
+    has_responded = threading.Event()  # set by the event loop when it gets to run
+    has_responded.set()
+    interrupted_at = time.monotonic()
+    last_response = interrupted_at
     simulation = job.simulation
     while not job.over:
         now = time.monotonic()
-        if turn.is_set() or simulation.working:
-            alive = now
-            turn.clear()
+        if has_responded.is_set() or simulation.working:
+            last_response = now
+            has_responded.clear()
             with suppress(RuntimeError):  # the loop has just been closed
-                loop.call_soon_threadsafe(turn.set)
-        stuck = now - alive > _PATIENCE_S
-        is_late = number != signal.SIGINT and now - begun > _TRAINING_S
+                loop.call_soon_threadsafe(has_responded.set)
+        is_stuck = now - last_response > _LONGEST_BLOCK_S
+        is_late = number != signal.SIGINT and now - interrupted_at > _LONGEST_TRAINING_S
         # Saving and writing results may take long; training after the end of the run may not.
-        writes = simulation.settled and (stuck or simulation.stopped is None)
-        if (stuck or is_late) and not writes:
+        is_writing = simulation.settled and (is_stuck or simulation.stopped is None)
+        if (is_stuck or is_late) and not is_writing:
             say(
                 "fedsim: this instant takes too long; ended within it, the last checkpoint is "
                 "what remains",
                 err=True,
             )
             end_at_once(number)
-        time.sleep(_LOOK_S)
+        time.sleep(_CHECK_EVERY_S)

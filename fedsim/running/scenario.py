@@ -44,7 +44,7 @@ class Scenario(Sections):
     """
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_conflicts(self) -> Self:
         self.strategy.check(self.population.trainable)
         self.strategy.check_population(self.population)
         problem = next(conflicts(self), None)
@@ -82,7 +82,7 @@ class Scenario(Sections):
 
     def _facts(self) -> dict[str, str]:
         limits = self.stop.model_dump(mode="json", exclude_none=True)
-        until = [f"{key.replace('_', ' ')} {value}" for key, value in limits.items()]
+        limit_texts = [f"{key.replace('_', ' ')} {value}" for key, value in limits.items()]
         return {
             "strategy": self.strategy.kind,
             "model": self.model.kind if self.learning == "on" else "none",
@@ -90,7 +90,7 @@ class Scenario(Sections):
             "devices": str(self.population.devices),
             "network": self.network.kind,
             "seed": str(self.seed),
-            "until": ", ".join(until),
+            "until": ", ".join(limit_texts),
         }
 
     def to_toml(self) -> str:

@@ -14,7 +14,7 @@ from fedsim.common.files import read_text, read_toml
 
 _FOLDER = (Path(__file__).parent / "scenarios").resolve()
 _KEYS_OF_FILES = ("extends", "base", "published")
-_PARTS = ("published", "_base", "validation/worlds")  # files that only studies refer to
+_PART_NAMES = ("published", "_base", "validation/worlds")  # files that only studies refer to
 
 
 @cache
@@ -23,7 +23,7 @@ def shipped() -> dict[str, Path]:
     files: dict[str, Path] = {}
     for path in sorted(_FOLDER.glob("**/*.toml")):
         name = path.relative_to(_FOLDER).with_suffix("").as_posix()
-        if not name.endswith(_PARTS):
+        if not name.endswith(_PART_NAMES):
             files[name.removeprefix("studies/")] = path
     return files
 
@@ -82,10 +82,10 @@ def _find_shipped(name: str, refusal: str) -> Path:
     files = shipped()
     if name in files:
         return files[name]
-    inside = [repr(path) for path in files if path.startswith(f"{name}/")]
+    names_in_folder = [repr(path) for path in files if path.startswith(f"{name}/")]
     hint = nearest(name, files)
-    if inside:
-        hint = f" (did you mean one of {', '.join(inside)}?)"
+    if names_in_folder:
+        hint = f" (did you mean one of {', '.join(names_in_folder)}?)"
     raise ScenarioError(refusal + hint)
 
 
@@ -119,7 +119,9 @@ def _with_named_files(file: Path) -> Iterator[Path]:
     """Yield a TOML file and all files to which it refers, directly or through other files."""
     yield file
     tables = read_toml(file)
-    for table in (tables, *tables.get("sizes", {}).values(), *tables.get("parts", {}).values()):
+    sizes = tables.get("sizes", {})
+    parts = tables.get("parts", {})
+    for table in (tables, *sizes.values(), *parts.values()):
         for key in _KEYS_OF_FILES:
             name = table.get(key)
             if isinstance(name, str) and name.endswith(".toml"):

@@ -50,13 +50,13 @@ def raise_interruption(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def interrupted_once(
-    interrupt: Callable[[int], None], again: Callable[..., object] = raise_interruption
+    interrupt: Callable[[int], None], on_second: Callable[..., object] = raise_interruption
 ) -> Iterator[Interruption]:
     """Return a context in which a first signal requests a command's end, and a second ends it at once.
 
     Args:
         interrupt: called with the first signal.
-        again: handler of the second signal; by default it raises ``KeyboardInterrupt``. After the
+        on_second: handler of the second signal; by default it raises ``KeyboardInterrupt``. After the
             first signal, announcements of batch systems are ignored.
 
     Yields:
@@ -65,18 +65,18 @@ def interrupted_once(
     interruption = Interruption()
 
     def on_signal(number: int, _: object) -> None:
-        let_go(number)
+        discard_output_on_hangup(number)
         interruption.number = number
         for other_number in handlers:
-            ignored = other_number in ANNOUNCEMENTS
-            signal.signal(other_number, signal.SIG_IGN if ignored else again)
+            is_ignored = other_number in ANNOUNCEMENTS
+            signal.signal(other_number, signal.SIG_IGN if is_ignored else on_second)
         say(
             "fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)",
             err=True,
         )
         interrupt(number)
 
-    handlers = {number: signal.getsignal(number) for number in signals()}
+    handlers = {number: signal.getsignal(number) for number in interrupting_signals()}
     for number in handlers:
         signal.signal(number, on_signal)
     try:
@@ -86,7 +86,7 @@ def interrupted_once(
             signal.signal(number, handler)
 
 
-def signals() -> list[signal.Signals]:
+def interrupting_signals() -> list[signal.Signals]:
     """Return the signals that interrupt a run: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP.
 
     SIGHUP is left out if the process ignores it (``nohup``).
@@ -97,7 +97,7 @@ def signals() -> list[signal.Signals]:
     return numbers
 
 
-def let_go(number: int) -> None:
+def discard_output_on_hangup(number: int) -> None:
     """Signal handler that discards later output to the terminal after SIGHUP.
 
     The terminal no longer exists then.

@@ -109,9 +109,9 @@ class WatchedLinks(LinkedTensors):
         self.peak_bytes = 0
         self._folder = folder
 
-    def leave(self, folder: Path) -> None:
+    def keep_readable(self, folder: Path) -> None:
         self.look()  # all checkpoints are there still
-        super().leave(folder)
+        super().keep_readable(folder)
 
     def look(self, *_: object) -> None:
         """Measure the present size."""
@@ -250,7 +250,7 @@ def models_of(sections: Sections) -> dict[str, Figure]:
         links = WatchedLinks(folder)
         assert job.checkpointer is not None
         job.checkpointer._linked = links
-        job.checkpointer.tell = links.look
+        job.checkpointer.on_saved = links.look
         asyncio.run(job.execute())
         final = sum(path.stat().st_size for path in (folder / "models").glob("*"))
     learner = job.simulation.installed.learner

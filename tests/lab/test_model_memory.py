@@ -59,7 +59,7 @@ def test_models_on_disk_are_those_that_were_predicted(name: str, tmp_path: Path)
     assert job.checkpointer is not None
     watch = WatchedLinks(tmp_path / "run")
     job.checkpointer._linked = watch
-    job.checkpointer.tell = watch.look
+    job.checkpointer.on_saved = watch.look
     asyncio.run(job.execute())
     learner = job.simulation.installed.learner
     tables = 90_000  # what a checkpoint has besides models

@@ -335,7 +335,7 @@ def test_a_model_on_the_device_is_one_file_of_all_checkpoints(tmp_path: Path) ->
         (tensor,) = encoder.arrays.values()
         assert isinstance(tensor, ResidentWeights)
         path = tmp_path / f"{number}.safetensors"
-        linked.take(path, tensor, linked.write(path, tensor))
+        linked.add_written(path, tensor, linked.write(path, tensor))
         inodes.append(path.stat().st_ino)
     assert inodes[0] == inodes[1]
 

@@ -86,7 +86,7 @@ def test_an_array_in_use_outlives_its_checkpoints(tmp_path: Path) -> None:
     held = store.read(store.latest(tmp_path)).arrays["a"]
     assert isinstance(held, LinkedTensor)
     linked = LinkedTensors()
-    linked.note(held)
+    linked.add(held)
     for events in (2, 3):
         store.write(tmp_path, Checkpoint(events, {}, {"b": immutable(0.0)}), linked)
     assert not (tmp_path / "checkpoint/000000000001").exists()
@@ -172,7 +172,7 @@ def test_a_model_on_disk_is_in_the_scratch_file_or_in_checkpoints(tmp_path: Path
         left.append(sum(isinstance(tensor, Written) for tensor in stored))
         assert all(tensor in saved._all for tensor in stored if isinstance(tensor, LinkedTensor))
 
-    checkpointer.tell = look
+    checkpointer.on_saved = look
     asyncio.run(job.execute())
     # at most the updates of two devices, which the round's messages name until the next instant
     assert max(left) <= 3

@@ -29,7 +29,7 @@ from fedsim.lab.reading.study_folder import (
 from fedsim.lab.study.plan import Study
 from fedsim.records import folder as files
 from fedsim.records import lock
-from fedsim.running.overrides import first_difference, spread_out
+from fedsim.running.overrides import first_difference, nest_dotted_keys
 from fedsim.running.scenario import Scenario
 
 RunState = Literal["done", "resume", "anew", "new"]
@@ -181,7 +181,7 @@ def index_of(study: Study) -> StudyIndex:
                 name=variant.name,
                 label=variant.label,
                 point=_plain(dict(variant.point)),
-                changes=_plain(flatten(spread_out(variant.changes))),
+                changes=_plain(flatten(nest_dotted_keys(variant.changes))),
                 reference=variant.name in spec.references,
                 runs=tuple(runs),
             )

@@ -26,8 +26,8 @@ from fedsim.running.overrides import (
     apply_changes,
     at,
     changed,
+    nest_dotted_keys,
     read_toml,
-    spread_out,
 )
 from fedsim.running.scenario import Scenario
 from fedsim.running.shipped import find_file, is_study, shipped
@@ -345,7 +345,7 @@ def _extend(name: str, parts: Mapping[str, object], above: Sequence[str] = ()) -
     if not isinstance(part, dict):
         return part
     if isinstance(part.get("changes"), dict):
-        part = part | {"changes": spread_out(part["changes"])}
+        part = part | {"changes": nest_dotted_keys(part["changes"])}
     if "extends" not in part:
         return part
     allowed = [candidate for candidate in parts if candidate not in (*above, name)]
@@ -397,8 +397,8 @@ def expand_variants(spec: StudySpec) -> list[Variant]:
             point = (*prefix, *zip(grid, values, strict=True))
             for name in names:
                 changes = changed(
-                    spread_out(spec.variants.get(name, {})),
-                    spread_out(extra_changes.get(name, {})),
+                    nest_dotted_keys(spec.variants.get(name, {})),
+                    nest_dotted_keys(extra_changes.get(name, {})),
                 )
                 variants.append(Variant(name, point, changes))
     return variants

@@ -28,7 +28,7 @@ from fedsim.common.round_words import counted
 from fedsim.common.units import show_seconds
 from fedsim.lab.reading.study_progress import ProgressFile
 from fedsim.lab.terminal import Console, progress_columns
-from fedsim.running.signals import signals
+from fedsim.running.signals import interrupting_signals
 
 News: TypeAlias = Mapping[str, Any]
 
@@ -239,7 +239,7 @@ def _outcome_of_death(order: RunOrder, code: int) -> Ended:
         order: the run that the worker carried out.
         code: exit code of the worker; negative for a signal.
     """
-    if -code in signals():
+    if -code in interrupting_signals():
         return Ended(order, "interrupted")
     reason = f"status {code}"
     if code < 0:

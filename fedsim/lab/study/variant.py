@@ -10,7 +10,7 @@ from typing import Any
 from fedsim.common.errors import show_value as overridden
 from fedsim.lab.compare.lines import format_value, short_key
 from fedsim.lab.study.spec import PART, SIZE, TRIAL, Size, StudyPart, StudySpec
-from fedsim.running.overrides import Tables, at, changed, spread_out
+from fedsim.running.overrides import Tables, at, changed, nest_dotted_keys
 
 # greatest length of a folder's name (characters), so that paths stay within limits of file systems
 _LONGEST_NAME = 60
@@ -76,17 +76,17 @@ def layers_of(variant: Variant, spec: StudySpec) -> VariantLayers:
     part = spec.parts.get(part_name, StudyPart())
     layers: VariantLayers = {
         "base": part.base or size.base or spec.base,
-        f"sizes.{size_name}.changes": spread_out(size.changes),
-        f"parts.{part_name}.changes": spread_out(part.changes),
+        f"sizes.{size_name}.changes": nest_dotted_keys(size.changes),
+        f"parts.{part_name}.changes": nest_dotted_keys(part.changes),
     }
     if variant.name in spec.variants:
-        layers[f"variants.{variant.name}"] = spread_out(variant.changes)
+        layers[f"variants.{variant.name}"] = nest_dotted_keys(variant.changes)
     for key, value in point.items():
         sets = {**spec.sets.get(key, {}), **size.sets.get(key, {})}
         if sets:
-            layers[f"sets.{key}.{value}"] = spread_out(sets[value])
+            layers[f"sets.{key}.{value}"] = nest_dotted_keys(sets[value])
         else:
-            layers[f"grid.{key}"] = spread_out({key: value})
+            layers[f"grid.{key}"] = nest_dotted_keys({key: value})
     return layers
 
 

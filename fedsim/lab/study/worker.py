@@ -32,7 +32,7 @@ from fedsim.records.lock import FolderInUseError, locked
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job, end_soon
 from fedsim.running.scenario import Scenario
-from fedsim.running.signals import signals
+from fedsim.running.signals import interrupting_signals
 
 _NEWS_EVERY_S = 0.25
 _LOOK_EVERY_S = 0.5  # time (s) between two checks whether another process has ended a run
@@ -139,7 +139,7 @@ class Worker:
                 self._look()
 
         if job.checkpointer is not None:
-            job.checkpointer.tell = lambda *_: self._look()
+            job.checkpointer.on_saved = lambda *_: self._look()
         job.simulation.listen(take, kinds=("round", "task-end"))
         self._job = job
         if self._stopping:  # interrupted while the run was being built
@@ -198,7 +198,7 @@ def main() -> None:
 
         worker = Worker(say)
         # the parent passes these signals on
-        for number in (*signals(), signal.SIGHUP):
+        for number in (*interrupting_signals(), signal.SIGHUP):
             signal.signal(number, worker.stop)
         orders: SimpleQueue[SentOrder | None] = SimpleQueue()
         threading.Thread(target=_listen, args=(orders,), daemon=True).start()

@@ -48,7 +48,7 @@ class LinkedTensor(StoredTensor):
         self._open: StoredTensor | None = None
 
     @classmethod
-    def find(cls, path: Path) -> "LinkedTensor":
+    def of_file(cls, path: Path) -> "LinkedTensor":
         """Make a ``LinkedTensor`` of an array's file, which is read once to compute its SHA-256.
 
         Args:
@@ -103,7 +103,7 @@ class LinkedTensors:
         self._of_arrays: dict[int, tuple[weakref.ref[AnyTensor], LinkedTensor]] = {}
         self._all: weakref.WeakSet[LinkedTensor] = weakref.WeakSet()
 
-    def note(self, tensor: LinkedTensor) -> None:
+    def add(self, tensor: LinkedTensor) -> None:
         """Register an array of the checkpoint from which a run is resumed."""
         self._all.add(tensor)
 
@@ -112,7 +112,10 @@ class LinkedTensors:
         if isinstance(tensor, LinkedTensor):
             return tensor
         reference, linked = self._of_arrays.get(id(tensor), (None, None))
-        return None if reference is None or reference() is not tensor else linked
+        # the ``id()`` may be of an array that is gone
+        if reference is None or reference() is not tensor:
+            return None
+        return linked
 
     def write(self, path: Path, tensor: AnyTensor) -> str:
         """Write an array to a file, or a hard link if an earlier checkpoint has the array.
@@ -139,7 +142,7 @@ class LinkedTensors:
         sync(path)
         return sha256
 
-    def take(self, path: Path, tensor: AnyTensor, sha256: str) -> None:
+    def add_written(self, path: Path, tensor: AnyTensor, sha256: str) -> None:
         """Register an array that was just written to a new checkpoint.
 
         Args:
@@ -151,14 +154,15 @@ class LinkedTensors:
         if linked is None:
             linked = LinkedTensor(path, tensor.dtype, tensor.shape, sha256)
             self._all.add(linked)
-            self._note_array(tensor, linked)
+            self._add_array(tensor, linked)
         linked.move(path)
         self.newest[id(tensor)] = linked
 
-    def _note_array(self, tensor: AnyTensor, linked: LinkedTensor) -> None:
+    def _add_array(self, tensor: AnyTensor, linked: LinkedTensor) -> None:
+        """Register the file of an array as long as the array is in memory."""
         key = id(tensor)
-        forget = weakref.ref(tensor, lambda _: self._of_arrays.pop(key, None))
-        self._of_arrays[key] = forget, linked
+        reference = weakref.ref(tensor, lambda _: self._of_arrays.pop(key, None))
+        self._of_arrays[key] = reference, linked
 
     def replace_written(self, encoder: Encoder) -> None:
         """Read models from the new checkpoint instead of the scratch file, whose space becomes free.
@@ -173,7 +177,7 @@ class LinkedTensors:
                 value.held = self.newest.get(id(value.held), value.held)
         self.newest.clear()
 
-    def leave(self, folder: Path) -> None:
+    def keep_readable(self, folder: Path) -> None:
         """Open the files of arrays that are in a checkpoint which is about to be removed.
 
         An open file can be read after its last name is removed.

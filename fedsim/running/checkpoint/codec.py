@@ -37,6 +37,7 @@ _TAGS = (
     "~ranges",  # name of the array of a long tuple of pairs of integers (``Places``)
     "~object",  # index of the object
 )
+_MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError)
 _FEW_RANGES = 16  # ranges of a flat model that are written as JSON; more become an array
 
 
@@ -49,7 +50,7 @@ class Encoder:
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}  # id() of an object: its index in "objects"
+        self._indices: dict[int, int] = {}  # id() of an object -> its index in "objects"
         self._array_names: dict[int, str] = {}
         self._ranges: dict[Places, Ints] = {}  # int64 [ranges, 2]; equal ones are one array
         self._waiting: deque[object] = deque()
@@ -68,17 +69,17 @@ class Encoder:
         Raises:
             CheckpointError: the class of an object is not registered.
         """
-        root = self._plain(value)
+        root = self._to_json(value)
         objects = []
         while self._waiting:  # a queue, not recursion: chains of models may be of any length
             instance = self._waiting.popleft()
             content = {}
             for field in list_saved_fields(instance):
-                content[field] = self._plain(_field_of(instance, field))
+                content[field] = self._to_json(_field_of(instance, field))
             objects.append([SAVED_FORMS[type(instance)].name, content])
         return {"root": root, "objects": objects}
 
-    def _plain(self, value: object) -> object:
+    def _to_json(self, value: object) -> object:
         """Return a value as JSON: as it is, or as a dict with one key of ``_TAGS``."""
         if value is None or isinstance(value, bool | str):
             return value
@@ -87,27 +88,29 @@ class Encoder:
         if isinstance(value, float | np.floating):
             return float(value) if math.isfinite(value) else {"~float": repr(float(value))}
         if isinstance(value, list | deque):
-            return [self._plain(item) for item in value]
+            return [self._to_json(item) for item in value]
         if isinstance(value, tuple):
             if len(value) > _FEW_RANGES and all(map(_is_range, value)):
                 if value not in self._ranges:
                     self._ranges[value] = np.array(value, dtype=np.int64)
                 return {"~ranges": self._name_of(self._ranges[value])}
-            items = [self._plain(item) for item in value]
+            items = [self._to_json(item) for item in value]
             form = SAVED_FORMS.get(type(value))
             return {"~tuple": items} if form is None else {"~named": [form.name, *items]}
         if isinstance(value, dict):
             if all(isinstance(key, str) and not key.startswith("~") for key in value):
-                return {key: self._plain(item) for key, item in value.items()}
-            return {"~dict": [[self._plain(key), self._plain(item)] for key, item in value.items()]}
+                return {key: self._to_json(item) for key, item in value.items()}
+            return {
+                "~dict": [[self._to_json(key), self._to_json(item)] for key, item in value.items()]
+            }
         if isinstance(value, np.ndarray | StoredTensor):
             return {"~array": self._name_of(value)}
         if type(value) in SAVED_FORMS:
-            if id(value) not in self._numbers:
-                self._numbers[id(value)] = len(self._numbers)
+            if id(value) not in self._indices:
+                self._indices[id(value)] = len(self._indices)
                 self.objects.append(value)
                 self._waiting.append(value)
-            return {"~object": self._numbers[id(value)]}
+            return {"~object": self._indices[id(value)]}
         raise CheckpointError(
             f"a {type(value).__name__} cannot be kept in a checkpoint: {str(value)[:80]}"
         )
@@ -151,8 +154,8 @@ class Decoder:
     def __init__(self, arrays: Mapping[str, AnyTensor]) -> None:
         self._arrays = arrays
         self._classes: dict[str, type[Any]] = saved_classes()
-        self._read: Arrays = {}  # so that two places with one array have one array again
-        self._ranges: dict[str, Places] = {}  # name of an array: its ranges of a flat model
+        self._arrays_read: Arrays = {}  # objects that shared an array share it again
+        self._ranges: dict[str, Places] = {}  # name of an array -> its ranges of a flat model
         self._derived: list[tuple[Ref, Applied]] = []  # models, and the recipes of their weights
         self.objects: list[object] = []
 
@@ -174,11 +177,8 @@ class Decoder:
                 self._fill(shell, name, content)
             for ref, recipe in self._derived:
                 ref.held = Derived.of(recipe)
-            return self._value(tables["root"])
-        except (
-            *(KeyError, TypeError, ValueError, IndexError, AttributeError),
-            RecursionError,
-        ) as error:
+            return self._from_json(tables["root"])
+        except _MALFORMED as error:
             raise CheckpointError(
                 f"the state is malformed: {type(error).__name__}: {error}"
             ) from None
@@ -205,7 +205,7 @@ class Decoder:
             if isinstance(shell, Ref) and field == "held" and value is not None:
                 self._fill_weights(shell, value)
             else:
-                object.__setattr__(shell, field, self._value(value))
+                object.__setattr__(shell, field, self._from_json(value))
 
     def _fill_defaults(self, shell: "DataclassInstance", omitted: Collection[str]) -> None:
         """Set the fields that are never written to their defaults, if they have one."""
@@ -221,7 +221,7 @@ class Decoder:
         if "~array" in value:
             ref.held = self._weights(str(value["~array"]))
             return
-        recipe = self._value(value)
+        recipe = self._from_json(value)
         if not isinstance(recipe, Applied):
             raise CheckpointError(f"the weights of a model are a {type(recipe).__name__}")
         ref.held = None
@@ -235,31 +235,31 @@ class Decoder:
         return self._array(name)
 
     def _array(self, name: str) -> AnyTensor:
-        if name not in self._read:
-            self._read[name] = array_of(self._arrays[name])
-        return self._read[name]
+        if name not in self._arrays_read:
+            self._arrays_read[name] = array_of(self._arrays[name])
+        return self._arrays_read[name]
 
-    def _value(self, value: Any) -> Any:
+    def _from_json(self, value: Any) -> Any:
         """Return the Python value that a part of a checkpoint's JSON stands for.
 
         An object with a single key such as ``~tuple`` or ``~array`` stands for a value that JSON
         lacks.
         """
         if isinstance(value, list):
-            return list(map(self._value, value))
+            return list(map(self._from_json, value))
         if not isinstance(value, dict):
             return value
         tag = next(iter(value), "")
         if len(value) != 1 or tag not in _TAGS:
-            return {key: self._value(item) for key, item in value.items()}
+            return {key: self._from_json(item) for key, item in value.items()}
         content = value[tag]
         match tag:
             case "~tuple":
-                return tuple(map(self._value, content))
+                return tuple(map(self._from_json, content))
             case "~named":
-                return self._classes[content[0]]._make(map(self._value, content[1:]))
+                return self._classes[content[0]]._make(map(self._from_json, content[1:]))
             case "~dict":
-                return {self._value(key): self._value(item) for key, item in content}
+                return {self._from_json(key): self._from_json(item) for key, item in content}
             case "~float":
                 return _ODD_FLOATS[content]
             case "~array":

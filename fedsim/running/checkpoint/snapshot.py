@@ -149,12 +149,14 @@ class Saving:
     def __init__(self, spec: CheckpointSpec, run: "Run", time: float = 0.0) -> None:
         self._spec = spec
         self._run = run
-        self._due = False
-        self._period = self._periods(time)
-        rounds = run.scenario.stop.rounds
-        self._last = rounds if spec.last else None
+        self._is_requested = False
+        self._period = self._period_of(time)
+        # number of the last planned round, from 1, before which the run is saved
+        self._last_round = run.scenario.stop.rounds if spec.last else None
         run.simulation.env.require_rearm()
-        if self._last == 1:  # no round comes before the last one: the run is saved at its start
+        if (
+            self._last_round == 1
+        ):  # no round comes before the last one: the run is saved at its start
             self.request()
 
     def watch(self, record: Record) -> None:
@@ -167,26 +169,27 @@ class Saving:
         time = self._spec.time
         if record.kind == "round":
             finished = record.fields["round"] + 1
-            is_last_but_one = self._last is not None and finished == self._last - 1
+            is_last_but_one = self._last_round is not None and finished == self._last_round - 1
             if is_last_but_one or (rounds is not None and finished % rounds == 0):
                 self.request()
                 return
         if time is not None and record.time >= (self._period + 1) * time:
-            self._period = self._periods(record.time)
+            self._period = self._period_of(record.time)
             self.request()
 
-    def _periods(self, time: float) -> int:
+    def _period_of(self, time: float) -> int:
+        """Return the index of the period between two saves in which a time (s) is."""
         return 0 if self._spec.time is None else int(time // self._spec.time)
 
     def request(self) -> None:
         """Request a save of the run after all events of the present time."""
-        if not self._due:
-            self._due = True
+        if not self._is_requested:
+            self._is_requested = True
             self._run.simulation.between_instants(self._save)
 
     def _save(self) -> None:
         """Save the run, after all events of the present time."""
-        self._due = False
+        self._is_requested = False
 
 
 class Checkpointer(Saving):
@@ -200,7 +203,7 @@ class Checkpointer(Saving):
         origins: fingerprints of the run's files.
 
     Attributes:
-        tell: function that is called after each save, when the checkpoint is safely on the disk,
+        on_saved: function that is called after each save, when the checkpoint is safely on the disk,
             with the count of finished rounds and the simulated time (s).
     """
 
@@ -211,7 +214,7 @@ class Checkpointer(Saving):
         self._recorder = recorder
         self._origins = origins
         self._linked = LinkedTensors()
-        self.tell: Callable[[int, float], None] = lambda rounds, time: None
+        self.on_saved: Callable[[int, float], None] = lambda rounds, time: None
         super().__init__(spec, run, recorder.last_time)
 
     def _save(self) -> None:
@@ -220,10 +223,10 @@ class Checkpointer(Saving):
         encoder, checkpoint = _snapshot(self._run, self._recorder, self._origins)
         for value in encoder.objects:
             if isinstance(value, LinkedTensor):
-                self._linked.note(value)
+                self._linked.add(value)
         store.write(self._folder, checkpoint, self._linked)
         self._linked.replace_written(encoder)
-        self.tell(len(self._recorder.rounds), self._run.simulation.now)
+        self.on_saved(len(self._recorder.rounds), self._run.simulation.now)
 
 
 def _snapshot(
@@ -351,11 +354,11 @@ class SavedRun(TypedDict):
     progress: Progress
 
 
-def resume(place: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
+def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
     """Restore a checkpoint in a run that has just been built.
 
     Args:
-        place: the folder of the checkpoint (``store.latest``).
+        folder: the folder of the checkpoint (``store.latest``).
         run: the run.
         recorder: the recorder of the run.
         origins: fingerprints of the run's files.
@@ -363,7 +366,7 @@ def resume(place: Path, run: "Run", recorder: "Recorder", origins: Origins) -> N
     Raises:
         CheckpointError: the checkpoint cannot be read, or is not of this run.
     """
-    checkpoint = store.read(place)
+    checkpoint = store.read(folder)
     decoder = Decoder(checkpoint.arrays)
     state = decoder.decode(checkpoint.tree)
     try:
@@ -411,9 +414,10 @@ def _with_present_end(
         run: the run that is restored, whose scenario has the time of the end.
         alarms: the saved alarms in order of time: name, number and time (s) of each.
     """
-    later = [alarm for alarm in alarms if alarm[0] != "stop"]
+    other_alarms = [alarm for alarm in alarms if alarm[0] != "stop"]
     end_s = run.scenario.stop.simulated_time
-    if end_s is None or len(later) == len(alarms):
+    if end_s is None or len(other_alarms) == len(alarms):
         return list(alarms)
-    place = sum(when < end_s for _, _, when in later)
-    return [*later[:place], ("stop", 0, end_s), *later[place:]]
+    earlier_count = sum(when < end_s for _, _, when in other_alarms)
+    end_alarm = ("stop", 0, end_s)
+    return [*other_alarms[:earlier_count], end_alarm, *other_alarms[earlier_count:]]

@@ -53,11 +53,12 @@ def write(folder: Path, checkpoint: Checkpoint, linked: LinkedTensors | None = N
         The checkpoint's folder.
     """
     events, tree, arrays = checkpoint
-    place = folder / FOLDER / f"{events:012d}"
-    # exists after a signal or a resume: the same count of events means the same state
-    if place.exists():
-        return place
-    beside = place.with_name(place.name + WRITING)
+    path = folder / FOLDER / f"{events:012d}"
+    # After a signal or a resume this checkpoint may exist: the same count of events means the same
+    # state.
+    if path.exists():
+        return path
+    unfinished = path.with_name(path.name + WRITING)
     state = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
     linked = linked or LinkedTensors()
     large = {name: array for name, array in arrays.items() if is_apart(array)}
@@ -65,37 +66,37 @@ def write(folder: Path, checkpoint: Checkpoint, linked: LinkedTensors | None = N
     hashes: dict[str, str] = {}
     manifest: dict[str, object] = {"format": _FORMAT, "events": events, _MODELS: hashes}
     manifest[_STATE] = hashlib.sha256(state).hexdigest()
-    make_folder(place.parent)
+    make_folder(path.parent)
     try:
-        beside.mkdir()
-        (beside / _STATE).write_bytes(state)
-        manifest[_ARRAYS] = write_tensors(beside / _ARRAYS, small)
+        unfinished.mkdir()
+        (unfinished / _STATE).write_bytes(state)
+        manifest[_ARRAYS] = write_tensors(unfinished / _ARRAYS, small)
         if large:
-            (beside / _MODELS).mkdir()
+            (unfinished / _MODELS).mkdir()
         for name, array in large.items():
-            hashes[name] = linked.write(_model_file(beside, name), array)
+            hashes[name] = linked.write(_model_file(unfinished, name), array)
         if large:
-            sync(beside / _MODELS)
-        (beside / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+            sync(unfinished / _MODELS)
+        (unfinished / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         for name in (_STATE, _ARRAYS, _MANIFEST):
-            sync(beside / name)
-        sync(beside)
-        beside.replace(place)
+            sync(unfinished / name)
+        sync(unfinished)
+        unfinished.replace(path)
     except OSError:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    sync(place.parent)
+    sync(path.parent)
     for name, array in large.items():
-        linked.take(_model_file(place, name), array, hashes[name])
+        linked.add_written(_model_file(path, name), array, hashes[name])
     for old in list_checkpoints(folder)[:-_KEPT]:
-        linked.leave(old)
+        linked.keep_readable(old)
         shutil.rmtree(old)
-    return place
+    return path
 
 
-def _model_file(place: Path, name: str) -> Path:
+def _model_file(path: Path, name: str) -> Path:
     """Return the path of the file that stores the large array ``name`` of a checkpoint."""
-    return place / _MODELS / f"{name}.safetensors"
+    return path / _MODELS / f"{name}.safetensors"
 
 
 def latest(folder: Path) -> Path:
@@ -115,20 +116,20 @@ def latest(folder: Path) -> Path:
             f"{str(folder / FOLDER)!r} is a link, which is not followed; resume in a copy with "
             "all it leads to"
         )
-    places = list_checkpoints(folder)
-    if not places:
+    paths = list_checkpoints(folder)
+    if not paths:
         raise CheckpointError(
             f"{str(folder)!r} holds no checkpoint to resume from; run the scenario again, with "
             "another --out"
         )
-    return places[-1]
+    return paths[-1]
 
 
-def read(place: Path) -> Checkpoint:
+def read(path: Path) -> Checkpoint:
     """Read a checkpoint, and verify its files against the manifest.
 
     Args:
-        place: the checkpoint's folder.
+        path: the checkpoint's folder.
 
     Returns:
         The content, whose arrays are read when they are needed, even if the checkpoint is removed.
@@ -139,27 +140,27 @@ def read(place: Path) -> Checkpoint:
 
     def damaged(problem: str) -> CheckpointError:
         return CheckpointError(
-            f"the checkpoint {str(place)!r} is damaged: {problem}; remove it to resume from the "
+            f"the checkpoint {str(path)!r} is damaged: {problem}; remove it to resume from the "
             "one before"
         )
 
     try:
-        manifest = read_json(place / _MANIFEST)
+        manifest = read_json(path / _MANIFEST)
         if manifest["format"] != _FORMAT:
-            raise _format_error(place, manifest["format"])
-        state = read_bytes(place / _STATE)
-        arrays = open_tensors(place / _ARRAYS, hashed=True)
+            raise _format_error(path, manifest["format"])
+        state = read_bytes(path / _STATE)
+        arrays = open_tensors(path / _ARRAYS, hashed=True)
         fingerprints = {_STATE: hashlib.sha256(state).hexdigest(), _ARRAYS: arrays.sha256}
         for name, fingerprint in fingerprints.items():
             if fingerprint != manifest[name]:
                 raise damaged(f"{name} is not what was written")
         tensors: Arrays = dict(arrays.tensors)
         for name, fingerprint in manifest[_MODELS].items():
-            tensor = LinkedTensor.find(_model_file(place, name))
+            tensor = LinkedTensor.of_file(_model_file(path, name))
             if fingerprint != tensor.sha256:
                 raise damaged(f"{tensor.path.name} of its models is not what was written")
             tensors[name] = tensor
-        if manifest["events"] != int(place.name):
+        if manifest["events"] != int(path.name):
             raise damaged(f"it was taken after {manifest['events']} events, which is not its name")
         return Checkpoint(manifest["events"], json.loads(state), tensors)
     except CheckpointError:
@@ -168,29 +169,29 @@ def read(place: Path) -> Checkpoint:
         raise damaged(f"{type(error).__name__}: {error}") from None
 
 
-def _format_error(place: Path, number: object) -> CheckpointError:
+def _format_error(path: Path, number: object) -> CheckpointError:
     """Return the error for a checkpoint of another format."""
     return CheckpointError(
-        f"the checkpoint {str(place)!r} is of format {number!r}, and this fedsim reads {_FORMAT}: "
+        f"the checkpoint {str(path)!r} is of format {number!r}, and this fedsim reads {_FORMAT}: "
         "resume with the fedsim that wrote it, or run the scenario again, with another --out"
     )
 
 
-def refuse_other_format(place: Path) -> None:
+def refuse_other_format(path: Path) -> None:
     """Check that a checkpoint has the format of this version, if its manifest can be read.
 
     Args:
-        place: the checkpoint's folder.
+        path: the checkpoint's folder.
 
     Raises:
         CheckpointError: the checkpoint has another format.
     """
     try:
-        number = read_json(place / _MANIFEST)["format"]
+        number = read_json(path / _MANIFEST)["format"]
     except (OSError, ValueError, KeyError, TypeError):
         return  # ``read`` says what is damaged
     if number != _FORMAT:
-        raise _format_error(place, number)
+        raise _format_error(path, number)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -201,20 +202,20 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """
     if not (folder / FOLDER).is_dir():
         return []
-    places = []
-    for place in (folder / FOLDER).glob("*"):
-        is_checkpoint = re.fullmatch("[0-9]+", place.name) is not None
-        if is_checkpoint and place.is_dir() and not place.is_symlink():
-            places.append(place)
-    return sorted(places)
+    paths = []
+    for path in (folder / FOLDER).glob("*"):
+        is_checkpoint = re.fullmatch("[0-9]+", path.name) is not None
+        if is_checkpoint and path.is_dir() and not path.is_symlink():
+            paths.append(path)
+    return sorted(paths)
 
 
-def remove_after(place: Path) -> None:
+def remove_after(path: Path) -> None:
     """Remove the checkpoints of a run that are newer than a given one.
 
     Args:
-        place: folder of the checkpoint that remains the newest.
+        path: folder of the checkpoint that remains the newest.
     """
-    for checkpoint in list_checkpoints(place.parent.parent):
-        if checkpoint.name > place.name:
+    for checkpoint in list_checkpoints(path.parent.parent):
+        if checkpoint.name > path.name:
             shutil.rmtree(checkpoint)
