@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fedsim.common.errors import nearest
-from fedsim.common.files import toml
+from fedsim.common.files import parse_toml
 from tests.children import limit_cpu_from_now
 from tests.test_source import ROOT, SOURCES, tree_of
 
@@ -234,13 +234,13 @@ def test_a_quadratic_pattern_would_be_seen() -> None:
 )
 def test_dotted_keys_without_end(text: str) -> None:
     with pytest.raises(ValueError, match=r"parts; allowed are at most|Expected|Invalid"):
-        toml(text)
+        parse_toml(text)
 
 
 def test_dots_that_are_no_keys() -> None:
     numbers = ", ".join(["0.5"] * 500)
     text = f'# {"." * 500}\na = [{numbers}]\nb = \'{"." * 500}\'\nc = "{"." * 300}\\"{"." * 300}"\n'
-    assert toml(text)["a"] == [0.5] * 500
+    assert parse_toml(text)["a"] == [0.5] * 500
 
 
 def test_long_names_are_not_compared() -> None:

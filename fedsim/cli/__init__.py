@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fedsim.cli.results.parts import VerbResult
     from fedsim.running.runner import Job
 
-_WATCHED_S = 2.0  # real time (s) between two updates of a watched run
+_WATCHED_EVERY_S = 2.0  # real time (s) between two updates of a watched run
 
 
 class _Group(click.Group):
@@ -51,12 +51,12 @@ class _Group(click.Group):
     """
 
     def invoke(self, ctx: click.Context) -> object:
-        words = [*ctx.args]  # click empties the list when it invokes a verb
+        arguments = [*ctx.args]  # click empties the list when it invokes a verb
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
             message = visible(error.format_message())
-            if "--json" in words:
+            if "--json" in arguments:
                 print_usage_error(error, message)
                 ctx.exit(error.exit_code)
             raise click.UsageError(message, error.ctx) from None
@@ -78,7 +78,7 @@ def main() -> None:
     # SIGTERM and the other signals that interrupt a run end any command as Ctrl-C does
     if threading.current_thread() is threading.main_thread():
         for number in interrupting_signals()[1:]:
-            previous = signal.signal(number, _end)
+            previous = signal.signal(number, _interrupt)
             click.get_current_context().call_on_close(partial(signal.signal, number, previous))
     threshold = gc.get_threshold()
     click.get_current_context().call_on_close(lambda: gc.set_threshold(*threshold))
@@ -87,7 +87,7 @@ def main() -> None:
     atexit.register(gc.freeze)  # no garbage collection of all objects at exit
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     discard_output_on_hangup(number)
     raise_interruption(number, frame)
 
@@ -201,7 +201,7 @@ def run_command(
         live_every_s = EVERY_S
         if watch:
             page = stack.enter_context(watching(out, served_port))
-            live_every_s = _WATCHED_S
+            live_every_s = _WATCHED_EVERY_S
         job = Job(loaded, out, pool, resume=resume, more=extension, live_every_s=live_every_s)
         if not is_quiet():
             _say_notes(job)
@@ -211,7 +211,7 @@ def run_command(
         is_interrupted = result.summary["status"] == "interrupted"
         open_page = ExitStack()
         if options.is_attended() and not is_interrupted:
-            open_page = stack.pop_all()  # until the reader of the summary presses Ctrl-C
+            open_page = stack.pop_all()  # the page stays until the user presses Ctrl-C
         else:
             page = None
     resumption = None

@@ -171,8 +171,8 @@ def schema_command(file: Literal["scenario", "study", "output"]) -> None:
     from fedsim.cli.results.schema import output_schema
     from fedsim.lab.catalogue import schema
 
-    whole = output_schema() if file == "output" else schema(file)
-    say(*json.dumps(whole, indent=1).split("\n"))
+    json_schema = output_schema() if file == "output" else schema(file)
+    say(*json.dumps(json_schema, indent=1).split("\n"))
 
 
 @click.command(
@@ -217,18 +217,18 @@ def check_command(
     loaded = load(scenario, changes, seed, allow_code=allow_code, tell=tell_dropped)
     patience_s = 0.0 if no_trial else PATIENCE_S
     with closing(make_executor("threads", device=loaded.training.device)) as executor:
-        whole = forecast_whole(loaded, executor, patience_s)
+        forecast = forecast_whole(loaded, executor, patience_s)
 
     def print_text() -> None:
         if toml:
-            say(*(f"# {line}" for line in whole.lines), *loaded.to_toml().split("\n"))
+            say(*(f"# {line}" for line in forecast.lines), *loaded.to_toml().split("\n"))
         else:
-            say(*whole.lines, "it is valid; --toml prints it with every default")
+            say(*forecast.lines, "it is valid; --toml prints it with every default")
 
     def make_result() -> "VerbResult":
         from fedsim.cli.results.check import CheckResult
 
-        return CheckResult.of(loaded.to_toml(), whole)
+        return CheckResult.of(loaded.to_toml(), forecast)
 
     return VerbOutcome(make_result, print_text)
 
@@ -272,7 +272,7 @@ def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool)
     if not is_quiet() and not prints_json():
         say(*plan.lines())
     if not dry_run:
-        fetch(plan, _progress())
+        fetch(plan, _make_download_progress())
 
     def print_text() -> None:
         if dry_run and plan.missing:
@@ -290,23 +290,23 @@ def data_fetch_command(name: str, root: Path, mirror: str | None, dry_run: bool)
     return VerbOutcome(make_result, print_text)
 
 
-def _progress() -> "FetchProgress":
+def _make_download_progress() -> "FetchProgress":
     """Return a function that prints the progress of downloads to stderr, in steps of 10 %.
 
     It prints only if stderr is a terminal, and neither ``--quiet`` nor ``--json`` is given.
     """
-    tenths: dict[str, int] = {}
-    attended = is_attended()
+    printed_tenths: dict[str, int] = {}
+    prints = is_attended()
 
-    def tell(name: str, size: int, whole: int | None) -> None:
-        if not attended or whole is None:
+    def print_progress(name: str, size: int, total: int | None) -> None:
+        if not prints or total is None:
             return
-        tenth = 10 * size // whole
-        if tenth > tenths.get(name, 0):
-            say(f"{name}: {10 * tenth} %", err=True)
-        tenths[name] = tenth
+        tenths = 10 * size // total
+        if tenths > printed_tenths.get(name, 0):
+            say(f"{name}: {10 * tenths} %", err=True)
+        printed_tenths[name] = tenths
 
-    return tell
+    return print_progress
 
 
 BEGINNING = (

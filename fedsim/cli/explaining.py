@@ -98,11 +98,12 @@ def compare_command(
     option = f"--{form}"
     if form is None:
         option = "--all"
-    refuse_beside_json(option, whole or form is not None)
+    prints_all = whole or form is not None
+    refuse_beside_json(option, prints_all)
     criterion, budget = read_goal(goal, options["budget"])
     if published is not None:
         _refuse_unused(goal, options)
-    elif goal is not None and (whole or form is not None):
+    elif goal is not None and prints_all:
         raise ScenarioError(
             f"--goal {goal} ranks lines, but {option} prints all figures unranked; give one of "
             "the two"
@@ -243,38 +244,38 @@ def whatif_command(
     from fedsim.records.reading import RunFolder
     from fedsim.running.scenario import load_of_run
 
-    before = RunFolder(run)
+    original = RunFolder(run)
     path = run.resolve()
-    after = out or path.with_name(f"{path.name}.whatif")
-    scenario = load_of_run(before, changes, allow_code=allow_code, tell=tell_dropped)
-    result = run_scenario(scenario, after, workers=workers)
+    changed = out or path.with_name(f"{path.name}.whatif")
+    scenario = load_of_run(original, changes, allow_code=allow_code, tell=tell_dropped)
+    result = run_scenario(scenario, changed, workers=workers)
     status = str(result.summary["status"])
     if status == "interrupted":
         return VerbOutcome(
-            partial(_whatif_result, run, after, status, changes), show_nothing, INTERRUPTED
+            partial(_whatif_result, run, changed, status, changes), show_nothing, INTERRUPTED
         )
-    folders = (before, RunFolder(after))
+    folders = (original, RunFolder(changed))
     accuracies = [folder.summary["accuracy"]["best"] for folder in folders]
     targets = []
     if None not in accuracies:
         # the highest multiple of 0.05 that both runs reach
-        common = math.floor(min(accuracies) * 20) / 20
-        if common:
-            targets.append(common)
-    comparison = Comparison(read_lines([run, after]), targets)
+        common_target = math.floor(min(accuracies) * 20) / 20
+        if common_target:
+            targets.append(common_target)
+    comparison = Comparison(read_lines([run, changed]), targets)
     paths = {folder.path.name: CriticalPaths(folder) for folder in folders}
-    page = write_report([run, after], after.with_name(f"{after.name}.report.html"))
+    page = write_report([run, changed], changed.with_name(f"{changed.name}.report.html"))
 
     def print_text() -> None:
         say(f"what if {', '.join(changes)}:")
         print_short(Console(), comparison)
         print_to(Console(), [totals_table(paths)])
-        say(f"written to {after}; both timelines are in {page}")
+        say(f"written to {changed}; both timelines are in {page}")
 
     def make_result() -> "WhatifResult":
         from fedsim.cli.results.parts import answers_of, tables_of
 
-        whatif = _whatif_result(run, after, status, changes)
+        whatif = _whatif_result(run, changed, status, changes)
         whatif.page = str(page)
         whatif.answers = answers_of(comparison)
         whatif.tables = tables_of(comparison.tables())
@@ -284,18 +285,18 @@ def whatif_command(
     return VerbOutcome(make_result, print_text)
 
 
-def _whatif_result(run: Path, after: Path, status: str, changes: Sequence[str]) -> "WhatifResult":
+def _whatif_result(run: Path, changed: Path, status: str, changes: Sequence[str]) -> "WhatifResult":
     """Return the result of ``fedsim whatif``, before both runs are compared.
 
     Args:
         run: folder of the first run.
-        after: folder of the run with the changes.
+        changed: folder of the run with the changes.
         status: status of the run with the changes.
         changes: the changes, ``key.path=value``.
     """
     from fedsim.cli.results.compare import WhatifResult
 
-    return WhatifResult(run=str(run), changed=str(after), status=status, changes=[*changes])
+    return WhatifResult(run=str(run), changed=str(changed), status=status, changes=[*changes])
 
 
 EXPLAINING = (compare_command, why_command, whatif_command)

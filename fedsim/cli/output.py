@@ -50,11 +50,11 @@ def _flag(name: str, key: str, text: str) -> Callable[[Verb], Verb]:
         text: help text of the flag.
     """
 
-    def keep(context: click.Context, _: click.Parameter, value: bool) -> None:
+    def store(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.meta[key] = value
 
     return click.option(
-        name, is_flag=True, expose_value=False, is_eager=True, callback=keep, help=text
+        name, is_flag=True, expose_value=False, is_eager=True, callback=store, help=text
     )
 
 

@@ -75,7 +75,7 @@ def rehearse_command(
     from fedsim.lab.rehearsal.loop import describe, rehearse_beside
     from fedsim.running.scenario import load
 
-    def tell(line: str) -> None:
+    def print_note(line: str) -> None:
         say(f"fedsim: {line}", err=True)
 
     loaded = load(scenario, changes, seed, allow_code=allow_code, tell=tell_dropped)
@@ -88,4 +88,4 @@ def rehearse_command(
         waits_s=None if flower_waits else SHORT_WAIT_S,
         port=port,
     )
-    say(*rehearse_beside(loaded, out, plan, tell))
+    say(*rehearse_beside(loaded, out, plan, print_note))

@@ -25,7 +25,7 @@ from fedsim.common.harmless import say
 if TYPE_CHECKING:
     from fedsim.cli.results.parts import VerbResult
 
-_MOST_PROBLEMS = 5
+_MOST_PROBLEMS = 5  # problems of a check that are printed as text
 
 
 @click.command(
@@ -51,7 +51,7 @@ def audit_command(run: Path, allow_code: bool, unchecked: bool) -> VerbOutcome:
     from fedsim.lab.audited import audit_run
     from fedsim.records.reading import RunFolder
 
-    findings, parts = audit_run(run, allow_code=allow_code)
+    findings, not_checked = audit_run(run, allow_code=allow_code)
     status = str(RunFolder(run).summary["status"])
     failing = {name: problems for name, problems in findings.items() if problems}
 
@@ -60,14 +60,15 @@ def audit_command(run: Path, allow_code: bool, unchecked: bool) -> VerbOutcome:
             say("the run failed: its records end at the error, and are checked up to there")
         for name, problems in findings.items():
             say(*_check_lines(name, problems))
-        say(*(f"not checked: {part}" for part in parts))
+        say(*(f"not checked: {part}" for part in not_checked))
         if unchecked:
             say(*(f"not checked: {name} ({reason})" for name, reason in UNCHECKED.items()))
 
     def make_result() -> "VerbResult":
         from fedsim.cli.results.audit import AuditResult
 
-        return AuditResult.of(run, status, findings, parts, UNCHECKED if unchecked else {})
+        listed = UNCHECKED if unchecked else {}
+        return AuditResult.of(run, status, findings, not_checked, listed)
 
     complaints = []
     for name, problems in failing.items():

@@ -162,10 +162,10 @@ def _merge(sources: Sequence[str], out: Path, options: StudyOptions) -> VerbOutc
     """
     from fedsim.lab.study.merging import merge
 
-    given = [name for name, value in options.items() if _is_given(name, value)]
-    if given:
+    given_names = [name for name, value in options.items() if _is_given(name, value)]
+    if given_names:
         raise ScenarioError(
-            f"'study merge' takes --out, --json and --quiet; --{given[0].replace('_', '-')} is "
+            f"'study merge' takes --out, --json and --quiet; --{given_names[0].replace('_', '-')} is "
             "an option for carrying out runs, and merge carries out none"
         )
     merged = merge(sources, out)
@@ -232,7 +232,7 @@ def _run_study(study: str, out: Path, options: StudyOptions) -> VerbOutcome:
     if not options["no_trial"]:
         forecast = _forecast(conductor)
     make_result = partial(_make_result, conductor, "dry-run", forecast)
-    return VerbOutcome(make_result, partial(_show_plan, conductor, forecast))
+    return VerbOutcome(make_result, partial(_print_plan, conductor, forecast))
 
 
 def _read_rule(options: StudyOptions) -> dict[str, object] | None:
@@ -253,10 +253,11 @@ def _read_rule(options: StudyOptions) -> dict[str, object] | None:
     rule = {name: value for name, value in values.items() if value is not None}
     if options["until_sure"]:
         return rule
-    for name, value in rule.items():
-        option = name.replace("_", "-")
-        raise ScenarioError(f"--{option} is {value!r}, but it belongs to --until-sure")
-    return None
+    if not rule:
+        return None
+    name, value = next(iter(rule.items()))
+    option = name.replace("_", "-")
+    raise ScenarioError(f"--{option} is {value!r}, but it belongs to --until-sure")
 
 
 def _carry_out(conductor: "Conductor") -> VerbOutcome:
@@ -278,7 +279,7 @@ def _carry_out(conductor: "Conductor") -> VerbOutcome:
     if conductor.interrupted:
         make_result = partial(_make_result, conductor, "interrupted")
         return VerbOutcome(make_result, show_nothing, interruption.exit_status)
-    print_text = partial(_show_figures, conductor)
+    print_text = partial(_print_results, conductor)
     if conductor.complete:
         return VerbOutcome(partial(_make_result, conductor, "done"), print_text)
     complaints: tuple[str, ...] = ()
@@ -304,7 +305,7 @@ def _forecast(conductor: "Conductor") -> "StudyForecast | None":
         return None
 
 
-def _show_plan(conductor: "Conductor", forecast: "StudyForecast | None") -> None:
+def _print_plan(conductor: "Conductor", forecast: "StudyForecast | None") -> None:
     """Print the selected runs of a study: their states, share of the work, and predicted cost.
 
     Args:
@@ -332,7 +333,7 @@ def _show_plan(conductor: "Conductor", forecast: "StudyForecast | None") -> None
         say(*forecast_lines(forecast, share))
 
 
-def _show_figures(conductor: "Conductor") -> None:
+def _print_results(conductor: "Conductor") -> None:
     """Print the most important results of a study, and the names of the files with all results.
 
     The results of a search are its trials. A study with published values is compared with them.
@@ -347,7 +348,7 @@ def _show_figures(conductor: "Conductor") -> None:
     out = conductor.out
     trials = conductor.trials
     if trials is not None:
-        print_to(Console(), [trials.table(5)])
+        print_to(Console(), [trials.table(most=5)])
         say(*trials.lines_of_text(), f"written to {out}")
     elif conductor.study.spec.published is not None:
         tables = compare_published(out, out / PUBLISHED)

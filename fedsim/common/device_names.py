@@ -7,7 +7,7 @@ _DIGITS = re.compile("([0-9]+)")
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # index of a device
 
 
-def rule(devices: int) -> str:
+def naming_rule(devices: int) -> str:
     """Return the part of an error's message that says which names of devices a file may have.
 
     Args:
@@ -47,11 +47,11 @@ def number_devices(names: Iterable[str], devices: int) -> dict[str, int] | str:
         {'c2': 0, 'c10': 1}
     """
     distinct = list(dict.fromkeys(names))
-    wrong = [name for name in distinct if not _is_index(name, devices)]
-    if not wrong:
+    no_indices = [name for name in distinct if not _is_index(name, devices)]
+    if not no_indices:
         return {name: int(name) for name in distinct}
     if "0" in distinct or len(distinct) != devices:
-        return wrong[0]
+        return no_indices[0]
     return {name: number for number, name in enumerate(sorted(distinct, key=natural_key))}
 
 
@@ -65,7 +65,7 @@ def natural_key(text: str) -> list[tuple[int, str]]:
     for part in _DIGITS.split(text):
         if part.isdecimal():
             digits = part.lstrip("0")
-            key.append((len(digits), digits))
+            key.append((len(digits), digits))  # of two numbers, the longer one is greater
         else:
             key.append((-1, part))
     return key

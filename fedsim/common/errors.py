@@ -123,12 +123,12 @@ def show_error(error: Exception, folder: Path | None = None) -> str:
 def _full_disk(error: Exception, folder: Path | None) -> str:
     name = getattr(error, "filename", None)
     # the file that could not be written may be a temporary one, on another disk than ``folder``
-    full = folder if name is None else Path(os.fsdecode(name)).parent
-    output = folder or full
+    full_folder = folder if name is None else Path(os.fsdecode(name)).parent
+    output = folder or full_folder
     disk = "the disk"
     advice = "try again"
-    if full is not None:
-        disk = f"the disk that holds {str(full)!r}"
+    if full_folder is not None:
+        disk = f"the disk that holds {str(full_folder)!r}"
     if output is not None and on_command_line.get() and any(output.glob("checkpoint/*/*")):
         advice = "--resume goes on"
     return f"{disk} is full; make room there, and {advice}"
@@ -154,12 +154,12 @@ def place_of(error: BaseException) -> str:
         Text such as ``", in mine.py, line 12"``; empty if user code is not in the traceback.
     """
     place = ""
-    foreign_folders = {_FEDSIM, Path(sysconfig.get_path("stdlib"))}
+    library_folders = {_FEDSIM, Path(sysconfig.get_path("stdlib"))}
     for frame in traceback.extract_tb(error.__traceback__):
         file = Path(frame.filename)
         if not file.is_file() or "site-packages" in file.parts:
             continue
-        if foreign_folders.isdisjoint(file.parents):
+        if library_folders.isdisjoint(file.parents):
             place = f", in {file.name}, line {frame.lineno}"
     return place
 
@@ -199,7 +199,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     Returns:
         The hint, as ``" (did you mean 'fedavg'?)"``; empty if no valid name is near.
     """
-    # The time of a comparison grows with the square of the length.
+    # the time of a comparison grows with the square of the name's length
     if len(name) > _LONGEST_NAME:
         return ""
     candidates = [candidate for candidate in names if len(candidate) <= _LONGEST_NAME]

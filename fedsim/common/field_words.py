@@ -389,8 +389,8 @@ def hint_for_kind(word: str) -> str:
 
 
 def _hint(word: str, meanings: dict[str, str]) -> str:
-    plain = word.lower().replace("-", "_")
-    joined = plain.replace("_", "")
-    by_joined_word = {key.replace("_", ""): meaning for key, meaning in meanings.items()}
-    meaning = meanings.get(plain, by_joined_word.get(joined))
+    name = word.lower().replace("-", "_")
+    # the user may also write "batchsize" for "batch_size"
+    by_joined_name = {key.replace("_", ""): meaning for key, meaning in meanings.items()}
+    meaning = meanings.get(name, by_joined_name.get(name.replace("_", "")))
     return "" if meaning is None else f" (in fedsim {word!r} is {meaning})"

@@ -195,35 +195,38 @@ def _convert(tables: Table, lost: list[str]) -> bool:
     partition = _FormerTable(data.get("partition", {}), "data.partition", lost)
     strategy = _FormerTable(tables["strategy"], "strategy", lost)
     kind = str(strategy.table["kind"])
-    deadline = strategy.table.get("deadline")
-    rule = _FormerTable(deadline if isinstance(deadline, dict) else {}, "strategy.deadline", lost)
-    of_kind = OF_STRATEGIES.get(kind, {})
-    of_rounds = ROUNDS if ":" not in kind or strategy.table.keys() >= _ROUNDS_KEYS else {}
+    rule = strategy.table.get("deadline")
+    deadline = _FormerTable(rule if isinstance(rule, dict) else {}, "strategy.deadline", lost)
+    partition_kind = str(partition.table.get("kind"))
+    former_of_partition = OF_PARTITIONS.get(partition_kind, {})
+    former_of_deadline = QUANTILE if deadline.table.get("kind") == "quantile" else {}
+    former_of_strategy = OF_STRATEGIES.get(kind, {})
+    is_users = ":" in kind
+    former_of_rounds: Former = {}
+    if not is_users or strategy.table.keys() >= _ROUNDS_KEYS:
+        former_of_rounds = ROUNDS
     has_former = [
         training.has(TRAINING) and "kind" not in training.table,  # a former [training] had no kind
-        partition.has(OF_PARTITIONS.get(str(partition.table.get("kind")), {})),
-        strategy.has(of_rounds) and ":" not in kind,  # a user's strategy may have such keys
-        strategy.has(of_kind),
-        rule.table.get("kind") == "quantile" and rule.has(QUANTILE),
+        partition.has(former_of_partition),
+        strategy.has(former_of_rounds) and not is_users,  # a user's strategy may have such keys
+        strategy.has(former_of_strategy),
+        deadline.has(former_of_deadline),
         not DATA.keys().isdisjoint(data),
     ]
     if not any(has_former):
         return False
     _convert_data(data)
     _convert_population(tables.get("population", {}), lost)
-    if of_rounds:
+    if former_of_rounds:
         _convert_deadline(strategy, kind)
     if kind in _CONVERSIONS:
         _CONVERSIONS[kind](strategy, tables)
     if kind == "fedprox" and "deadline" not in strategy.table:
         strategy.table.pop("partial_work", None)  # it had no effect without a deadline
-    for section, former in (
-        (training, TRAINING),
-        (partition, OF_PARTITIONS.get(str(partition.table.get("kind")), {})),
-        (rule, QUANTILE if rule.table.get("kind") == "quantile" else {}),
-        (strategy, of_kind),
-    ):
-        section.remove(former)
+    training.remove(TRAINING)
+    partition.remove(former_of_partition)
+    deadline.remove(former_of_deadline)
+    strategy.remove(former_of_strategy)
     for name, added in _ADDED.items():
         if name in tables:
             tables[name] = {**deepcopy(added), **tables[name]}
@@ -260,8 +263,8 @@ class _FormerTable:
 
     def note_lost(self, key: str, value: object) -> None:
         """Append a former key and its value, which present keys cannot express, to ``lost``."""
-        shown = str(value).lower() if isinstance(value, bool) else repr(value)
-        self._lost.append(f"{self._name}.{key} = {shown}")
+        value_text = str(value).lower() if isinstance(value, bool) else repr(value)
+        self._lost.append(f"{self._name}.{key} = {value_text}")
 
     def remove(self, former: Former) -> None:
         """Remove the former keys that are not converted yet.
@@ -300,6 +303,7 @@ def _convert_population(population: Table, lost: list[str]) -> None:
 
 
 def _convert_deadline(strategy: _FormerTable, kind: str) -> None:
+    """Write the former keys of a deadline as the table ``deadline``."""
     times = strategy.take("relative_deadline")
     epochs = strategy.take("reference_epochs", 5)
     devices = strategy.take("deadline_base", "unslowed")
@@ -330,23 +334,23 @@ def _convert_shift(strategy: _FormerTable) -> Table:
     if not strategy.take("dynamic", default=False):
         strategy.drop("shift_threshold")
         shift = "never"
-    usual = "aligned_l1" if strategy.table["kind"] in ("flexcfl", "ifca-mig") else "never"
-    return {} if shift == usual else {"shift": shift}
+    default = "aligned_l1" if strategy.table["kind"] in ("flexcfl", "ifca-mig") else "never"
+    return {} if shift == default else {"shift": shift}
 
 
 def _convert_cfl(strategy: _FormerTable, tables: Table) -> None:
     table = strategy.table
-    table["follows"] = (
-        "paper" if strategy.take("split_step", "children") == "parent" else "published-code"
-    )
+    is_paper = strategy.take("split_step", "children") == "parent"
+    table["follows"] = "paper" if is_paper else "published-code"
     if strategy.take("sweep", default=False):
         strategy.note_lost("sweep", value=True)
     if "split_rounds" in table:
         strategy.drop("eps1", "eps2", "eps1_relative", "eps2_ratio")
-    for given, derived, left in (("eps1", "eps1_relative", 0.2), ("eps2", "eps2_ratio", 2.5)):
-        share = strategy.take(derived, left)
-        if given not in table and share != left:
-            strategy.note_lost(derived, share)
+    # the threshold ``key`` was derived from a share unless it was given; only one share is left
+    for key, former_key, left in (("eps1", "eps1_relative", 0.2), ("eps2", "eps2_ratio", 2.5)):
+        share = strategy.take(former_key, left)
+        if key not in table and share != left:
+            strategy.note_lost(former_key, share)
 
 
 def _convert_fesem(strategy: _FormerTable, tables: Table) -> None:
@@ -392,8 +396,7 @@ def _convert_flexcfl(strategy: _FormerTable, tables: Table) -> None:
 
     # Three former keys become ``follows``: ``epochs_after_cold_start`` decides, and a value of the
     # other two that contradicts it is lost.
-    after = strategy.take("epochs_after_cold_start", "full")
-    is_paper = after == "less"
+    is_paper = strategy.take("epochs_after_cold_start", "full") == "less"
     table["follows"] = "paper" if is_paper else "published-code"
     sweep = strategy.take("sweep", default=True)
     if sweep == is_paper:

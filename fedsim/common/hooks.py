@@ -111,14 +111,14 @@ def overrides(user_class: type, like: type | None = None) -> Iterator[Override]:
 
     Args:
         user_class: the class.
-        like: a fedsim class that counts as a base of ``user_class``, even if it is none.
+        like: a fedsim class that counts as a base of ``user_class``, which need not inherit it.
     """
     own: dict[str, object] = {}
     parents = list(user_class.__mro__)
     if like is not None and like not in parents:
         parents.append(like)
     fedsim_parents = [parent for parent in parents if _is_fedsims(parent)]
-    for parent in parents:
+    for parent in parents:  # an attribute comes before the attributes that it overrides
         if not _is_fedsims(parent):
             own = {**_attributes_of(parent), **own}
             continue
@@ -211,7 +211,7 @@ def _is_narrower_part(own: object, inherited: object) -> bool:
         return all(type(value) is inherited for value in get_args(own))
     if not isinstance(own, type) or not isinstance(inherited, type):
         return False
-    # a bool is no int in a scenario, though its class is a subclass
+    # a bool is no int in a scenario, although ``bool`` is a subclass of ``int``
     return issubclass(own, inherited) and own is not bool
 
 

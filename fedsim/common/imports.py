@@ -86,8 +86,8 @@ def refuse_unless_allowed(path: str, key: str) -> None:
     """
     file, colon, name = path.rpartition(":")
     is_script = file.endswith(".py")
-    words = [Path(file).stem] if is_script else file.split(".")
-    if not (colon and all(word.isidentifier() for word in (name, *words))):
+    parts = [Path(file).stem] if is_script else file.split(".")
+    if not (colon and all(part.isidentifier() for part in (name, *parts))):
         raise ScenarioError(
             f"{key} is {path!r}; allowed is an import path of the form 'package.module:Name', "
             "or './file.py:Name' for a file in the working directory"
@@ -96,8 +96,8 @@ def refuse_unless_allowed(path: str, key: str) -> None:
         return
     if is_script:
         raise ScenarioError(f"{key} is {path!r}, {_REFUSAL}")
-    package = words[0]
-    if package not in _packages() or not _is_installed(package):
+    package = parts[0]
+    if package not in _allowed_packages() or not _is_installed(package):
         raise ScenarioError(
             f"{key} is {path!r}, {_REFUSAL}, or always, if it is installed, with {package!r} in "
             f"${ALLOWED_PACKAGES} or in {str(_config())!r}"
@@ -223,7 +223,7 @@ def entry_points_of(group: str) -> dict[str, str]:
     for distribution in distributions(path=_installed_folders()):
         points += distribution.entry_points.select(group=group)
     paths = {}
-    for point in reversed(points):
+    for point in reversed(points):  # of two entry points of a name, the first counts
         package = point.module.partition(".")[0]
         if _is_installed(package):
             paths[point.name] = point.value
@@ -237,7 +237,7 @@ def _installed_folders() -> list[str]:
     return [path for path in absolute if Path(path).resolve() != working_directory]
 
 
-def _packages() -> list[str]:
+def _allowed_packages() -> list[str]:
     """Return the packages whose code scenario files may name without ``--allow-code``.
 
     The user's configuration and the environment variable ``ALLOWED_PACKAGES`` name them.
@@ -282,12 +282,12 @@ class _PermittedFinder(MetaPathFinder):
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if path is not None:
             return None
-        place = self.locations.get(name) or self.locations.get(_importer())
-        if place is None:
+        location = self.locations.get(name) or self.locations.get(_importer())
+        if location is None:
             return None
         if name.startswith(_FILE_PREFIX):
-            return spec_from_file_location(name, place) if name in self.locations else None
-        folder = str(Path(place).parent) if place.endswith(".py") else place
+            return spec_from_file_location(name, location) if name in self.locations else None
+        folder = str(Path(location).parent) if location.endswith(".py") else location
         spec = PathFinder.find_spec(name, [folder])
         if spec is not None:
             self.locations[name] = folder
@@ -308,7 +308,7 @@ def module_locations() -> dict[str, str]:
     """
     folder = str(Path.cwd())
     locations = _finder.locations.copy()
-    for name, module in [*sys.modules.items()]:
+    for name, module in [*sys.modules.items()]:  # a copy, as another thread may import
         origin = getattr(module, "__file__", None)
         if not origin:
             origin = next(iter(getattr(module, "__path__", ())), None)
@@ -352,14 +352,13 @@ def _module_name(file: str) -> str:
         ImportError: the file does not exist, or another file of the same name was imported.
     """
     if file.endswith(".py"):
-        place = Path(file).resolve()
-        if not place.is_file():
+        path = Path(file).resolve()
+        if not path.is_file():
             raise ImportError(f"there is no file {str(Path(file))!r}")
-        name = f"{_FILE_PREFIX}{place.stem}"
-        if _finder.locations.setdefault(name, str(place)) != str(place):
+        name = f"{_FILE_PREFIX}{path.stem}"
+        if _finder.locations.setdefault(name, str(path)) != str(path):
             raise ImportError(
-                f"another file of the name {place.name!r} is loaded already; call the file "
-                "otherwise"
+                f"another file of the name {path.name!r} is loaded already; call the file otherwise"
             )
         return name
     package = file.partition(".")[0]
@@ -377,7 +376,7 @@ def _is_installed(package: str) -> bool:
     if package in sys.modules:  # imported already by the program
         return getattr(sys.modules[package], "__file__", None) is not None
     installed = PathFinder.find_spec(package, _installed_folders())
-    for finder in sys.meta_path:
+    for finder in sys.meta_path:  # a package installed as editable has a finder of its own
         if installed is None and finder is not PathFinder:
             installed = finder.find_spec(package, None)
     imported = find_spec(package)

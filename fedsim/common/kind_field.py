@@ -18,14 +18,14 @@ from fedsim.common.errors import ScenarioError, show_value
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec, json_schema
 
-_PATH = {
+_PATH_SCHEMA = {
     "type": "string",
     "pattern": ":",
     "description": "one of your own, as 'package.module:Class'",
 }
-_OWN: tuple[JsonSchemaValue, ...] = (
-    _PATH,
-    {"type": "object", "properties": {"kind": _PATH}, "required": ["kind"]},
+_OWN_CLASS_SCHEMAS: tuple[JsonSchemaValue, ...] = (
+    _PATH_SCHEMA,
+    {"type": "object", "properties": {"kind": _PATH_SCHEMA}, "required": ["kind"]},
 )
 
 
@@ -152,25 +152,25 @@ class KindField:
             kind: json_schema(self.registry.spec(kind), handler) for kind in self.registry.kinds
         }
         # schemas of tables that may omit their kind
-        short: dict[str, JsonSchemaValue] = {}
+        kindless: dict[str, JsonSchemaValue] = {}
         for kind in (self.registry.usual, "list", "file"):
             if kind is not None and kind in tables:
-                short[kind] = handler.resolve_ref_schema(tables[kind])
+                kindless[kind] = handler.resolve_ref_schema(tables[kind])
         options: list[JsonSchemaValue] = []
         if self.bare is not None:
-            options.append(short[str(self.registry.usual)]["properties"][self.bare])
-        if self.by_device and "list" in short:
-            options.append(short["list"]["properties"]["values"])
+            options.append(kindless[str(self.registry.usual)]["properties"][self.bare])
+        if self.by_device and "list" in kindless:
+            options.append(kindless["list"]["properties"]["values"])
         if self.by_kind:
             by_kind = handler.resolve_ref_schema(tables["by-kind"])
             options.append(by_kind["properties"]["values"])
         options.append({"enum": [*self.registry]})
         options += tables.values()
-        for kind, table in short.items():
+        for kind, table in kindless.items():
             if kind == self.registry.usual or self.by_device:
                 options.append(_without_kind(table))
         if self.registry.base:
-            options += _OWN
+            options += _OWN_CLASS_SCHEMAS
         return {"anyOf": options}
 
 
@@ -206,16 +206,22 @@ def spec_of(field: FieldInfo, kind: str) -> type[Spec] | None:
     """
     if ":" not in kind:
         return specs_of(field).get(kind)
-    for note in field.metadata:
-        if isinstance(note, KindField) and note.registry.base:
-            return note.registry.spec(kind)
+    for metadata in field.metadata:
+        if isinstance(metadata, KindField) and metadata.registry.base:
+            return metadata.registry.spec(kind)
     return None
 
 
-def _specs(annotation: object, notes: Iterable[object]) -> dict[str, type[Spec]]:
-    for note in notes:
-        if isinstance(note, KindField):
-            return {kind: note.registry.spec(kind) for kind in note.registry}
+def _specs(annotation: object, metadata: Iterable[object]) -> dict[str, type[Spec]]:
+    """Return the classes of the tables that an annotated type accepts: kind -> class.
+
+    Args:
+        annotation: the type; for a union, the classes of all its members are returned.
+        metadata: the annotations beside the type, such as a ``KindField``.
+    """
+    for entry in metadata:
+        if isinstance(entry, KindField):
+            return {kind: entry.registry.spec(kind) for kind in entry.registry}
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         kind = annotation.model_fields.get("kind")
         return {"" if kind is None else str(kind.default): annotation}

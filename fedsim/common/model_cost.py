@@ -37,7 +37,10 @@ def operation(fixed: float, a_sample: float, moved: float) -> Operations:
         a_sample: additional FLOPs for each sample of the batch.
         moved: bytes read and written for a batch.
     """
-    return np.array([[fixed, a_sample, moved, 0.0, 0.0, 0.0, fixed, a_sample, 0.0, 0.0]])
+    flops = (fixed, a_sample)
+    moved_bytes = (moved, 0.0)
+    additional_bytes = (0.0, 0.0)
+    return np.array([[*flops, *moved_bytes, *additional_bytes, *flops, *additional_bytes]])
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class Registry:
             raise ScenarioError(f"{key} is {show_value(kind)}{self._why_refused(kind)}")
         public_name = f"fedsim.plugin.{self.base.rpartition(':')[2]}"
         base = import_trusted(self.base, self.called)
-        kind_class = import_class(str(path), key, base, public_name, is_trusted=path is not kind)
+        kind_class = import_class(str(path), key, base, public_name, is_trusted=not is_path)
         self.guard(kind_class, key)
         return kind_class
 

@@ -93,7 +93,7 @@ class Returns:
 
 _ANYTHING = Returns()
 _declared: dict[object, Returns] = {}  # function of a base class's hook -> its rule
-_checking: set[tuple[type, str]] = set()  # (class, hook) whose results are checked already
+_guarded_hooks: set[tuple[type, str]] = set()  # (class, hook) whose results are checked already
 
 
 def returns(
@@ -151,16 +151,17 @@ def find_outside(
             return "" if is_within(value) else show_value(value)
         if not value.size or (is_within(value.min()) and is_within(value.max())):
             return ""  # an array with NaN has NaN as its minimum and maximum
-        places = enumerate(value.ravel())
-        wrong_place = next(place for place, number in places if not is_within(number))
-        return _entry_in_words(value, wrong_place)
+        entries = enumerate(value.ravel())
+        flat_index = next(index for index, number in entries if not is_within(number))
+        return _entry_in_words(value, flat_index)
 
     return find
 
 
-def _entry_in_words(array: AnyArray, place: int) -> str:
-    index = [int(number) for number in np.unravel_index(place, array.shape)]
-    return f"an array with {array.flat[place]} at {index[0] if len(index) == 1 else index}"
+def _entry_in_words(array: AnyArray, flat_index: int) -> str:
+    index = [int(number) for number in np.unravel_index(flat_index, array.shape)]
+    position = index[0] if len(index) == 1 else index
+    return f"an array with {array.flat[flat_index]} at {position}"
 
 
 def find_wrong_entry(value: object, length: int, find: FindMistake) -> str:
@@ -200,12 +201,12 @@ def is_of_type(hint: object) -> Check:
     if origin is Literal:
         return lambda value: isinstance(value, str | int) and value in arguments
     if origin is tuple:
-        return _is_tuple(arguments)
+        return _make_tuple_check(arguments)
     kind = origin or hint
     if kind is bool:
         return lambda value: isinstance(value, bool | np.bool_)
     if kind in (int, float):
-        return _is_number(Integral if kind is int else Real)
+        return _make_number_check(Integral if kind is int else Real)
     if kind is list:
         return lambda value: isinstance(value, _LISTS)
     if kind is Sequence:
@@ -213,7 +214,7 @@ def is_of_type(hint: object) -> Check:
     if not isinstance(kind, type) or kind in (Any, type) or is_typeddict(kind):
         return lambda value: True
     if getattr(kind, "_is_protocol", False):
-        return _has_methods(kind)
+        return _make_method_check(kind)
     return lambda value: isinstance(value, kind)
 
 
@@ -221,7 +222,7 @@ def _is_sequence(value: object) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
 
 
-def _is_number(kind: type) -> Check:
+def _make_number_check(kind: type) -> Check:
     def check(value: object) -> bool:
         is_number = isinstance(value, kind) and not isinstance(value, bool)
         return is_number and bool(value == value)  # not NaN
@@ -229,7 +230,7 @@ def _is_number(kind: type) -> Check:
     return check
 
 
-def _is_tuple(arguments: tuple[object, ...]) -> Check:
+def _make_tuple_check(arguments: tuple[object, ...]) -> Check:
     if arguments[1:] == (...,):
         is_right = is_of_type(arguments[0])
         return lambda value: isinstance(value, tuple | list) and all(map(is_right, value))
@@ -243,7 +244,7 @@ def _is_tuple(arguments: tuple[object, ...]) -> Check:
     return check
 
 
-def _has_methods(protocol: type) -> Check:
+def _make_method_check(protocol: type) -> Check:
     names = []
     for name, attribute in vars(protocol).items():
         if isinstance(attribute, FunctionType) and not name.startswith("_"):
@@ -432,20 +433,20 @@ def _guard_hook(half: type, override: Override, key: str) -> None:
         return
     owner = next(parent for parent in half.__mro__ if override.name in vars(parent))
     rule = HookRule.of(override, owner, key)
-    if rule.allows_anything or (owner, override.name) in _checking:
+    if rule.allows_anything or (owner, override.name) in _guarded_hooks:
         return
-    checking = _make_checking(function, rule)
-    hook: object = checking
+    checked_function = _add_checks(function, rule)
+    hook: object = checked_function
     if isinstance(own, property):
-        hook = property(checking, own.fset, own.fdel, own.__doc__)
+        hook = property(checked_function, own.fset, own.fdel, own.__doc__)
     elif isinstance(own, cached_property):
-        hook = cached_property(checking)
+        hook = cached_property(checked_function)
         hook.__set_name__(half, override.name)
     setattr(half, override.name, hook)
-    _checking.add((half, override.name))
+    _guarded_hooks.add((half, override.name))
 
 
-def _make_checking(own: FunctionType, rule: HookRule) -> Callable[..., object]:
+def _add_checks(own: FunctionType, rule: HookRule) -> Callable[..., object]:
     """Make a function that calls a hook and checks its results by a rule."""
 
     @wraps(own)

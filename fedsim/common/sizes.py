@@ -14,7 +14,7 @@ from fedsim.common.kind_field import KindField
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 
-# for each tier: share of devices, least and most samples
+# for each tier of devices: its share of all devices, least and most samples of a device
 _LONG_TAIL = ((0.4, 100, 300), (0.3, 300, 500), (0.2, 500, 1000), (0.1, 1000, 3000))
 _MOST = 1_000_000_000  # most samples of one device
 
@@ -75,9 +75,9 @@ class LongTailSizes(Spec):
         shares, lows, highs = zip(*_LONG_TAIL, strict=True)
         edges = np.round(np.cumsum(shares) * devices).astype(np.int64)
         tier_sizes = np.diff(edges, prepend=0)
-        tier = generator.permutation(np.repeat(np.arange(len(edges)), tier_sizes))
-        low = self._scale_bounds(lows)[tier]
-        high = self._scale_bounds(highs)[tier]
+        tier_of_device = generator.permutation(np.repeat(np.arange(len(edges)), tier_sizes))
+        low = self._scale_bounds(lows)[tier_of_device]
+        high = self._scale_bounds(highs)[tier_of_device]
         return np.asarray(generator.integers(low, high, endpoint=True))
 
     def _scale_bounds(self, bounds: Sequence[float]) -> NDArray[np.int64]:

@@ -32,7 +32,7 @@ from fedsim.common.former_keys import Former, Removed
 from fedsim.common.notes import note
 
 
-def _one_value(value: object) -> object:
+def _refuse_values_by_device(value: object) -> object:
     """Return the value of a key that takes one value for all devices.
 
     Raises:
@@ -47,7 +47,7 @@ def _one_value(value: object) -> object:
     )
 
 
-ForAll = BeforeValidator(_one_value)
+ForAll = BeforeValidator(_refuse_values_by_device)
 """Annotation of a key with one value for all devices; ``[population.local]`` has other values."""
 
 Epochs = Annotated[int, Field(ge=1, le=100_000), ForAll]
@@ -332,7 +332,7 @@ def summary(spec: type) -> str:
         spec: the class.
     """
     text = (inspect.getdoc(spec) or "").partition("Attributes:")[0]
-    return _plain(text.partition("\n\n")[0])
+    return _as_one_line(text.partition("\n\n")[0])
 
 
 @cache
@@ -353,19 +353,20 @@ def attribute_descriptions(spec: type) -> dict[str, str]:
         docstring = inspect.cleandoc(parent.__dict__.get("__doc__") or "")
         entries = docstring.partition("Attributes:")[2]
         for names, text in _ATTRIBUTE.findall(entries):
-            descriptions |= dict.fromkeys(names.split(", "), _plain(text))
-        body = _classes(parent.__module__).get(parent.__name__, [])
+            descriptions |= dict.fromkeys(names.split(", "), _as_one_line(text))
+        body = _class_bodies(parent.__module__).get(parent.__name__, [])
         for statement, following in pairwise(body):
+            # an annotated attribute, and the string literal after it
             match statement, following:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
                     value=ast.Constant(value=str(text))
                 ):
-                    descriptions[name] = _plain(text)
+                    descriptions[name] = _as_one_line(text)
     return descriptions
 
 
 @cache
-def _classes(module: str) -> dict[str, list[ast.stmt]]:
+def _class_bodies(module: str) -> dict[str, list[ast.stmt]]:
     """Parse the classes of a module: class name -> statements; empty if it has no source."""
     try:
         source = inspect.getsource(sys.modules[module])
@@ -375,5 +376,5 @@ def _classes(module: str) -> dict[str, list[ast.stmt]]:
     return {node.name: node.body for node in nodes if isinstance(node, ast.ClassDef)}
 
 
-def _plain(text: str) -> str:
+def _as_one_line(text: str) -> str:
     return " ".join(text.split()).replace("``", "'")

@@ -20,7 +20,7 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the increment of splitmix64
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
-_ID_STEP = 0xD1342543DE82EF95  # an odd multiplier, so that consecutive ids land far apart
+_ID_STEP = 0xD1342543DE82EF95  # odd multiplier by which consecutive IDs are far apart
 _UNIT = 2.0**-53
 
 shared_generators = RLock()
@@ -209,10 +209,11 @@ class Shuffle:
         number_at = self._number_at
         remaining = self.remaining
         numbers = []
-        for draw in self._generator.random(min(remaining, count)).tolist():
-            position = int(draw * remaining)
+        for variate in self._generator.random(min(remaining, count)).tolist():
+            position = int(variate * remaining)
             numbers.append(number_at.get(position, position))
             remaining -= 1
+            # Fisher-Yates: the last remaining number moves to the position that was drawn
             number_at[position] = number_at.pop(remaining, remaining)
         self.remaining = remaining
         return numbers

@@ -97,9 +97,9 @@ def write_tensors(path: Path, tensors: Mapping[str, AnyTensor]) -> str:
     order = sorted(tensors, key=lambda name: (_rank(name, tensors[name]), name))
     digest = hashlib.sha256()
     with path.open("wb") as file:
-        head = _header(order, tensors)
-        file.write(head)
-        digest.update(head)
+        header = _header(order, tensors)
+        file.write(header)
+        digest.update(header)
         for name in order:
             content = bytes_of(array_of(tensors[name]))
             file.write(content)
@@ -146,20 +146,20 @@ class _FileTensor(StoredTensor):
         file: the file.
         dtype: type of the elements.
         shape: the shape.
-        place: offset of the first byte in the file.
+        offset: offset of the first byte in the file.
     """
 
-    __slots__ = ("_file", "_place")
+    __slots__ = ("_file", "_offset")
 
     def __init__(
-        self, file: "_OpenFile", dtype: "np.dtype[Any]", shape: tuple[int, ...], place: int
+        self, file: "_OpenFile", dtype: "np.dtype[Any]", shape: tuple[int, ...], offset: int
     ) -> None:
         super().__init__(dtype, shape)
         self._file = file
-        self._place = place
+        self._offset = offset
 
     def read(self) -> AnyArray:
-        return read_array(self._file.descriptor, self._place, self.shape, self.dtype)
+        return read_array(self._file.descriptor, self._offset, self.shape, self.dtype)
 
 
 class _OpenFile:
@@ -219,8 +219,8 @@ def open_tensors(path: Path, *, hashed: bool = False) -> TensorFile:
     table = json.loads(_read_bytes(file.descriptor, 8, length))
     table.pop("__metadata__", None)
     tensors: dict[str, StoredTensor] = {}
-    for name, dtype, shape, place in _entries(table, 8 + length, size):
-        tensors[name] = _FileTensor(file, dtype, shape, place)
+    for name, dtype, shape, offset in _entries(table, 8 + length, size):
+        tensors[name] = _FileTensor(file, dtype, shape, offset)
     return TensorFile(tensors, sha256)
 
 
@@ -252,18 +252,18 @@ def _entries(
         raise ValueError(f"its table of tensors is malformed: {error!r}") from None
 
 
-def _read_bytes(descriptor: int, place: int, length: int) -> bytes:
-    return read_array(descriptor, place, (length,), np.dtype(np.uint8)).tobytes()
+def _read_bytes(descriptor: int, offset: int, length: int) -> bytes:
+    return read_array(descriptor, offset, (length,), np.dtype(np.uint8)).tobytes()
 
 
 def read_array(
-    descriptor: int, place: int, shape: tuple[int, ...], dtype: "np.dtype[Any]"
+    descriptor: int, offset: int, shape: tuple[int, ...], dtype: "np.dtype[Any]"
 ) -> AnyArray:
     """Read an array from an open file into a new array.
 
     Args:
         descriptor: file descriptor.
-        place: offset of the first byte.
+        offset: offset of the first byte.
         shape: shape of the array.
         dtype: type of its elements, which are little-endian in the file.
 
@@ -273,9 +273,9 @@ def read_array(
     array = np.empty(shape, dtype=dtype.newbyteorder("<"))
     content = array.reshape(-1).view(np.uint8).data
     while content:
-        size = os.preadv(descriptor, [content], place)
+        size = os.preadv(descriptor, [content], offset)
         if not size:
             raise OSError("the file ends before its last tensor does")
         content = content[size:]
-        place += size
+        offset += size
     return array.astype(dtype, copy=False)

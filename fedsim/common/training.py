@@ -119,9 +119,11 @@ class Batching:
         Args:
             samples: count of samples of the device.
         """
+        full_batches, rest = divmod(samples, self.size)
         if self.last == "keep":
-            return -(-samples // self.size)
-        return max(samples // self.size, min(samples, 1))
+            return full_batches + 1 if rest else full_batches
+        has_only_incomplete = full_batches == 0 and rest > 0
+        return 1 if has_only_incomplete else full_batches
 
     def last_size(self, samples: int) -> int:
         """Return the count of samples in the last batch of an epoch.
@@ -141,7 +143,9 @@ class Batching:
         """
         if self.last != "drop":
             return samples
-        return samples - samples % self.size * (samples >= self.size)
+        # a factor instead of a branch, as ``samples`` may be an array; an only batch is kept
+        has_full_batch = samples >= self.size
+        return samples - samples % self.size * has_full_batch
 
     def samples_in(self, steps: int, samples: int) -> int:
         """Return how many samples ``steps`` SGD steps process, on all batches in turn.
@@ -181,7 +185,9 @@ class Part:
     @property
     def samples(self) -> int:
         """Count of samples in the part."""
-        return len(range(self.number - 1, self.out_of, 2**self.splits))
+        first = self.number - 1
+        parts = 2**self.splits
+        return len(range(first, self.out_of, parts))  # every 2^splits-th sample
 
 
 @saved()
@@ -380,7 +386,9 @@ class Training:
             self.amount = LocalEpochs(former["epochs"])
         steps = former.get("steps")
         only_batch = former.get("only_batch")
-        if (steps is not None and self.epochs != 1) or (steps is None and only_batch is not None):
+        has_epochs_and_steps = steps is not None and self.epochs != 1
+        has_batch_without_steps = steps is None and only_batch is not None
+        if has_epochs_and_steps or has_batch_without_steps:
             raise SimulationError(
                 f"a training has epochs={self.epochs}, steps={steps} and only_batch={only_batch}; "
                 "allowed are steps with epochs=1, and only_batch with steps"

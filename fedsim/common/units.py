@@ -55,7 +55,7 @@ def _spell_bps(match: re.Match[str]) -> str:
     return match[1] + ("B/s" if "B" in match[0] else "bit/s")
 
 
-def _refused(message: str, **values: str) -> PydanticCustomError:
+def _quantity_error(message: str, **values: str) -> PydanticCustomError:
     return PydanticCustomError("quantity", message, values)
 
 
@@ -114,29 +114,34 @@ class Quantity:
         if self.infinite:
             allowed += f", and inf {base}"
         if self.zero:
-            raise _refused(f"{self.what} is 0 {base}, or {allowed}")
-        raise _refused(
+            raise _quantity_error(f"{self.what} is 0 {base}, or {allowed}")
+        raise _quantity_error(
             f"{self.what} here must be above 0 {base}; allowed is {allowed}, such as '90 {base}'"
         )
 
     def _parse(self, text: object) -> float:
         number = "90"
-        if isinstance(text, int | float) and 0 < text < math.inf and text is not True:
+        is_bool = isinstance(text, bool)
+        if isinstance(text, int | float) and not is_bool and 0 < text < math.inf:
             number = f"{text:g}"
         unit = "s" if "s" in self.units else next(iter(self.units))
         allowed = (
             f"a number and a unit out of {', '.join(self.units)}; for example '{number} {unit}'"
         )
         if not isinstance(text, str):
-            raise _refused("{what} needs its unit: {allowed}", what=self.what, allowed=allowed)
+            raise _quantity_error(
+                "{what} needs its unit: {allowed}", what=self.what, allowed=allowed
+            )
         match = _QUANTITY.fullmatch(text)
         forms = self._forms
         if match is None or match[2] not in forms:
             hint = self._hint_at_unit(match[2]) if match else ""
-            raise _refused("{what} is {allowed}{hint}", what=self.what, allowed=allowed, hint=hint)
+            raise _quantity_error(
+                "{what} is {allowed}{hint}", what=self.what, allowed=allowed, hint=hint
+            )
         value = float(match[1]) * self.units[forms[match[2]]]
         if math.isnan(value) or value < 0:
-            raise _refused("{what} cannot be negative", what=self.what)
+            raise _quantity_error("{what} cannot be negative", what=self.what)
         return value
 
     def _hint_at_unit(self, unit: str) -> str:
@@ -164,14 +169,16 @@ class Quantity:
 
         The text reads back to an equal float. Of several such units, the largest is used.
         """
-        exact = []
+        exact_texts: list[tuple[int, float, str]] = []
         for unit, factor in self.units.items():
             number = f"{value / factor:.12g}"
             is_shown = unit in self.shown or not self.shown or factor == 1.0
-            if is_shown and value >= factor and float(number) * factor == value < math.inf:
-                exact.append((len(number), -factor, f"{number} {unit}"))
-        if exact:
-            return min(exact)[2]
+            is_exact = value < math.inf and float(number) * factor == value
+            if is_shown and is_exact and value >= factor:
+                exact_texts.append((len(number), -factor, f"{number} {unit}"))
+        if exact_texts:
+            _, _, shortest = min(exact_texts)  # of equally short numbers, the largest unit's
+            return shortest
         number = f"{value:g}"
         if float(number) != value:
             number = repr(value)
@@ -238,16 +245,19 @@ PositiveSeconds = Annotated[
 ]
 Bytes = Annotated[float, Quantity("a size", _SIZE, 1e-3, 1e15)]
 PositiveBytes = Annotated[float, Quantity("a size", _SIZE, 1e-3, 1e15, zero=False)]
-BytesPerSecond = Annotated[float, Quantity("a data rate", _RATE, 1e-3, 1e15, True, tuple(_BITS))]
-LinkRate = Annotated[
-    float, Quantity("a data rate", _RATE, 1e-3, 1e15, True, tuple(_BITS), zero=False)
+BytesPerSecond = Annotated[
+    float, Quantity("a data rate", _RATE, 1e-3, 1e15, infinite=True, shown=tuple(_BITS))
 ]
-SamplesPerSecond = Annotated[float, Quantity("a speed", _SPEED, 1e-6, 1e15, True)]
+LinkRate = Annotated[
+    float,
+    Quantity("a data rate", _RATE, 1e-3, 1e15, infinite=True, shown=tuple(_BITS), zero=False),
+]
+SamplesPerSecond = Annotated[float, Quantity("a speed", _SPEED, 1e-6, 1e15, infinite=True)]
 PerSecond = Annotated[float, Quantity("a rate", _FREQUENCY, 1e-10, 1e9)]
 FlopPerSecond = Annotated[float, Quantity("a rate of arithmetic", _ARITHMETIC, 1.0, 1e21)]
 Flops = Annotated[float, Quantity("an amount of arithmetic", _WORK, 1.0, 1e30)]
 Watts = Annotated[float, Quantity("a power", _POWER, 1e-9, 1e9)]
-Joules = Annotated[float, Quantity("an energy", _ENERGY, 1e-9, 1e15, True)]
+Joules = Annotated[float, Quantity("an energy", _ENERGY, 1e-9, 1e15, infinite=True)]
 JoulesPerByte = Annotated[float, Quantity("an energy a byte", _BYTE_ENERGY, 1e-15, 1e6)]
 GramsPerJoule = Annotated[float, Quantity("a carbon intensity", _CARBON, 1e-12, 1e3)]
 

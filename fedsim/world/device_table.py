@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.common.device_names import device_name, natural_key, number_devices, rule
+from fedsim.common.device_names import device_name, naming_rule, natural_key, number_devices
 from fedsim.common.errors import DataError, nearest, show_value
 from fedsim.common.files import SOUGHT, open_file, require_regular
 from fedsim.common.notes import note
@@ -210,7 +210,7 @@ class DeviceTable:
             names.append(device_name(cell))
         numbers = number_devices(names, devices)
         if isinstance(numbers, str):
-            raise self.wrong(names.index(numbers), column, rule(devices))
+            raise self.wrong(names.index(numbers), column, naming_rule(devices))
         return [numbers[name] for name in names]
 
     def by_device(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.common.device_names import number_devices, rule
+from fedsim.common.device_names import naming_rule, number_devices
 from fedsim.common.errors import DataError
 from fedsim.toolbox.partitions.plain import _read_entries
 from tests.world.test_availability import paths
@@ -108,7 +108,7 @@ def test_every_input_refuses_other_names_with_one_message(name: str, tmp_path: P
     with pytest.raises(DataError) as caught:
         INPUTS[name](tmp_path, {"0": 1, "1": 2, "zoe": 3})
     assert "zoe" in str(caught.value)
-    assert str(caught.value).endswith(rule(3))
+    assert str(caught.value).endswith(naming_rule(3))
 
 
 def test_numbers_from_0_may_be_missing_and_other_names_may_not() -> None:

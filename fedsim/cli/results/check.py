@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from fedsim.cli.results.parts import ResultEntries, VerbResult
-from fedsim.common.files import toml
+from fedsim.common.files import parse_toml
 from fedsim.lab.whole_forecast import CostHere, WholeForecast
 
 
@@ -74,14 +74,14 @@ class CheckResult(VerbResult):
     """The scenario with every default."""
 
     @classmethod
-    def of(cls, scenario: str, whole: WholeForecast) -> "CheckResult":
+    def of(cls, scenario: str, forecast: WholeForecast) -> "CheckResult":
         """Return the result for a valid scenario.
 
         Args:
             scenario: the scenario with every default, as TOML.
-            whole: the forecast of the run.
+            forecast: the forecast of the run.
         """
         cost = None
-        if whole.cost is not None:
-            cost = ForecastResult.of(whole.cost)
-        return cls(lines=whole.lines, forecast=cost, scenario=toml(scenario))
+        if forecast.cost is not None:
+            cost = ForecastResult.of(forecast.cost)
+        return cls(lines=forecast.lines, forecast=cost, scenario=parse_toml(scenario))

@@ -58,7 +58,7 @@ class FiguresResult(VerbResult):
         """
         figures = []
         for entry in outcome.written:
-            *files, table = map(str, entry.files)
+            *files, table = map(str, entry.files)  # the last file is the CSV file
             figures.append(
                 FigureFilesResult(
                     figure=entry.name,

@@ -35,7 +35,8 @@ RESULTS: tuple[type[VerbResult], ...] = (
 
 def output_schema() -> JsonSchemaValue:
     """Return the JSON schema of all that ``--json`` prints; ``$defs`` has one schema per result."""
-    _, whole = models_json_schema([(result, "serialization") for result in RESULTS])
-    names = [{"$ref": f"#/$defs/{result.__name__}"} for result in RESULTS]
+    _, definitions = models_json_schema([(result, "serialization") for result in RESULTS])
+    references = [{"$ref": f"#/$defs/{result.__name__}"} for result in RESULTS]
     draft = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": draft, "title": "Output of fedsim --json", "anyOf": names, **whole}
+    title = "Output of fedsim --json"
+    return {"$schema": draft, "title": title, "anyOf": references, **definitions}

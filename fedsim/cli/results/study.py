@@ -145,9 +145,11 @@ class MergeResult(VerbResult):
 
 
 def _runs_of(conductor: Conductor) -> list[StudyRunResult]:
+    """Return the selected runs of a study with their present states and errors."""
     errors = {ended.order.folder: ended.error for ended in conductor.failed}
-    now = states(conductor.out, conductor.study)
-    state_of = dict(zip((run.folder for run in conductor.study.runs), now, strict=True))
+    folders = [run.folder for run in conductor.study.runs]
+    present_states = states(conductor.out, conductor.study)
+    state_of = dict(zip(folders, present_states, strict=True))
     return [
         StudyRunResult(
             folder=str(run.folder),
@@ -160,9 +162,9 @@ def _runs_of(conductor: Conductor) -> list[StudyRunResult]:
 
 
 def _shard_result(conductor: Conductor) -> ShardResult | None:
-    share = conductor.shard
-    if share is None:
+    shard = conductor.shard
+    if shard is None:
         return None
     runs = [run for run, _ in conductor.selected_runs]
     work = work_of_share(runs, conductor.study.runs)
-    return ShardResult(number=share.number, count=share.count, runs=len(runs), work=work)
+    return ShardResult(number=shard.number, count=shard.count, runs=len(runs), work=work)

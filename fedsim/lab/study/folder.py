@@ -14,7 +14,7 @@ from typing import Any, Literal
 import tomli_w
 
 from fedsim.common.errors import FedsimError, RunFolderError
-from fedsim.common.files import flatten, read_text, toml
+from fedsim.common.files import flatten, parse_toml, read_text
 from fedsim.common.former_keys import understand
 from fedsim.lab.reading.study_folder import (
     PUBLISHED,
@@ -109,7 +109,7 @@ def state_of(folder: Path, scenario: str) -> RunState:
         existing = _present_scenario(existing) or existing
     if existing != scenario:
         try:
-            difference = first_difference(toml(existing), toml(scenario))
+            difference = first_difference(parse_toml(existing), parse_toml(scenario))
         except ValueError:
             difference = f"its {files.SCENARIO} is damaged"
         hint = "give another folder, or remove that run"
@@ -132,7 +132,7 @@ def _present_scenario(text: str) -> str | None:
         this version cannot express.
     """
     try:
-        tables, is_former, lost = understand(toml(text))
+        tables, is_former, lost = understand(parse_toml(text))
         if is_former and not lost:
             return Scenario(**tables).to_toml()
     except (ValueError, FedsimError):  # damaged, or not valid in this version

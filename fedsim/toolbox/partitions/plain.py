@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from fedsim.common import former_keys
 from fedsim.common.arrays import AnyArray
-from fedsim.common.device_names import number_devices, rule
+from fedsim.common.device_names import naming_rule, number_devices
 from fedsim.common.errors import DataError, ScenarioError, nearest, show_value
 from fedsim.common.files import find_file, read_keyed_json, reading
 from fedsim.common.former_keys import Former
@@ -257,7 +257,7 @@ def _read_entries(path: Path) -> list[dict[str, object]]:
     numbers = number_devices(content, len(content))
     if isinstance(numbers, str) or "" in content:
         wrong = numbers if isinstance(numbers, str) else ""
-        raise DataError(f"'{path}' has the key {show_value(wrong)}; {rule(len(content))}")
+        raise DataError(f"'{path}' has the key {show_value(wrong)}; {naming_rule(len(content))}")
     return [
         _parse_entry(path, name, content[name]) for name in sorted(content, key=numbers.__getitem__)
     ]
