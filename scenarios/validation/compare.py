@@ -26,7 +26,7 @@ import fedsim
 from fedsim.common.arrays import Floats
 from fedsim.common.harmless import say
 from fedsim.lab.calibrate.log import Log, LogDefaults, read_log
-from fedsim.lab.calibrate.tasks import took
+from fedsim.lab.calibrate.tasks import durations
 from fedsim.running.mistakes import explained
 from fedsim.running.scenarios.outside import rows as outside
 from fedsim.running.scenarios.validation.real_rounds import (
@@ -74,7 +74,7 @@ def trainings(world: dict[str, Any], log: Log | None) -> list[float]:
     clients = world["clients"]
     if log is None:
         return [client["train"] for client in clients]
-    steps = took(log.tasks.train)
+    steps = durations(log.tasks.train)
     return [float(np.median(steps[log.tasks.client == one])) for one in range(len(clients))]
 
 
@@ -149,7 +149,10 @@ def compared(name: str, world: dict[str, Any], models: tuple[str, ...] = MODELS)
 def _real(log: Log) -> Floats:
     own = [log.tasks.client == one for one in range(len(log.clients))]
     return np.array(
-        [[np.mean(took(steps)[one]) for one in own] for steps in (log.tasks.down, log.tasks.up)]
+        [
+            [np.mean(durations(steps)[one]) for one in own]
+            for steps in (log.tasks.down, log.tasks.up)
+        ]
     )
 
 

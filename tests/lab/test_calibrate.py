@@ -20,7 +20,7 @@ import fedsim
 from fedsim.cli import main
 from fedsim.lab.calibrate import calibrate
 from fedsim.lab.calibrate.log import LogDefaults, read_log
-from fedsim.lab.calibrate.tasks import took
+from fedsim.lab.calibrate.tasks import durations
 from fedsim.running.scenarios.validation import real_rounds
 from fedsim.world.network.protocol import Tcp
 from tests.conftest import module_at
@@ -280,7 +280,7 @@ def test_rounds_and_versions_are_written_down(
     assert log.synchronous
     assert log.tasks.number.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert (log.rounds.end - log.rounds.start >= 0.05).all()
-    assert (took(log.tasks.train)[log.tasks.client == 0] >= 0.02).all()
+    assert (durations(log.tasks.train)[log.tasks.client == 0] >= 0.02).all()
     assert set(log.tasks.up.amount) == {200_000}
 
     played(testbed, world | {"buffer": 3}, tmp_path / "versions.csv")
@@ -313,13 +313,13 @@ def test_kept_logs_are_of_their_worlds(name: str) -> None:
     for number, client in enumerate(world["clients"]):
         own = log.tasks[log.tasks.client == number]
         if "train" in client:
-            assert np.median(took(own.train)) == pytest.approx(client["train"], abs=0.01)
+            assert np.median(durations(own.train)) == pytest.approx(client["train"], abs=0.01)
         # no link carries more than it can, but for a burst
         for way, steps in (("down", own.down), ("up", own.up)):
             least = client["latency"] / 1e3 + (world["bytes"] * 1514 / 1448 - 20_000) / (
                 client[way] * 125e3
             )
-            assert took(steps).min() > least
+            assert durations(steps).min() > least
 
 
 # rounds of these differ by whom a full queue hits, which a calibrated world does not have

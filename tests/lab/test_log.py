@@ -14,8 +14,8 @@ import pytest
 from fedsim.common.errors import DataError
 from fedsim.lab.calibrate.fitting import Fitted, fit
 from fedsim.lab.calibrate.log import Log, LogDefaults, read_log
-from fedsim.lab.calibrate.presence import Presence, presence
-from fedsim.lab.calibrate.tasks import spans, took
+from fedsim.lab.calibrate.presence import Presence, estimate_presence
+from fedsim.lab.calibrate.tasks import durations, spans
 from fedsim.records.reading import RunFolder
 from fedsim.testing import quiet_world, run
 from fedsim.world.network.protocol import Tcp
@@ -99,8 +99,8 @@ def test_tasks_and_rounds_are_found_whatever_the_order_of_rows(tmp_path: Path) -
         np.testing.assert_allclose(log.rounds.start, [0, 100, 200])
         np.testing.assert_allclose(log.rounds.end, [11.25, 111.25, 211.25])
         first = log.tasks[log.tasks.client == 1]
-        np.testing.assert_allclose(took(first.down), SIZE / DEVICES[1][1])
-        np.testing.assert_allclose(took(first.train), 5.0)
+        np.testing.assert_allclose(durations(first.down), SIZE / DEVICES[1][1])
+        np.testing.assert_allclose(durations(first.train), 5.0)
         assert log.at_once == 3
 
 
@@ -235,7 +235,7 @@ def test_logs_of_nvflares_clients(tmp_path: Path) -> None:
     assert log.clients == ("site-1", "site-2")
     assert len(log.tasks.number) == 6
     for steps, seconds in ((log.tasks.down, 2.0), (log.tasks.train, 10.0), (log.tasks.up, 4.0)):
-        assert took(steps) == pytest.approx([seconds] * 6)
+        assert durations(steps) == pytest.approx([seconds] * 6)
     with pytest.raises(DataError, match="logs no samples"):
         read_log(tmp_path, LogDefaults())
     (tmp_path / "server.log").write_text(
@@ -293,7 +293,7 @@ def test_logs_of_appfl(asynchronous: bool, tmp_path: Path) -> None:
         (log.tasks.train, (8, 12)),
         (log.tasks.up, (3, 3)),
     ):
-        assert took(steps) == pytest.approx(np.array(seconds)[log.tasks.client])
+        assert durations(steps) == pytest.approx(np.array(seconds)[log.tasks.client])
     fitted = fit(log.tasks, 2).world
     assert fitted.down == pytest.approx([8e6, 4e6])
     assert set(fitted.server.values()) == {math.inf}
@@ -389,7 +389,7 @@ def test_a_fixed_part_of_trainings(tmp_path: Path) -> None:
 def test_presence_of_those_who_miss_a_round(tmp_path: Path) -> None:
     lines = [task(str(one), number, 100.0 * number, DEVICES[0]) for number in range(10) for one in range(5)
              if not (one == 1 and number in (4, 5)) and not (one == 3 and number == 8)]  # fmt: skip
-    there = presence(read("".join(lines), tmp_path))
+    there = estimate_presence(read("".join(lines), tmp_path))
     assert there is not None
     whole = 905.0  # from the first round to the end of the last
     assert there.mean_on == pytest.approx((5 * whole - 300.0) / 2)  # two leave
@@ -399,7 +399,7 @@ def test_presence_of_those_who_miss_a_round(tmp_path: Path) -> None:
 
 def test_presence_that_the_log_says_and_that_cohorts_do_not_tell(tmp_path: Path) -> None:
     def of(lines: str) -> Presence | None:
-        return presence(read(lines, tmp_path))
+        return estimate_presence(read(lines, tmp_path))
 
     on = (
         "phone 0,,on,1000,1040",

@@ -12,12 +12,12 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from fedsim.common.errors import DataError
-from fedsim.lab.calibrate.files import SCENARIO, draw, summary, write
+from fedsim.lab.calibrate.files import SCENARIO, describe, draw_clients, write_files
 from fedsim.lab.calibrate.fitting import fit
 from fedsim.lab.calibrate.log import LogDefaults, read_log
-from fedsim.lab.calibrate.outlook import not_refuted, outlooks
-from fedsim.lab.calibrate.presence import presence
-from fedsim.lab.calibrate.replay import held_out, predict
+from fedsim.lab.calibrate.outlook import keep_unrefuted, predict_outlooks
+from fedsim.lab.calibrate.presence import estimate_presence
+from fedsim.lab.calibrate.replay import choose_held_out, predict
 from fedsim.records.reading import RunFolder
 from fedsim.world.network.protocol import PROTOCOLS, Protocol, ProtocolSpec
 
@@ -54,29 +54,36 @@ def calibrate(
         RunFolderError: a file cannot be read or written.
     """
     log = read_log(path, defaults)
-    is_held_out = held_out(log)
+    is_held_out = choose_held_out(log)
     is_fitted = ~np.isin(log.tasks.number, log.rounds.number[is_held_out])
     fitted = fit(
-        log.tasks[is_fitted], len(log.clients), latency, _protocol(path, protocol), log.tasks
+        log.tasks[is_fitted],
+        clients=len(log.clients),
+        latency=latency,
+        protocol=_read_protocol(path, protocol),
+        all_tasks=log.tasks,
     )
-    online = presence(log)
-    is_exact = log.synchronous and not fitted.world.jitter and not fitted.world.protocol.weighs
+    world = fitted.world
+    presence = estimate_presence(log)
+    # without anything random, every seed gives the same prediction
+    is_exact = log.synchronous and not world.jitter and not world.protocol.weighs
     draws = 1 if is_exact else _DRAWS
-    prediction = predict(log, is_held_out, [fitted.world] * draws)
-    lines = [*summary(fitted, log, online), *prediction.summary("with each client's own values")]
+    prediction = predict(log, is_held_out, [world] * draws)
+    lines = [*describe(fitted, log, presence)]
+    lines += prediction.summary("with each client's own values")
     if not by_client:
-        worlds = [draw(fitted.world, seed) for seed in range(_DRAWS)]
-        drawn = predict(log, is_held_out, worlds)
-        lines += drawn.summary("with clients drawn as the scenario does")
-    rivals = not_refuted(log, is_held_out, fitted.world, fitted.rivals)
-    lines += [outlook.line for outlook in outlooks(log, fitted.world, rivals)]
-    write(out, path.name, log, fitted, by_client, online, prediction)
+        drawn_worlds = [draw_clients(world, seed) for seed in range(_DRAWS)]
+        prediction_of_drawn = predict(log, is_held_out, drawn_worlds)
+        lines += prediction_of_drawn.summary("with clients drawn as the scenario does")
+    rivals = keep_unrefuted(log, is_held_out, world, fitted.rivals)
+    lines += [outlook.line for outlook in predict_outlooks(log, world, rivals)]
+    write_files(out, path.name, log, fitted, by_client, presence, prediction)
     lines += [f"note: {note}" for note in log.notes]
     lines.append(f"written to {out}")
     return lines
 
 
-def _protocol(path: Path, name: str | None) -> Protocol:
+def _read_protocol(path: Path, name: str | None) -> Protocol:
     """Return the protocol called ``name``; by default the run folder's, or fluid if it has none.
 
     User code that the run folder names is never imported.

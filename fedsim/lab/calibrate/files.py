@@ -26,7 +26,8 @@ from fedsim.world.network.protocol import Fluid
 SCENARIO = "scenario.toml"
 CLIENTS = "clients.csv"
 ROUNDS = "rounds.csv"
-_ALIKE = 1.02  # spread (see ``_lognormal``) below which all clients count as equal
+_LONGEST_NAME = 200  # greatest length of a scenario's name (characters)
+_ALIKE = 1.02  # spread (see ``_fit_lognormal``) below which all clients count as equal
 _UNITS = {  # quantity of clients: unit, and its size in the base unit
     "speed": ("samples/s", 1.0),
     "down": ("Mbit/s", 125e3),
@@ -35,11 +36,11 @@ _UNITS = {  # quantity of clients: unit, and its size in the base unit
 }
 
 
-def draw(world: FittedWorld, seed: int) -> FittedWorld:
+def draw_clients(world: FittedWorld, seed: int) -> FittedWorld:
     """Return a fitted world (speeds and links) in which the clients are drawn anew.
 
-    It is used to see how much a prediction depends on the clients. Each
-    quantity is drawn from the lognormal distribution that fits the values of the log's clients.
+    It is used to see how much a prediction depends on the clients. Each quantity is drawn from the
+    lognormal distribution that fits the values of the log's clients.
 
     Args:
         world: the world that was fitted to a log.
@@ -51,7 +52,7 @@ def draw(world: FittedWorld, seed: int) -> FittedWorld:
     streams = Streams(seed)
     quantities: dict[str, Floats] = {}
     for name, values in world.quantities.items():
-        median, spread = _lognormal(values)
+        median, spread = _fit_lognormal(values)
         normal = streams.generator(f"world/{name}").standard_normal(len(values))
         quantities[name] = median * spread**normal
     return world._replace(
@@ -62,31 +63,28 @@ def draw(world: FittedWorld, seed: int) -> FittedWorld:
     )
 
 
-def summary(fitted: Fitted, log: Log, online: Presence | None) -> Iterator[str]:
+def describe(fitted: Fitted, log: Log, presence: Presence | None) -> Iterator[str]:
     """Yield lines of text that describe a calibration to users.
 
     Args:
         fitted: the fitted world, with estimates that a world does not contain.
         log: the log.
-        online: estimates of online and unreachable phases; None if the log has none.
+        presence: estimates of online and unreachable phases; None if the log has none.
     """
     yield from _describe_world(fitted, log)
-    yield from _describe_clients(fitted, online)
+    yield from _describe_clients(fitted, presence)
     yield from _list_notes(fitted, log)
 
 
 def _describe_world(fitted: Fitted, log: Log) -> Iterator[str]:
     """Yield lines of text about the log, the protocol, and the clients' speeds and links."""
     world = fitted.world
-    kind = (
-        "synchronous"
-        if log.synchronous
-        else f"asynchronous, {counted(log.at_once, 'client')} at work"
-    )
+    kind = "synchronous"
+    if not log.synchronous:
+        kind = f"asynchronous, {counted(log.at_once, 'client')} at work"
     yield (
         f"log        {counted(len(log.clients), 'client')}, {counted(len(log.rounds), 'round')}, "
-        f"{counted(len(log.tasks), 'task')} "
-        f"({kind})"
+        f"{counted(len(log.tasks), 'task')} ({kind})"
     )
     yield f"protocol   {world.protocol.kind}"
     jitter = ", without jitter"
@@ -94,13 +92,14 @@ def _describe_world(fitted: Fitted, log: Log) -> Iterator[str]:
         jitter = f", an epoch's time varies by {world.jitter:.1%}"
     yield f"speed      {_format_values('speed', world.speed)}{jitter}"
     for direction, limit in world.server.items():
-        words = "no limit at the server is seen"
+        server_text = "no limit at the server is seen"
         if limit < math.inf:
-            words = f"the server's link carries {_format_value(direction, limit)}"
-        yield f"{direction:<9}  {_format_values(direction, world.quantities[direction])}; {words}"
+            server_text = f"the server's link carries {_format_value(direction, limit)}"
+        client_text = _format_values(direction, world.quantities[direction])
+        yield f"{direction:<9}  {client_text}; {server_text}"
 
 
-def _describe_clients(fitted: Fitted, online: Presence | None) -> Iterator[str]:
+def _describe_clients(fitted: Fitted, presence: Presence | None) -> Iterator[str]:
     """Yield lines of text about the clients' latency, overhead and availability."""
     caveat = ""
     if not fitted.latency_is_known:
@@ -112,12 +111,12 @@ def _describe_clients(fitted: Fitted, online: Presence | None) -> Iterator[str]:
             f"overhead   {show_seconds(float(np.median(overheads)))} of a training, whatever its "
             "samples; speeds contain it"
         )
-    if online is None:
+    if presence is None:
         yield "available  always, as far as the log tells"
     else:
         yield (
-            f"available  {show_seconds(online.mean_on)} on and {show_seconds(online.mean_off)} off "
-            "on the mean"
+            f"available  {show_seconds(presence.mean_on)} on and "
+            f"{show_seconds(presence.mean_off)} off on the mean"
         )
 
 
@@ -130,32 +129,32 @@ def _list_notes(fitted: Fitted, log: Log) -> Iterator[str]:
         fitted: the fitted world.
         log: the log.
     """
-    has_no_limit = all(limit == math.inf for limit in fitted.world.server.values())
-    if log.synchronous and log.at_once == len(log.clients) and has_no_limit:
+    is_unlimited = all(limit == math.inf for limit in fitted.world.server.values())
+    if log.synchronous and log.at_once == len(log.clients) and is_unlimited:
         yield (
             "note: all clients are in every round, so that a limit at the server may be taken for "
             "their own links"
         )
     yield from (f"note: {note}" for note in fitted.notes)
     yield (
-        f"note: fitted to {counted(log.at_once, 'client')} at a time; links that more of them would fill are "
-        "not seen"
+        f"note: fitted to {counted(log.at_once, 'client')} at a time; links that more of them would "
+        "fill are not seen"
     )
-    down, up = _message_bytes(log.tasks)
-    if up and abs(up / down - 1) > _ALIKE - 1:
+    download_bytes, upload_bytes = _message_bytes(log.tasks)
+    if upload_bytes and abs(upload_bytes / download_bytes - 1) > _ALIKE - 1:
         yield (
-            f"note: uploads have {show_bytes(up)} and downloads {show_bytes(down)}, which the "
-            "scenario has for both"
+            f"note: uploads have {show_bytes(upload_bytes)} and downloads "
+            f"{show_bytes(download_bytes)}, which the scenario has for both"
         )
 
 
-def write(
+def write_files(
     out: Path,
     name: str,
     log: Log,
     fitted: Fitted,
     by_client: bool,
-    online: Presence | None,
+    presence: Presence | None,
     prediction: Prediction,
 ) -> None:
     """Write a calibration: the scenario, and CSV files of the clients and of the rounds.
@@ -166,17 +165,17 @@ def write(
         log: the log.
         fitted: the fitted world.
         by_client: whether the scenario lists the clients' own values instead of distributions.
-        online: estimates of online and unreachable phases; None if the log has none.
+        presence: estimates of online and unreachable phases; None if the log has none.
         prediction: measured and predicted durations of the log's rounds.
 
     Raises:
         ScenarioError: the scenario would be invalid; nothing is written.
     """
-    sections = _build_sections(name, log, fitted, by_client, online)
+    sections = _build_sections(name, log, fitted, by_client, presence)
     # raises the errors that reading the file would raise, before it is written
     Scenario(**sections)
-    with writing(out / SCENARIO) as beside:
-        beside.write_text(
+    with writing(out / SCENARIO) as temporary_path:
+        temporary_path.write_text(
             f"# Fitted by fedsim calibrate to {clean(name)}.\n{tomli_w.dumps(sections)}",
             encoding="utf-8",
         )
@@ -188,8 +187,8 @@ def write(
         "samples": fitted.samples,
         "tasks": fitted.tasks,
     }
-    if online is not None:
-        clients["present"] = online.share
+    if presence is not None:
+        clients["present"] = presence.share
     rounds = {
         "round": log.rounds.number,
         "held_out": prediction.held_out.astype(int),
@@ -197,24 +196,24 @@ def write(
         "predicted": prediction.predicted,
     }
     for file, columns in ((CLIENTS, clients), (ROUNDS, rounds)):
-        with writing(out / file) as beside:
+        with writing(out / file) as temporary_path:
             pd.DataFrame(columns).to_csv(
-                beside, index=False, float_format="%.9g", lineterminator="\n"
+                temporary_path, index=False, float_format="%.9g", lineterminator="\n"
             )
 
 
 def _build_sections(
-    name: str, log: Log, fitted: Fitted, by_client: bool, online: Presence | None
+    name: str, log: Log, fitted: Fitted, by_client: bool, presence: Presence | None
 ) -> Tables:
     """Return the scenario as nested tables."""
     world = fitted.world
     at_once = min(log.at_once, len(log.clients))
-    values: dict[str, object] = {}
-    for key, quantity in world.quantities.items():
+    settings: dict[str, object] = {}  # a distribution, or a value for each client, by quantity
+    for key, values in world.quantities.items():
         if by_client:
-            values[key] = [_format_value(key, value) for value in quantity.tolist()]
+            settings[key] = [_format_value(key, value) for value in values.tolist()]
         else:
-            values[key] = _distribution(key, quantity)
+            settings[key] = _format_distribution(key, values)
     samples: dict[str, int] | list[int] = {
         "low": int(fitted.samples.min()),
         "high": int(fitted.samples.max()),
@@ -223,16 +222,17 @@ def _build_sections(
         samples = fitted.samples.astype(int).tolist()
     population: Tables = {
         "devices": len(log.clients),
-        "speed": values["speed"],
+        "speed": settings["speed"],
         "samples": samples,
         "jitter": round(world.jitter, 4),
         "fitted_at_once": at_once,
     }
-    if online is not None:
+    if presence is not None:
+        # a scenario accepts no phase of 0 s
         population["availability"] = {
             "kind": "renewal",
-            "mean_on": f"{max(online.mean_on, 1e-3):.6g} s",
-            "mean_off": f"{max(online.mean_off, 1e-3):.6g} s",
+            "mean_on": f"{max(presence.mean_on, 1e-3):.6g} s",
+            "mean_off": f"{max(presence.mean_off, 1e-3):.6g} s",
         }
     server = {}
     for direction, rate in world.server.items():
@@ -241,14 +241,15 @@ def _build_sections(
     network: Tables = {"kind": "star", "server": server}
     if world.protocol != Fluid():
         network["protocol"] = world.protocol.model_dump(mode="json", exclude_defaults=True)
+        # the kind is a default, which ``exclude_defaults`` drops
         network["protocol"]["kind"] = world.protocol.kind
-    network["device"] = {key: values[key] for key in ("down", "up", "latency")}
+    network["device"] = {key: settings[key] for key in ("down", "up", "latency")}
     strategy: Tables = {"kind": "fedavg", "clients_per_round": at_once}
     if not log.synchronous:
         strategy = {"kind": "fedbuff", "concurrency": at_once, "buffer": log.per_version}
     strategy["local_epochs"] = fitted.epochs
     return {
-        "name": f"calibrated from {clean(name)}"[:200],
+        "name": f"calibrated from {clean(name)}"[:_LONGEST_NAME],
         "learning": "off",
         "model": {"kind": "size", "bytes": f"{_message_bytes(log.tasks)[0]:.9g} B"},
         "population": population,
@@ -263,9 +264,9 @@ def _message_bytes(tasks: Tasks) -> tuple[float, float]:
 
     If the log has no downloads, the size of uploads is returned for both.
     """
-    down = _median_amount(tasks.down)
-    up = _median_amount(tasks.up)
-    return down or up, up
+    download_bytes = _median_amount(tasks.down)
+    upload_bytes = _median_amount(tasks.up)
+    return download_bytes or upload_bytes, upload_bytes
 
 
 def _median_amount(steps: Steps) -> float:
@@ -278,14 +279,14 @@ def _format_value(name: str, value: float) -> str:
     return f"{value / size:.6g} {unit}"
 
 
-def _distribution(name: str, values: Floats) -> str | Tables:
-    median, spread = _lognormal(values)
+def _format_distribution(name: str, values: Floats) -> str | Tables:
+    median, spread = _fit_lognormal(values)
     if spread < _ALIKE:
         return _format_value(name, median)
     return {"kind": "lognormal", "median": _format_value(name, median), "spread": round(spread, 4)}
 
 
-def _lognormal(values: Floats) -> tuple[float, float]:
+def _fit_lognormal(values: Floats) -> tuple[float, float]:
     """Return the median and the spread of a lognormal distribution that is fitted to values.
 
     The fit is by the moments of logarithms, and the spread is exp(standard deviation of the
@@ -299,7 +300,7 @@ def _lognormal(values: Floats) -> tuple[float, float]:
 
 
 def _format_values(name: str, values: Floats) -> str:
-    median, spread = _lognormal(values)
+    median, spread = _fit_lognormal(values)
     text = _format_value(name, float(f"{median:.4g}"))
     if spread < _ALIKE:
         return f"{text} everywhere"

@@ -12,17 +12,19 @@ from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.lab.calibrate.links import DIRECTIONS, LinkSearch
 from fedsim.lab.calibrate.replay import FittedWorld
 from fedsim.lab.calibrate.sharing import CommonLink
-from fedsim.lab.calibrate.tasks import Steps, Tasks, took
+from fedsim.lab.calibrate.tasks import Steps, Tasks, durations
 from fedsim.lab.calibrate.values import aggregate, bisect, fill_unknown
 from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Fluid, Protocol
 
 # standard deviation over median absolute deviation, of a normal distribution
 _SIGMA = 1.4826
-_FAR = 3.5  # standard deviations beyond which a time is an outlier
+_OUTLIER = 3.5  # standard deviations beyond which a time is an outlier
 _NO_JITTER = 1e-3
 _APART = 1.5  # the least ratio of sizes that separates latency from rate
 _LARGE = 1e9  # size of a message that is long past its slow start (bytes)
+_FAST = 1e9  # rate of links whose rates are unknown and limit nothing (bytes/s)
+_MOST_POINTS = 64  # most sizes through which a line is fitted, as the time grows with their square
 _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
 
 
@@ -94,16 +96,16 @@ def fit(
     """
     if protocol is None:
         protocol = Fluid()
-    steady = protocol.model_copy(update={"weight_spread": 1.0, "late_weight": 1.0})
+    even_protocol = protocol.model_copy(update={"weight_spread": 1.0, "late_weight": 1.0})
     speed, jitter = _fit_speeds(tasks, clients)
-    fitted_latencies = _fit_latencies(tasks, clients, steady, latency)
+    fitted_latencies = _fit_latencies(tasks, clients, even_protocol, latency)
     latencies = np.zeros(clients) if fitted_latencies is None else fitted_latencies
     rates = {}
     server: dict[Direction, float] = {}
     rivals: dict[Direction, list[tuple[Floats, float]]] = {}
     notes = []
     for direction in DIRECTIONS:
-        links = _fit_links(tasks, direction, latencies, steady, all_tasks)
+        links = _fit_links(tasks, direction, latencies, even_protocol, all_tasks)
         rates[direction] = links.rates
         server[direction] = links.capacity
         rivals[direction] = [(links.rates, links.capacity), *links.rivals]
@@ -115,25 +117,26 @@ def fit(
                 f"nothing tells the links {direction}: they are taken for those {opposite}"
             )
     world = FittedWorld(
-        fill_unknown(rates["down"]),
-        fill_unknown(rates["up"]),
-        latencies,
-        server,
-        protocol,
-        fill_unknown(speed),
-        jitter,
+        down=fill_unknown(rates["down"]),
+        up=fill_unknown(rates["up"]),
+        latency=latencies,
+        server=server,
+        protocol=protocol,
+        speed=fill_unknown(speed),
+        jitter=jitter,
     )
-    overhead: Floats = _fit_lines(tasks.train, tasks.client, clients)[0]
+    worlds = []
+    for down, up in product(rivals["down"], rivals["up"]):
+        rival = _replace_links(world, "down", *down)
+        worlds.append(_replace_links(rival, "up", *up))
+    intercepts: Floats = _fit_lines(tasks.train, tasks.client, clients)[0]
     samples_of_tasks = tasks.train.amount / tasks.epochs
     samples = fill_unknown(aggregate(samples_of_tasks, tasks.client, clients))
     epochs = max(1, int(np.median(tasks.epochs[~np.isnan(samples_of_tasks)])))
     return Fitted(
         world=world,
-        rivals=tuple(
-            _rival(_rival(world, "down", *down), "up", *up)
-            for down, up in product(rivals["down"], rivals["up"])
-        ),
-        overhead=overhead,
+        rivals=tuple(worlds),
+        overhead=intercepts,
         latency_is_known=fitted_latencies is not None,
         samples=np.maximum(1.0, np.round(samples)),
         epochs=epochs,
@@ -142,7 +145,9 @@ def fit(
     )
 
 
-def _rival(world: FittedWorld, direction: Direction, rates: Floats, capacity: float) -> FittedWorld:
+def _replace_links(
+    world: FittedWorld, direction: Direction, rates: Floats, capacity: float
+) -> FittedWorld:
     """Return a copy of a world with other links in one direction.
 
     Args:
@@ -164,31 +169,35 @@ def _fit_speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     """Estimate the speed of each client, and the jitter of an epoch.
 
     Durations of trainings are lognormal with mean samples / speed. Outliers are dropped first: tasks
-    further than ``_FAR`` standard deviations from their client's median, where the deviation is
+    further than ``_OUTLIER`` standard deviations from their client's median, where the deviation is
     estimated from the median of absolute residuals.
 
     Returns:
         Speeds (samples/s), float64 [clients], and the coefficient of variation of an epoch's
         duration, 0 if it is tiny.
     """
-    tasks = tasks[~np.isnan(tasks.train.end) & (took(tasks.train) > 0)]
+    tasks = tasks[~np.isnan(tasks.train.end) & (durations(tasks.train) > 0)]
     client = tasks.client
-    log_pace = np.log(took(tasks.train) / tasks.train.amount)
+    log_pace = np.log(durations(tasks.train) / tasks.train.amount)
     residuals = log_pace - aggregate(log_pace, client, clients, "median")[client]
     # one median per client is estimated
     correction = math.sqrt(len(residuals) / max(1, len(residuals) - len(np.unique(client))))
     sigma = _SIGMA * float(np.median(np.abs(residuals))) * correction
-    is_inlier = np.abs(residuals) <= max(_FAR * sigma, 1e-9)
+    # 1e-9, as the deviation is 0 if most residuals are
+    is_inlier = np.abs(residuals) <= max(_OUTLIER * sigma, 1e-9)
     log_pace = log_pace[is_inlier]
     client = client[is_inlier]
     mean = aggregate(log_pace, client, clients, "mean")
-    degrees = len(log_pace) - len(np.unique(client))  # degrees of freedom
-    if degrees > 0:
-        sigma = math.sqrt(float(np.sum((log_pace - mean[client]) ** 2)) / degrees)
+    degrees_of_freedom = len(log_pace) - len(np.unique(client))
+    if degrees_of_freedom > 0:
+        sigma = math.sqrt(float(np.sum((log_pace - mean[client]) ** 2)) / degrees_of_freedom)
+    # coefficient of variation of a lognormal time; the mean of n epochs varies by 1 / sqrt(n) of it
     jitter = math.sqrt(math.expm1(sigma**2) * float(np.median(tasks.epochs)))
     # samples/s, as the mean of a lognormal pace is exp(mean + sigma^2 / 2)
     speeds = np.exp(-mean - sigma**2 / 2)
-    return speeds, jitter if jitter > _NO_JITTER else 0.0
+    if jitter <= _NO_JITTER:
+        jitter = 0.0
+    return speeds, jitter
 
 
 def _fit_lines(steps: Steps, client: Ints, clients: int) -> Floats:
@@ -204,15 +213,16 @@ def _fit_lines(steps: Steps, client: Ints, clients: int) -> Floats:
         similar; float64 [2, clients].
     """
     lines = np.full((2, clients), math.nan)
-    times = pd.DataFrame({"client": client, "amount": steps.amount, "took": took(steps)})
-    for number, group in times.dropna(subset="took").groupby("client"):
-        medians = group.groupby("amount")["took"].median()
+    times = pd.DataFrame({"client": client, "amount": steps.amount, "seconds": durations(steps)})
+    for name, group in times.dropna(subset="seconds").groupby("client"):
+        medians = group.groupby("amount")["seconds"].median()
         sizes = medians.index.to_numpy(float)
         if len(sizes) < 2 or sizes[-1] < _APART * sizes[0]:
             continue
-        points = np.unique(np.linspace(0, len(sizes) - 1, 64).astype(np.int64))
+        points = np.unique(np.linspace(0, len(sizes) - 1, _MOST_POINTS).astype(np.int64))
         line = theilslopes(medians.to_numpy()[points], sizes[points], method="joint")
-        lines[:, int(str(number))] = max(0.0, float(line.intercept)), float(line.slope)
+        client_index = int(str(name))
+        lines[:, client_index] = max(0.0, float(line.intercept)), float(line.slope)
     return lines
 
 
@@ -234,7 +244,7 @@ def _fit_latencies(
         return np.full(clients, latency)
     down = _fit_lines(tasks.down, tasks.client, clients)
     up = _fit_lines(tasks.up, tasks.client, clients)
-    intercept, slope = np.stack([down, up], axis=1)
+    intercept, slope = np.stack([down, up], axis=1)  # float64 [directions, clients] each
     is_fitted = ~np.isnan(intercept)
     if not is_fitted.any():
         return None
@@ -242,13 +252,14 @@ def _fit_latencies(
     if protocol.slow_start:  # the intercept contains round trips that delay large messages
         large_s = intercept + slope * _LARGE
 
-        def is_low(trial: Floats) -> Flags:
-            round_trip = 2 * trial + protocol.round_trip
-            sending = protocol.sending_s(_LARGE, protocol.overhead / slope, round_trip)
-            return np.asarray(trial + sending < large_s)
+        def is_low(latencies: Floats) -> Flags:
+            round_trip = 2 * latencies + protocol.round_trip
+            sending_s = protocol.sending_s(_LARGE, protocol.overhead / slope, round_trip)
+            return np.asarray(latencies + sending_s < large_s)
 
         latencies = bisect(is_low, np.zeros_like(large_s), intercept)
-    return fill_unknown(pd.DataFrame(latencies).where(is_fitted).mean().to_numpy())
+    means = pd.DataFrame(latencies).where(is_fitted).mean()  # over both directions
+    return fill_unknown(means.to_numpy())
 
 
 def _fit_links(
@@ -273,11 +284,11 @@ def _fit_links(
         unknown = np.full(len(latency), math.nan)
         return _Links(unknown, math.inf, [], [])
     search = LinkSearch(direction, tasks[direction], tasks.client, latency, protocol)
-    capacity = search.capacity()
+    capacity = search.fit_capacity()
     rates = search.fit_rates(capacity, len(tasks))[0]
     # no rate can be fitted, as the durations depend only on windows and round trips
     if np.isnan(rates).all():
-        rates = np.full(len(latency), _LARGE)
+        rates = np.full(len(latency), _FAST)
     if np.median(tasks[direction].amount) <= _FIRST_WINDOW:
         note = (
             f"messages {direction} are so small that a round trip holds them: they tell latency, "
@@ -288,8 +299,8 @@ def _fit_links(
         return _limited_links(search, direction, rates, capacity)
     if search.are_rates_alike(rates):
         return _alike_links(search, direction, rates)
-    every = LinkSearch(direction, all_tasks[direction], all_tasks.client, latency, protocol)
-    link = every.shared_link()
+    search_of_all = LinkSearch(direction, all_tasks[direction], all_tasks.client, latency, protocol)
+    link = search_of_all.find_shared_link()
     if link is not None:
         return _shared_links(link, direction, rates, protocol)
     return _Links(rates, math.inf, _unseen_limits(search, rates), [])
@@ -311,14 +322,15 @@ def _limited_links(
         capacity: capacity of the server's link (bytes/s).
     """
     rivals = [(rates, capacity)]
-    hidden = np.where(np.isnan(rates), math.nan, np.fmax(rates, capacity))
-    if not search.explains(hidden, capacity, rates, capacity):
+    # at least the capacity, but NaN for clients without messages
+    unlimiting_rates = np.where(np.isnan(rates), math.nan, np.fmax(rates, capacity))
+    if not search.explains(unlimiting_rates, capacity, rates, capacity):
         return _Links(rates, capacity, rivals, [])
     note = (
         f"the server's link {direction} hides what the clients' own links carry: only fewer of "
         "them at once tell"
     )
-    return _Links(hidden, capacity, [*rivals, (hidden, capacity)], [note])
+    return _Links(unlimiting_rates, capacity, [*rivals, (unlimiting_rates, capacity)], [note])
 
 
 def _alike_links(search: LinkSearch, direction: Direction, rates: Floats) -> _Links:
@@ -338,16 +350,21 @@ def _alike_links(search: LinkSearch, direction: Direction, rates: Floats) -> _Li
         f"for one link that they share, of {capacity / 125e3:.4g} Mbit/s; only fewer of them at "
         "once tell what their own links carry"
     )
-    shared = np.full(len(rates), capacity)
-    return _Links(shared, capacity, _unseen_limits(search, rates), [note])
+    unlimiting_rates = np.full(len(rates), capacity)
+    return _Links(unlimiting_rates, capacity, _unseen_limits(search, rates), [note])
 
 
 def _unseen_limits(search: LinkSearch, rates: Floats) -> list[tuple[Floats, float]]:
     """Return alternative links, with or without a limit at the server, that fit the log as well.
 
-    In these alternatives, the server's link limits nobody; is just wide enough for the clients' own
-    links; is the only limit of the clients with the highest rate; or is the only limit of all
-    clients. The last two are left out if the log contradicts them.
+    The alternatives, in this order, are:
+
+    - The server's link limits nobody.
+    - It is just wide enough for the clients' own links.
+    - It is the only limit of the clients with the highest rate.
+    - It is the only limit of all clients.
+
+    The last two are left out if the log contradicts them.
 
     Args:
         search: the search that found the rates.
@@ -358,15 +375,16 @@ def _unseen_limits(search: LinkSearch, rates: Floats) -> list[tuple[Floats, floa
         For each alternative, rates of the clients' links (bytes/s; float64 [clients]) and capacity
         of the server's link (bytes/s).
     """
-    needed = search.least_undelaying_capacity(rates)
-    limits = [(rates, math.inf), (rates, needed)]
-    at_the_top = search.is_at_highest_rate(rates)
-    if at_the_top.any():
-        limits.append((np.where(at_the_top, needed, rates), needed))
-    together = search.observed_total()
-    hidden = np.where(np.isnan(rates), math.nan, np.fmax(rates, together))
-    if search.may_share(hidden, together, rates):
-        limits.append((hidden, together))
+    undelaying_capacity = search.least_undelaying_capacity(rates)
+    limits = [(rates, math.inf), (rates, undelaying_capacity)]
+    is_highest = search.is_at_highest_rate(rates)
+    if is_highest.any():
+        unlimiting_rates = np.where(is_highest, undelaying_capacity, rates)
+        limits.append((unlimiting_rates, undelaying_capacity))
+    observed_rate = search.observed_total()
+    unlimiting_rates = np.where(np.isnan(rates), math.nan, np.fmax(rates, observed_rate))
+    if search.may_share(unlimiting_rates, observed_rate, rates):
+        limits.append((unlimiting_rates, observed_rate))
     return limits
 
 
@@ -391,8 +409,8 @@ def _shared_links(
         "whose times are exchanged among rounds); only fewer of them at once tell what their own "
         "links carry"
     )
-    shared = np.where(link.members, capacity, rates)
-    return _Links(shared, capacity, [(rates, capacity)], [note])
+    rates_on_shared_link = np.where(link.members, capacity, rates)
+    return _Links(rates_on_shared_link, capacity, [(rates, capacity)], [note])
 
 
 def _with_messages(tasks: Tasks, direction: Direction) -> Tasks:

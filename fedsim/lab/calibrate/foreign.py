@@ -40,7 +40,7 @@ _MOST_DIGITS = 15
 _LONGEST_LINE = 10_000  # most characters that are read of a line
 
 
-def rows_of(
+def read_logs(
     path: Path, where: str, size: float | None, samples: int | None, epochs: int, notes: list[str]
 ) -> pd.DataFrame | None:
     """Read logs of NVFlare or APPFL.
@@ -60,46 +60,44 @@ def rows_of(
         DataError: the log is Flower's, or lacks a value that has no default, or a file cannot be
             read.
     """
+    rows: pd.DataFrame | None
     try:
         _reject_flower_log(path, where)
-        rows = pd.DataFrame(_read_nvflare(path, epochs), columns=_COLUMNS)
         framework = "NVFlare"
-        note = (
-            f"{rows['client'].nunique()} logs of NVFlare: rounds are counted, a training is the "
-            "time between two messages"
-        )
+        rows = pd.DataFrame(_read_nvflare(path, epochs), columns=_COLUMNS)
         if rows.empty and path.is_dir():
-            appfl_rows = _read_appfl(path, where, size, epochs)
-            if appfl_rows is None:
-                return None
-            rows = appfl_rows
             framework = "APPFL"
-            note = (
-                "logs of APPFL: the first round is left out, since nothing tells its download; "
-                "clocks are taken to agree, and a "
-                "download has in it what a client does before its training (validation)"
-            )
+            rows = _read_appfl(path, where, size, epochs)
     except OSError as error:
         raise DataError(
             f"{where}: {str(error.filename or path)!r} cannot be read: {error.strerror}"
         ) from None
-    if rows.empty:
+    if rows is None or rows.empty:
         return None
     if samples is None:
         raise DataError(
             f"{where} is {framework}'s, which logs no samples; say how many a training has, such "
             "as --samples 60"
         )
-    notes.append(f"read as {note}")
+    if framework == "NVFlare":
+        notes.append(
+            f"read as {rows['client'].nunique()} logs of NVFlare: rounds are counted, a training "
+            "is the time between two messages"
+        )
+    else:
+        notes.append(
+            "read as logs of APPFL: the first round is left out, since nothing tells its download; "
+            "clocks are taken to agree, and a download has in it what a client does before its "
+            "training (validation)"
+        )
     return rows.assign(samples=float(samples))
 
 
 def _reject_flower_log(path: Path, where: str) -> None:
     if path.is_file() and path.suffix in _SUFFIXES and _FLOWER.search(_read_log(path)):
         raise DataError(
-            f"{where} is what Flower's server says of its rounds: no client's download, "
-            "training or upload is in it; write "
-            "these as rows of a CSV file, or run the app by fedsim"
+            f"{where} is what Flower's server says of its rounds: no client's download, training "
+            "or upload is in it; write these as rows of a CSV file, or run the app by fedsim"
         )
 
 
@@ -137,28 +135,37 @@ def _read_nvflare(path: Path, epochs: int) -> Iterator[tuple[object, ...]]:
         logs = sorted(log for name in _NAMES for log in path.glob(f"**/{name}"))
     for log in logs:
         client = log.parent.name if log.name in _NAMES else log.stem
-        number = -1
-        received = 0.0
-        last = ""
+        round_number = -1
+        download_end = 0.0
+        last_step = ""  # text of the log's last line of a step
         for line_number, line in _number_lines(log):
             step = _NVFLARE.match(line)
             size = _BYTES.search(line)
             seconds = _TIME.search(line)
             # a repeated line of the same kind is from a resent task, and counts once
-            if step is None or size is None or seconds is None or step[2] == last:
+            if step is None or size is None or seconds is None or step[2] == last_step:
                 continue
-            last = step[2]
+            last_step = step[2]
             end = _parse_date(log, line_number, step[1])
             start = end - float(seconds[1])
             amount = float(size[1])
-            if last.startswith("getTask"):
-                number = number + 1
-                received = end
-                yield line_number, client, number, "down", start, end, amount, epochs
-            elif number >= 0:
-                trained = max(received, start)
-                yield line_number, client, number, "train", received, trained, 0.0, epochs
-                yield line_number, client, number, "up", start, end, amount, epochs
+            if last_step.startswith("getTask"):
+                round_number = round_number + 1
+                download_end = end
+                yield line_number, client, round_number, "down", start, end, amount, epochs
+            elif round_number >= 0:
+                train_end = max(download_end, start)
+                yield (
+                    line_number,
+                    client,
+                    round_number,
+                    "train",
+                    download_end,
+                    train_end,
+                    0.0,
+                    epochs,
+                )
+                yield line_number, client, round_number, "up", start, end, amount, epochs
 
 
 class _Line(NamedTuple):
@@ -204,17 +211,18 @@ def _read_appfl(path: Path, where: str, size: float | None, epochs: int) -> pd.D
     trainings = _find_trainings(lines, epochs)
     if trainings.empty or not trainings["client"].isin(updates["client"]).all():
         raise DataError(
-            f"{where} is APPFL's, whose server has updates of {_format_clients(updates)}, and whose other "
-            "logs have trainings of "
-            f"{_format_clients(trainings)}; both are needed, and the same names (client_id)"
+            f"{where} is APPFL's, whose server has updates of {_format_clients(updates)}, and "
+            f"whose other logs have trainings of {_format_clients(trainings)}; both are needed, "
+            "and the same names (client_id)"
         )
+    # the n-th update of a client comes from its n-th training
     updates["nth"] = updates.groupby("client").cumcount()
     trainings["nth"] = trainings.groupby("client").cumcount()
     tasks = _add_downloads(trainings.merge(updates, "left", ["client", "nth"]))
     _check_clocks(tasks, where)
-    down = tasks.assign(what="down", start=tasks["begun"], end=tasks["start"], bytes=size)
+    down = tasks.assign(what="down", start=tasks["download_start"], end=tasks["start"], bytes=size)
     train = tasks.assign(what="train", bytes=0.0)
-    up = tasks.assign(what="up", start=tasks["end"], end=tasks["sent"], bytes=size)
+    up = tasks.assign(what="up", start=tasks["end"], end=tasks["arrival"], bytes=size)
     return pd.concat([down, train, up.dropna(subset="end")], ignore_index=True)[_COLUMNS]
 
 
@@ -226,15 +234,15 @@ def _find_updates(lines: list[_Line]) -> pd.DataFrame:
     """Find the updates that the server of an APPFL log has received.
 
     Returns:
-        DataFrame sorted by time: ``client``, its name, and ``sent``, the arrival (s since 1970).
+        DataFrame sorted by time: ``client``, its name, and ``arrival`` (s since 1970).
     """
     updates = []
     for line in lines:
         text = line.text.rstrip()
         if line.source == "server" and text.startswith(_UPDATE):
             updates.append((text.removeprefix(_UPDATE), line.time))
-    frame = pd.DataFrame(updates, columns=["client", "sent"])
-    return frame.sort_values("sent", kind="stable")
+    frame = pd.DataFrame(updates, columns=["client", "arrival"])
+    return frame.sort_values("arrival", kind="stable")
 
 
 def _find_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
@@ -254,34 +262,36 @@ def _find_trainings(lines: list[_Line], epochs: int) -> pd.DataFrame:
 
 
 def _add_downloads(tasks: pd.DataFrame) -> pd.DataFrame:
-    """Add a column ``begun``, the begin of each task's download (s), to an APPFL log's tasks.
+    """Add a column ``download_start`` (s) to the tasks of an APPFL log.
 
     A download begins when the client's update of the previous round has arrived at the server, or,
     if all clients wait for each other, when the last client's update has. Tasks of a client's first
     round are dropped, because there is no previous update.
     """
-    before = tasks[["client", "round", "sent"]].assign(round=tasks["round"] + 1).dropna()
-    own_update = before.rename(columns={"sent": "begun"})
-    tasks = tasks.merge(own_update, "inner", ["client", "round"])
-    last_update = tasks["round"].map(before.groupby("round")["sent"].max())
-    if (tasks["start"] >= last_update).all():  # all clients wait for the round's last update
-        tasks["begun"] = last_update
+    # arrivals of the previous round's updates, by the number of the round that follows
+    arrivals = tasks[["client", "round", "arrival"]].assign(round=tasks["round"] + 1).dropna()
+    own_arrivals = arrivals.rename(columns={"arrival": "download_start"})
+    tasks = tasks.merge(own_arrivals, "inner", ["client", "round"])
+    last_arrival = tasks["round"].map(arrivals.groupby("round")["arrival"].max())
+    if (tasks["start"] >= last_arrival).all():  # all clients wait for the round's last update
+        tasks["download_start"] = last_arrival
     return tasks
 
 
 def _check_clocks(tasks: pd.DataFrame, where: str) -> None:
     """Raise ``DataError`` if the steps of a task are not in the order of time."""
-    wrong = (tasks["begun"] > tasks["start"]) | (tasks["sent"] < tasks["end"])
-    for task in tasks[wrong].to_dict("records"):
-        start = float(task["start"])
-        train_s = float(task["end"]) - start
-        lead_s = start - float(task["begun"])
-        raise DataError(
-            f"{where}: client {task['client']!r} trains in round {task['round']} for "
-            f"{train_s:.6g} s; by the server's "
-            f"log it is asked {lead_s:+.6g} s before, or heard of too early: "
-            "their clocks do not agree"
-        )
+    is_wrong = (tasks["download_start"] > tasks["start"]) | (tasks["arrival"] < tasks["end"])
+    if not is_wrong.any():
+        return
+    task = tasks[is_wrong].to_dict("records")[0]
+    start = float(task["start"])
+    train_s = float(task["end"]) - start
+    lead_s = start - float(task["download_start"])
+    raise DataError(
+        f"{where}: client {task['client']!r} trains in round {task['round']} for {train_s:.6g} s; "
+        f"by the server's log it is asked {lead_s:+.6g} s before, or heard of too early: their "
+        "clocks do not agree"
+    )
 
 
 def _find_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]]:
@@ -292,22 +302,23 @@ def _find_epochs(lines: list[_Line], epochs: int) -> Iterator[tuple[object, ...]
     """
     titles: dict[str, list[str]] = {}
     for line in lines:
+        # cells are split at spaces, and the title "Pre Val?" has one
         cells = line.text.replace("Pre Val?", "Pre").split()
         if cells[:1] == ["Round"] and "Time" in cells:
             titles[line.source] = cells
         row = dict(zip(titles.get(line.source, ()), cells, strict=False))
-        is_time = _is_number(row.get("Time", "").replace(".", "", 1))
-        if is_time and _is_number(row["Round"]) and row.get("Pre") != "Y":
-            passes = 1 if "Epoch" in row else epochs
+        has_time = _is_number(row.get("Time", "").replace(".", "", 1))
+        if has_time and _is_number(row["Round"]) and row.get("Pre") != "Y":
+            epoch_count = 1 if "Epoch" in row else epochs
             start = line.time - float(row["Time"])
-            yield line.line_number, line.source, int(row["Round"]), start, line.time, passes
+            yield line.line_number, line.source, int(row["Round"]), start, line.time, epoch_count
 
 
 def _is_number(text: str) -> bool:
     return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
-def of_run(path: Path) -> pd.DataFrame:
+def read_run_folder(path: Path) -> pd.DataFrame:
     """Read a run folder of fedsim as a DataFrame of a log's rows.
 
     Args:
@@ -315,24 +326,24 @@ def of_run(path: Path) -> pd.DataFrame:
     """
     run = RunFolder(path)
     samples_of = {row["device"]: row["samples"] for row in run.devices}
-    begun = dict[int, float]()
+    step_starts = dict[int, float]()
     rows = list[tuple[object, ...]]()
-    last_round = 0.0
+    round_start = 0.0
     kinds = ("step-start", "step-end", "round-start", "round")
     columns = ("time", "kind", "device", "round", "task", "step", "outcome", "data")
     for time, kind, device, number, task, step, outcome, text in run.events_of(kinds, columns):
         if kind == "step-start":
-            begun[task] = time
+            step_starts[task] = time
         elif kind == "round-start":
-            last_round = time
+            round_start = time
         elif kind == "round":
-            rows.append((0, "server", number, "round", last_round, time, 0.0, 1, 0.0))
-            last_round = time
+            rows.append((0, "server", number, "round", round_start, time, 0.0, 1, 0.0))
+            round_start = time
         elif outcome == "done" and step in _STEPS and number is not None:
             data = parse_json(text)
             size = data.get("bytes", 0.0)
             epochs = data.get("epochs") or 1
             samples = float(samples_of.get(device, 0) * epochs)
-            span = begun[task], time
+            span = step_starts[task], time
             rows.append((0, str(device), number, _STEPS[step], *span, size, epochs, samples))
     return pd.DataFrame(rows, columns=[*_COLUMNS, "samples"])

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
-from fedsim.lab.calibrate.replay import FittedWorld, transfers
+from fedsim.lab.calibrate.replay import FittedWorld, replay_transfers
 from fedsim.lab.calibrate.sharing import CommonLink, find_shared_link
-from fedsim.lab.calibrate.tasks import Steps, took
+from fedsim.lab.calibrate.tasks import Steps, durations
 from fedsim.lab.calibrate.values import aggregate, bisect, fill_unknown
 from fedsim.world.network import Direction
 from fedsim.world.network.protocol import Protocol
@@ -35,6 +35,7 @@ _BUSY_WEIGHT = 3.0
 # exceed that of separate links by this (mean absolute error of logarithms; in scenarios/validation
 # 0.02 to 0.17).
 _UNEVEN = 0.15
+_SECTIONS = 12  # steps of the search around the best trial capacity
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _STEEP = 1e3  # greatest ratio of a fitted rate to the mean rate of a message
 # at least _MANY clients whose rates differ by less than _ALIKE are taken to share one link
@@ -96,36 +97,42 @@ class LinkSearch:
         self._protocol = protocol
         self._last_end = np.maximum.accumulate(steps.end)
 
-    def capacity(self) -> float:
+    def fit_capacity(self) -> float:
         """Return the fitted capacity of the server's link (bytes/s); infinity if it limits nothing."""
-        most = min(_MOST_TRANSFERS, len(self._client))
-        if len(self._busy_period_starts(most)) == most:  # no two transfers are at the same time
+        count = self._replayed_count
+        if len(self._busy_period_starts(count)) == count:  # no two transfers are at the same time
             return math.inf
-        unlimited = self._fitted_error(math.inf, most)
-        if unlimited <= _LEAST_GAIN:  # the clients' own links explain the durations
+        unlimited_error = self._fitted_error(math.inf, count)
+        if unlimited_error <= _LEAST_GAIN:  # the clients' own links explain the durations
             return math.inf
-        least = self._busy_rate(most)
-        errors = {
-            least * factor: self._fitted_error(least * factor, most) for factor in _TRIAL_FACTORS
-        }
+        least = self._busy_rate(count)
+        errors = {}
+        for factor in _TRIAL_FACTORS:
+            errors[least * factor] = self._fitted_error(least * factor, count)
         best = min(errors, key=errors.__getitem__)
-        if errors[best] >= unlimited:
+        if errors[best] >= unlimited_error:
             return math.inf
         low = math.log(best / _BRACKET)
         high = math.log(best * _BRACKET)
-        for _ in range(12):  # golden-section search
+        for _ in range(_SECTIONS):  # golden-section search for the least error
             lower = math.exp(high - _GOLDEN * (high - low))
             upper = math.exp(low + _GOLDEN * (high - low))
-            errors[lower] = self._fitted_error(lower, most)
-            errors[upper] = self._fitted_error(upper, most)
+            errors[lower] = self._fitted_error(lower, count)
+            errors[upper] = self._fitted_error(upper, count)
             if errors[lower] <= errors[upper]:
                 high = math.log(upper)
             else:
                 low = math.log(lower)
         best = min(errors, key=errors.__getitem__)
-        if errors[best] < _BETTER * unlimited and errors[best] < unlimited - _LEAST_GAIN:
+        most_error = min(_BETTER * unlimited_error, unlimited_error - _LEAST_GAIN)
+        if errors[best] < most_error:
             return best
         return math.inf
+
+    @property
+    def _replayed_count(self) -> int:
+        """Count of transfers to replay: the first of the log, at most ``_MOST_TRANSFERS``."""
+        return min(_MOST_TRANSFERS, len(self._client))
 
     def explains(
         self, rates: Floats, capacity: float, fitted_rates: Floats, fitted_capacity: float
@@ -156,8 +163,8 @@ class LinkSearch:
             capacity: capacity of the link that they share (bytes/s).
             own_rates: rates that explain each client's messages alone (bytes/s); float64 [clients].
         """
-        error_of_own = self._replay_error(own_rates, math.inf)
-        return self._replay_error(rates, capacity) <= error_of_own + _UNEVEN
+        separate_error = self._replay_error(own_rates, math.inf)
+        return self._replay_error(rates, capacity) <= separate_error + _UNEVEN
 
     def least_undelaying_capacity(self, rates: Floats) -> float:
         """Return the least capacity of the server's link (bytes/s) at which it delays no client.
@@ -192,12 +199,12 @@ class LinkSearch:
             Whether each client is one of them; bool [clients]. All are False if there are fewer
             than five such clients, or if some busy period lacks one of them.
         """
-        highest = np.nan_to_num(rates) >= (1 - _ALIKE) * np.nanmax(rates)
-        members = np.flatnonzero(highest)
+        is_highest = np.nan_to_num(rates) >= (1 - _ALIKE) * np.nanmax(rates)
+        members = np.flatnonzero(is_highest)
         always_at_once = all(np.isin(members, clients).all() for clients in self._clients_at_once())
         if len(members) < _MANY or not always_at_once:
             return np.zeros(len(rates), dtype=bool)
-        return highest
+        return is_highest
 
     def _replay_error(self, rates: Floats, capacity: float) -> float:
         """Return the error of the durations of transfers that are replayed over given links.
@@ -209,13 +216,13 @@ class LinkSearch:
         Returns:
             The mean absolute difference of the logarithms of replayed and logged durations.
         """
-        most = min(_MOST_TRANSFERS, len(self._client))
-        steps = self._steps[:most]
+        count = self._replayed_count
+        steps = self._steps[:count]
         links = fill_unknown(rates)
         server = dict.fromkeys(DIRECTIONS, capacity)
         world = FittedWorld(links, links, self._latency, server, self._protocol)
-        took_s = transfers(world, self._direction, steps, self._client[:most])
-        return _log_error(took_s, took(steps))
+        replayed_s = replay_transfers(world, self._direction, steps, self._client[:count])
+        return _log_error(replayed_s, durations(steps))
 
     def observed_total(self) -> float:
         """Return the total rate (bytes/s) at which clients were observed to send.
@@ -223,9 +230,9 @@ class LinkSearch:
         It is the 90th percentile over the log's busy periods, times without a break between
         transfers.
         """
-        return self._busy_rate(min(_MOST_TRANSFERS, len(self._client)))
+        return self._busy_rate(self._replayed_count)
 
-    def shared_link(self) -> CommonLink | None:
+    def find_shared_link(self) -> CommonLink | None:
         """Return the link that clients share by a permutation test; None if the test finds none."""
         begins = self._busy_period_starts(len(self._client))
         return find_shared_link(self._steps, self._client, self._latency, begins)
@@ -245,32 +252,32 @@ class LinkSearch:
             return False
         return min(len(clients) for clients in self._clients_at_once()) == len(rates)
 
-    def fit_rates(self, capacity: float, most: int) -> tuple[Floats, Floats]:
+    def fit_rates(self, capacity: float, count: int) -> tuple[Floats, Floats]:
         """Fit the rates of the clients' links to a given capacity of the server's link.
 
         Each rate is changed until the replayed transfers of its client take the logged time.
 
         Args:
             capacity: capacity of the server's link (bytes/s), infinity allowed.
-            most: count of transfers to replay, in order of time.
+            count: count of transfers to replay, in order of time.
 
         Returns:
             Rates (bytes/s), float64 [clients], and durations of the replayed transfers (s), float64
-            [most].
+            [count].
         """
         latency = self._latency[self._client]
-        sending_s = np.maximum(took(self._steps) - latency, 1e-9)
+        sending_s = np.maximum(durations(self._steps) - latency, 1e-9)
         alone = find_rates(self._protocol, self._steps.amount, sending_s, latency)
         rates = aggregate(alone, self._client, len(self._latency))
         if capacity == math.inf:
-            return rates, self._unshared_times(rates, most)
-        return self._iterate(np.minimum(rates, capacity), capacity, sending_s[:most])
+            return rates, self._unshared_times(rates, count)
+        return self._iterate(np.minimum(rates, capacity), capacity, sending_s[:count])
 
-    def _unshared_times(self, rates: Floats, most: int) -> Floats:
-        client = self._client[:most]
+    def _unshared_times(self, rates: Floats, count: int) -> Floats:
+        client = self._client[:count]
         latency = self._latency[client]
         round_trip = 2 * latency + self._protocol.round_trip
-        sizes = self._steps[:most].amount
+        sizes = self._steps[:count].amount
         return latency + self._protocol.sending_s(sizes, rates[client], round_trip)
 
     def _iterate(self, rates: Floats, capacity: float, sending_s: Floats) -> tuple[Floats, Floats]:
@@ -284,8 +291,8 @@ class LinkSearch:
         Returns:
             Rates (bytes/s), float64 [clients], and durations of the replayed transfers (s).
         """
-        most = len(sending_s)
-        client = self._client[:most]
+        count = len(sending_s)
+        client = self._client[:count]
         latency = self._latency[client]
         replayed_s = sending_s
         for _ in range(_MOST_ITERATIONS):
@@ -293,10 +300,11 @@ class LinkSearch:
             world = FittedWorld(
                 links, links, self._latency, dict.fromkeys(DIRECTIONS, capacity), self._protocol
             )
-            replayed_s = transfers(world, self._direction, self._steps[:most], client)
+            replayed_s = replay_transfers(world, self._direction, self._steps[:count], client)
             log_error = np.log(np.maximum(replayed_s - latency, 1e-9) / sending_s)
             # a transfer that the server's link holds up does not depend on the client's link
             has_error = np.abs(log_error) > _TOLERANCE
+            # a client's median; NaN, and then no correction, if none of its transfers has an error
             correction = aggregate(log_error[has_error], client[has_error], len(rates))
             next_rates = np.minimum(rates * np.exp(np.nan_to_num(correction)), capacity)
             if np.nanmax(np.abs(np.log(next_rates / rates))) < _TOLERANCE:
@@ -304,58 +312,59 @@ class LinkSearch:
             rates = next_rates
         return rates, replayed_s
 
-    def _fitted_error(self, capacity: float, most: int) -> float:
+    def _fitted_error(self, capacity: float, count: int) -> float:
         """Replay transfers with an assumed capacity of the server's link, and compare durations.
 
         Args:
             capacity: capacity of the server's link (bytes/s).
-            most: count of transfers to replay.
+            count: count of transfers to replay.
 
         Returns:
             Mean absolute difference of the logarithms of replayed and logged durations of
             transfers, plus, with a weight, the same of the durations of busy periods.
         """
-        steps = self._steps[:most]
-        took_s = self.fit_rates(capacity, most)[1]
-        begins = self._busy_period_starts(most)
+        steps = self._steps[:count]
+        replayed_s = self.fit_rates(capacity, count)[1]
+        begins = self._busy_period_starts(count)
         first_start = steps.start[begins]
         busy_s = np.maximum.reduceat(steps.end, begins) - first_start
-        replayed_s = np.maximum.reduceat(steps.start + took_s, begins) - first_start
-        single = _log_error(took_s, took(steps))
-        together = _log_error(replayed_s, busy_s)
-        return float(single + _BUSY_WEIGHT * together)
+        replayed_busy_s = np.maximum.reduceat(steps.start + replayed_s, begins) - first_start
+        transfer_error = _log_error(replayed_s, durations(steps))
+        period_error = _log_error(replayed_busy_s, busy_s)
+        return float(transfer_error + _BUSY_WEIGHT * period_error)
 
-    def _busy_period_starts(self, most: int) -> Ints:
+    def _busy_period_starts(self, count: int) -> Ints:
         """Return the index of the first transfer of each busy period.
 
         A busy period is a time in which at least one transfer is always under way.
 
         Args:
-            most: count of transfers to use, in order of time.
+            count: count of transfers to use, in order of time.
         """
-        is_begin = self._steps.start[1:most] >= self._last_end[: most - 1]
-        return np.concatenate(([0], 1 + np.flatnonzero(is_begin)))
+        is_start = self._steps.start[1:count] >= self._last_end[: count - 1]
+        return np.concatenate(([0], 1 + np.flatnonzero(is_start)))
 
-    def _busy_rate(self, most: int) -> float:
+    def _busy_rate(self, count: int) -> float:
         """Return the highest rate (bytes/s) that busy periods reached: bytes over elapsed time.
 
         It is the 90th percentile over the busy periods, and a lower bound of the server's capacity.
 
         Args:
-            most: count of transfers to use, in order of time.
+            count: count of transfers to use, in order of time.
         """
         rates = []
-        for first, last in pairwise([*self._busy_period_starts(most).tolist(), most]):
+        for first, last in pairwise([*self._busy_period_starts(count).tolist(), count]):
             steps = self._steps[first:last]
             order = np.argsort(steps.end, kind="stable")
             latency = self._latency[self._client[first:last]].min()
-            wire = np.cumsum(steps.amount[order]) * self._protocol.overhead
-            seconds = np.maximum(steps.end[order] - steps.start[0] - latency, 1e-9)
-            rates.append((wire / seconds).max())
+            # bytes that have arrived, and elapsed time, at the end of each transfer
+            wire_bytes = np.cumsum(steps.amount[order]) * self._protocol.overhead
+            elapsed_s = np.maximum(steps.end[order] - steps.start[0] - latency, 1e-9)
+            rates.append((wire_bytes / elapsed_s).max())
         return float(np.percentile(rates, 90))
 
 
-def _log_error(stated: Floats, measured: Floats) -> float:
-    """Return the mean absolute difference between the logarithms of two arrays of durations (s)."""
-    ratio = np.maximum(stated, 1e-9) / np.maximum(measured, 1e-9)
+def _log_error(replayed: Floats, logged: Floats) -> float:
+    """Return the mean absolute difference of the logarithms of two arrays of durations (s)."""
+    ratio = np.maximum(replayed, 1e-9) / np.maximum(logged, 1e-9)
     return float(np.abs(np.log(ratio)).mean())

@@ -31,13 +31,14 @@ from fedsim.common.files import require_regular
 from fedsim.common.round_words import counted
 from fedsim.common.units import CLOCK_END_S
 from fedsim.lab.calibrate import foreign
-from fedsim.lab.calibrate.tasks import Rounds, Tasks, spans, whole
+from fedsim.lab.calibrate.tasks import Rounds, Tasks, has_ended, spans
 
-_ORDER = {"down": 0, "train": 1, "up": 2}
-_KNOWN = (*_ORDER, "round", "aggregate", "on")
-_NEEDED = ("client", "round", "what", "start", "end")
-_MORE = ("bytes", "samples", "epochs")
-_NEEDS = {
+_STEP_ORDER = {"down": 0, "train": 1, "up": 2}
+_KINDS = (*_STEP_ORDER, "round", "aggregate", "on")
+_REQUIRED_COLUMNS = ("client", "round", "what", "start", "end")
+_OPTIONAL_COLUMNS = ("bytes", "samples", "epochs")
+_KNOWN_COLUMNS = _REQUIRED_COLUMNS + _OPTIONAL_COLUMNS
+_COLUMNS_OF_KIND = {
     "down": ("round", "bytes"),
     "train": ("round", "samples", "epochs"),
     "up": ("round", "bytes"),
@@ -45,8 +46,10 @@ _NEEDS = {
 }
 """Dict from kind of row (``what``) to the columns that it needs in addition to its times."""
 
-_MOSTLY = 0.9
-_TOGETHER_S = 1e-3  # longest overlap (s) that is ignored, because clocks are read one after another
+# least share of rounds that are over when the next one begins, for a synchronous server
+_LEAST_SEQUENTIAL = 0.9
+# longest overlap (s) that is ignored, because clocks are read one after another
+_IGNORED_OVERLAP_S = 1e-3
 
 
 class _Row(Protocol):
@@ -69,14 +72,14 @@ class _Row(Protocol):
 _Task: TypeAlias = dict[str, _Row]
 """Rows of a task, as an ordered dict from kind of step (``what``) to row."""
 
-_STEP = [("start", float), ("end", float), ("amount", float)]
-_TASK = [
+_STEP_TYPE = [("start", float), ("end", float), ("amount", float)]
+_TASK_TYPE = [
     ("client", int),
     ("number", int),
     ("epochs", int),
-    ("down", _STEP),
-    ("train", _STEP),
-    ("up", _STEP),
+    ("down", _STEP_TYPE),
+    ("train", _STEP_TYPE),
+    ("up", _STEP_TYPE),
 ]
 
 
@@ -96,7 +99,7 @@ class LogDefaults(NamedTuple):
     @property
     def names(self) -> list[str]:
         """Names of the optional columns for which a value is given."""
-        return [name for name in _MORE if getattr(self, name) is not None]
+        return [name for name in _OPTIONAL_COLUMNS if getattr(self, name) is not None]
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class Log:
     @property
     def per_version(self) -> int:
         """Median count of updates that an asynchronous server receives between two model versions."""
-        ends = np.sort(self.tasks.up.end[whole(self.tasks)])
+        ends = np.sort(self.tasks.up.end[has_ended(self.tasks)])
         first = np.searchsorted(ends, self.rounds.start, side="right")
         last = np.searchsorted(ends, self.rounds.end, side="right")
         return max(1, int(np.median(last - first)))
@@ -155,34 +158,36 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
     where = f"the log {str(path)!r}"
     notes = list[str]()
     epochs = defaults.epochs or 1
-    rows = foreign.rows_of(path, where, defaults.bytes, defaults.samples, epochs, notes)
+    rows = foreign.read_logs(path, where, defaults.bytes, defaults.samples, epochs, notes)
     is_run = rows is None and path.is_dir()
     if is_run:
         notes += [f"--{name} is not used: a run folder has its own" for name in defaults.names]
-        rows = foreign.of_run(path)
+        rows = foreign.read_run_folder(path)
     elif rows is None:
         rows = _read_file(path, where, defaults, notes)
-    tasks_of = _tasks_by_client(rows, where, is_run, notes)
-    zero = rows["start"].min()
-    numbers = {name: number for number, name in enumerate(tasks_of)}
-    all_tasks = [task for tasks in tasks_of.values() for task in tasks]
-    tasks = _build_tasks(all_tasks, numbers, zero)
-    torn = len(tasks) - int(whole(tasks).sum())
-    if torn:
+    tasks_by_client = _tasks_by_client(rows, where, is_run, notes)
+    first_start = rows["start"].min()
+    client_indices = {name: index for index, name in enumerate(tasks_by_client)}
+    all_tasks = [task for tasks in tasks_by_client.values() for task in tasks]
+    tasks = _build_tasks(all_tasks, client_indices, first_start)
+    unended = len(tasks) - int(has_ended(tasks).sum())
+    if unended:
         notes.append(
-            f"{torn} of {counted(len(tasks), 'task')} did not come to the end of an upload; no deadline "
-            "or loss is fitted"
+            f"{unended} of {counted(len(tasks), 'task')} did not come to the end of an upload; no "
+            "deadline or loss is fitted"
         )
-    online = rows[(rows["what"] == "on") & rows["client"].isin(tasks_of)]
+    online = rows[(rows["what"] == "on") & rows["client"].isin(tasks_by_client)]
     online = online.sort_values("start", kind="stable")
-    clients = online["client"].map(numbers)
+    online_clients = online["client"].map(client_indices)
+    online_starts = online["start"] - first_start
+    online_ends = online["end"] - first_start
     spans_of_tasks = _find_round_spans(tasks)
     return Log(
-        clients=tuple(tasks_of),
+        clients=tuple(tasks_by_client),
         tasks=tasks,
-        rounds=_read_rounds(rows, zero, spans_of_tasks),
+        rounds=_read_rounds(rows, first_start, spans_of_tasks),
         synchronous=_is_synchronous(spans_of_tasks),
-        on=tuple(zip(clients, online["start"] - zero, online["end"] - zero, strict=True)),
+        on=tuple(zip(online_clients, online_starts, online_ends, strict=True)),
         notes=tuple(notes),
     )
 
@@ -201,30 +206,30 @@ def _tasks_by_client(
     Returns:
         Dict from name of a client, sorted, to its tasks in order of time.
     """
-    steps = rows[rows["what"].isin(_ORDER)]
+    steps = rows[rows["what"].isin(_STEP_ORDER)]
     kinds = set(steps["what"])
     if not {"down", "up"} & kinds or "train" not in kinds:
         raise DataError(
             f"{where} has no training, or no transfer; both are needed to fit devices and links"
         )
-    complete = [] if is_run else [kind for kind in _ORDER if kind in kinds]
-    rows_of = {str(name): rows_of_client for name, rows_of_client in steps.groupby("client")}
-    tasks_of = {}
-    single = []
-    for name in sorted(rows_of, key=_sort_key):
-        tasks = _split_into_tasks(f"{where}: client {name!r}", rows_of[name], complete)
+    complete_kinds = [] if is_run else [kind for kind in _STEP_ORDER if kind in kinds]
+    rows_by_client = {str(name): rows_of_client for name, rows_of_client in steps.groupby("client")}
+    tasks_by_client = {}
+    single_task_clients = []
+    for name in sorted(rows_by_client, key=_sort_key):
+        tasks = _split_into_tasks(f"{where}: client {name!r}", rows_by_client[name], complete_kinds)
         if len(tasks) > 1:
-            tasks_of[name] = tasks
+            tasks_by_client[name] = tasks
         else:
-            single.append(name)
-    if not tasks_of:
+            single_task_clients.append(name)
+    if not tasks_by_client:
         raise DataError(f"{where} holds no client with two tasks")
-    if single:
+    if single_task_clients:
         notes.append(
-            f"left out: {counted(len(single), 'client')} with one task, which tells no device from chance: "
-            f"{show_value(', '.join(single))}"
+            f"left out: {counted(len(single_task_clients), 'client')} with one task, which tells "
+            f"no device from chance: {show_value(', '.join(single_task_clients))}"
         )
-    return tasks_of
+    return tasks_by_client
 
 
 def _find_round_spans(tasks: Tasks) -> Rounds:
@@ -235,12 +240,12 @@ def _find_round_spans(tasks: Tasks) -> Rounds:
     return cast(Rounds, extents.to_records())
 
 
-def _read_rounds(rows: pd.DataFrame, zero: float, spans_of_tasks: Rounds) -> Rounds:
+def _read_rounds(rows: pd.DataFrame, first_start: float, spans_of_tasks: Rounds) -> Rounds:
     """Return the rounds that the log has rows of its server for, sorted by their start.
 
     Args:
         rows: the log's rows.
-        zero: time in the log that becomes 0 s.
+        first_start: time in the log that becomes 0 s.
         spans_of_tasks: rounds from first to last step of their tasks, which are returned if the log
             has no rows of rounds.
     """
@@ -249,16 +254,16 @@ def _read_rounds(rows: pd.DataFrame, zero: float, spans_of_tasks: Rounds) -> Rou
         return spans_of_tasks[np.argsort(spans_of_tasks.start, kind="stable")]
     columns = {
         "number": server["round"],
-        "start": server["start"] - zero,
-        "end": server["end"] - zero,
+        "start": server["start"] - first_start,
+        "end": server["end"] - first_start,
     }
     return cast(Rounds, pd.DataFrame(columns).to_records(index=False))
 
 
 def _is_synchronous(spans_of_tasks: Rounds) -> bool:
     """Whether nearly every round is over when the next one begins."""
-    is_over = spans_of_tasks.start[1:] >= spans_of_tasks.end[:-1] - _TOGETHER_S
-    return not len(is_over) or bool(np.mean(is_over) >= _MOSTLY)
+    is_over = spans_of_tasks.start[1:] >= spans_of_tasks.end[:-1] - _IGNORED_OVERLAP_S
+    return not len(is_over) or bool(np.mean(is_over) >= _LEAST_SEQUENTIAL)
 
 
 def _sort_key(name: str) -> tuple[bool, int, str, str]:
@@ -284,15 +289,15 @@ def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) 
     _check_columns(names, where)
     if table.empty:
         raise DataError(f"{where} has no rows")
-    strange = [name for name in names if name not in _NEEDED + _MORE]
-    if strange:
-        notes.append(f"columns that are not used: {', '.join(strange)}")
-    unused = [name for name in defaults.names if name in names]
-    notes += [f"--{name} is not used: the log has such a column" for name in unused]
+    unused_columns = [name for name in names if name not in _KNOWN_COLUMNS]
+    if unused_columns:
+        notes.append(f"columns that are not used: {', '.join(unused_columns)}")
+    unused_defaults = [name for name in defaults.names if name in names]
+    notes += [f"--{name} is not used: the log has such a column" for name in unused_defaults]
     rows = pd.DataFrame({"row_number": table.index + 1, "client": table["client"]})
     rows["what"] = table["what"].replace({"download": "down", "upload": "up"})
-    required = {name for kind in set(rows["what"]) for name in _NEEDS.get(kind, ())}
-    for name in ("start", "end", "round", *_MORE):
+    required = {name for kind in set(rows["what"]) for name in _COLUMNS_OF_KIND.get(kind, ())}
+    for name in ("start", "end", "round", *_OPTIONAL_COLUMNS):
         if name in table:
             rows[name] = _parse_numbers(table[name], name, where)
         else:
@@ -306,18 +311,20 @@ def _read_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) 
 
 def _check_columns(names: list[str], where: str) -> None:
     """Raise ``DataError`` if a necessary column is missing, or an optional one is misspelt."""
-    for name in _NEEDED:
+    for name in _REQUIRED_COLUMNS:
         if name not in names:
             raise DataError(
                 f"{where} has no column {name!r}; it has {', '.join(names)}{nearest(name, names)}"
             )
-    absent = [name for name in _MORE if name not in names]
+    absent = [name for name in _OPTIONAL_COLUMNS if name not in names]
     for name in names:
-        hint = "" if name in _NEEDED + _MORE else nearest(name, absent)
+        if name in _KNOWN_COLUMNS:
+            continue
+        hint = nearest(name, absent)
         if hint:
             raise DataError(
                 f"{where} has the unknown column {name!r}; known are "
-                f"{', '.join(_NEEDED + _MORE)}{hint}"
+                f"{', '.join(_KNOWN_COLUMNS)}{hint}"
             )
 
 
@@ -394,18 +401,18 @@ def _iterate(rows: pd.DataFrame) -> Iterable[_Row]:
 
 def _find_problem(row: _Row) -> str | None:
     """Return the reason why a row cannot be used; None if it can."""
-    if row.what not in _KNOWN:
-        hint = nearest(row.what, _KNOWN)
-        return f"what is {show_value(row.what)}; allowed are {', '.join(_KNOWN)}{hint}"
-    if row.what in (*_ORDER, "on") and not row.client:
+    if row.what not in _KINDS:
+        hint = nearest(row.what, _KINDS)
+        return f"what is {show_value(row.what)}; allowed are {', '.join(_KINDS)}{hint}"
+    if row.what in (*_STEP_ORDER, "on") and not row.client:
         return "client is empty"
-    for name in ("start", "end", *_NEEDS.get(row.what, ())):
+    for name in ("start", "end", *_COLUMNS_OF_KIND.get(row.what, ())):
         value = getattr(row, name)
         if math.isnan(value):
             return f"{name} is empty; every row with {row.what!r} needs it"
         if name in ("start", "end") and abs(value) > CLOCK_END_S:
             return f"{name} is {value:g}; allowed are seconds up to {CLOCK_END_S:g} (are these ms?)"
-        if name in _MORE and not 0 < value <= 1e15:
+        if name in _OPTIONAL_COLUMNS and not 0 < value <= 1e15:
             return f"{name} is {value:g}; allowed is more than 0"
         if name in ("round", "epochs") and not (value == int(value) and abs(value) <= 1e15):
             return f"{name} is {value:g}; allowed are whole numbers up to 1e15"
@@ -417,7 +424,7 @@ def _find_problem(row: _Row) -> str | None:
     return None
 
 
-def _split_into_tasks(client: str, rows: pd.DataFrame, complete: list[str]) -> list[_Task]:
+def _split_into_tasks(client: str, rows: pd.DataFrame, complete_kinds: list[str]) -> list[_Task]:
     """Group a client's rows into tasks, in order of time.
 
     Transfers of several tasks may overlap, and one transfer may be sent in simultaneous pieces,
@@ -426,59 +433,66 @@ def _split_into_tasks(client: str, rows: pd.DataFrame, complete: list[str]) -> l
     Args:
         client: log and name of the client, for error messages.
         rows: rows of the client's steps.
-        complete: kinds of steps in their order. A task may end early, but it must have every kind
-            that precedes its last step.
+        complete_kinds: kinds of steps in their order. A task may end early, but it must have every
+            kind that precedes its last step.
 
     Raises:
         DataError: two trainings, or two steps of a task, overlap; a step is missing; or a step
             belongs to a round that is over.
     """
     tasks: list[_Task] = []
-    latest: dict[int, _Task] = {}  # from round to its last task
-    training: _Row | None = None
-    ordered = rows.assign(order=rows["what"].map(_ORDER))
+    last_task_of_round: dict[int, _Task] = {}
+    last_training: _Row | None = None
+    ordered = rows.assign(order=rows["what"].map(_STEP_ORDER))
     for row in _iterate(ordered.sort_values(["start", "order"], kind="stable")):
-        task = latest.get(row.round, {})
-        last = next(reversed(task.values()), None)
-        if last is not None and row.what == last.what != "train" and _overlap(last, row):
+        task = last_task_of_round.get(row.round, {})
+        last_step = next(reversed(task.values()), None)
+        if (
+            last_step is not None
+            and row.what == last_step.what != "train"
+            and _overlap(last_step, row)
+        ):
             # simultaneous pieces of one transfer
-            task[row.what] = last._replace(end=max(last.end, row.end), bytes=last.bytes + row.bytes)
+            end = max(last_step.end, row.end)
+            task[row.what] = last_step._replace(end=end, bytes=last_step.bytes + row.bytes)
             continue
-        _check_overlap(client, last, row)
+        _check_overlap(client, last_step, row)
         if row.what == "train":
-            _check_overlap(client, training, row)
-            training = row
-        if last is None or row.order <= last.order:
-            if latest and row.round < next(reversed(latest)):
+            _check_overlap(client, last_training, row)
+            last_training = row
+        if last_step is None or row.order <= last_step.order:
+            if last_task_of_round and row.round < next(reversed(last_task_of_round)):
                 raise DataError(
                     f"{client} does {_describe(row)} in a round that is over; rounds are to grow "
                     "with time"
                 )
             task = {}
-            latest[row.round] = task
+            last_task_of_round[row.round] = task
             tasks.append(task)
         task[row.what] = row
     for task in tasks:
-        _check_complete(client, task, complete)
+        _check_complete(client, task, complete_kinds)
     return tasks
 
 
-def _overlap(last: _Row, row: _Row) -> bool:
-    return bool(row.start < last.end - _TOGETHER_S)
+def _overlap(earlier: _Row, later: _Row) -> bool:
+    return bool(later.start < earlier.end - _IGNORED_OVERLAP_S)
 
 
-def _check_overlap(client: str, last: _Row | None, row: _Row) -> None:
+def _check_overlap(client: str, earlier: _Row | None, later: _Row) -> None:
     """Raise ``DataError`` if two rows of a client overlap."""
-    if last is not None and _overlap(last, row):
-        raise DataError(f"{client} does two things at once: {_describe(last)} and {_describe(row)}")
+    if earlier is not None and _overlap(earlier, later):
+        raise DataError(
+            f"{client} does two things at once: {_describe(earlier)} and {_describe(later)}"
+        )
 
 
-def _check_complete(client: str, task: _Task, complete: list[str]) -> None:
+def _check_complete(client: str, task: _Task, complete_kinds: list[str]) -> None:
     """Raise ``DataError`` if a task lacks a step before its last one."""
-    steps = [kind for kind in complete if kind in task]
-    if steps == complete[: len(steps)]:
+    steps = [kind for kind in complete_kinds if kind in task]
+    if steps == complete_kinds[: len(steps)]:
         return
-    missing = next(kind for kind in complete if kind not in task)
+    missing = next(kind for kind in complete_kinds if kind not in task)
     raise DataError(
         f"{client} has a hole: {_describe(task[steps[-1]])} without {missing!r} before it "
         "in the same round"
@@ -491,21 +505,21 @@ def _describe(row: _Row) -> str:
     return f"{row.what!r} of round {row.round} (from {row.start:.6g} to {row.end:.6g} s{row_text})"
 
 
-def _build_tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
+def _build_tasks(tasks: list[_Task], client_indices: dict[str, int], first_start: float) -> Tasks:
     """Convert tasks to a recarray.
 
     Args:
         tasks: the tasks of all clients.
-        numbers: dict from name of a client to its index.
-        zero: time in the log that becomes 0 s.
+        client_indices: dict from name of a client to its index.
+        first_start: time in the log that becomes 0 s.
     """
     rows = []
     for task in sorted(tasks, key=lambda task: next(iter(task.values())).start):
         first = next(iter(task.values()))
         epochs = task["train"].epochs if "train" in task else 1
-        steps = dict.fromkeys(_ORDER, (math.nan, math.nan, math.nan))
+        steps = dict.fromkeys(_STEP_ORDER, (math.nan, math.nan, math.nan))
         for kind, row in task.items():
             amount = row.samples if kind == "train" else row.bytes
-            steps[kind] = row.start - zero, row.end - zero, amount
-        rows.append((numbers[first.client], first.round, epochs, *steps.values()))
-    return cast(Tasks, np.array(rows, dtype=_TASK).view(np.recarray))
+            steps[kind] = row.start - first_start, row.end - first_start, amount
+        rows.append((client_indices[first.client], first.round, epochs, *steps.values()))
+    return cast(Tasks, np.array(rows, dtype=_TASK_TYPE).view(np.recarray))

@@ -14,14 +14,14 @@ import numpy as np
 
 from fedsim.common.arrays import Flags
 from fedsim.common.round_words import counted
-from fedsim.lab.calibrate.files import draw
+from fedsim.lab.calibrate.files import draw_clients
 from fedsim.lab.calibrate.log import Log
-from fedsim.lab.calibrate.replay import FittedWorld, predict, rounds
-from fedsim.lab.calibrate.tasks import whole
+from fedsim.lab.calibrate.replay import FittedWorld, predict, replay_rounds
+from fedsim.lab.calibrate.tasks import has_ended
 
-_APART = 0.02  # relative width below which an interval is shown as one number
+_LEAST_WIDTH = 0.02  # relative width below which an interval is shown as one number
 # a world is refuted if its mean error of held-out rounds exceeds the fitted world's by this
-_REFUTED = 0.05
+_REFUTING_EXCESS = 0.05
 _DRAWS = 10  # count of draws of clients whose times an interval spans
 
 
@@ -45,20 +45,20 @@ class Outlook:
 
     @property
     def line(self) -> str:
-        """Line of text for the user: predicted time of a round, and its range if links are uncertain."""
+        """Text for the user: predicted time of a round, and its range if links are uncertain."""
         text = (
-            f"outlook    with {counted(self.clients, 'client')} at a time a round takes {self.fitted:.4g} s in "
-            "the scenario"
+            f"outlook    with {counted(self.clients, 'client')} at a time a round takes "
+            f"{self.fitted:.4g} s in the scenario"
         )
-        if self.slowest <= self.fastest * (1 + _APART):
+        if self.slowest <= self.fastest * (1 + _LEAST_WIDTH):
             return text
         return (
-            f"{text}; links and clients that the log does not rule out take {self.fastest:.4g} to "
-            f"{self.slowest:.4g} s"
+            f"{text}; links and clients that the log does not rule out take "
+            f"{self.fastest:.4g} to {self.slowest:.4g} s"
         )
 
 
-def not_refuted(
+def keep_unrefuted(
     log: Log, is_held_out: Flags, world: FittedWorld, rivals: Sequence[FittedWorld]
 ) -> list[FittedWorld]:
     """Return the rival worlds that predict held-out rounds about as well as the fitted world.
@@ -74,8 +74,9 @@ def not_refuted(
     """
     if not log.synchronous or not is_held_out.any():
         return list(rivals)
-    allowed = _held_out_error(log, is_held_out, world) + _REFUTED
-    return [rival for rival in rivals if not _held_out_error(log, is_held_out, rival) > allowed]
+    most_error = _held_out_error(log, is_held_out, world) + _REFUTING_EXCESS
+    # ``not >``, as NaN, an unknown error, refutes no world
+    return [rival for rival in rivals if not _held_out_error(log, is_held_out, rival) > most_error]
 
 
 def _held_out_error(log: Log, is_held_out: Flags, world: FittedWorld) -> float:
@@ -91,7 +92,9 @@ def _held_out_error(log: Log, is_held_out: Flags, world: FittedWorld) -> float:
     return float(np.abs(errors).mean())
 
 
-def outlooks(log: Log, world: FittedWorld, rivals: Sequence[FittedWorld]) -> Iterator[Outlook]:
+def predict_outlooks(
+    log: Log, world: FittedWorld, rivals: Sequence[FittedWorld]
+) -> Iterator[Outlook]:
     """Yield the predicted times of rounds with half and with twice the log's count of clients.
 
     The clients of the log's last whole round take part, or copies of these clients. The range from
@@ -105,23 +108,25 @@ def outlooks(log: Log, world: FittedWorld, rivals: Sequence[FittedWorld]) -> Ite
     """
     if not log.synchronous:
         return
-    tasks = log.tasks[whole(log.tasks)]
+    tasks = log.tasks[has_ended(log.tasks)]
     cohort = np.flatnonzero(tasks.number == tasks.number[-1])
     at_once = len(cohort)
     for count in sorted({max(1, at_once // 2), 2 * at_once}):
-        of_clients = tasks[np.resize(cohort, count)]
-        numbers = of_clients.client.copy()
-        of_clients.client[:] = np.arange(count)
+        # each task gets a client of its own, as ``np.resize`` repeats tasks to get more of them
+        cohort_tasks = tasks[np.resize(cohort, count)]
+        originals = cohort_tasks.client.copy()
+        cohort_tasks.client[:] = np.arange(count)
         times = []
         for candidate in (world, *rivals):
             copies = candidate._replace(
-                down=candidate.down[numbers],
-                up=candidate.up[numbers],
-                latency=candidate.latency[numbers],
-                speed=candidate.speed[numbers],
+                down=candidate.down[originals],
+                up=candidate.up[originals],
+                latency=candidate.latency[originals],
+                speed=candidate.speed[originals],
                 jitter=0.0,
             )
-            drawn = [draw(copies, seed) for seed in range(_DRAWS)]
-            for clients in (copies, *drawn):
-                times.append(float(rounds(clients, of_clients, [np.arange(count)])[0]))
-        yield Outlook(count, times[0], min(times), max(times))
+            drawn_worlds = [draw_clients(copies, seed) for seed in range(_DRAWS)]
+            for replayed_world in (copies, *drawn_worlds):
+                durations = replay_rounds(replayed_world, cohort_tasks, [np.arange(count)])
+                times.append(float(durations[0]))
+        yield Outlook(count, fitted=times[0], fastest=min(times), slowest=max(times))

@@ -8,7 +8,9 @@ import pandas as pd
 from fedsim.common.arrays import Floats, Ints
 from fedsim.lab.calibrate.log import Log
 
-_MOSTLY = 0.8
+# least mean share of rounds in which a client takes part, for absent clients to count as
+# unreachable rather than as not selected
+_LEAST_SHARE = 0.8
 
 
 class Presence(NamedTuple):
@@ -25,7 +27,7 @@ class Presence(NamedTuple):
     share: Floats
 
 
-def presence(log: Log) -> Presence | None:
+def estimate_presence(log: Log) -> Presence | None:
     """Estimate the online and unreachable phases of a log's clients.
 
     The phases are read from the log. If it has none, and nearly all clients take part in every
@@ -40,14 +42,15 @@ def presence(log: Log) -> Presence | None:
         return None
     client, start, end = phases
     clients = len(log.clients)
-    first = log.rounds.start.min()
-    last = log.rounds.end.max()
+    log_start = log.rounds.start.min()
+    log_end = log.rounds.end.max()
     online_s = np.bincount(client, end - start, clients)
-    departures = np.sum(end < last)
-    arrivals = np.sum(start > first)
+    departures = np.sum(end < log_end)
+    arrivals = np.sum(start > log_start)
     if not departures or not arrivals:
         return None
-    duration = last - first
+    duration = log_end - log_start
+    # the maximum likelihood for exponential phases: time in a state over count of its observed ends
     mean_on = float(online_s.sum() / departures)
     mean_off = float((duration * clients - online_s.sum()) / arrivals)
     return Presence(mean_on, mean_off, online_s / duration)
@@ -60,13 +63,14 @@ def _online_phases(log: Log) -> tuple[Ints, Floats, Floats] | None:
         return client, start, end
     if not log.synchronous:
         return None
-    tasks = pd.crosstab(log.tasks.client, log.tasks.number)
-    tasks = tasks.reindex(columns=log.rounds.number, fill_value=0)
-    takes_part = tasks.clip(upper=1).to_numpy()
-    if takes_part.all() or takes_part.mean() < _MOSTLY:
+    task_counts = pd.crosstab(log.tasks.client, log.tasks.number)
+    task_counts = task_counts.reindex(columns=log.rounds.number, fill_value=0)
+    takes_part = task_counts.clip(upper=1).to_numpy()  # 0 or 1; int64 [clients, rounds]
+    if takes_part.all() or takes_part.mean() < _LEAST_SHARE:
         return None
     edges = np.append(log.rounds.start, log.rounds.end.max())
+    # row-major order pairs the n-th begin of a client with its n-th end
     change = np.diff(takes_part, prepend=0, append=0)
-    client, begins = np.nonzero(change == 1)
-    ends = np.nonzero(change == -1)[1]
-    return client, edges[begins], edges[ends]
+    client, first_rounds = np.nonzero(change == 1)
+    end_rounds = np.nonzero(change == -1)[1]
+    return client, edges[first_rounds], edges[end_rounds]

@@ -16,7 +16,7 @@ from fedsim.clock.simulation import Simulation
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.streams import Streams
 from fedsim.lab.calibrate.log import Log
-from fedsim.lab.calibrate.tasks import Steps, Tasks, whole
+from fedsim.lab.calibrate.tasks import Steps, Tasks, has_ended
 from fedsim.world.network import Direction, Star, ends
 from fedsim.world.network.protocol import Fluid, Protocol, Transport
 
@@ -63,6 +63,7 @@ class _Replay:
         self._network = Star(
             simulation, world.down, world.up, world.latency, server["down"], server["up"], transport
         )
+        # deviation of the logarithm of a lognormal variable with this coefficient of variation
         self._sigma = math.sqrt(math.log1p(world.jitter**2))
 
     def send(self, client: int, direction: Direction, size: float) -> Event:
@@ -96,17 +97,17 @@ class _Replay:
         """
         client = int(tasks.client[task])
         epochs = int(tasks.epochs[task])
-        down = float(tasks.down.amount[task])
+        download_bytes = float(tasks.down.amount[task])
         samples = float(tasks.train.amount[task])
-        up = float(tasks.up.amount[task])
-        if not math.isnan(down):
-            yield self.send(client, "down", down)
+        upload_bytes = float(tasks.up.amount[task])
+        if not math.isnan(download_bytes):
+            yield self.send(client, "down", download_bytes)
         if not math.isnan(samples):
             epoch_s = samples / epochs / float(self._world.speed[client])
-            factor = sum(self._jitter(task, epoch) for epoch in range(epochs))
-            yield self.env.timeout(epoch_s * factor)
-        if not math.isnan(up):
-            yield self.send(client, "up", up)
+            epochs_at_mean_speed = sum(self._jitter(task, epoch) for epoch in range(epochs))
+            yield self.env.timeout(epoch_s * epochs_at_mean_speed)
+        if not math.isnan(upload_bytes):
+            yield self.send(client, "up", upload_bytes)
 
     def _jitter(self, task: int, epoch: int) -> float:
         """Return the random factor by which an epoch takes longer or shorter than at the mean speed.
@@ -118,14 +119,17 @@ class _Replay:
         if not self._sigma:
             return 1.0
         normal = self._streams.normal("world/jitter", task, epoch)
+        # - sigma^2 / 2, so that the mean of the factors is 1
         return math.exp(self._sigma * normal - self._sigma**2 / 2)
 
 
-def transfers(world: FittedWorld, direction: Direction, steps: Steps, client: Ints) -> Floats:
+def replay_transfers(
+    world: FittedWorld, direction: Direction, steps: Steps, client: Ints
+) -> Floats:
     """Replay downloads or uploads of a log over fitted links, and return their durations.
 
-    The fit compares them with the logged durations. Each transfer begins at its
-    time in the log, or when the client's previous transfer has ended.
+    The fit compares them with the logged durations. Each transfer begins at its time in the log, or
+    when the client's previous transfer has ended.
 
     Args:
         world: the fitted world.
@@ -136,24 +140,26 @@ def transfers(world: FittedWorld, direction: Direction, steps: Steps, client: In
     Returns:
         Durations (s); float64 [steps].
     """
-    play = _Replay(world, 0)
-    took = np.zeros(len(client))
-    env = play.env
+    replay = _Replay(world, 0)
+    durations = np.zeros(len(client))
+    env = replay.env
 
-    def send_all(number: int) -> ProcessGenerator:
-        for step in np.flatnonzero(client == number).tolist():
+    def send_all(client_index: int) -> ProcessGenerator:
+        for step in np.flatnonzero(client == client_index).tolist():
             yield env.timeout(max(0.0, float(steps.start[step]) - env.now))
             start = env.now
-            yield play.send(number, direction, float(steps.amount[step]))
-            took[step] = env.now - start
+            yield replay.send(client_index, direction, float(steps.amount[step]))
+            durations[step] = env.now - start
 
-    for number in np.unique(client).tolist():
-        env.process(send_all(number))
+    for client_index in np.unique(client).tolist():
+        env.process(send_all(client_index))
     env.run()
-    return took
+    return durations
 
 
-def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -> Floats:
+def replay_rounds(
+    world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0
+) -> Floats:
     """Replay rounds of a log with fitted speeds and links, and return their durations.
 
     The rounds are replayed one after another. All tasks of a round begin at once.
@@ -167,21 +173,23 @@ def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int 
     Returns:
         Durations of the rounds (s); float64 [cohorts].
     """
-    play = _Replay(world, seed)
-    env = play.env
-    ends_s = [0.0]
+    replay = _Replay(world, seed)
+    env = replay.env
+    round_ends = [0.0]
 
-    def play_all() -> ProcessGenerator:
+    def replay_all() -> ProcessGenerator:
         for cohort in cohorts:
-            yield env.all_of([env.process(play.carry_out(tasks, task)) for task in cohort.tolist()])
-            ends_s.append(env.now)
+            yield env.all_of(
+                [env.process(replay.carry_out(tasks, task)) for task in cohort.tolist()]
+            )
+            round_ends.append(env.now)
 
-    env.process(play_all())
+    env.process(replay_all())
     env.run()
-    return np.diff(ends_s)
+    return np.diff(round_ends)
 
 
-def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0) -> float:
+def measure_update_rate(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0) -> float:
     """Simulate an asynchronous server, and return its updates per second after a warm-up.
 
     A client that ends its task is replaced by a random idle client.
@@ -192,23 +200,23 @@ def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0)
         at_work: count of clients that work at the same time.
         seed: seed of the draws and of the jitter.
     """
-    play = _Replay(world, seed)
+    replay = _Replay(world, seed)
     ends = list[float]()
     draws = Streams(seed).generator("world/calibrate")
     idle = list(range(len(tasks)))
-    before = 3 * at_work
+    warm_up = 3 * at_work  # count of updates before the measurement
 
     def work() -> ProcessGenerator:
-        while len(ends) <= before + _UPDATES:
+        while len(ends) <= warm_up + _UPDATES:
             task = idle.pop(int(draws.integers(len(idle))))
-            yield from play.carry_out(tasks, task)
-            ends.append(play.env.now)
+            yield from replay.carry_out(tasks, task)
+            ends.append(replay.env.now)
             idle.append(task)
 
     for _ in range(at_work):
-        play.env.process(work())
-    play.env.run()
-    return _UPDATES / (ends[before + _UPDATES] - ends[before])
+        replay.env.process(work())
+    replay.env.run()
+    return _UPDATES / (ends[warm_up + _UPDATES] - ends[warm_up])
 
 
 class Prediction(NamedTuple):
@@ -246,17 +254,17 @@ class Prediction(NamedTuple):
                 f"fit        not known {source}: no round can be predicted, since each has a task "
                 "that did not come to its end"
             )
-        parts = {
+        masks = {
             "held out": is_predicted & self.held_out,
             "fitted": is_predicted & ~self.held_out,
         }
-        for name, part in parts.items():
-            if not part.any():
+        for name, mask in masks.items():
+            if not mask.any():
                 continue
-            errors = np.abs(self.predicted[part] / self.measured[part] - 1)
+            errors = np.abs(self.predicted[mask] / self.measured[mask] - 1)
             means = (
-                f"{self.measured[part].mean():.4g} s on the mean, "
-                f"{self.predicted[part].mean():.4g} s predicted"
+                f"{self.measured[mask].mean():.4g} s on the mean, "
+                f"{self.predicted[mask].mean():.4g} s predicted"
             )
             error = (
                 f"{errors.mean():.1%} on the mean, {np.percentile(errors, 95):.1%} at the 95th "
@@ -265,7 +273,7 @@ class Prediction(NamedTuple):
             yield f"{name:<10} {len(errors)} rounds of {means} {source}: error {error}"
 
 
-def held_out(log: Log) -> Flags:
+def choose_held_out(log: Log) -> Flags:
     """Choose the rounds that are left out of the fit, to test its predictions.
 
     Every third round is chosen. Versions of an asynchronous server overlap in time, so the last
@@ -301,15 +309,17 @@ def predict(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Pred
 def _predict_rounds(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
     """Predict the durations of a synchronous server's rounds; NaN if a task did not end."""
     tasks = log.tasks
-    is_done = whole(tasks)
+    has_task_ended = has_ended(tasks)
     cohorts = [np.flatnonzero(tasks.number == number) for number in log.rounds.number]
-    is_whole = np.array([len(cohort) > 0 and is_done[cohort].all() for cohort in cohorts])
-    whole_cohorts = list(compress(cohorts, is_whole))
+    has_cohort_ended = np.array(
+        [len(cohort) > 0 and has_task_ended[cohort].all() for cohort in cohorts]
+    )
+    ended_cohorts = list(compress(cohorts, has_cohort_ended))
     durations = []
     for seed, world in enumerate(worlds):
-        durations.append(rounds(world, tasks, whole_cohorts, seed))
+        durations.append(replay_rounds(world, tasks, ended_cohorts, seed))
     predicted = np.full(len(cohorts), np.nan)
-    predicted[is_whole] = np.mean(durations, axis=0)
+    predicted[has_cohort_ended] = np.mean(durations, axis=0)
     return Prediction(is_held_out, log.rounds.end - log.rounds.start, predicted, None)
 
 
@@ -320,15 +330,16 @@ def _predict_updates(log: Log, is_held_out: Flags, worlds: Sequence[FittedWorld]
     """
     is_scored = is_held_out if is_held_out.any() else ~is_held_out
     scored = log.rounds[is_scored]
-    first = scored.start.min()
-    last = scored.end.max()
-    done = log.tasks[whole(log.tasks)]
-    ends = done.up.end
-    measured = float(np.sum((ends > first) & (ends <= last)) / (last - first))
-    first_tasks = done[np.unique(done.client, return_index=True)[1]]
+    start = scored.start.min()
+    end = scored.end.max()
+    ended_tasks = log.tasks[has_ended(log.tasks)]
+    ends = ended_tasks.up.end
+    measured = float(np.sum((ends > start) & (ends <= end)) / (end - start))
+    # one task of each client
+    first_tasks = ended_tasks[np.unique(ended_tasks.client, return_index=True)[1]]
     rates = []
     for seed, world in enumerate(worlds):
-        rates.append(updates_per_s(world, first_tasks, log.at_once, seed))
+        rates.append(measure_update_rate(world, first_tasks, log.at_once, seed))
     rate = float(np.mean(rates))
     predicted = np.full(len(is_held_out), log.per_version / rate)
     durations = log.rounds.end - log.rounds.start

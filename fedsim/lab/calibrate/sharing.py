@@ -13,7 +13,7 @@ import numpy as np
 
 from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.common.streams import Streams
-from fedsim.lab.calibrate.tasks import Steps, took
+from fedsim.lab.calibrate.tasks import Steps, durations
 
 _LEAST_CLIENTS = 3
 _LEAST_COHORTS = 4
@@ -69,36 +69,37 @@ def find_shared_link(
     cohorts = _find_cohorts(steps, client, begins)
     if len(cohorts) < _LEAST_COHORTS:
         return None
-    rows = np.array(cohorts)
-    first = steps.start[rows].min(axis=1)
-    seconds = took(steps)[rows]
+    rows = np.array(cohorts)  # int64 [busy periods, clients], like the next three arrays
+    starts = steps.start[rows]
+    seconds = durations(steps)[rows]
     owner = client[rows]
     spreads = _spreads(seconds, owner, len(latency))
     spread = float(np.nanmedian(spreads))
     if spread < _LEAST_SPREAD:
         return None
-    together = (steps.start[rows] + seconds).max(axis=1) - first
-    variance = float(np.log(together).var())
-    as_little = 1
+    first_start = starts.min(axis=1)
+    busy_s = (starts + seconds).max(axis=1) - first_start
+    variance = float(np.log(busy_s).var())
     generator = Streams(0).generator("world/calibrate/sharing")
     transfers_of_clients = [np.nonzero(owner == number) for number in np.unique(owner)]
+    as_steady = 1  # count of permutations with at most this variance; the log itself is one
     for _ in range(_DRAWS):
-        exchanged = seconds.copy()
+        permuted = seconds.copy()
         for of_client in transfers_of_clients:
-            exchanged[of_client] = generator.permutation(seconds[of_client])
-        ends = (steps.start[rows] + exchanged).max(axis=1)
-        as_little += bool(np.log(ends - first).var() <= variance)
-    chance = as_little / (_DRAWS + 1)
+            permuted[of_client] = generator.permutation(seconds[of_client])
+        ends = (starts + permuted).max(axis=1)
+        as_steady += bool(np.log(ends - first_start).var() <= variance)
+    chance = as_steady / (_DRAWS + 1)
     if chance > _CHANCE:
         return None
     least_latency = latency[owner].min(axis=1)
-    rates = steps.amount[rows].sum(axis=1) / np.maximum(together - least_latency, 1e-9)
+    rates = steps.amount[rows].sum(axis=1) / np.maximum(busy_s - least_latency, 1e-9)
     return CommonLink(
         capacity=float(np.median(rates)),
         members=np.nan_to_num(spreads, nan=spread) >= _STEADY * spread,
         chance=chance,
         spread=spread,
-        spread_together=float(np.std(together) / np.mean(together)),
+        spread_together=float(np.std(busy_s) / np.mean(busy_s)),
     )
 
 
@@ -114,9 +115,9 @@ def _spreads(seconds: Floats, owner: Ints, clients: int) -> Floats:
         float64 [clients], NaN for a client without times.
     """
     spreads = np.full(clients, np.nan)
-    for number in np.unique(owner).tolist():
-        times = seconds[owner == number]
-        spreads[number] = np.std(times) / np.mean(times)
+    for client_index in np.unique(owner).tolist():
+        times = seconds[owner == client_index]
+        spreads[client_index] = np.std(times) / np.mean(times)
     return spreads
 
 
@@ -139,10 +140,10 @@ def _find_cohorts(steps: Steps, client: Ints, begins: Ints) -> list[Ints]:
     for cohort in np.split(np.arange(len(client)), begins[1:]):
         if len(np.unique(client[cohort])) < len(cohort) or len(cohort) < _LEAST_CLIENTS:
             continue
-        together = steps.end[cohort].min() - steps.start[cohort].max()
-        if together >= _LEAST_OVERLAP * float(np.median(took(steps)[cohort])):
+        overlap_s = steps.end[cohort].min() - steps.start[cohort].max()
+        if overlap_s >= _LEAST_OVERLAP * float(np.median(durations(steps)[cohort])):
             cohorts.append(cohort)
     if not cohorts:
         return []
-    usual = int(np.median([len(cohort) for cohort in cohorts]))
-    return [cohort for cohort in cohorts if len(cohort) == usual]
+    usual_count = int(np.median([len(cohort) for cohort in cohorts]))
+    return [cohort for cohort in cohorts if len(cohort) == usual_count]

@@ -73,7 +73,7 @@ class Rounds(Protocol):
     def __getitem__(self, index: Flags | Ints) -> "Rounds": ...
 
 
-def took(steps: Steps) -> Floats:
+def durations(steps: Steps) -> Floats:
     """Return the duration of each task's step (s), NaN for a missing step; float64 [tasks]."""
     return steps.end - steps.start
 
@@ -92,6 +92,6 @@ def spans(tasks: Tasks) -> tuple[Floats, Floats]:
     return start, end
 
 
-def whole(tasks: Tasks) -> Flags:
+def has_ended(tasks: Tasks) -> Flags:
     """Return whether each task of a log has finished its upload; bool [tasks]."""
     return np.asarray(~np.isnan(tasks.up.end))

@@ -27,9 +27,9 @@ def aggregate(values: Floats, client: Ints, clients: int, function: str = "media
 
 def fill_unknown(values: Floats) -> Floats:
     """Replace NaN by the median of the other values, or by infinity if all are NaN."""
-    numbers = values[~np.isnan(values)]
-    usual = np.median(numbers) if len(numbers) else math.inf
-    return np.where(np.isnan(values), usual, values)
+    known = values[~np.isnan(values)]
+    substitute = np.median(known) if len(known) else math.inf
+    return np.where(np.isnan(values), substitute, values)
 
 
 def bisect(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floats:
@@ -45,7 +45,7 @@ def bisect(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floa
     """
     for _ in range(60):
         middle = (low + high) / 2
-        below = is_low(middle)
-        low = np.where(below, middle, low)
-        high = np.where(below, high, middle)
+        is_below = is_low(middle)
+        low = np.where(is_below, middle, low)
+        high = np.where(is_below, high, middle)
     return np.asarray(low, dtype=np.float64)
