@@ -12,7 +12,7 @@ from fedsim.world.network.movement import NO_BYTES
 from fedsim.world.network.queued import QueuedFlows
 from fedsim.world.network.queues import QueueingRules
 
-_LEAST_PART = 1 / 2  # least share of a step's length to which acknowledgements may shorten it
+_LEAST_SHARE = 1 / 2  # least share of a step's length to which acknowledgements may shorten it
 
 
 class AcknowledgedFlows(QueuedFlows):
@@ -26,7 +26,7 @@ class AcknowledgedFlows(QueuedFlows):
 
     def __init__(self, rules: QueueingRules) -> None:
         super().__init__(rules)
-        self._since = 0.0
+        self._since = 0.0  # time up to which bytes have been moved (s)
 
     def _memory_s(self) -> float:
         """Return for how long past deliveries and queueing delays of flows must be kept (s).
@@ -50,17 +50,19 @@ class AcknowledgedFlows(QueuedFlows):
         if np.count_nonzero(np.isfinite(self._mark)):
             self._learn_losses(acked)
         segments = acked / self._rules.packet
-        turns = segments >= senders.round_end
+        is_round_over = segments >= senders.round_end
         if self._has_bbr:
-            self._estimate(segments, turns, now)
+            self._update_estimates(segments, is_round_over, now)
         if self._rules.hystart and np.count_nonzero(np.isinf(senders.threshold)):
             senders.least_wait = np.minimum(senders.least_wait, self._acked_waits(now))
             leave_slow_start(senders, segments)
-        if np.count_nonzero(turns):
+        if np.count_nonzero(is_round_over):
             in_network = self._sent - self._lost - self._dropped
-            senders.round_begin[turns] = segments[turns]
-            senders.round_end[turns] = (in_network / self._rules.packet)[turns] + 1e-9
-            senders.least_wait[turns] = math.inf
+            segments_sent = in_network / self._rules.packet
+            senders.round_begin[is_round_over] = segments[is_round_over]
+            # above the acknowledged count, so that a round trip with nothing in flight does not end
+            senders.round_end[is_round_over] = segments_sent[is_round_over] + 1e-9
+            senders.least_wait[is_round_over] = math.inf
 
     def _learn_losses(self, acked: Floats) -> None:
         """Let senders learn of losses whose acknowledgements are missing by now.
@@ -72,18 +74,19 @@ class AcknowledgedFlows(QueuedFlows):
         Args:
             acked: bytes of each flow that are acknowledged by now, float64 [flows].
         """
+        has_mark = np.isfinite(self._mark)
         is_silent = (self._under_way() <= NO_BYTES) & (acked >= self._delivered - NO_BYTES)
-        learns = (acked >= self._mark - NO_BYTES) | (np.isfinite(self._mark) & is_silent)
-        if not np.count_nonzero(learns):
+        has_learned = (acked >= self._mark - NO_BYTES) | (has_mark & is_silent)
+        if not np.count_nonzero(has_learned):
             return
-        counts = learns & (self._dropped > NO_BYTES)
+        is_reduced = has_learned & (self._dropped > NO_BYTES)
         if self._has_bbr:
-            counts &= ~self.bbr.is_used
-        if np.count_nonzero(counts):
-            reduce(self.senders, self._rules.control, counts)
-        self._lost[learns] += self._dropped[learns]
-        self._dropped[learns] = 0.0
-        self._mark[learns] = math.inf
+            is_reduced &= ~self.bbr.is_used
+        if np.count_nonzero(is_reduced):
+            reduce(self.senders, self._rules.control, is_reduced)
+        self._lost[has_learned] += self._dropped[has_learned]
+        self._dropped[has_learned] = 0.0
+        self._mark[has_learned] = math.inf
 
     def _acked_waits(self, now: float) -> Floats:
         """Return the queueing time along each flow's route one round trip ago (s), float64 [flows].
@@ -94,29 +97,31 @@ class AcknowledgedFlows(QueuedFlows):
         self._waits.add(now, self._delays(), self._memory_s())
         return self._waits.at(now - self.senders.round_trip)
 
-    def _estimate(self, segments: Floats, turns: Flags, now: float) -> None:
+    def _update_estimates(self, segments: Floats, is_round_over: Flags, now: float) -> None:
         """Update the bandwidths, round trips and states that senders with BBR have estimated.
 
         Args:
             segments: segments of each flow that are acknowledged by now, float64 [flows].
-            turns: whether a round trip of the flow ends now, bool [flows].
+            is_round_over: whether a round trip of the flow ends now, bool [flows].
             now: the time (s).
         """
         senders = self.senders
         bbr = self.bbr
-        rows = np.flatnonzero(turns & bbr.is_used & (segments > senders.round_begin))
-        limited = (self._size + self._lost - self._sent > NO_BYTES)[rows]
-        note_round(bbr, rows, (segments - senders.round_begin)[rows], limited, now)
+        rows = np.flatnonzero(is_round_over & bbr.is_used & (segments > senders.round_begin))
+        has_unsent = self._size + self._lost - self._sent > NO_BYTES
+        note_round(bbr, rows, (segments - senders.round_begin)[rows], has_unsent[rows], now)
         round_trip = senders.round_trip + self._acked_waits(now)
         in_flight = (self._sent - self._lost) / self._rules.packet - segments
         change_states(senders, bbr, round_trip, in_flight, now)
 
-    def _grow(self, segments: Floats, limited: Flags, end: float, delays: Floats) -> Growth:
+    def _window_growth(
+        self, segments: Floats, is_limited: Flags, end: float, delays: Floats
+    ) -> Growth:
         """Compute by how much each sender's window grows in a step, without changing the windows.
 
         Args:
             segments: segments of each flow that are acknowledged in the step, float64 [flows].
-            limited: whether the flow is limited by its window, bool [flows].
+            is_limited: whether the flow is limited by its window, bool [flows].
             end: end of the step (s).
             delays: time that bytes wait in the queues of the flow's route (s), float64 [flows].
         """
@@ -124,7 +129,7 @@ class AcknowledgedFlows(QueuedFlows):
         if self._has_bbr and self.bbr.is_used.all():
             return Growth(grow_by_bandwidth(senders, self.bbr, segments))
         round_trip = senders.round_trip + delays
-        by_losses = grow(senders, self._rules.control, segments, limited, end, round_trip)
+        by_losses = grow(senders, self._rules.control, segments, is_limited, end, round_trip)
         if not self._has_bbr:
             return by_losses
         by_bandwidth = grow_by_bandwidth(senders, self.bbr, segments)
@@ -145,11 +150,11 @@ class AcknowledgedFlows(QueuedFlows):
             return pacing_rate(self.senders, growth, delays)
         return np.full(len(growth), math.inf)
 
-    def _paced(self, growth: Floats, delays: Floats, has_acks: Flags) -> Floats | None:
+    def _pacing_limits(self, growth: Floats, delays: Floats, has_acks: Flags) -> Floats | None:
         """Return the highest rate at which each sender may send (segments/s), float64 [flows].
 
         The rate spreads a window over a round trip, or follows from BBR's estimates. It is infinity for
-        senders without pacing. The result is None if no sender paces.
+        senders without pacing. The result is None if no sender has a pacing rate.
 
         Args:
             growth: growth of each window in the step (segments), float64 [flows].
@@ -167,7 +172,7 @@ class AcknowledgedFlows(QueuedFlows):
         by_bandwidth = self.bbr.pacing_gain() * self.bbr.bandwidth
         return np.where(self.bbr.is_used, by_bandwidth, rates)
 
-    def _until_acks(self, length_s: float, acked: Floats) -> float:
+    def _shorten_to_acks(self, length_s: float, acked: Floats) -> float:
         """Shorten a step so that it ends when a sender with a full window gets an acknowledgement.
 
         Without this, the sender would react to the acknowledgement from the begin of the step on. The
@@ -181,17 +186,19 @@ class AcknowledgedFlows(QueuedFlows):
             The new length (s).
         """
         senders = self.senders
-        room = senders.window * self._rules.packet + acked + self._lost - self._sent
+        free_window = senders.window * self._rules.packet + acked + self._lost - self._sent
         unsent = self._size + self._lost - self._sent
-        waits = ((room < self._rules.packet) & (unsent > NO_BYTES)).nonzero()[0]
-        if not len(waits):
+        waiting = ((free_window < self._rules.packet) & (unsent > NO_BYTES)).nonzero()[0]
+        if not len(waiting):
             return length_s
-        least_s = _LEAST_PART * length_s
-        round_trips = senders.round_trip[waits]
+        least_s = _LEAST_SHARE * length_s
+        round_trips = senders.round_trip[waiting]
+        # an acknowledgement arrives one round trip after the delivery that it acknowledges
         begins = self._since + least_s - round_trips
-        above = acked[waits] + NO_BYTES
-        onsets = self._history.times_before_exceeding(waits, above, begins, length_s - least_s)
-        times_left = onsets + round_trips - self._since
+        known_bytes = acked[waiting] + NO_BYTES
+        interval_s = length_s - least_s
+        sent_at = self._history.times_before_exceeding(waiting, known_bytes, begins, interval_s)
+        times_left = sent_at + round_trips - self._since
         within = times_left[(times_left >= least_s) & (times_left < length_s)]
         return float(within.min(initial=length_s))
 

@@ -26,11 +26,11 @@ def open_batch(batches: Floats) -> Floats:
     """
     flows, hops, count = batches.shape
     filled = np.asarray(batches.reshape(-1, count).any(axis=0)).nonzero()[0]
-    first = int(filled[0]) if len(filled) else count
-    unserved = batches[:, :, first:]
+    first_filled = int(filled[0]) if len(filled) else count
+    unserved = batches[:, :, first_filled:]
     if unserved.shape[2] >= _MOST_BATCHES:
-        odd = unserved.shape[2] % 2
-        unserved = np.pad(unserved, ((0, 0), (0, 0), (odd, 0)))
+        padding = unserved.shape[2] % 2  # an empty batch, which makes the count even
+        unserved = np.pad(unserved, ((0, 0), (0, 0), (padding, 0)))
         unserved = unserved.reshape(flows, hops, -1, 2).sum(axis=3)
     opened = np.zeros((flows, hops, unserved.shape[2] + 1))
     opened[:, :, :-1] = unserved
@@ -48,6 +48,7 @@ def sum_by_link(batches: Floats, numbers: Ints, links: int) -> Floats:
         links: count of links.
     """
     count = batches.shape[1]
+    # index of each entry of ``batches`` in the flattened sums
     cells = numbers[:, None] * count + np.arange(count)
     totals = np.bincount(cells.ravel(), weights=batches.ravel(), minlength=links * count)
     by_link: Floats = np.asarray(totals, dtype=np.float64).reshape(links, count)
@@ -69,19 +70,19 @@ def sum_over_hops(amounts: Floats) -> Floats:
     return total
 
 
-def serve_in_order(totals: Floats, room: Floats) -> Floats:
-    """Return which part of each batch in a queue a link sends in a time step, the oldest first.
+def serve_in_order(totals: Floats, sendable: Floats) -> Floats:
+    """Return the share of each batch that its link sends in a time step, the oldest batch first.
 
     A batch holds the bytes that came into a link's queue in one time step.
 
     Args:
         totals: bytes of each link's batches, oldest first, float64 [links, batches].
-        room: bytes that each link can send in the step, float64 [links].
+        sendable: bytes that each link can send in the step, float64 [links].
 
     Returns:
-        Parts, 0 to 1, float64 [links, batches].
+        Shares, 0 to 1, float64 [links, batches].
     """
     older = np.cumsum(totals, axis=1) - totals
-    served = np.maximum(room[:, None] - older, 0.0)
-    part: Floats = np.minimum(served / np.where(totals > 0, totals, 1.0), 1.0)
-    return part
+    served = np.maximum(sendable[:, None] - older, 0.0)
+    shares: Floats = np.minimum(served / np.where(totals > 0, totals, 1.0), 1.0)
+    return shares

@@ -110,8 +110,8 @@ class BbrSenders(FlowColumns):
         gains = np.ones(len(self.state))
         gains[self.state == STARTUP] = _HIGH_GAIN
         gains[self.state == DRAIN] = 1 / _HIGH_GAIN
-        probes = self.state == PROBE_BANDWIDTH
-        gains[probes] = _PHASES[self.phase[probes].astype(np.int64)]
+        is_probing = self.state == PROBE_BANDWIDTH
+        gains[is_probing] = _PHASES[self.phase[is_probing].astype(np.int64)]
         return gains
 
 
@@ -124,7 +124,7 @@ def first_estimates(round_trip: float, window: float, now: float, key: int) -> d
         now: the time (s).
         key: random bits, from which the first phase of ``PROBE_BANDWIDTH`` follows.
     """
-    phase = key % (len(_PHASES) - 1)  # of all phases but phase 1, which drains the queue
+    phase = key % (len(_PHASES) - 1)
     return {
         "state": STARTUP,
         "rates": window / round_trip,
@@ -134,7 +134,7 @@ def first_estimates(round_trip: float, window: float, now: float, key: int) -> d
         "least_since": now,
         "full_rate": 0.0,
         "full_rounds": 0.0,
-        "phase": phase + (phase > 0),
+        "phase": phase + (phase > 0),  # never phase 1, which drains the queue
         "phase_since": now,
         "probe_until": math.inf,
         "former_window": window,
@@ -152,45 +152,48 @@ def grow_by_bandwidth(senders: Senders, bbr: BbrSenders, acked: Floats) -> Float
         acked: segments of each flow that are acknowledged in the step, float64 [flows].
     """
     window = senders.window
-    is_first = bbr.state == STARTUP
-    gain = np.where(is_first | (bbr.state == DRAIN), _HIGH_GAIN, _WINDOW_GAIN)
+    is_startup = bbr.state == STARTUP
+    gain = np.where(is_startup | (bbr.state == DRAIN), _HIGH_GAIN, _WINDOW_GAIN)
     target = np.maximum(gain * bbr.product, _LEAST_WINDOW)
-    probes = bbr.state == PROBE_ROUND_TRIP
-    target[probes] = _LEAST_WINDOW
-    change = np.minimum(acked, target - window)
+    is_probing = bbr.state == PROBE_ROUND_TRIP
+    target[is_probing] = _LEAST_WINDOW
+    growth = np.minimum(acked, target - window)
     # before the pipe is full a window never falls
-    return np.where(is_first, np.maximum(change, 0.0), change)
+    return np.where(is_startup, np.maximum(growth, 0.0), growth)
 
 
-def note_round(bbr: BbrSenders, rows: Ints, delivered: Floats, limited: Flags, now: float) -> None:
+def note_round(
+    bbr: BbrSenders, rows: Ints, delivered: Floats, is_limited: Flags, now: float
+) -> None:
     """Store the delivery rates of BBR's round trips that end now; end ``STARTUP`` if they stagnate.
 
     Args:
         bbr: the estimates of all flows, which are changed.
         rows: indices of the flows whose round trip ends, [rows].
         delivered: segments that were acknowledged in it, [rows].
-        limited: whether the network limited the flow, rather than its lack of bytes to send, [rows].
+        is_limited: whether the network, not a lack of bytes to send, limited the flow, [rows].
         now: the time (s).
     """
     length_s = now - bbr.round_since[rows]
     rate = delivered / np.maximum(length_s, 1e-9)
-    best = bbr.bandwidth[rows]
+    former_bandwidth = bbr.bandwidth[rows]
     # with a window that BBR keeps small, the rate is no measurement of the bandwidth
-    is_sample = limited & (bbr.state[rows] != PROBE_ROUND_TRIP)
-    counts = (is_sample | (rate >= best)) & (length_s > 0)
-    noted = rows[counts]
+    is_sample = is_limited & (bbr.state[rows] != PROBE_ROUND_TRIP)
+    is_noted = (is_sample | (rate >= former_bandwidth)) & (length_s > 0)
+    noted = rows[is_noted]
     bbr.round[noted] += 1
-    places = bbr.round[noted].astype(np.int64) % _FILTER_ROUNDS
-    bbr.rates[noted, places] = rate[counts]
+    # the rates of the last ``_FILTER_ROUNDS`` round trips are a ring buffer
+    columns = bbr.round[noted].astype(np.int64) % _FILTER_ROUNDS
+    bbr.rates[noted, columns] = rate[is_noted]
     bbr.round_since[rows] = now
     bandwidth = bbr.bandwidth
-    starts = rows[(bbr.state[rows] == STARTUP) & limited]
-    grew = bandwidth[starts] >= _FULL_GROWTH * bbr.full_rate[starts]
-    bbr.full_rate[starts[grew]] = bandwidth[starts[grew]]
-    bbr.full_rounds[starts[grew]] = 0.0
-    bbr.full_rounds[starts[~grew]] += 1
-    is_full = starts[bbr.full_rounds[starts] >= _FULL_ROUNDS]
-    bbr.state[is_full] = DRAIN
+    in_startup = rows[(bbr.state[rows] == STARTUP) & is_limited]
+    has_grown = bandwidth[in_startup] >= _FULL_GROWTH * bbr.full_rate[in_startup]
+    bbr.full_rate[in_startup[has_grown]] = bandwidth[in_startup[has_grown]]
+    bbr.full_rounds[in_startup[has_grown]] = 0.0
+    bbr.full_rounds[in_startup[~has_grown]] += 1
+    full_rows = in_startup[bbr.full_rounds[in_startup] >= _FULL_ROUNDS]
+    bbr.state[full_rows] = DRAIN
 
 
 def change_states(
@@ -205,38 +208,51 @@ def change_states(
         in_flight: segments that are sent and not acknowledged, float64 [flows].
         now: the time (s).
     """
+    # a measured round trip that has expired is replaced by a longer one too
     is_old = now > bbr.least_since + FILTER_S
-    is_less = (round_trip <= bbr.least) | is_old
-    bbr.least = np.where(is_less, round_trip, bbr.least)
-    bbr.least_since[is_less] = now
-    enters = is_old & bbr.is_used & (bbr.state != PROBE_ROUND_TRIP)
-    bbr.former_window[enters] = senders.window[enters]
-    bbr.state[enters] = PROBE_ROUND_TRIP
-    bbr.probe_until[enters] = math.inf
-    probes = bbr.state == PROBE_ROUND_TRIP
-    is_small = probes & np.isinf(bbr.probe_until) & (in_flight <= _LEAST_WINDOW + 1)
-    bbr.probe_until[is_small] = now + np.maximum(_LEAST_PROBE_S, bbr.least)[is_small]
-    leaves = probes & (now >= bbr.probe_until)
-    senders.window[leaves] = np.maximum(bbr.former_window, senders.window)[leaves]
-    bbr.least_since[leaves] = now
+    is_new_least = (round_trip <= bbr.least) | is_old
+    bbr.least = np.where(is_new_least, round_trip, bbr.least)
+    bbr.least_since[is_new_least] = now
+    # enter PROBE_ROUND_TRIP, in which a small window empties the queues
+    is_entering = is_old & bbr.is_used & (bbr.state != PROBE_ROUND_TRIP)
+    bbr.former_window[is_entering] = senders.window[is_entering]
+    bbr.state[is_entering] = PROBE_ROUND_TRIP
+    bbr.probe_until[is_entering] = math.inf
+    # the time in PROBE_ROUND_TRIP counts from the begin of the small window
+    is_probing = bbr.state == PROBE_ROUND_TRIP
+    is_begin = is_probing & np.isinf(bbr.probe_until) & (in_flight <= _LEAST_WINDOW + 1)
+    bbr.probe_until[is_begin] = now + np.maximum(_LEAST_PROBE_S, bbr.least)[is_begin]
+    # leave PROBE_ROUND_TRIP
+    is_over = is_probing & (now >= bbr.probe_until)
+    senders.window[is_over] = np.maximum(bbr.former_window, senders.window)[is_over]
+    bbr.least_since[is_over] = now
     is_full = bbr.full_rounds >= _FULL_ROUNDS
-    bbr.state[leaves] = np.where(is_full, PROBE_BANDWIDTH, STARTUP)[leaves]
-    bbr.phase_since[leaves] = now
+    bbr.state[is_over] = np.where(is_full, PROBE_BANDWIDTH, STARTUP)[is_over]
+    bbr.phase_since[is_over] = now
+    # leave DRAIN when the queues are empty
     product = bbr.product
-    drained = (bbr.state == DRAIN) & (in_flight <= product + 1)
-    bbr.state[drained] = PROBE_BANDWIDTH
-    bbr.phase_since[drained] = now
+    is_drained = (bbr.state == DRAIN) & (in_flight <= product + 1)
+    bbr.state[is_drained] = PROBE_BANDWIDTH
+    bbr.phase_since[is_drained] = now
     _change_phases(bbr, in_flight, product, now)
 
 
 def _change_phases(bbr: BbrSenders, in_flight: Floats, product: Floats, now: float) -> None:
+    """Move flows in ``PROBE_BANDWIDTH`` on to their next pacing gain if the present gain is over.
+
+    Args:
+        bbr: estimates and states of the flows, which are changed.
+        in_flight: segments that are sent and not acknowledged, float64 [flows].
+        product: bandwidth-delay product of each flow (segments), float64 [flows].
+        now: the time (s).
+    """
     gains = _PHASES[bbr.phase.astype(np.int64)]
-    is_over = now - bbr.phase_since > bbr.least
-    has_probed = is_over & (in_flight >= gains * product - 1)
-    # ends the phase even if the flow cannot send enough to fill the pipe
+    is_time_over = now - bbr.phase_since > bbr.least
+    has_probed = is_time_over & (in_flight >= gains * product - 1)
+    # a flow that cannot send enough to fill the pipe leaves the phase too
     has_probed |= now - bbr.phase_since > 2 * bbr.least
-    has_drained = is_over | (in_flight <= product)
-    ends = np.where(gains > 1, has_probed, np.where(gains < 1, has_drained, is_over))
-    ends = ends & (bbr.state == PROBE_BANDWIDTH)
-    bbr.phase[ends] = (bbr.phase[ends] + 1) % len(_PHASES)
-    bbr.phase_since[ends] = now
+    has_drained = is_time_over | (in_flight <= product)
+    is_over = np.where(gains > 1, has_probed, is_time_over)
+    is_over = np.where(gains < 1, has_drained, is_over) & (bbr.state == PROBE_BANDWIDTH)
+    bbr.phase[is_over] = (bbr.phase[is_over] + 1) % len(_PHASES)
+    bbr.phase_since[is_over] = now

@@ -66,8 +66,8 @@ class LinkComponent(SteadyFlows):
         rules: congestion control, lengths of queues and size of packets.
 
     Attributes:
-        next_end: next time at which a flow or the planned step ends (s); infinity without a planned
-            step.
+        next_end: next time at which a flow or the step that ``plan`` computed ends (s); infinity
+            without such a step.
     """
 
     def __init__(self, rules: QueueingRules) -> None:
@@ -75,7 +75,7 @@ class LinkComponent(SteadyFlows):
         self.next_end = math.inf
         self._plan: StepPlan | None = None
         self._told = -math.inf  # time up to which ``take_ended`` has returned ends
-        self._steps_until_look = 0
+        self._steps_until_look = 0  # steps until a single step up to a flow's end is tried again
 
     def add(self, flow: NewFlow, now: float) -> None:
         """Add a flow that begins now.
@@ -87,7 +87,7 @@ class LinkComponent(SteadyFlows):
         self._since = now
         self._append(flow)
         self._history.add(now, self._delivered, math.inf)
-        self._look_soon()
+        self._try_long_step_next()
 
     def remove(self, flow_id: int, now: float) -> Memories:
         """Remove a cancelled flow at the time ``now``.
@@ -97,12 +97,12 @@ class LinkComponent(SteadyFlows):
             now: the time (s), up to which ``commit`` must have been called.
 
         Returns:
-            One pair: the endpoint IDs (sender, receiver), and the sender's window and estimates,
-            with which the next flow between the two begins.
+            One connection: the IDs (sender, receiver), with the sender's window and estimates, from
+            which the next flow between the two begins.
         """
-        self._look_soon()
+        self._try_long_step_next()
         is_cancelled = self._id == flow_id
-        return self._end(is_cancelled, np.full(len(self), now))
+        return self._remove_rows(is_cancelled, np.full(len(self), now))
 
     def adopt(self, others: "LinkComponent") -> None:
         """Move all flows of another component into this one, when a new flow connects the two.
@@ -111,7 +111,7 @@ class LinkComponent(SteadyFlows):
         must not be used any more.
         """
         self._adopt(others)
-        self._look_soon()
+        self._try_long_step_next()
 
     def split(self) -> list["LinkComponent"]:
         """Divide the flows into components without common links, after a flow has ended.
@@ -138,7 +138,7 @@ class LinkComponent(SteadyFlows):
         self.links.capacity[number] = rate
         self.links.length[number] = length
         self._known_delays = None
-        self._look_soon()
+        self._try_long_step_next()
 
     def has_loss(self, flow_id: int, at_sender: float, at_receiver: float) -> bool:
         """Return whether a flow's packets are lost with exactly the given probabilities.
@@ -161,7 +161,7 @@ class LinkComponent(SteadyFlows):
             at_receiver: probability on the receiver's own link, 0 to 1.
         """
         self._losses.set_probabilities(self.row_of(flow_id), at_sender, at_receiver)
-        self._look_soon()
+        self._try_long_step_next()
 
     def set_round_trip(self, flow_id: int, round_trip: float) -> None:
         """Change the round trip time of a flow on empty links.
@@ -174,9 +174,9 @@ class LinkComponent(SteadyFlows):
         """
         self.senders.round_trip[self.row_of(flow_id)] = round_trip
         self._acked = None
-        self._look_soon()
+        self._try_long_step_next()
 
-    def _look_soon(self) -> None:
+    def _try_long_step_next(self) -> None:
         self._steps_until_look = 0
 
     def round_trip(self, flow_id: int) -> float:
@@ -211,7 +211,7 @@ class LinkComponent(SteadyFlows):
         return list(zip(plan.ends[is_new].tolist(), self._id[is_new].tolist(), strict=True))
 
     def is_over(self, now: float) -> bool:
-        """Return whether the planned step ends at ``now`` (s) or earlier; False without a plan."""
+        """Return whether the time step that ``plan`` computed ends by ``now`` (s); False without one."""
         return self._plan is not None and self._since + self._plan.length_s <= now
 
     def _find_next_end(self, plan: StepPlan) -> None:
@@ -229,29 +229,29 @@ class LinkComponent(SteadyFlows):
             now: the time (s), for which ``take_ended`` has been called.
 
         Returns:
-            For each removed flow: the endpoint IDs (sender, receiver), and the sender's window and
-            estimates, with which the next flow between the two begins.
+            The connection of each removed flow: the IDs (sender, receiver), with the sender's window
+            and estimates, from which the next flow between the two begins.
         """
         plan = self._plan
-        passed = now - self._since
-        if plan is None or passed <= 0:
+        passed_s = now - self._since
+        if plan is None or passed_s <= 0:
             return []
         self._since = now
         self._plan = None
         self.next_end = math.inf
-        part = passed / plan.length_s if plan.length_s < math.inf else 0.0
+        part = passed_s / plan.length_s if plan.length_s < math.inf else 0.0
         if part >= 1:
-            self._finish(plan)
+            self._carry_out_all(plan)
         elif plan.parts is None:
-            self._carry_out(plan, np.full(len(self), part))
-        else:
-            self._carry_out(plan, np.minimum(part / plan.parts, 1.0))
+            self._carry_out_part(plan, np.full(len(self), part))
+        else:  # a flow that ends moves all its bytes within its part of the step
+            self._carry_out_part(plan, np.minimum(part / plan.parts, 1.0))
         self._history.add(now, self._delivered, self._memory_s())
         self._react(now, plan.acked if part >= 1 else None)
         if plan.parts is None:
             return []
-        over = plan.ends <= now
-        return self._end(over, plan.ends) if np.count_nonzero(over) else []
+        has_ended = plan.ends <= now
+        return self._remove_rows(has_ended, plan.ends) if np.count_nonzero(has_ended) else []
 
     def give_up_plan(self, now: float) -> None:
         """Discard the rest of the planned step, before a flow or link changes at ``now`` (s)."""
@@ -259,31 +259,31 @@ class LinkComponent(SteadyFlows):
         self.next_end = math.inf
         self._since = now
 
-    def _finish(self, plan: StepPlan) -> None:
+    def _carry_out_all(self, plan: StepPlan) -> None:
         """Move the bytes, and grow the windows, of a whole planned step."""
-        before = self._carry_out_changes(plan, share=None)
+        lost_nothing = self._apply_changes(plan, share=None)
         self._batches = plan.batches
         self._waiting = plan.waiting
         self._arriving = plan.arriving
-        self._mark_losses(before)
+        self._mark_losses(lost_nothing)
         self._steps_until_look -= 1
         if plan.is_look:
             self._steps_until_look = _PATIENCE_STEPS
 
-    def _carry_out(self, plan: StepPlan, shares: Floats) -> None:
+    def _carry_out_part(self, plan: StepPlan, shares: Floats) -> None:
         """Move the bytes, and grow the windows, of the first part of the planned step.
 
         Args:
             plan: the planned step.
             shares: part of each flow's bytes that have moved by now, 0 to 1, float64 [flows].
         """
-        before = self._carry_out_changes(plan, shares)
+        lost_nothing = self._apply_changes(plan, shares)
         self._batches = _between(open_batch(self._batches), plan.batches, shares)
         self._waiting = _between(self._waiting, plan.waiting, shares)
         self._arriving = _between(self._arriving, plan.arriving, shares)
-        self._mark_losses(before)
+        self._mark_losses(lost_nothing)
 
-    def _carry_out_changes(self, plan: StepPlan, share: Floats | None) -> Flags:
+    def _apply_changes(self, plan: StepPlan, share: Floats | None) -> Flags:
         """Add the planned changes to the flows' counts of bytes and to their windows.
 
         Args:
@@ -319,7 +319,7 @@ class LinkComponent(SteadyFlows):
             ahead = self._delivered + self._under_way()
             self._mark[is_new] = ahead[is_new]
 
-    def _end(self, rows: Flags, ends: Floats) -> Memories:
+    def _remove_rows(self, rows: Flags, ends: Floats) -> Memories:
         """Remove flows that have ended.
 
         Args:
@@ -327,15 +327,16 @@ class LinkComponent(SteadyFlows):
             ends: end of each flow (s), float64 [flows].
 
         Returns:
-            For each removed flow, the IDs (sender, receiver), and the state of the sender, with which
-            the next flow between the two begins.
+            The connection of each removed flow: the IDs (sender, receiver), with the state of the
+            sender, from which the next flow between the two begins.
         """
         memories = []
+        # without pacing the delays have no effect, and any array does in their place
         delays = self._delays() if self._rules.pacing else self._size
         paces = self._window_paces(np.zeros(len(self)), delays)
         for row in rows.nonzero()[0].tolist():
             connection = self._ends[self._id.item(row)]
-            memory = self._remember(row, ends.item(row), paces.item(row))
+            memory = self._sender_memory(row, ends.item(row), paces.item(row))
             memories.append((connection, memory))
         self._select(~rows)
         return memories
@@ -364,11 +365,11 @@ class LinkComponent(SteadyFlows):
             acked: bytes of each flow that are acknowledged by now, float64 [flows].
         """
         senders = self.senders
-        floor = np.maximum(_STEP_SHARE * senders.round_trip, _QUEUE_SHARE * delays)
+        lengths_s = np.maximum(_STEP_SHARE * senders.round_trip, _QUEUE_SHARE * delays)
         # a sender that its first link holds back does not send more after an acknowledgement
-        floor[self._held] = MOST_STEP_S
-        length_s = min(max(float(floor.min()), LEAST_STEP_S), MOST_STEP_S)
-        length_s = self._until_acks(length_s, acked)
+        lengths_s[self._held] = MOST_STEP_S
+        length_s = min(max(float(lengths_s.min()), LEAST_STEP_S), MOST_STEP_S)
+        length_s = self._shorten_to_acks(length_s, acked)
         return on_grid_after(self._since + length_s) - self._since
 
     def _plan_step(self, is_look: bool) -> StepPlan:
@@ -386,7 +387,8 @@ class LinkComponent(SteadyFlows):
         movement = self._move(sending, length_s, draws)
         amounts = movement.bytes
         ends, parts = self._find_ends(movement, length_s)
-        is_known = bool((self.senders.round_trip >= length_s).all())
+        has_known_acks = bool((self.senders.round_trip >= length_s).all())
+        # nothing will happen before a flow or a link changes
         if not self._moves(sending, amounts) and self._is_stuck():
             length_s = math.inf
         return StepPlan(
@@ -403,7 +405,7 @@ class LinkComponent(SteadyFlows):
             ends=ends,
             parts=parts,
             is_held=sending.is_held,
-            acked=sending.acked if is_known else None,
+            acked=sending.acked if has_known_acks else None,
             is_look=is_look,
             draws_on_links=draws.on_links,
             draws_in_queues=draws.in_queues,
@@ -421,30 +423,31 @@ class LinkComponent(SteadyFlows):
         packet = self._rules.packet
         end = self._since + length_s
         acked = self._history.at(end - senders.round_trip)
-        growth = self._grow_windows(acked_before, acked, end, delays)
-        room = (senders.window + growth.windows) * packet + acked + self._lost - self._sent
+        growth = self._growth_by_acks(acked_before, acked, end, delays)
+        allowed = (senders.window + growth.windows) * packet + acked + self._lost - self._sent
         # within a step that is longer than its round trip, a held sender sends several windows
-        repeats = self._held & (length_s > senders.round_trip)
-        if np.count_nonzero(repeats):
+        is_repeating = self._held & (length_s > senders.round_trip)
+        if np.count_nonzero(is_repeating):
             repeated = senders.window * packet * length_s / senders.round_trip
-            room = np.where(repeats, np.maximum(room, repeated), room)
-        paced = self._paced(growth.windows, delays, acked_before > 0)
-        if paced is not None:
-            paced = paced * packet * length_s
-            room = np.minimum(room, paced)
+            allowed = np.where(is_repeating, np.maximum(allowed, repeated), allowed)
+        paces = self._pacing_limits(growth.windows, delays, has_acks=acked_before > 0)
+        paced = None
+        if paces is not None:
+            paced = paces * packet * length_s
+            allowed = np.minimum(allowed, paced)
         unsent = self._size + self._lost - self._sent
-        wants = np.minimum(np.maximum(room, 0.0), unsent)
-        sent = wants
+        wanted = np.minimum(np.maximum(allowed, 0.0), unsent)
+        sent = wanted
         if self._rules.holds_back:
-            room_of_links = self.links.capacity * length_s
-            sent = share_first_links(wants, self._route[:, 0], room_of_links)
+            sendable = self.links.capacity * length_s
+            sent = share_first_links(wanted, self._route[:, 0], sendable)
         # A long step needs a sender that stays held: its window must suffice for MOST_STEP_S more.
-        lasting = senders.window * packet * length_s
-        is_held = (sent < wants) & (lasting >= sent * (senders.round_trip + MOST_STEP_S))
-        busy = np.zeros(len(self)) if paced is None else wants / paced
+        lasting_bytes = senders.window * packet * length_s
+        is_held = (sent < wanted) & (lasting_bytes >= sent * (senders.round_trip + MOST_STEP_S))
+        busy = np.zeros(len(self)) if paced is None else wanted / paced
         return SentBytes(sent, busy, is_held, growth, acked)
 
-    def _grow_windows(
+    def _growth_by_acks(
         self, acked_before: Floats, acked: Floats, end: float, delays: Floats
     ) -> Growth:
         """Compute by how much the acknowledgements of a step let each sender's window grow.
@@ -460,9 +463,9 @@ class LinkComponent(SteadyFlows):
         in_flight = self._sent - self._lost - acked_before
         # in slow start a window grows up to twice the bytes in flight, afterwards only if it is full
         is_slow = senders.window < senders.threshold
-        full = np.where(is_slow, 0.5, 1.0) * senders.window * packet
-        limited = (in_flight >= full - packet) & np.isinf(self._mark)
-        return self._grow((acked - acked_before) / packet, limited, end, delays)
+        full_bytes = np.where(is_slow, 0.5, 1.0) * senders.window * packet
+        is_limited = (in_flight >= full_bytes - packet) & np.isinf(self._mark)
+        return self._window_growth((acked - acked_before) / packet, is_limited, end, delays)
 
     def _move(self, sending: SentBytes, length_s: float, draws: LossDraws) -> Movement:
         """Compute where the bytes of all flows are after a step, without changing the flows.
@@ -521,14 +524,16 @@ class LinkComponent(SteadyFlows):
         ends = np.full(len(self), math.inf)
         missing = self._size - self._delivered
         delivered = movement.bytes.delivered
-        over = delivered >= missing - NO_BYTES
-        if not np.count_nonzero(over):
+        is_complete = delivered >= missing - NO_BYTES
+        if not np.count_nonzero(is_complete):
             return ends, None
         parts = np.ones(len(self))
-        parts[over] = np.maximum(movement.busy()[over], _LEAST_BUSY)
-        reached = missing[over] / np.maximum(delivered[over], NO_BYTES)
-        after = length_s * parts[over] * np.clip(reached, 0.0, 1.0)
-        ends[over] = np.maximum(self._since + after, math.nextafter(self._since, math.inf))
+        parts[is_complete] = np.maximum(movement.busy()[is_complete], _LEAST_BUSY)
+        share_needed = missing[is_complete] / np.maximum(delivered[is_complete], NO_BYTES)
+        delays_s = length_s * parts[is_complete] * np.clip(share_needed, 0.0, 1.0)
+        ends[is_complete] = np.maximum(
+            self._since + delays_s, math.nextafter(self._since, math.inf)
+        )
         return ends, parts
 
     def sent(self, flow_id: int, at: float) -> float:

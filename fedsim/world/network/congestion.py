@@ -185,8 +185,8 @@ class Senders(FlowColumns):
 
         Args:
             growth: growth in the whole time step.
-            share: part of the step that is over for each flow, 0 to 1, [flows]; None for all of it.
-            now: the time at which this part is over (s), at which epochs begin.
+            share: part of the growth that is carried out, 0 to 1, [flows]; None for all of it.
+            now: end of the time step, or of its part (s), at which epochs begin.
         """
         if growth.friendly is not None and growth.starts is not None:
             starts = growth.starts
@@ -225,7 +225,7 @@ def first_state(
 
 
 def grow(
-    senders: Senders, control: Control, acked: Floats, limited: Flags, now: float, delay: Floats
+    senders: Senders, control: Control, acked: Floats, is_limited: Flags, now: float, delay: Floats
 ) -> Growth:
     """Compute by how much windows grow when segments are acknowledged; ``senders`` stays as it is.
 
@@ -233,54 +233,56 @@ def grow(
         senders: the flows.
         control: ``cubic`` or ``reno``; ``grow_by_bandwidth`` has the growth of BBR's windows.
         acked: acknowledged segments, [flows].
-        limited: whether the window limits the flow's rate; only such windows grow; [flows].
+        is_limited: whether the window limits the flow's rate; only such windows grow; [flows].
         now: the time of the acknowledgements (s).
         delay: round trip with queues (s), [flows].
     """
     window = senders.window
-    slow = window < senders.threshold
+    is_slow = window < senders.threshold
     in_slow_start = np.minimum(acked, np.maximum(senders.threshold - window, 0.0))
-    if np.count_nonzero(slow) == len(slow):
-        return Growth(np.where(limited, in_slow_start, 0.0))
+    if np.count_nonzero(is_slow) == len(is_slow):
+        return Growth(np.where(is_limited, in_slow_start, 0.0))
     if control == "reno":
-        growth = np.where(slow, in_slow_start, acked / window)
-        return Growth(np.where(limited, growth, 0.0))
-    grows = limited & ~slow
-    starts = grows & np.isnan(senders.epoch)
-    elapsed = now - senders.epoch
-    elapsed[np.isnan(elapsed)] = 0.0
-    epoch_window = np.where(starts, window, senders.epoch_window)
-    friendly_before = np.where(starts, window, senders.friendly)
-    origin = np.maximum(senders.peak, epoch_window)
-    curve = cubic_window(elapsed + delay, origin, epoch_window)
-    # Linux: before the first loss the free rate is unknown, and the curve may grow too slowly
-    least = np.where(senders.peak > 0, window, _GROWTH_BEFORE_LOSS * window)
-    target = np.minimum(np.maximum(curve, least), 1.5 * window)
+        growth = np.where(is_slow, in_slow_start, acked / window)
+        return Growth(np.where(is_limited, growth, 0.0))
+    is_cubic = is_limited & ~is_slow
+    is_new_epoch = is_cubic & np.isnan(senders.epoch)
+    elapsed_s = now - senders.epoch
+    elapsed_s[np.isnan(elapsed_s)] = 0.0
+    epoch_window = np.where(is_new_epoch, window, senders.epoch_window)
+    friendly_before = np.where(is_new_epoch, window, senders.friendly)
+    peak = np.maximum(senders.peak, epoch_window)
+    # the target is the window one round trip later (RFC 9438, section 4.2)
+    curve = cubic_window(elapsed_s + delay, peak, epoch_window)
+    # Linux: before the first loss no former rate is known, and the curve may grow too slowly
+    least_target = np.where(senders.peak > 0, window, _GROWTH_BEFORE_LOSS * window)
+    target = np.minimum(np.maximum(curve, least_target), 1.5 * window)
     cubic = (target - window) / window * acked
-    share = np.where(friendly_before < origin, _FRIENDLY_SHARE, 1.0)
-    friendly = np.where(grows, share * acked / window, 0.0)
-    beyond = np.maximum(cubic, friendly_before + friendly - window)
-    growth = np.where(slow, in_slow_start, beyond)
-    return Growth(np.where(limited, growth, 0.0), friendly, starts)
+    # RFC 9438, section 4.3: the window that Reno would have is the least
+    friendly_share = np.where(friendly_before < peak, _FRIENDLY_SHARE, 1.0)
+    friendly = np.where(is_cubic, friendly_share * acked / window, 0.0)
+    after_slow_start = np.maximum(cubic, friendly_before + friendly - window)
+    growth = np.where(is_slow, in_slow_start, after_slow_start)
+    return Growth(np.where(is_limited, growth, 0.0), friendly, is_new_epoch)
 
 
-def reduce(senders: Senders, control: Control, rows: Flags) -> None:
+def reduce(senders: Senders, control: Control, has_lost: Flags) -> None:
     """Reduce the congestion windows of flows whose senders have learned of a loss.
 
     Args:
         senders: windows of all flows, which are changed.
         control: ``cubic`` or ``reno``.
-        rows: whether the flow's sender has learned of a loss, bool [flows].
+        has_lost: whether the flow's sender has learned of a loss, bool [flows].
     """
-    window = senders.window[rows]
+    window = senders.window[has_lost]
     beta = CUBIC_BETA if control == "cubic" else RENO_BETA
     reduced = np.maximum(window * beta, LEAST_WINDOW)
     # fast convergence, RFC 9438, section 4.7
-    fell = window < senders.peak[rows]
-    senders.peak[rows] = np.where(fell, window * (1 + CUBIC_BETA) / 2, window)
-    senders.window[rows] = reduced
-    senders.threshold[rows] = reduced
-    senders.epoch[rows] = np.nan
+    has_fallen = window < senders.peak[has_lost]
+    senders.peak[has_lost] = np.where(has_fallen, window * (1 + CUBIC_BETA) / 2, window)
+    senders.window[has_lost] = reduced
+    senders.threshold[has_lost] = reduced
+    senders.epoch[has_lost] = np.nan
 
 
 def leave_slow_start(senders: Senders, segments: Floats) -> None:
@@ -292,10 +294,10 @@ def leave_slow_start(senders: Senders, segments: Floats) -> None:
         senders: windows of all flows, which are changed.
         segments: segments of each flow that are acknowledged so far, float64 [flows].
     """
-    rows = segments - senders.round_begin >= _HYSTART_SAMPLES
+    is_sampled = segments - senders.round_begin >= _HYSTART_SAMPLES
     rise = np.clip(_HYSTART_SHARE * senders.round_trip, _HYSTART_LEAST_S, _HYSTART_MOST_S)
     # Linux ends slow start by this rule at most once per connection
-    ends = rows & np.isinf(senders.threshold) & (senders.least_wait >= rise)
+    ends = is_sampled & np.isinf(senders.threshold) & (senders.least_wait >= rise)
     ends &= senders.window >= _HYSTART_LEAST_WINDOW
     senders.threshold[ends] = senders.window[ends]
 

@@ -74,23 +74,23 @@ class Connections:
         Returns:
             Attribute of ``Senders`` -> value.
         """
-        before = self.memories.get(ends)
-        if before is None:
-            return first_state(round_trip, self._initial_window, float("inf"), 0.0)
-        window = before.window
-        threshold = before.threshold
+        memory = self.memories.get(ends)
+        if memory is None:
+            return first_state(round_trip, self._initial_window, threshold=float("inf"), peak=0.0)
+        window = memory.window
+        threshold = memory.threshold
         # BBR keeps its window over an idle time
-        is_idle = now - before.until > round_trip + _RETRANSMISSION_S
+        is_idle = now - memory.until > round_trip + _RETRANSMISSION_S
         if is_idle and control != "bbr":
             window = min(window, self._initial_window)
-            threshold = max(threshold, 0.75 * before.window)
-        sender = first_state(round_trip, window, threshold, before.peak)
+            threshold = max(threshold, 0.75 * memory.window)
+        sender = first_state(round_trip, window, threshold, memory.peak)
         # Linux: CUBIC's epoch goes on as if there had been no idle time
-        sender["epoch"] = now - before.elapsed
-        sender["epoch_window"] = before.epoch_window
-        sender["friendly"] = before.friendly
+        sender["epoch"] = now - memory.elapsed
+        sender["epoch_window"] = memory.epoch_window
+        sender["friendly"] = memory.friendly
         # Linux: the pacing rate changes by acknowledgements, and not by an idle time
-        sender["pace"] = before.pace
+        sender["pace"] = memory.pace
         return sender
 
     def first_estimates(
@@ -114,17 +114,17 @@ class Connections:
             control: congestion control of the flow.
         """
         memory = self.memories.get(ends)
-        before = None if memory is None else memory.estimates
-        if memory is None or before is None:
+        former = None if memory is None else memory.estimates
+        if memory is None or former is None:
             row = first_estimates(sender["round_trip"], sender["window"], now, key)
             if control != "bbr":
                 row["state"] = OTHER
             return row
         idle_s = now - memory.until
-        estimates = dict(before)
-        estimates["round_since"] = before["round_since"] + idle_s
-        estimates["phase_since"] = before["phase_since"] + idle_s
-        if now > before["least_since"] + FILTER_S:
+        estimates = dict(former)
+        estimates["round_since"] = former["round_since"] + idle_s
+        estimates["phase_since"] = former["phase_since"] + idle_s
+        if now > former["least_since"] + FILTER_S:
             # the idle time has emptied the queues, so that no small window has to do so
             estimates["least_since"] = now
         return estimates

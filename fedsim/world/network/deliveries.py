@@ -66,10 +66,10 @@ class Deliveries:
         curves = np.zeros((rows, max(2 * flows, _FIRST_COLUMNS)))
         column = 0
         for deliveries in (self, others):
-            for kept in deliveries._columns.tolist():
+            for source_column in deliveries._columns.tolist():
                 if deliveries._rows:
                     past = deliveries._times[: deliveries._rows]
-                    curve = deliveries._curves[: deliveries._rows, kept]
+                    curve = deliveries._curves[: deliveries._rows, source_column]
                     curves[: len(times), column] = np.interp(times, past, curve)
                 column += 1
         self._times = np.full(rows, math.inf)
@@ -96,10 +96,11 @@ class Deliveries:
         self._rows += 1
 
     def _drop_old(self, before: float) -> None:
-        first = int(np.searchsorted(self._times[: self._rows], before, "right")) - 1
-        first = max(first, 0)
-        times = self._times[first : self._rows]
-        curves = self._curves[first : self._rows]
+        """Drop values older than ``before`` (s), and make room for as many values as remain."""
+        first_row = int(np.searchsorted(self._times[: self._rows], before, "right")) - 1
+        first_row = max(first_row, 0)
+        times = self._times[first_row : self._rows]
+        curves = self._curves[first_row : self._rows]
         rows = max(2 * len(times), _FIRST_ROWS)
         self._times = np.full(rows, math.inf)
         self._curves = np.zeros((rows, curves.shape[1]))
@@ -118,17 +119,17 @@ class Deliveries:
         """
         rows = self._rows
         past = self._times[:rows]
-        after = past.searchsorted(times, "right")
-        before = np.maximum(after - 1, 0)
-        after = np.minimum(after, rows - 1)
+        row_after = past.searchsorted(times, "right")
+        row_before = np.maximum(row_after - 1, 0)
+        row_after = np.minimum(row_after, rows - 1)
         curves = self._curves.reshape(-1)
-        width_of_row = self._curves.shape[1]
-        low = curves.take(before * width_of_row + self._columns)
-        high = curves.take(after * width_of_row + self._columns)
-        begin = past.take(before)
-        width = past.take(after) - begin
-        width[width <= 0] = 1.0
-        share = np.minimum(np.maximum((times - begin) / width, 0.0), 1.0)
+        columns = self._curves.shape[1]
+        low = curves.take(row_before * columns + self._columns)
+        high = curves.take(row_after * columns + self._columns)
+        begin = past.take(row_before)
+        interval_s = past.take(row_after) - begin
+        interval_s[interval_s <= 0] = 1.0
+        share = np.minimum(np.maximum((times - begin) / interval_s, 0.0), 1.0)
         acked: Floats = low + (high - low) * share
         return acked
 
@@ -152,14 +153,14 @@ class Deliveries:
         """
         past = self._times[: self._rows]
         # only rows of the interval matter, as curves never fall; one more on each side for rounding
-        first = np.maximum(past.searchsorted(begins) - 1, 0)
-        last = np.minimum(past.searchsorted(begins + length_s) + 1, self._rows - 1)
-        rows = first + np.arange((last - first).max() + 1)[:, None]
+        first_row = np.maximum(past.searchsorted(begins) - 1, 0)
+        last_row = np.minimum(past.searchsorted(begins + length_s) + 1, self._rows - 1)
+        rows = first_row + np.arange((last_row - first_row).max() + 1)[:, None]
         rows = np.minimum(rows, self._rows - 1)
         # the same as curves[rows, columns], but faster
         values = self._curves.take(rows * self._curves.shape[1] + self._columns[flows])
         exceeds = values > counts  # [rows, n]
         first_exceeding = exceeds.argmax(axis=0)
-        times = past.take(np.maximum(first + first_exceeding - 1, 0))
+        times = past.take(np.maximum(first_row + first_exceeding - 1, 0))
         does_exceed = exceeds[first_exceeding, np.arange(len(flows))]
         return np.where(does_exceed, times, math.inf)

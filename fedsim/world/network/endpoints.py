@@ -89,7 +89,7 @@ class Endpoints(ABC):
 
     def __init__(self, built: Infrastructure) -> None:
         latency = built.latency
-        _check(built.links, built.down, built.up, latency)
+        _refuse_wrong_values(built.links, built.down, built.up, latency)
         self.devices = len(latency)
         self.links = built.links
         self.edges = built.edges
@@ -206,17 +206,18 @@ class Endpoints(ABC):
         return on_grid(self._exact_latency_s(source, destination))
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
+        """Return the delay before a flow's first byte leaves (s), without rounding to ticks."""
         seconds = 0.0
-        places = []  # for source and destination: its edge server, or itself
+        edge_ends = []  # for source and destination: its edge server, or itself
         for end in (source, destination):
-            place = end
+            edge_end = end
             if 0 <= end < self.devices:
                 seconds += self._own_latency.item(end)
                 if self.edges is not None:
-                    place = self.devices + self.edges.item(end)
-            places.append(place)
-        if places[0] != places[1]:
-            edges = [self.edge_at(place) for place in places]
+                    edge_end = self.devices + self.edges.item(end)
+            edge_ends.append(edge_end)
+        if edge_ends[0] != edge_ends[1]:
+            edges = [self.edge_at(edge_end) for edge_end in edge_ends]
             seconds += sum(self._edge_latency.item(edge) for edge in edges if edge is not None)
         return seconds
 
@@ -288,14 +289,15 @@ class Endpoints(ABC):
         Returns:
             Rates (bytes/s), float64 [devices].
         """
-        numbers = np.arange(*devices.indices(self.devices))
+        indices = np.arange(*devices.indices(self.devices))
+        # devices i and i + period have the same shared links
         period = min(self.repeats or self.devices, self.devices)
-        narrowest = []
+        narrowest_rates = []
         for device in range(period):
             links = self.links_between(*ends(device, direction))
-            narrowest.append(min([rate for _, rate in links], default=math.inf))
-        shared = np.array(narrowest)[numbers % period]
-        rates: Floats = np.minimum(self.access[direction][devices], shared)
+            narrowest_rates.append(min([rate for _, rate in links], default=math.inf))
+        shared_rates = np.array(narrowest_rates)[indices % period]
+        rates: Floats = np.minimum(self.access[direction][devices], shared_rates)
         return rates
 
     def links_between(self, source: int, destination: int) -> list[tuple[str, float]]:
@@ -359,7 +361,9 @@ def in_ticks(seconds: Floats) -> Floats:
     return ticks
 
 
-def _check(links: Mapping[str, float], down: Floats, up: Floats, latency: Floats) -> None:
+def _refuse_wrong_values(
+    links: Mapping[str, float], down: Floats, up: Floats, latency: Floats
+) -> None:
     for name, capacity in links.items():
         if not capacity > 0:
             raise SimulationError(
@@ -375,5 +379,7 @@ def _check(links: Mapping[str, float], down: Floats, up: Floats, latency: Floats
     allowed = [("link down", down, down > 0, rate), ("link up", up, up > 0, rate)]
     allowed += [("latency", latency, (latency >= 0) & (latency < np.inf), finite)]
     for name, column, is_allowed, why in allowed:
-        for device in np.flatnonzero(~is_allowed)[:1]:
+        wrong_devices = np.flatnonzero(~is_allowed)
+        if len(wrong_devices):
+            device = wrong_devices[0]
             raise SimulationError(f"device {device} has a {name} of {column[device]} {why}")

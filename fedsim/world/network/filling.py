@@ -136,23 +136,28 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
     """
     links = len(capacity)
     hops = routes.shape[1]
-    room = capacity.copy()
+    remaining = capacity.copy()
     rates = np.empty(len(routes))
     unsettled = np.arange(len(routes))
     while unsettled.size:
         route = routes[unsettled]
         weight = weights[unsettled]
         cap = (caps / weights)[unsettled]
-        flat = route.ravel()
-        link_weight = np.bincount(flat, weights=np.repeat(weight, hops), minlength=links)
-        shares = (room / np.where(link_weight > 0, link_weight, 1))[route]
+        flat_route = route.ravel()
+        link_weight = np.bincount(flat_route, weights=np.repeat(weight, hops), minlength=links)
+        shares = (remaining / np.where(link_weight > 0, link_weight, 1))[route]
         offer = np.minimum(shares.min(axis=1), cap)
-        not_full = np.bincount(flat, weights=(offer[:, None] < shares).ravel(), minlength=links)
-        settled = (cap <= offer) | (not_full[route] == 0).any(axis=1)
-        rate = (offer * weight)[settled]
-        rates[unsettled[settled]] = rate
-        room -= np.bincount(route[settled].ravel(), weights=np.repeat(rate, hops), minlength=links)
-        unsettled = unsettled[~settled]
+        lower_offers = np.bincount(
+            flat_route, weights=(offer[:, None] < shares).ravel(), minlength=links
+        )
+        # a link without lower offers is a bottleneck
+        is_settled = (cap <= offer) | (lower_offers[route] == 0).any(axis=1)
+        rate = (offer * weight)[is_settled]
+        rates[unsettled[is_settled]] = rate
+        remaining -= np.bincount(
+            route[is_settled].ravel(), weights=np.repeat(rate, hops), minlength=links
+        )
+        unsettled = unsettled[~is_settled]
     return rates
 
 
@@ -177,6 +182,7 @@ class Filling:
         self._rate = np.empty(0)
         self._end = np.empty(0)
         self._route = np.zeros((0, 1), dtype=np.int64)
+        # ID, size, sent bytes, cap, weight and links of each flow that ``share`` adds
         self._entering: list[tuple[int, float, float, float, float, list[int]]] = []
         self._leaving: list[int] = []
 
@@ -231,10 +237,10 @@ class Filling:
         self._fill()
 
     def _add_routes(self, routes: Sequence[list[int]]) -> None:
-        """Append routes (indices of links) to ``_routes``, and pad all rows to one length."""
-        before = self._route.shape[1]
-        hops = max(before, *map(len, routes))
-        padded = np.pad(self._route, ((0, 0), (0, hops - before)))
+        """Append routes (indices of links) to ``_route``, and pad all rows to one length."""
+        former_hops = self._route.shape[1]
+        hops = max(former_hops, *map(len, routes))
+        padded = np.pad(self._route, ((0, 0), (0, hops - former_hops)))
         added = [[*route, *[0] * (hops - len(route))] for route in routes]
         self._route = np.concatenate((padded, added))
 
@@ -242,10 +248,10 @@ class Filling:
         ended: list[tuple[float, int]] = []
         while self.next_end <= until:
             now = self.next_end
-            over = self._end <= now + _ROUNDING * math.ulp(now)
-            ended.extend((now, flow_id) for flow_id in self._id[over].tolist())
+            has_ended = self._end <= now + _ROUNDING * math.ulp(now)
+            ended.extend((now, flow_id) for flow_id in self._id[has_ended].tolist())
             self._move(now)
-            self._select_rows(~over)
+            self._select_rows(~has_ended)
             self._fill()
         return ended
 
@@ -269,6 +275,7 @@ class Filling:
         self._route = self._route[rows]
 
     def _fill(self) -> None:
+        """Compute the rate and end of each flow, and the next end, for the present flows and links."""
         capacity = self._capacity
         route = self._route
         if len(capacity) > route.size:  # many unused links, which are left out

@@ -87,14 +87,14 @@ class QueuedLinks:
         numbers = np.zeros(len(others.capacity), dtype=np.int64)
         for name, number in others.names.items():
             numbers[number] = self.names.setdefault(name, len(self.names) + 1)
-        more = len(self.names) + 1 - len(self.capacity)
-        self.capacity = np.append(self.capacity, np.zeros(more))
-        self.length = np.append(self.length, np.zeros(more))
+        added = len(self.names) + 1 - len(self.capacity)
+        self.capacity = np.append(self.capacity, np.zeros(added))
+        self.length = np.append(self.length, np.zeros(added))
         self.capacity[numbers[1:]] = others.capacity[1:]
         self.length[numbers[1:]] = others.length[1:]
         return numbers
 
-    def keep(self, route: Ints) -> Ints:
+    def remove_unused(self, route: Ints) -> Ints:
         """Remove the links that no flow uses any more, and number the remaining ones anew.
 
         Args:
@@ -105,13 +105,13 @@ class QueuedLinks:
         """
         self.grouped = 0
         used = np.union1d(route, [0])
-        new = np.zeros(len(self.capacity), dtype=np.int64)
-        new[used] = np.arange(len(used))
+        new_numbers = np.zeros(len(self.capacity), dtype=np.int64)
+        new_numbers[used] = np.arange(len(used))
         names = list(self.names)  # in the order of their numbers
-        self.names = {names[number - 1]: new.item(number) for number in used[1:].tolist()}
+        self.names = {names[number - 1]: new_numbers.item(number) for number in used[1:].tolist()}
         self.capacity = self.capacity[used]
         self.length = self.length[used]
-        renumbered: Ints = new[route]
+        renumbered: Ints = new_numbers[route]
         return renumbered
 
     def group(self, route: Ints, lasts: Ints) -> None:
@@ -128,24 +128,27 @@ class QueuedLinks:
         hops = route.shape[1]
         if hops != self._hops:
             self.grouped = 0
+        # one entry for each link of each flow that is not grouped yet
         flows, positions = (np.arange(hops) <= lasts[self.grouped :, None]).nonzero()
         flows += self.grouped
         links = route[flows, positions]
-        known = len(self._furthest) if self.grouped else 0  # count of links at the last grouping
+        # count of links at the last grouping
+        known_links = len(self._furthest) if self.grouped else 0
         furthest = np.zeros(len(self.capacity), dtype=np.int64)
-        furthest[:known] = self._furthest[:known]
+        furthest[:known_links] = self._furthest[:known_links]
         np.maximum.at(furthest, links, positions)
-        if np.count_nonzero(furthest[:known] != self._furthest[:known]):
+        if np.count_nonzero(furthest[:known_links] != self._furthest[:known_links]):
+            # a new flow moves a link to another level, so all flows are grouped anew
             self.grouped = 0
             self.group(route, lasts)
             return
         if self._rules.holds_back:
-            self.never_full = (furthest == 0).nonzero()[0]
+            self.never_full = (furthest == 0).nonzero()[0]  # first on each route that has them
         former = {level.number: level for level in self.levels} if self.grouped else {}
-        numbers = furthest[links]
+        level_numbers = furthest[links]
         self.levels = []
-        for number in range(max([int(numbers.max(initial=-1)), *former]) + 1):
-            at_level = (numbers == number).nonzero()[0]
+        for number in range(max([int(level_numbers.max(initial=-1)), *former]) + 1):
+            at_level = (level_numbers == number).nonzero()[0]
             level_flows = flows[at_level]
             level_positions = positions[at_level]
             level = Level(
@@ -177,54 +180,55 @@ def label_components(route: Ints, links: int) -> Ints:
     """
     flows = len(route)
     labels = np.arange(flows)
+    # the least label spreads over shared links until nothing changes
     while True:
-        first = np.full(links, flows)
-        np.minimum.at(first, route.ravel(), np.repeat(labels, route.shape[1]))
-        first[0] = flows
-        nearer = np.minimum(labels, first[route].min(axis=1, initial=flows))
-        if np.array_equal(nearer, labels):
+        least_label = np.full(links, flows)
+        np.minimum.at(least_label, route.ravel(), np.repeat(labels, route.shape[1]))
+        least_label[0] = flows  # the padding connects no flows
+        spread = np.minimum(labels, least_label[route].min(axis=1, initial=flows))
+        if np.array_equal(spread, labels):
             return labels
-        labels = nearer
+        labels = spread
 
 
-def share_first_links(wants: Floats, first: Ints, room: Floats) -> Floats:
+def share_first_links(wants: Floats, first_links: Ints, sendable: Floats) -> Floats:
     """Divide the bytes that each link can send equally among the flows that begin on it.
 
     A flow gets at most what its sender wants; the rest goes to the other flows on the link.
 
     Args:
         wants: bytes that each sender wants to send, float64 [flows].
-        first: number of each flow's first link, int64 [flows].
-        room: bytes that each link can send, float64 [links].
+        first_links: number of each flow's first link, int64 [flows].
+        sendable: bytes that each link can send, float64 [links].
 
     Returns:
         Bytes that each sender may send, float64 [flows].
     """
-    total = np.bincount(first, weights=wants, minlength=len(room))
-    is_crowded = (total > room)[first]
+    total = np.bincount(first_links, weights=wants, minlength=len(sendable))
+    is_crowded = (total > sendable)[first_links]
     rows = is_crowded.nonzero()[0]
     if not len(rows):
         return wants
     sent = wants.copy()
-    if np.bincount(first[rows]).max() == 1:
-        sent[rows] = room[first[rows]]
+    if np.bincount(first_links[rows]).max() == 1:
+        sent[rows] = sendable[first_links[rows]]
         return sent
-    # Flows are sorted by link, then by wanted bytes. Each in turn gets the bytes that it wants, or an
-    # equal share of its link's remaining bytes if that is less.
-    rows = rows[np.lexsort((wants[rows], first[rows]))]
-    links = first[rows]
-    ordered = wants[rows]
+    # Max-min fairness: on a link of b sendable bytes, whose n flows want w_1 <= ... <= w_n bytes, a
+    # flow gets min(w_i, s), with s the largest (b - w_1 - ... - w_(k-1)) / (n - k + 1).
+    rows = rows[np.lexsort((wants[rows], first_links[rows]))]
+    links = first_links[rows]  # sorted, so that the flows of a link are neighbours
+    wanted = wants[rows]
     is_begin = np.ones(len(rows), dtype=bool)
     is_begin[1:] = links[1:] != links[:-1]
     begins = np.flatnonzero(is_begin)
     ends = np.empty_like(begins)
     ends[:-1] = begins[1:]
     ends[-1] = len(rows)
-    group = np.cumsum(is_begin) - 1
-    before = np.cumsum(ordered) - ordered
-    before -= before[begins][group]
-    left = ends[group] - np.arange(len(rows))
-    shares = (room[links] - before) / left
-    share = np.maximum(np.maximum.reduceat(shares, begins), 0.0)
-    sent[rows] = np.minimum(ordered, share[group])
+    group_of_row = np.cumsum(is_begin) - 1
+    wanted_before = np.cumsum(wanted) - wanted
+    wanted_before -= wanted_before[begins][group_of_row]
+    flows_left = ends[group_of_row] - np.arange(len(rows))
+    shares = (sendable[links] - wanted_before) / flows_left
+    link_share = np.maximum(np.maximum.reduceat(shares, begins), 0.0)
+    sent[rows] = np.minimum(wanted, link_share[group_of_row])
     return sent

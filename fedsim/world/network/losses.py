@@ -191,10 +191,10 @@ class RandomLosses:
             Lost bytes, in whole packets but at most ``passing``, and ``until_loss`` after the step;
             float64 [flows] each.
         """
-        after = until_loss - probability * passing
+        until_next = until_loss - probability * passing
         lost = np.zeros(len(passing))
-        for row in np.flatnonzero(after <= 0).tolist():
-            while after[row] <= 0:
+        for row in np.flatnonzero(until_next <= 0).tolist():
+            while until_next[row] <= 0:
                 lost[row] += self._packet
-                after[row] += draws.draw_on_link(row)
-        return np.minimum(lost, passing), after
+                until_next[row] += draws.draw_on_link(row)
+        return np.minimum(lost, passing), until_next

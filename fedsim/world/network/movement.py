@@ -71,8 +71,8 @@ class Movement:
         bytes_before: MovedBytes,
     ) -> None:
         self._links = links
-        self._room = links.capacity * length_s
-        self._busy = np.empty(0)
+        self._sendable = links.capacity * length_s  # bytes that each link can send, [links]
+        self._busy = np.empty(0)  # part of the step in which each sender sends, [flows]
         self._loads: list[tuple[Level, Floats]] = []  # bytes at each link of the levels so far
         self._packet = packet
         self._losses = losses
@@ -103,32 +103,32 @@ class Movement:
 
         Args:
             level: the links, with the flows on them.
-            credit: credit of each flow at the begin of the step (bytes), which decides when its
-                next packet is dropped, float64 [flows].
+            credit: credit of each flow at the begin of the step (bytes); the flow with the highest
+                credit loses the next packet, float64 [flows].
         """
         amounts = self.bytes
         waiting = amounts.waiting.reshape(-1)
         arriving = amounts.arriving.reshape(-1)
         cells = level.cells
-        numbers = level.links
-        new = arriving.take(cells)
-        present = waiting.take(cells) + new
-        loads = np.bincount(numbers, weights=present, minlength=len(self._room))
+        links = level.links
+        arrived = arriving.take(cells)
+        present = waiting.take(cells) + arrived
+        loads = np.bincount(links, weights=present, minlength=len(self._sendable))
         load = np.asarray(loads, dtype=np.float64)
-        is_full = (load > self._room).take(numbers)
-        leaves = present
-        rest = np.zeros(len(cells))
+        is_full = (load > self._sendable).take(links)
+        leaving = present
+        staying = np.zeros(len(cells))
         rows = is_full.nonzero()[0]
         if len(rows):
-            leaves, rest = self._serve_full(level, rows, present, new, load, credit)
+            leaving, staying = self._serve_full(level, rows, present, arrived, load, credit)
         else:
             amounts.batches.reshape(-1, amounts.batches.shape[2])[cells] = 0.0
-        waiting[cells] = rest
+        waiting[cells] = staying
         arriving[cells] = 0.0
         is_last = level.is_last
-        amounts.delivered[level.flows[is_last]] = leaves[is_last]
+        amounts.delivered[level.flows[is_last]] = leaving[is_last]
         goes_on = ~is_last
-        arriving[cells[goes_on] + 1] += leaves[goes_on]
+        arriving[cells[goes_on] + 1] += leaving[goes_on]
         self._loads.append((level, load))
 
     def _serve_full(
@@ -136,7 +136,7 @@ class Movement:
         level: Level,
         rows: Ints,
         present: Floats,
-        new: Floats,
+        arrived: Floats,
         load: Floats,
         credit: Floats,
     ) -> tuple[Floats, Floats]:
@@ -146,40 +146,40 @@ class Movement:
             level: a group of links, with the flows on them.
             rows: indices in the arrays of ``level`` of the flows on overloaded links, int64 [n].
             present: bytes of each flow that wait or arrive, float64 [flows on links].
-            new: bytes of each flow that arrive, a part of ``present``, float64 [flows on links].
+            arrived: bytes of each flow that arrive, a part of ``present``, float64 [flows on links].
             load: bytes that wait or arrive at each link, float64 [links].
-            credit: number of each flow (bytes) that determines when its next packet is dropped,
-                float64 [flows].
+            credit: credit of each flow at the begin of the step (bytes); the flow with the highest
+                credit loses the next packet, float64 [flows].
 
         Returns:
             Bytes that leave, and bytes that stay; float64 [flows on links] each.
         """
         amounts = self.bytes
         queues = amounts.batches.reshape(-1, amounts.batches.shape[2])
-        numbers = level.links[rows]
-        queue = queues.take(level.cells[rows], axis=0)
-        queue[:, -1] += new[rows]
-        totals = sum_by_link(queue, numbers, len(load))
-        out = queue * serve_in_order(totals, self._room).take(numbers, axis=0)
-        rest = queue - out
-        excess = np.maximum(load - self._room - self._links.length, 0.0)
+        links = level.links[rows]
+        queued = queues.take(level.cells[rows], axis=0)
+        queued[:, -1] += arrived[rows]
+        totals = sum_by_link(queued, links, len(load))
+        sent = queued * serve_in_order(totals, self._sendable).take(links, axis=0)
+        staying = queued - sent
+        excess = np.maximum(load - self._sendable - self._links.length, 0.0)
         excess[self._links.never_full] = 0.0
         if np.count_nonzero(excess):
-            self._drop(level, rows, rest, new[rows], excess, credit)
+            self._drop(level, rows, staying, arrived[rows], excess, credit)
         queues[level.cells] = 0.0
-        queues[level.cells[rows]] = rest
-        leaves = present.copy()
-        leaves[rows] = out.sum(axis=1)
-        stays = np.zeros(len(present))
-        stays[rows] = rest.sum(axis=1)
-        return leaves, stays
+        queues[level.cells[rows]] = staying
+        leaving = present.copy()
+        leaving[rows] = sent.sum(axis=1)
+        kept = np.zeros(len(present))
+        kept[rows] = staying.sum(axis=1)
+        return leaving, kept
 
     def _drop(
         self,
         level: Level,
         rows: Ints,
-        rest: Floats,
-        new: Floats,
+        staying: Floats,
+        arrived: Floats,
         excess: Floats,
         credit: Floats,
     ) -> None:
@@ -188,27 +188,27 @@ class Movement:
         Args:
             level: a group of links, with the flows on them.
             rows: indices in the arrays of ``level`` of the flows on overloaded links, int64 [n].
-            rest: bytes that stay, by the step in which they came, the newest last, float64
+            staying: bytes that stay, by the step in which they came, the newest last, float64
                 [n, batches]; the dropped bytes are subtracted from it.
-            new: bytes of each of these flows that arrive, float64 [n].
+            arrived: bytes of each of these flows that arrive, float64 [n].
             excess: bytes that do not fit at each link, float64 [links].
-            credit: number of each flow (bytes) that determines when its next packet is dropped,
-                float64 [flows].
+            credit: credit of each flow at the begin of the step (bytes); the flow with the highest
+                credit loses the next packet, float64 [flows].
         """
         amounts = self.bytes
         flows = level.flows[rows]
-        falls, change = choose_drops(
-            excess,
-            np.minimum(rest[:, -1], new),
-            (credit + amounts.credit)[flows],
-            level.links[rows],
-            flows,
-            self._packet,
-            self._draws.draw_in_queue,
+        dropped, credit_change = choose_drops(
+            excess=excess,
+            unsent=np.minimum(staying[:, -1], arrived),
+            credit_before=(credit + amounts.credit)[flows],
+            links=level.links[rows],
+            flows=flows,
+            packet=self._packet,
+            draw=self._draws.draw_in_queue,
         )
-        np.add.at(amounts.dropped, flows, falls)
-        np.add.at(amounts.credit, flows, change)
-        rest[:, -1] = np.maximum(rest[:, -1] - falls, 0.0)
+        np.add.at(amounts.dropped, flows, dropped)
+        np.add.at(amounts.credit, flows, credit_change)
+        staying[:, -1] = np.maximum(staying[:, -1] - dropped, 0.0)
 
     def busy(self) -> Floats:
         """Return how busy each flow's route is in the step, float64 [flows].
@@ -217,7 +217,7 @@ class Movement:
         sends.
         """
         busy = self._busy.copy()
-        divisor = np.where(self._room > 0, self._room, 1.0)
+        divisor = np.where(self._sendable > 0, self._sendable, 1.0)
         for level, load in self._loads:
             part_used = np.minimum(load / divisor, 1.0)
             np.maximum.at(busy, level.flows, part_used.take(level.links))
@@ -231,7 +231,7 @@ class Movement:
 
     def _lose(self, probability: Floats, passing: Floats) -> Floats:
         amounts = self.bytes
-        lost, after = self._losses.lose(probability, passing, amounts.until_loss, self._draws)
-        amounts.until_loss = after
+        lost, until_loss = self._losses.lose(probability, passing, amounts.until_loss, self._draws)
+        amounts.until_loss = until_loss
         amounts.dropped += lost
         return lost

@@ -102,13 +102,13 @@ class PresentRates(Endpoints):
             return links
         return [(name, self.present_rate(name, rate)) for name, rate in links]
 
-    def _links_of(self, flow: Flow, *, own: bool = True) -> list[tuple[str, float]]:
+    def _links_of(self, flow: Flow, *, with_own: bool = True) -> list[tuple[str, float]]:
         """Return name and present rate (bytes/s) of the links on a flow's route.
 
-        The devices' own links are included if ``own`` is true.
+        The devices' own links are included if ``with_own`` is true.
         """
         links = self.links_between(flow.source, flow.destination)
-        if own:
+        if with_own:
             links = [*links, *self.own_links(flow.source, flow.destination)]
         return self._apply_limits(links)
 

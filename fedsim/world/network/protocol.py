@@ -114,10 +114,10 @@ class Protocol(Spec):
             round_trip: round trip of the transfer (s).
             direction: ``down`` or ``up``.
         """
-        power: float = streams.normal("world/flow-weight", device, count)
+        exponent: float = streams.normal("world/flow-weight", device, count)
         if direction == "down" and self.turns:
-            power /= 1 + round_trip / _QUEUE_S
-        by_chance: float = self.weight_spread**power
+            exponent /= 1 + round_trip / _QUEUE_S
+        by_chance: float = self.weight_spread**exponent
         by_distance: float = (
             _USUAL_ROUND_TRIP_S / max(round_trip, _LEAST_ROUND_TRIP_S)
         ) ** self.weight_by_round_trip
@@ -160,9 +160,9 @@ class Protocol(Spec):
         with np.errstate(divide="ignore", invalid="ignore"):
             rounds_to_rate = np.ceil(np.log2(np.fmax(rate * round_trip / window, 1.0)))
             rounds = np.minimum(rounds_to_rate, np.floor(np.log2(wire / window + 1)))
-            rest = wire - window * (2**rounds - 1)
+            remaining = wire - window * (2**rounds - 1)
             window_rate = window * 2**rounds / round_trip
-            seconds = rounds * round_trip + rest / np.minimum(rate, window_rate)
+            seconds = rounds * round_trip + remaining / np.minimum(rate, window_rate)
         return seconds
 
 

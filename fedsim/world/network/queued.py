@@ -89,7 +89,8 @@ class QueuedFlows:
         self._losses = RandomLosses(rules.packet)
         self._history = Deliveries()
         self._waits = Deliveries()  # time in queues of each flow's route (s)
-        self._is_whole = True  # whether no flow was removed since the last ``split``
+        # whether no flow was removed since the last ``split``, so that all are still connected
+        self._is_whole = True
         self._has_bbr = False  # whether any flow uses BBR; ``bbr`` has no rows if not
         self._acked: Floats | None = None  # bytes acknowledged by now, if known, [flows]
         self._known_delays: Floats | None = None  # last result of ``_delays``; None after a change
@@ -136,6 +137,7 @@ class QueuedFlows:
         """Return how long a byte would wait in all queues on each flow's route (s), [flows]."""
         if self._known_delays is None:
             capacity = self.links.capacity
+            # a link at rate 0 counts as no delay, instead of an infinite one
             rate = np.where(capacity > 0, capacity, math.inf)
             self._known_delays = sum_over_hops((self._backlog() / rate).take(self._route))
         return self._known_delays
@@ -149,7 +151,7 @@ class QueuedFlows:
         padded = [*numbers, *[0] * (self._route.shape[1] - len(numbers))]
         self._id = append_row(self._id, flow.id)
         self._size = append_row(self._size, flow.size)
-        for name in _EMPTY_AT_FIRST:
+        for name in _ZERO_AT_FIRST:
             setattr(self, name, append_row(getattr(self, name), 0.0))
         self._mark = append_row(self._mark, math.inf)
         self._held = append_row(self._held, False)
@@ -161,16 +163,16 @@ class QueuedFlows:
         self._history.add_flow()
         self._waits.add_flow()
         self._ends[flow.id] = flow.ends
-        self._forget()
+        self._drop_cache()
 
     def _append_estimates(self, estimates: Mapping[str, float | Floats]) -> None:
         """Append the estimates of a new flow to ``bbr``; do nothing if no flow uses BBR."""
         if estimates["state"] == OTHER and not self._has_bbr:
             return
-        self._need_estimates(len(self) - 1)
+        self._add_missing_estimates(len(self) - 1)
         self.bbr.append(estimates)
 
-    def _need_estimates(self, flows: int) -> None:
+    def _add_missing_estimates(self, flows: int) -> None:
         """Fill an empty ``bbr`` with rows for ``flows`` flows that do not use BBR."""
         if not self._has_bbr:
             self.bbr = BbrSenders.others(flows)
@@ -178,9 +180,9 @@ class QueuedFlows:
 
     def _widen(self, hops: int) -> None:
         """Pad all routes, and the arrays [flows, hops], to ``hops`` links per flow."""
-        more = hops - self._route.shape[1]
-        if more > 0:
-            pad = ((0, 0), (0, more))
+        missing = hops - self._route.shape[1]
+        if missing > 0:
+            pad = ((0, 0), (0, missing))
             self._route = np.pad(self._route, pad)
             self._waiting = np.pad(self._waiting, pad)
             self._batches = np.pad(self._batches, (*pad, (0, 0)))
@@ -191,33 +193,33 @@ class QueuedFlows:
 
         A batch holds the bytes that came into queues in one step; the oldest is the first.
         """
-        more = batches - self._batches.shape[2]
-        if more > 0:
-            self._batches = np.pad(self._batches, ((0, 0), (0, 0), (more, 0)))
+        missing = batches - self._batches.shape[2]
+        if missing > 0:
+            self._batches = np.pad(self._batches, ((0, 0), (0, 0), (missing, 0)))
 
     def _adopt(self, others: Self) -> None:
         """Append the flows and links of ``others``, which must not be used any more."""
-        numbers = self.links.join(others.links)
-        others._route = numbers[others._route]
+        new_numbers = self.links.join(others.links)
+        others._route = new_numbers[others._route]
         hops = max(self._route.shape[1], others._route.shape[1])
         batches = max(self._batches.shape[2], others._batches.shape[2])
-        for flows in (self, others):
-            flows._widen(hops)
-            flows._pad_batches(batches)
+        for part in (self, others):
+            part._widen(hops)
+            part._pad_batches(batches)
         for name in _COLUMNS:
             columns: list[AnyArray] = [getattr(self, name), getattr(others, name)]
             setattr(self, name, np.concatenate(columns))
         self.senders.join(others.senders)
         if self._has_bbr or others._has_bbr:
-            self._need_estimates(len(self) - len(others))
-            others._need_estimates(len(others))
+            self._add_missing_estimates(len(self) - len(others))
+            others._add_missing_estimates(len(others))
             self.bbr.join(others.bbr)
         self._losses.join(others._losses)
         self._history.join(others._history)
         self._waits.join(others._waits)
         self._ends |= others._ends
         self._is_whole &= others._is_whole
-        self._forget()
+        self._drop_cache()
 
     def _select(self, rows: Flags) -> None:
         """Keep some flows and the links on their routes, and remove all others.
@@ -238,9 +240,9 @@ class QueuedFlows:
         self._losses.select(rows)
         self._history.select(rows)
         self._waits.select(rows)
-        self._route = self.links.keep(self._route)
+        self._route = self.links.remove_unused(self._route)
         self._is_whole = False
-        self._forget()
+        self._drop_cache()
 
     def _split(self) -> list[Self]:
         """Divide the flows among several objects, so that flows of different objects share no link.
@@ -249,47 +251,49 @@ class QueuedFlows:
         """
         labels = label_components(self._route, len(self.links.capacity))
         components: list[Self] = []
-        for label in np.unique(labels)[1:].tolist():
+        first_label, *other_labels = np.unique(labels).tolist()
+        for label in other_labels:
             other = deepcopy(self)
             other._select(labels == label)
             components.append(other)
         if components:
-            self._select(labels == labels[0])
+            self._select(labels == first_label)
         parts = [self, *components]
         for part in parts:
             part._is_whole = True
         return parts
 
-    def _remember(self, row: int, until: float, pace: float) -> SenderMemory:
+    def _sender_memory(self, row: int, end: float, pace: float) -> SenderMemory:
         """Return a sender's state at the end of its flow, for the next flow to the same receiver.
 
         Args:
             row: index of the flow.
-            until: end of the flow (s).
+            end: end of the flow (s).
             pace: pacing rate at its end (segments/s).
         """
         senders = self.senders
         uses_bbr = self._has_bbr and self.bbr.is_used[row]
         estimates = self.bbr.row(row) if uses_bbr else None
         return SenderMemory(
-            senders.window.item(row),
-            senders.threshold.item(row),
-            senders.peak.item(row),
-            senders.epoch_window.item(row),
-            senders.friendly.item(row),
-            until - senders.epoch.item(row),
-            until,
-            pace,
-            estimates,
+            window=senders.window.item(row),
+            threshold=senders.threshold.item(row),
+            peak=senders.peak.item(row),
+            epoch_window=senders.epoch_window.item(row),
+            friendly=senders.friendly.item(row),
+            elapsed=end - senders.epoch.item(row),
+            until=end,
+            pace=pace,
+            estimates=estimates,
         )
 
-    def _forget(self) -> None:
+    def _drop_cache(self) -> None:
         """Drop cached values, which are no longer valid after a change of the flows."""
         self._acked = None
         self._known_delays = None
 
 
-_EMPTY_AT_FIRST: Sequence[str] = (
+# attributes that are 0 for a new flow
+_ZERO_AT_FIRST: Sequence[str] = (
     "_sent",
     "_delivered",
     "_dropped",
@@ -298,6 +302,7 @@ _EMPTY_AT_FIRST: Sequence[str] = (
     "_batches",
     "_arriving",
 )
+# attributes that are arrays with one row per flow
 _COLUMNS: Sequence[str] = (
     "_id",
     "_size",

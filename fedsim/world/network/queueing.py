@@ -97,7 +97,8 @@ class Queueing:
 
         ``Network`` calls ``begin`` instead, which takes a connection and its round trip.
         """
-        self.begin(flow_id, size, now, route, 0.0, (flow_id, flow_id))
+        # no other flow has these endpoints, so its connection is new
+        self.begin(flow_id, size, now, route, round_trip=0.0, ends=(flow_id, flow_id))
 
     def leave(self, flow_id: int, now: float) -> None:
         component = self._component_of(flow_id)
@@ -186,11 +187,11 @@ class Queueing:
             component = LinkComponent(self._rules)
             self.components.append(component)
             return component
-        first, *others = touched
+        merged, *others = touched
         for other in others:
-            first.adopt(other)
+            merged.adopt(other)
             self.components.remove(other)
-        return first
+        return merged
 
     def _interrupt(self, component: LinkComponent, now: float) -> None:
         """End a component's planned step at ``now`` (s), so that flows or links can change."""
@@ -211,8 +212,8 @@ class Queueing:
             if component.is_planned:
                 continue
             parts = component.split()
-            place = self.components.index(component)
-            self.components[place : place + 1] = parts
+            position = self.components.index(component)
+            self.components[position : position + 1] = parts
             for part in parts:
                 part.plan()
             self.steps += len(parts)

@@ -144,9 +144,9 @@ class StepPlan:
 
 def choose_drops(
     excess: Floats,
-    refused: Floats,
-    spare: Floats,
-    numbers: Ints,
+    unsent: Floats,
+    credit_before: Floats,
+    links: Ints,
     flows: Ints,
     packet: float,
     draw: Callable[[int], float],
@@ -159,9 +159,9 @@ def choose_drops(
 
     Args:
         excess: bytes that do not fit, float64 [links].
-        refused: bytes that arrived in this step and are not sent in it, float64 [flows on links].
-        spare: credit of each flow (bytes), float64 [flows on links].
-        numbers: link of each flow, int64 [flows on links].
+        unsent: bytes that arrived in this step and are not sent in it, float64 [flows on links].
+        credit_before: credit of each flow (bytes), float64 [flows on links].
+        links: link of each flow, int64 [flows on links].
         flows: argument of ``draw`` for each flow, int64 [flows on links].
         packet: bytes of a packet.
         draw: function that draws by how much a lost packet lowers a flow's credit (bytes).
@@ -170,27 +170,29 @@ def choose_drops(
         Dropped bytes, in whole packets of each link, and the change of the credit; float64
         [flows on links] each.
     """
-    falls = np.zeros(len(numbers))
-    change = np.zeros(len(numbers))
+    dropped = np.zeros(len(links))
+    credit_change = np.zeros(len(links))
     for link in (excess > 0).nonzero()[0].tolist():
-        rows = ((numbers == link) & (refused > 0)).nonzero()[0]
-        offered = refused[rows]
+        rows = ((links == link) & (unsent > 0)).nonzero()[0]
+        offered = unsent[rows]
         total = float(offered.sum())
-        lost = min(math.ceil(excess.item(link) / packet) * packet, total)
-        share = offered * (lost / total)
-        # beyond ``_MOST_DRAWS`` packets, each flow loses in proportion
-        common = max(lost - _MOST_DRAWS * packet, 0.0) / lost
-        fallen = share * common
-        credit = spare[rows] + share - fallen
-        to_lose = lost - float(fallen.sum())
-        while to_lose > _NO_BYTES:
-            first = int(np.where(fallen < offered - _NO_BYTES, credit, -math.inf).argmax())
-            fall = min(packet, offered.item(first) - fallen.item(first), to_lose)
-            if fall <= 0:
+        packets = math.ceil(excess.item(link) / packet)
+        to_drop = min(packets * packet, total)
+        expected = offered * (to_drop / total)
+        # beyond ``_MOST_DRAWS`` packets, each flow loses this share of its expected loss
+        proportional = max(to_drop - _MOST_DRAWS * packet, 0.0) / to_drop
+        losses = expected * proportional
+        credit = credit_before[rows] + expected - losses
+        remaining = to_drop - float(losses.sum())
+        while remaining > _NO_BYTES:
+            has_more = losses < offered - _NO_BYTES
+            loser = int(np.where(has_more, credit, -math.inf).argmax())
+            loss = min(packet, offered.item(loser) - losses.item(loser), remaining)
+            if loss <= 0:
                 break
-            fallen[first] += fall
-            credit[first] -= draw(flows.item(rows.item(first))) * (fall / packet)
-            to_lose -= fall
-        falls[rows] = fallen
-        change[rows] = credit - spare[rows]
-    return falls, change
+            losses[loser] += loss
+            credit[loser] -= draw(flows.item(rows.item(loser))) * (loss / packet)
+            remaining -= loss
+        dropped[rows] = losses
+        credit_change[rows] = credit - credit_before[rows]
+    return dropped, credit_change

@@ -33,6 +33,7 @@ class RunningFlows(PresentRates):
         self._queues = self._build_queues()  # the only sharing rule, if links have queues
         self._sharing = sharing
         self._rules = [self._queues or sharing()]
+        # whether the sharing rule takes the devices' own links as shared links, instead of as caps
         self._general = self._queues is not None
         self._running: dict[int, Flow] = {}
         self._streams = built.transport.streams
@@ -86,28 +87,28 @@ class RunningFlows(PresentRates):
         if self._queues is not None:
             self._begin_on_queues(self._queues, flow, now)
             return
-        route = self._links_of(flow, own=self._general)
+        route = self._links_of(flow, with_own=self._general)
         self._rule(flow).enter(flow.id, flow.wire, cap, now, flow.weight, sent, route)
 
     def _begin_on_queues(self, queues: Queueing, flow: Flow, now: float) -> None:
         """Start a flow on links with queues, in the order in which its bytes pass them."""
         source = flow.source
         destination = flow.destination
-        own = self.own_links(source, destination)
+        own_links = self.own_links(source, destination)
         route = self.links_between(source, destination)
         # the sender's own link comes first, the receiver's last
-        first = own[:1] if 0 <= source < self.devices else []
-        route = [*first, *route, *own[len(first) :]]
+        sender_link = own_links[:1] if 0 <= source < self.devices else []
+        receiver_link = own_links[len(sender_link) :]
+        route = [*sender_link, *route, *receiver_link]
         round_trip = self.present_round_trip_s(source, destination)
         ends = (source, destination)
         device = source if 0 <= source < self.devices else destination
         count = self._transfers.get(device, 0)
         self._transfers[device] = count + 1
         loss_key = self._streams.word("world/packet-loss", device, count)
-        # Rates without traces, which are applied below: the rates given here determine the lengths of
-        # queues.
-        limited = [(name, self.limits.get(name, rate)) for name, rate in route]
-        queues.begin(flow.id, flow.wire, now, limited, round_trip, ends, loss_key)
+        # The rates of the begin determine the lengths of queues, so traces are applied only later.
+        route_without_traces = [(name, self.limits.get(name, rate)) for name, rate in route]
+        queues.begin(flow.id, flow.wire, now, route_without_traces, round_trip, ends, loss_key)
         if self.traces is None:
             return
         for name, rate in self._apply_limits(route):
@@ -155,6 +156,14 @@ class RunningFlows(PresentRates):
     def _follow_by_queues(
         self, queues: Queueing, traces: LinkTraces, name: str, now: float
     ) -> None:
+        """Apply a change of one trace, of a rate, latency or loss, to links with queues.
+
+        Args:
+            queues: sharing rule of the links.
+            traces: the values over time of the links.
+            name: name of a link, or a name such as ``device 7 latency``.
+            now: the time (s).
+        """
         if name.endswith(" latency"):
             for flow_id in traces.flows_on(name):
                 flow = self._running[flow_id]

@@ -135,7 +135,8 @@ class NetworkModel(Spec):
     protocol: ProtocolSpec = Fluid()
 
     @model_validator(mode="after")
-    def _needs_windows(self) -> Self:
+    def _refuse_without_windows(self) -> Self:
+        """Refuse losses and traces of latency if the protocol has no congestion windows."""
         device = self.device
         reasons = []
         if isinstance(device.latency, TracedRate):
@@ -179,7 +180,7 @@ class NetworkModel(Spec):
 
     @property
     def shared_links(self) -> Sequence[SharedLinks]:
-        """Shared links whose rates are keys of this section, each with its key and rate.
+        """Shared links whose rates are keys of the section ``[network]``, each with key and rate.
 
         A rate may be a trace, i.e. values over time.
         """

@@ -21,14 +21,14 @@ class Bottlenecks:
     ``SteadyFlows`` decides by them whether a long time step is possible.
 
     Attributes:
-        places: position of the slowest link on the route, from 0, int64.
+        positions: position of the slowest link on the route, from 0, int64.
         rates: rate of the link (bytes/s), float64.
         waiting: bytes of the flow in the link's queue, float64.
         elsewhere: bytes of the flow in other queues, float64.
         lengths: length of the link's queue (bytes), float64.
     """
 
-    places: Ints
+    positions: Ints
     rates: Floats
     waiting: Floats
     elsewhere: Floats
@@ -56,7 +56,7 @@ class SteadyFlows(AcknowledgedFlows):
         if bottlenecks is None:
             return None
         unsent = self._size + self._lost - self._sent
-        is_held = (bottlenecks.places == 0) & self._rules.holds_back
+        is_held = (bottlenecks.positions == 0) & self._rules.holds_back
         if not self._are_steady(bottlenecks, unsent, is_held):
             return None
         ends = self._since + (self._size - self._delivered) / bottlenecks.rates
@@ -75,17 +75,17 @@ class SteadyFlows(AcknowledgedFlows):
         capacity = self.links.capacity
         flows = np.arange(len(self))
         rates_on_route = capacity[self._route]
-        places = rates_on_route.argmin(axis=1)
-        rates = rates_on_route[flows, places]
-        loads = np.repeat(rates, self._route.shape[1])
-        load = np.bincount(self._route.ravel(), weights=loads, minlength=len(capacity))
+        positions = rates_on_route.argmin(axis=1)
+        rates = rates_on_route[flows, positions]
+        rates_by_hop = np.repeat(rates, self._route.shape[1])
+        load = np.bincount(self._route.ravel(), weights=rates_by_hop, minlength=len(capacity))
         load[0] = 0.0
         if np.count_nonzero(load > capacity) or np.count_nonzero(rates) < len(rates):
             return None
-        waiting = self._waiting[flows, places]
+        waiting = self._waiting[flows, positions]
         elsewhere = sum_over_hops(self._waiting) - waiting
-        lengths = self.links.length[self._route[flows, places]]
-        return Bottlenecks(places, rates, waiting, elsewhere, lengths)
+        lengths = self.links.length[self._route[flows, positions]]
+        return Bottlenecks(positions, rates, waiting, elsewhere, lengths)
 
     def _are_steady(self, bottlenecks: Bottlenecks, unsent: Floats, is_held: Flags) -> bool:
         """Return whether each flow is delivered at the rate of its slowest link until its end.
@@ -97,17 +97,18 @@ class SteadyFlows(AcknowledgedFlows):
         """
         senders = self.senders
         packet = self._rules.packet
-        flight = bottlenecks.rates * senders.round_trip
+        pipe = bottlenecks.rates * senders.round_trip  # bandwidth-delay product (bytes)
         window = senders.window * packet
         beta = CUBIC_BETA if self._rules.control == "cubic" else RENO_BETA
         # a queue that may be at least this long never runs dry after a loss
-        keeps = bottlenecks.lengths >= (1 / beta - 1) * flight + packet
-        grows = senders.window < senders.threshold
-        has_queue = (bottlenecks.waiting > packet) & keeps & ~grows
-        is_wide = (window >= flight + packet) & (bottlenecks.elsewhere <= NO_BYTES)
+        is_long = bottlenecks.lengths >= (1 / beta - 1) * pipe + packet
+        in_slow_start = senders.window < senders.threshold
+        has_queue = (bottlenecks.waiting > packet) & is_long & ~in_slow_start
+        is_wide = (window >= pipe + packet) & (bottlenecks.elsewhere <= NO_BYTES)
         in_pipe = self._sent - self._lost - self._known_acks()
-        fills = in_pipe >= flight - packet
-        return bool((is_wide & fills & (is_held | has_queue | (unsent <= 0))).all())
+        fills_pipe = in_pipe >= pipe - packet
+        is_busy = is_held | has_queue | (unsent <= 0)
+        return bool((is_wide & fills_pipe & is_busy).all())
 
     def _plan_steady(
         self,
@@ -130,23 +131,23 @@ class SteadyFlows(AcknowledgedFlows):
         delivered = bottlenecks.rates * length_s
         sent = np.minimum(delivered, unsent)
         waiting = self._waiting.copy()
-        left = np.maximum(bottlenecks.waiting + sent - delivered, 0.0)
-        waiting[flows, bottlenecks.places] = left
+        remaining = np.maximum(bottlenecks.waiting + sent - delivered, 0.0)
+        waiting[flows, bottlenecks.positions] = remaining
         batches = np.zeros_like(open_batch(self._batches))
         batches[:, :, -1] = waiting
-        none = np.zeros(len(self))
+        zeros = np.zeros(len(self))
         draws = self._losses.draws()
         return StepPlan(
             length_s=length_s,
             sent=sent,
             delivered=delivered,
-            dropped=none,
-            credit=none,
-            until_loss=none,
+            dropped=zeros,
+            credit=zeros,
+            until_loss=zeros,
             batches=batches,
             waiting=waiting,
             arriving=self._arriving,
-            growth=Growth(none),
+            growth=Growth(zeros),
             ends=ends,
             parts=np.ones(len(self)),
             is_held=is_held,

@@ -117,8 +117,8 @@ class _NumberOrTrace(KindField):
         return {"anyOf": [self.number.json_schema(), *tables[1:]]}
 
 
-def _with_kinds(field: KindField, more: Mapping[str, tuple[str | type[Spec], str]]) -> KindField:
-    known = {**field.registry.known, **more}
+def _with_kinds(field: KindField, added: Mapping[str, tuple[str | type[Spec], str]]) -> KindField:
+    known = {**field.registry.known, **added}
     return replace(field, registry=replace(field.registry, known=known))
 
 

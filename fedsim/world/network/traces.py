@@ -24,7 +24,7 @@ TraceColumns = dict[str, list[object]]
 _PURPOSE = "world/link-trace"
 # numbers of a link's two draws: its trace, and its position in the trace at simulated time 0
 _TRACE = 0
-_PLACE = 1
+_POSITION = 1
 _NO_RATES = (" latency", " loss")  # suffixes of the names of traces that are no rates
 
 
@@ -86,10 +86,10 @@ class StepTrace:
         Returns:
             Begin of the repetition of the trace in which the time lies (s), and index of the piece.
         """
-        lap = 0.0
+        lap_begin = 0.0
         if self.loops and position >= self.length:
-            lap = position - math.fmod(position, self.length)
-        return lap, bisect_right(self.since, position - lap) - 1
+            lap_begin = position - math.fmod(position, self.length)
+        return lap_begin, bisect_right(self.since, position - lap_begin) - 1
 
     def at(self, position: float) -> float:
         """Return the value at a time after the begin of the trace.
@@ -108,11 +108,11 @@ class StepTrace:
         Returns:
             Begin of the next piece after ``position``; infinity if the value stays.
         """
-        lap, piece = self._find_piece(position)
+        lap_begin, piece = self._find_piece(position)
         if piece + 1 < len(self.since):
-            return lap + self.since[piece + 1]
+            return lap_begin + self.since[piece + 1]
         if self.loops and len(self.since) > 1:
-            return lap + self.length
+            return lap_begin + self.length
         return math.inf
 
 
@@ -161,7 +161,7 @@ class Assignment:
         trace = self.traces[number]
         if not self.random_start:
             return PlacedTrace(trace, 0.0)
-        position = self.streams.uniform(self.purpose, link, _PLACE) * trace.length
+        position = self.streams.uniform(self.purpose, link, _POSITION) * trace.length
         return PlacedTrace(trace, on_grid(position))
 
     def numbers(self, links: Ints) -> Ints:
@@ -189,23 +189,24 @@ class _TracedLink:
     Attributes:
         placed: the trace, and the link's position in it.
         flows: IDs of the flows.
-        next: time of the next change of the value (s).
+        next_change_s: time of the next change of the value (s).
     """
 
     placed: PlacedTrace
     flows: dict[int, None]
-    next: float = math.inf
+    next_change_s: float = math.inf
 
 
 class LinkTraces:
     """Traces (values over time) that the rates, latencies and losses of a network's links follow.
 
-    Changes are computed only for links with running flows (``begin``, ``end``).
+    Only changes of links with running flows are reported: ``begin`` adds a flow, ``end`` removes it.
 
     Args:
         of_devices: traces of the devices' own links by quantity: ``down``, ``up``, ``latency`` and
             ``loss``. Latency and loss of a device are named like links, such as ``device 3 latency``.
-        shared: name of a shared link -> an assignment of traces, and the index of the link in it.
+        shared: name of a shared link -> an assignment of traces to links, and the index of the link
+            in this assignment.
     """
 
     def __init__(
@@ -292,7 +293,7 @@ class LinkTraces:
         while changes:
             when, link = changes[0]
             used = self._used.get(link)
-            if used is not None and used.next == when:
+            if used is not None and used.next_change_s == when:
                 return when
             heappop(changes)
         return math.inf
@@ -303,20 +304,20 @@ class LinkTraces:
         Args:
             now: the time (s).
         """
-        due = []
+        changed = []
         while self.next_change() <= now:
             _, link = heappop(self._changes)
             self._schedule(link, self._used[link], now)
-            due.append(link)
-        return due
+            changed.append(link)
+        return changed
 
     def _schedule(self, link: str, used: _TracedLink, now: float) -> None:
         trace, ahead = used.placed
-        used.next = trace.next_change(now + ahead) - ahead
-        if used.next <= now:  # late in a run, rounding may give a past time
-            used.next = math.nextafter(now, math.inf)
-        if used.next < math.inf:
-            heappush(self._changes, (used.next, link))
+        used.next_change_s = trace.next_change(now + ahead) - ahead
+        if used.next_change_s <= now:  # late in a run, rounding may give a past time
+            used.next_change_s = math.nextafter(now, math.inf)
+        if used.next_change_s < math.inf:
+            heappush(self._changes, (used.next_change_s, link))
 
     def dead_links(self, now: float) -> list[str]:
         """Describe each link whose trace has ended with rate 0, so that its flows never end.
@@ -375,8 +376,8 @@ def _device_of(link: str) -> tuple[int, str]:
 
     The result is (-1, "") for the name of another link.
     """
-    first, _, rest = link.partition(" ")
+    prefix, _, rest = link.partition(" ")
     number, _, direction = rest.partition(" ")
-    if first != "device" or not number.isdecimal():
+    if prefix != "device" or not number.isdecimal():
         return -1, ""
     return int(number), direction

@@ -66,7 +66,7 @@ class Windows:
                 yield flow, self._rates.pop(flow)
 
     def next_end(self) -> float:
-        """Earliest time (s) at which the round trip of a window ends; infinity without windows."""
+        """Return when the next round trip of a window ends (s); infinity without windows."""
         while self._round_trips and self._round_trips[0][1] not in self._rates:
             heappop(self._round_trips)
         return self._round_trips[0][0] if self._round_trips else math.inf
