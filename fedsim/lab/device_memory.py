@@ -43,7 +43,7 @@ def _lines(run: Run, rooflines: Rooflines) -> Iterator[str]:
     for kind, shortage in _find_shortages(run, rooflines).items():
         count = int((rooflines.which[:trainable] == kind).sum())
         devices = f"of {count} devices of kind {run.capacity.names[kind]!r}"
-        memory = show_bytes(rooflines.kinds[kind].room)
+        memory = show_bytes(rooflines.kinds[kind].training_memory)
         needed = show_bytes(shortage.needed_bytes)
         devices_and_memory = f"{devices} have {memory} for a training that takes {needed}"
         if shortage.with_fewer_layers:
@@ -76,7 +76,7 @@ def _find_shortages(run: Run, rooflines: Rooflines) -> dict[int, _MemoryShortage
     shortages: dict[int, _MemoryShortage] = {}
     for group in rooflines.groups(population.samples, batch_sizes):
         needed_bytes = rooflines.needed(group.training, group.samples)
-        if needed_bytes <= rooflines.kinds[group.kind].room:
+        if needed_bytes <= rooflines.kinds[group.kind].training_memory:
             continue
         shortage = shortages.setdefault(group.kind, _MemoryShortage())
         shortage.needed_bytes = max(shortage.needed_bytes, needed_bytes)

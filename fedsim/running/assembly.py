@@ -204,7 +204,7 @@ class Run:
         energy = scenario.energy
         if energy is not None and energy.preset is not None:
             names = energy.preset
-            places = energy.preset_places(self._streams, scenario.population.devices)
+            places = energy.draw_presets(self._streams, scenario.population.devices)
             devices.link_of = lambda device: names[places.item(device)]
         envelopes = self.envelopes_type(
             self.learner, down, up, devices, scenario.strategy.traits.accumulated_contents

@@ -52,10 +52,10 @@ def _find_wrong_spans(
     mistake = find_wrong_entry(until, len(devices), find_outside(infinite=True))
     if mistake:
         return mistake
-    over = np.flatnonzero(until <= times)
-    if not len(over):
+    too_early = np.flatnonzero(until <= times)
+    if not len(too_early):
         return ""
-    return f"an end at {until[over[0]]} s for {times[over[0]]} s"
+    return f"an end at {until[too_early[0]]} s for {times[too_early[0]]} s"
 
 
 class Availability(Protocol):
@@ -278,29 +278,29 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, Any
     time = np.zeros(count)
     last_state = np.full(count, -1)
     row_counts = np.zeros(count, dtype=np.int64)
-    places = [np.empty(0, dtype=np.int64)]
+    positions = [np.empty(0, dtype=np.int64)]
     times = [np.empty(0)]
     states = [np.empty(0, dtype=np.bool_)]
-    fitting = count  # count of devices whose rows are within ``most``
-    walking = np.arange(count)  # positions of devices that have not reached ``end``
-    while len(walking):
-        now = time[walking]
-        on, until = spans(devices[walking], now)
-        is_change = last_state[walking] != on  # false for an off phase after an off phase
-        places.append(walking[is_change])
+    complete_count = count  # count of devices, the first ones, whose rows are within ``most``
+    unfinished = np.arange(count)  # positions of devices whose rows do not reach ``end`` yet
+    while len(unfinished):
+        now = time[unfinished]
+        on, until = spans(devices[unfinished], now)
+        is_change = last_state[unfinished] != on  # false for an off phase after an off phase
+        positions.append(unfinished[is_change])
         times.append(now[is_change])
         states.append(on[is_change])
-        last_state[walking] = on
-        time[walking] = until
-        row_counts[walking] += is_change
-        fitting = int(np.searchsorted(np.cumsum(row_counts), most, side="right"))
-        # without ``now < until``, a user's phase that ends when it begins would be walked forever
-        walking = walking[(now < until) & (until <= end) & (walking < fitting)]
-    place = np.concatenate(places)
-    rows = np.flatnonzero(place < fitting)
-    rows = rows[np.argsort(devices[place[rows]], kind="stable")]
+        last_state[unfinished] = on
+        time[unfinished] = until
+        row_counts[unfinished] += is_change
+        complete_count = int(np.searchsorted(np.cumsum(row_counts), most, side="right"))
+        # without ``now < until``, a user's phase that ends when it begins would be looked up forever
+        unfinished = unfinished[(now < until) & (until <= end) & (unfinished < complete_count)]
+    position_of_row = np.concatenate(positions)
+    rows = np.flatnonzero(position_of_row < complete_count)
+    rows = rows[np.argsort(devices[position_of_row[rows]], kind="stable")]
     return {
-        "device": devices[place[rows]],
+        "device": devices[position_of_row[rows]],
         "time": np.concatenate(times)[rows],
         "on": np.concatenate(states)[rows],
     }

@@ -26,7 +26,7 @@ from fedsim.world.charging import Charging
 from fedsim.world.phases import Span
 from fedsim.world.steps import TaskStep
 
-_NONE = array("d")
+_NO_TIMES = array("d")
 _AT, _LEVEL, _FLAT, _TAIL = range(4)  # columns of ``Batteries._points``
 _AHEAD_S = 3_600.0  # time until the next check of a battery in a transfer, whose end is unknown (s)
 
@@ -60,7 +60,7 @@ class Load:
         watts: power in addition to idle power (W).
         moves: whether the device sends or receives.
         byte: energy of each byte of the message (J).
-        moved: bytes of the message for which ``byte`` has been subtracted from the level.
+        moved: bytes of the message whose energy has been subtracted from the battery's level.
         is_at_risk: whether the battery may be flat before the end of the message.
         rate: rate of the message (bytes/s) if the battery ``is_at_risk``; otherwise 0.
         was_flat: whether the battery was flat when the task began. Such a task is cut off at once and
@@ -188,7 +188,8 @@ class Batteries:
         self._charging = charging
         # fields of the `_Point` of each device at its last breakpoint, [devices, 7]
         self._points = np.zeros((len(arrival), 7))
-        self._points[:, _AT], self._points[:, _LEVEL] = arrival, columns["initial_j"]
+        self._points[:, _AT] = arrival
+        self._points[:, _LEVEL] = columns["initial_j"]
         self._points[:, _FLAT] = columns["initial_j"] <= 0
         self._loads: dict[int, Load] = {}  # device with a task -> load of its running step
         # device that ever ran flat -> times (s) at which it changed between flat and not flat
@@ -196,7 +197,7 @@ class Batteries:
         # device that ever had a task -> time (s) and level (J) of each unreported breakpoint
         self._paths: dict[int, array[float]] = {}
         self._alarms: dict[int, Alarm] = {}
-        simulation.env.declare_alarm("flat", self._set_flat)
+        simulation.env.declare_alarm("flat", self._set_flat_alarm)
 
     def has(self, device: int) -> bool:
         """Whether the device has a battery of finite capacity, which can run flat."""
@@ -212,14 +213,15 @@ class Batteries:
         columns = self._columns
         points = self._points[devices]
         # A battery becomes flat at the nearest tick, which may be before the exact time.
-        since = time + TICK_S - points[:, _AT]
-        idle_j = columns["idle_w"][devices] * since
+        elapsed_s = time + TICK_S - points[:, _AT]
+        idle_j = columns["idle_w"][devices] * elapsed_s
         tail_j = columns["tail_w"][devices] * columns["tail_s"][devices]
-        most = idle_j + tail_j
-        up: Flags = (points[:, _FLAT] == 0) & (points[:, _LEVEL] > most)
-        for place in np.flatnonzero(~up).tolist():
-            up[place] = self.next_up(int(devices[place]), time) <= time
-        return up
+        most_j = idle_j + tail_j
+        is_up: Flags = (points[:, _FLAT] == 0) & (points[:, _LEVEL] > most_j)
+        # these devices may be flat, and are computed exactly
+        for position in np.flatnonzero(~is_up).tolist():
+            is_up[position] = self.next_up(int(devices[position]), time) <= time
+        return is_up
 
     def next_up(self, device: int, time: float) -> float:
         """Return the first time (s), not before ``time``, at which an idle device is not flat.
@@ -253,12 +255,13 @@ class Batteries:
             self._follow_breakpoints(
                 device, self._point(device), self._simulation.now, is_final=True
             )
-        turns = self._turns.get(device, _NONE)
-        place = bisect_right(turns, time)
-        up = (self._columns["initial_j"].item(device) > 0) != bool(place % 2)
-        start = turns[place - 1] if place else 0.0
-        end = turns[place] if place < len(turns) else math.inf
-        return Span(up, start, end)
+        turns = self._turns.get(device, _NO_TIMES)
+        passed = bisect_right(turns, time)  # count of turns until then, each from flat or to flat
+        was_up = self._columns["initial_j"].item(device) > 0
+        is_up = was_up != bool(passed % 2)
+        start = turns[passed - 1] if passed else 0.0
+        end = turns[passed] if passed < len(turns) else math.inf
+        return Span(is_up, start, end)
 
     def charge(self, device: int) -> float:
         """Return the charge of a device's battery now, 0 to 1; 1 for a device without a battery.
@@ -280,7 +283,7 @@ class Batteries:
 
     # tasks and steps of a device with a battery
 
-    def start(self, device: int) -> None:
+    def begin_task(self, device: int) -> None:
         alarm = self._alarms.pop(device, None)
         if alarm is not None:
             alarm.cancel()
@@ -288,7 +291,7 @@ class Batteries:
         self._emit_battery(device)
         self._loads[device] = Load(was_flat=bool(self._points[device, _FLAT]))
 
-    def begin(self, device: int, step: TaskStep) -> None:
+    def begin_step(self, device: int, step: TaskStep) -> None:
         self.update(device)
         watts = 0.0 if step.power is None else self._coefficient(device, f"{step.power}_w")
         load = Load(watts, was_flat=self._loads[device].was_flat)
@@ -329,6 +332,7 @@ class Batteries:
         until = self._simulation.now + _AHEAD_S
         if load.was_flat:
             return FlatPrediction(until, is_flat=False, is_at_risk=False)
+        # energy for the rest of the message, set aside if the battery has enough of it
         reserve = load.byte * remaining
         load.is_at_risk = reserve >= point.level
         load.rate = 0.0
@@ -338,9 +342,11 @@ class Batteries:
         point.level -= reserve
         self._follow_breakpoints(device, point, until, load.total, to_flat=True, reserve=reserve)
         when = point.at if point.flat else until
-        return FlatPrediction(when, point.flat and not reserve, load.is_at_risk)
+        # a battery that still has its reserve is not flat, and is checked again
+        is_flat = point.flat and not reserve
+        return FlatPrediction(when, is_flat, load.is_at_risk)
 
-    def end(self, device: int, moved: float, *, is_flat: bool) -> None:
+    def end_step(self, device: int, moved: float, *, is_flat: bool) -> None:
         """End a device's running step now: subtract its energy, and draw its power no longer.
 
         Args:
@@ -364,21 +370,21 @@ class Batteries:
         if is_awake and self._coefficient(device, "tail_w"):
             self._points[device, _TAIL] = self._simulation.now + self._coefficient(device, "tail_s")
 
-    def stop(self, device: int) -> None:
+    def end_task(self, device: int) -> None:
         del self._loads[device]
         self._emit_battery(device)
         point = self._point(device)
         self._follow_breakpoints(device, point, point.tail, to_flat=True)
         if point.flat and not self._points[device, _FLAT]:
-            self._set_flat(device, point.at)
+            self._set_flat_alarm(device, point.at)
 
-    def _set_flat(self, device: int, when: float) -> None:
+    def _set_flat_alarm(self, device: int, when: float) -> None:
         """Set the alarm for the time ``when`` (s) at which an idle device's battery runs flat."""
         self._alarms[device] = self._simulation.wake(
-            ("flat", device), when, partial(self._run_flat, device)
+            ("flat", device), when, partial(self._record_flat, device)
         )
 
-    def _run_flat(self, device: int) -> None:
+    def _record_flat(self, device: int) -> None:
         del self._alarms[device]
         self._emit_battery(device)
 
@@ -483,7 +489,7 @@ class Batteries:
             course.follow(point, course.end)
             if is_final:
                 self._store_point(device, point)
-                if device in self._paths:  # has had a task
+                if device in self._paths:
                     self._paths[device].extend((point.at, point.level))
 
     def update(self, device: int, moved: float = 0.0) -> None:
@@ -555,8 +561,8 @@ class Batteries:
 class Powered(Availability):
     """Availability in which a device is also unreachable while its battery is flat.
 
-    ``span`` does not predict when a battery will run flat: an on phase ends as it would without
-    batteries. ``phase_at`` returns the exact phases of the past.
+    The on phases of ``span`` ignore that a battery may run flat before their end. ``phase_at`` returns
+    the phases of the past as they were.
 
     Args:
         within: availability without batteries.

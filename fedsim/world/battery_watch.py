@@ -56,12 +56,12 @@ class BatteryWatch:
     def begin_task(self, task: Task) -> None:
         battery = self._find_batteries(task)
         if battery is not None:
-            battery.start(task.device)
+            battery.begin_task(task.device)
 
     def begin_step(self, task: Task, step: TaskStep) -> None:
         battery = self._find_batteries(task)
         if battery is not None:
-            battery.begin(task.device, step)
+            battery.begin_step(task.device, step)
 
     def end_step(self, task: Task, sent: float, *, is_flat: bool) -> None:
         """Update the battery of a task's device at the end of a step of the task.
@@ -76,12 +76,12 @@ class BatteryWatch:
             task.cancel("battery")
             self._at_risk.pop(task.id, None)
             task.flat_at = math.inf
-            battery.end(task.device, sent, is_flat=is_flat)
+            battery.end_step(task.device, sent, is_flat=is_flat)
 
     def end_task(self, task: Task) -> None:
         battery = self._find_batteries(task)
         if battery is not None:
-            battery.stop(task.device)
+            battery.end_task(task.device)
 
     def runs_flat(self, task: Task, until: float) -> bool:
         """Return whether the battery of a task's device runs flat in the running step by a time.
@@ -134,10 +134,10 @@ class BatteryWatch:
         """
         task = self._runner.running[number]
         task.battery = self._simulation.env.at(
-            ("battery", number), when, partial(self._ring, task), CUT
+            ("battery", number), when, partial(self._end_or_predict_again, task), CUT
         )
 
-    def _ring(self, task: Task) -> None:
+    def _end_or_predict_again(self, task: Task) -> None:
         if self._simulation.now >= task.flat_at:
             self._runner.end_disconnected(task)
         else:

@@ -32,8 +32,8 @@ from fedsim.world.task_runner import TaskRunner
 class WorldBuilder:
     """Builder of the devices, network and task runner, for a run and for ``build_world``.
 
-    The constructor builds the network. The methods are to be called in the order of their
-    definition; ``add_batteries`` is optional.
+    The constructor builds the network. ``build_devices``, ``add_batteries`` (optional),
+    ``build_tasks``, ``build_lifetimes`` and ``build_processes`` are called in this order.
 
     Args:
         simulation: the clock.
@@ -48,7 +48,8 @@ class WorldBuilder:
         population: the devices; set by ``build_devices``.
         availability: when each device can be reached; set by ``build_devices``.
         all_stay: whether all devices are present throughout; set by ``build_devices``.
-        messages, tasks: messages outside of tasks, and runner of the tasks; set by ``build_tasks``.
+        messages, tasks: messages that belong to no task, and runner of the tasks; set by
+            ``build_tasks``.
     """
 
     population: Population

@@ -23,7 +23,7 @@ from fedsim.world.distributions import Constant, NameDistribution
 DAY_S = 86_400.0
 
 
-def _instant(value: object) -> object:
+def _instant_text(value: object) -> object:
     """Convert a date or time of a scenario to text; refuse any other value and malformed text."""
     text = value.isoformat() if isinstance(value, datetime | date | time) else value
     try:
@@ -58,7 +58,7 @@ class CalendarSpec(Spec):
             or a column of a file.
     """
 
-    starts: Annotated[str, BeforeValidator(_instant)] = "2024-01-01T00:00"
+    starts: Annotated[str, BeforeValidator(_instant_text)] = "2024-01-01T00:00"
     zone: NameDistribution = Constant[str](value="UTC")
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> "Calendar":

@@ -16,7 +16,7 @@ In a larger population only the devices that a run has looked up have rows.
 ALL = slice(None)
 
 _PIECE = 262_144  # count of entries per slice of ``pieces``
-_ROOM = 4_096  # initial count of rows in the caches of a large population
+_FIRST_LENGTH = 4_096  # initial count of rows in the caches of a large population
 
 
 def alike(value: object, devices: int) -> AnyArray:
@@ -83,7 +83,7 @@ def mean(entries: Callable[[slice], Floats], devices: int) -> float:
         half = (end - begin) // 2
         if half < _PIECE:
             return float(np.add.reduce(entries(slice(begin, end))))
-        middle = begin + half - half % 8
+        middle = begin + half - half % 8  # numpy's blocks, too, begin at multiples of eight
         return total(begin, middle) + total(middle, end)
 
     return total(0, devices) / devices
@@ -99,33 +99,33 @@ class DeviceRows:
         devices: count of devices.
 
     Attributes:
-        all: whether every device has a row from the start.
-        room: count of rows that the caching arrays must have; ``of`` increases it if more devices
+        has_all: whether every device has a row from the start.
+        length: count of rows that the caching arrays must have; ``of`` increases it if more devices
             need a row.
     """
 
     def __init__(self, devices: int) -> None:
-        self.all = devices <= MANY
-        self.room = devices if self.all else _ROOM
+        self.has_all = devices <= MANY
+        self.length = devices if self.has_all else _FIRST_LENGTH
         self._rows: dict[int, int] = {}
 
     def of(self, devices: Ints) -> Ints:
         """Return the rows of devices in the caching arrays, int64 [n].
 
-        A device without a row gets the next free one. If ``room`` is greater after the call, the
-        caller must lengthen each of its arrays to ``room`` rows by ``array = rows.grown(array)``.
+        A device without a row gets the next free one. If ``length`` is greater after the call, the
+        caller must lengthen each of its arrays to ``length`` rows by ``array = rows.lengthen(array)``.
 
         Args:
             devices: indices of the devices, int64 [n].
         """
-        if self.all:
+        if self.has_all:
             return devices
         row_of = self._rows
         rows = [row_of.setdefault(device, len(row_of)) for device in devices.tolist()]
-        while len(row_of) > self.room:
-            self.room *= 2
+        while len(row_of) > self.length:
+            self.length *= 2
         return np.array(rows, dtype=np.int64)
 
-    def grown(self, column: AnyArray) -> AnyArray:
-        """Return a copy of a caching array, lengthened to ``room`` rows by zeros."""
-        return np.concatenate([column, np.zeros(self.room - len(column), column.dtype)])
+    def lengthen(self, column: AnyArray) -> AnyArray:
+        """Return a copy of a caching array, lengthened to ``length`` rows by zeros."""
+        return np.concatenate([column, np.zeros(self.length - len(column), column.dtype)])

@@ -87,7 +87,7 @@ class DeviceKind(Spec):
         return self
 
     @property
-    def room(self) -> float:
+    def training_memory(self) -> float:
         """Bytes of a device's memory that a training may take."""
         return self.memory * self.memory_share
 
@@ -227,8 +227,8 @@ def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
     if name not in names:
         allowed = f"allowed are {', '.join(names)}, or your own in population.kinds"
         raise ScenarioError(f"{key} is {show_value(name)}; {allowed}{nearest(name, names)}")
-    table = {field: figure.value for field, figure in figures(name, key).items()}
-    return DeviceKind.model_validate(table)
+    values = {field: figure.value for field, figure in figures(name, key).items()}
+    return DeviceKind.model_validate(values)
 
 
 KIND_POWERS = {

@@ -60,17 +60,18 @@ class EpochTimes:
         self._streams = streams
         by_device = alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter)
         values, which = distinct(by_device)
+        # sigma of the lognormal distribution with this coefficient of variation
         sigmas = np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])
-        self._sigma = each(lambda place: sigmas[place], which)
+        self._sigma = each(lambda indices: sigmas[indices], which)
         self._factor = 1.0
         self._mean_rate = 1.0
         self._phases = None  # on phases are those in which a device is not slow
         self.reach_s = math.inf
         if slow is not None:
             self._factor = slow.factor
-            whole = slow.mean_normal + slow.mean_slow
-            self.reach_s = _PHASES_AHEAD * whole / 2
-            self._mean_rate = (slow.mean_normal + slow.factor * slow.mean_slow) / whole
+            cycle_s = slow.mean_normal + slow.mean_slow
+            self.reach_s = _PHASES_AHEAD * cycle_s / 2
+            self._mean_rate = (slow.mean_normal + slow.factor * slow.mean_slow) / cycle_s
             self._phases = Phases(streams, "world/slow", slow.mean_normal, slow.mean_slow, devices)
 
     def epoch_ends(
@@ -104,13 +105,14 @@ class EpochTimes:
         """
         horizon = min(limit, horizon)
         if self._sigma.item(device) == 0.0 and self._phases is None:
-            fitting = epochs
-            for last, beyond in ((limit, 0), (horizon, 1)):
-                if last < math.inf and on_grid(epoch_s) > 0:
-                    fitting = min(fitting, math.ceil((last - start) / epoch_s) + beyond)
+            count = epochs
+            # epochs that begin before the limit, and one whose end is beyond the horizon
+            for bound, extra in ((limit, 0), (horizon, 1)):
+                if bound < math.inf and on_grid(epoch_s) > 0:
+                    count = min(count, math.ceil((bound - start) / epoch_s) + extra)
             # Each end is rounded once, and is no sum of rounded times, so that n epochs end exactly at a
             # deadline of n epochs.
-            return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(fitting, 0))]
+            return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(count, 0))]
         ends: list[float] = []
         while len(ends) < epochs and start < limit and start <= horizon:
             work_s = epoch_s * self.jitter(device, start, task)
@@ -130,13 +132,13 @@ class EpochTimes:
             ends: ends of all epochs if the device did not adapt (simulated s).
             limit: the simulated time (s) of the limit.
         """
-        begun = min(1, len(ends))
-        while (
-            begun < len(ends)
-            and (ends[begun - 1] - start) * (begun + 1) / begun <= limit - start + _TIE_S
-        ):
-            begun += 1
-        return ends[:begun]
+        count = min(1, len(ends))
+        while count < len(ends):
+            predicted_s = (ends[count - 1] - start) * (count + 1) / count
+            if predicted_s > limit - start + _TIE_S:
+                break
+            count += 1
+        return ends[:count]
 
     def jitter(self, device: int, start: float, task: int | None) -> float:
         """Return the random factor (jitter) by which an epoch takes longer or shorter.
@@ -164,7 +166,9 @@ class EpochTimes:
         """
         if self._phases is None:
             return start + on_grid(work_s)
-        self._phases.check_walk(device, start, min(horizon, start + work_s / self._mean_rate))
+        # refuse an epoch that would contain too many slow phases
+        expected_end = start + work_s / self._mean_rate
+        self._phases.check_walk(device, start, min(horizon, expected_end))
         while True:
             span = self._phases.span(device, start)
             rate = 1.0 if span.on else self._factor  # a span is on while the device is not slow

@@ -2,7 +2,7 @@
 
 A task runs on one of its host's workers; other tasks wait for a free worker. If k computations run
 on a host, each has throughput(k) / k of the speed of a single one (processor sharing). All of them
-advance equally, so one counter per host (``_Cores.served``) gives the end of each.
+advance equally, so one counter per host (``_Cores.progress_s``) gives the end of each.
 """
 
 import math
@@ -65,16 +65,16 @@ class HostSpec(Spec):
         return self
 
     def _check_throughput(self) -> None:
-        busy = [1.0, *(count for count, _ in self.throughput or ())]
-        if busy != sorted(set(busy)):
+        counts = [1.0, *(count for count, _ in self.throughput or ())]
+        if counts != sorted(set(counts)):
             raise ValueError(
-                f"'throughput' has points at {busy[1:]} computations; allowed are ascending "
+                f"'throughput' has points at {counts[1:]} computations; allowed are ascending "
                 "numbers above 1"
             )
-        for count, work in self.throughput or ():
-            if work > count:
+        for count, speed in self.throughput or ():
+            if speed > count:
                 raise ValueError(
-                    f"'throughput' is {work:g} at {count:g} computations; allowed is up to "
+                    f"'throughput' is {speed:g} at {count:g} computations; allowed is up to "
                     f"{count:g}"
                 )
 
@@ -96,8 +96,8 @@ class HostSpec(Spec):
         """
         if self.throughput is None:
             return min(1.0, (self.cores or 1) / busy)
-        counts, work = zip([1.0, 1.0], *self.throughput, strict=True)
-        return float(np.interp(busy, counts, work)) / busy
+        counts, speeds = zip([1.0, 1.0], *self.throughput, strict=True)
+        return float(np.interp(busy, counts, speeds)) / busy
 
 
 @dataclass(slots=True)
@@ -106,12 +106,12 @@ class _HostComputation:
 
     Attributes:
         task: task of the computation.
-        begun, end: values of the host's counter ``_Cores.served`` at which the computation begins and
-            ends (s).
+        begin, end: values of the host's counter ``_Cores.progress_s`` at which the computation
+            begins and ends (s).
     """
 
     task: Task
-    begun: float
+    begin: float
     end: float
 
 
@@ -120,15 +120,15 @@ class _Cores:
     """Cores of a host, and the computations that share them.
 
     Attributes:
-        at: simulated time of the last update of ``served`` (s).
-        served: counter that grows by the time (s) that each running computation has advanced, in
+        updated_at: simulated time of the last update of ``progress_s`` (s).
+        progress_s: counter that grows by the time (s) that each running computation has advanced, in
             seconds at full speed. It is 0 again when no computation runs.
         jobs: task ID -> running computation of the task.
         alarm: alarm for the end of the computation that ends next; None if none runs.
     """
 
-    at: float = 0.0
-    served: float = 0.0
+    updated_at: float = 0.0
+    progress_s: float = 0.0
     jobs: dict[int, _HostComputation] = field(default_factory=dict)
     alarm: Alarm | None = None
 
@@ -169,8 +169,8 @@ class Hosts:
         self._cores: dict[int, _Cores] = {}
         # task ID -> core seconds of the ended computations of the running step
         self._used: dict[int, float] = {}
-        self._changed: dict[int, None] = {}
-        self._pools: dict[int, simpy.Resource] = {}
+        self._changed: dict[int, None] = {}  # hosts whose next end may have changed
+        self._pools: dict[int, simpy.Resource] = {}  # index of a host -> its workers
         simulation.env.declare_alarm("host", self._set_alarm)
 
     def steps_until_admitted(self, task: Task) -> tuple[TaskStep, ...]:
@@ -199,7 +199,7 @@ class Hosts:
     def compute(self, task: Task, seconds: float) -> None:
         """Begin a computation of a task on its host, which takes ``seconds`` (s) at full speed."""
         cores = self._update_cores(self._host(task), changes=True)
-        cores.jobs[task.id] = _HostComputation(task, cores.served, cores.served + seconds)
+        cores.jobs[task.id] = _HostComputation(task, cores.progress_s, cores.progress_s + seconds)
 
     def is_due(self, task: Task) -> bool:
         """Return whether the running computation of a task is complete now, within rounding."""
@@ -208,7 +208,7 @@ class Hosts:
             return False
         cores = self._update_cores(self._host(task))
         rate = self._spec.rate(len(cores.jobs))
-        return job.end - cores.served <= rate * tie_s(self._simulation.now)
+        return job.end - cores.progress_s <= rate * tie_s(self._simulation.now)
 
     def stop(self, task: Task) -> bool:
         """End the running computation of a task, complete or not, and free its core.
@@ -223,7 +223,7 @@ class Hosts:
         if job is not None:
             cores = self._update_cores(self._host(task), changes=True)
             del cores.jobs[task.id]
-            self._used[task.id] = self._used.get(task.id, 0.0) + cores.served - job.begun
+            self._used[task.id] = self._used.get(task.id, 0.0) + cores.progress_s - job.begin
         return job is not None
 
     def stretch(self, task: Task, factor: float) -> None:
@@ -235,8 +235,8 @@ class Hosts:
         """
         job = self._job(task)
         if job is not None:
-            served = self._update_cores(self._host(task), changes=True).served
-            job.end = served + (job.end - served) * factor
+            progress_s = self._update_cores(self._host(task), changes=True).progress_s
+            job.end = progress_s + (job.end - progress_s) * factor
 
     def used_s(self, task: Task) -> float:
         """Return the core time (s) that a task's ending step has used, and forget it."""
@@ -259,15 +259,17 @@ class Hosts:
         """
         if changes:
             if not self._changed:
-                self._simulation.unsettle(self._solve)
+                self._simulation.unsettle(self._set_next_ends)
             self._changed[host] = None
         cores = self._cores.setdefault(host, _Cores(self._simulation.now))
         if cores.jobs:
-            cores.served += (self._simulation.now - cores.at) * self._spec.rate(len(cores.jobs))
-        cores.at = self._simulation.now
+            elapsed_s = self._simulation.now - cores.updated_at
+            cores.progress_s += elapsed_s * self._spec.rate(len(cores.jobs))
+        cores.updated_at = self._simulation.now
         return cores
 
-    def _solve(self) -> None:
+    def _set_next_ends(self) -> None:
+        """Set the alarm for the next end of a computation on each host that has changed."""
         changed = self._changed
         self._changed = {}
         for host in changed:
@@ -277,38 +279,40 @@ class Hosts:
                 cores.alarm = None
             if cores.jobs:
                 next_end = min(job.end for job in cores.jobs.values())
-                remaining_s = max(0.0, next_end - cores.served)
+                remaining_s = max(0.0, next_end - cores.progress_s)
                 rate = self._spec.rate(len(cores.jobs))
-                self._set_alarm(host, on_grid_after(cores.at + remaining_s / rate))
+                self._set_alarm(host, on_grid_after(cores.updated_at + remaining_s / rate))
             else:
-                cores.served = 0.0
+                cores.progress_s = 0.0
 
-    def _ring(self, host: int) -> None:
+    def _end_due(self, host: int) -> None:
+        """End the computations on a host that are complete now; the alarm of the host calls it."""
         cores = self._update_cores(host, changes=True)
         cores.alarm = None
-        limit = cores.served + self._spec.rate(len(cores.jobs)) * TICK_S / 2
+        due_until = cores.progress_s + self._spec.rate(len(cores.jobs)) * TICK_S / 2
         for _, job in sorted(cores.jobs.items()):
-            if job.end <= limit:
+            if job.end <= due_until:
                 self.stop(job.task)
                 self._on_end(job.task)
 
     def snapshot(self, running: Mapping[int, Task]) -> HostsState:
         pools = {host: in_line("worker", pool, running) for host, pool in self._pools.items()}
-        cores = {host: (cores.at, cores.served) for host, cores in self._cores.items()}
-        jobs = {
-            task_id: (job.begun, job.end)
-            for cores in self._cores.values()
-            for task_id, job in cores.jobs.items()
-        }
+        cores = {host: (cores.updated_at, cores.progress_s) for host, cores in self._cores.items()}
+        jobs: dict[int, tuple[float, float]] = {}
+        for host_cores in self._cores.values():
+            for task_id, job in host_cores.jobs.items():
+                jobs[task_id] = (job.begin, job.end)
         return {"cores": cores, "jobs": jobs, "used": self._used, "pools": pools}
 
     def restore(self, state: HostsState, running: Mapping[int, Task]) -> None:
         """Restore the state; called after the tasks and before the alarms are restored."""
         self._used = state["used"]
-        self._cores = {host: _Cores(at, served) for host, (at, served) in state["cores"].items()}
-        for task_id, (begun, end) in state["jobs"].items():
+        self._cores = {}
+        for host, (updated_at, progress_s) in state["cores"].items():
+            self._cores[host] = _Cores(updated_at, progress_s)
+        for task_id, (begin, end) in state["jobs"].items():
             task = running[task_id]
-            self._cores[self._host(task)].jobs[task_id] = _HostComputation(task, begun, end)
+            self._cores[self._host(task)].jobs[task_id] = _HostComputation(task, begin, end)
         for waiting in state["pools"].values():
             for task_id in waiting:
                 self._take_worker(running[task_id])
@@ -316,5 +320,5 @@ class Hosts:
     def _set_alarm(self, host: int, when: float) -> None:
         """Set the alarm at ``when`` (s), at which the next computation on a host ends."""
         self._cores[host].alarm = self._simulation.wake(
-            ("host", host), when, partial(self._ring, host)
+            ("host", host), when, partial(self._end_due, host)
         )

@@ -234,6 +234,7 @@ class Lifetimes:
         self._set_departure(self._departure_count, self._departures.item(self._departure_count))
 
     def _arrive(self) -> None:
+        """Record devices that arrive now, and report arrived devices that become available now."""
         now = self._simulation.now
         while self._arrivals.item(self._arrival_count) <= now:
             device = self._newcomers.item(self._arrival_count)

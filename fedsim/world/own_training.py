@@ -74,8 +74,8 @@ class ByKind(Distribution, Generic[Q]):
                     f"{key} has a value for {name!r}, and no device is of that kind; allowed are "
                     f"{allowed} and {DEFAULT}{nearest(name, capacity.names)}"
                 )
-        rest = self.values.get(DEFAULT, 0)
-        by_kind = np.array([self.values.get(name, rest) for name in capacity.names])
+        default = self.values.get(DEFAULT, 0)
+        by_kind = np.array([self.values.get(name, default) for name in capacity.names])
         column: AnyArray = by_kind[capacity.which]
         return column
 
@@ -153,8 +153,8 @@ class OwnTraining(NamedTuple):
         own_epochs = self.epochs[devices]
         passes = np.where(own_epochs == 0, epochs, own_epochs).astype(np.float64)
         steps = self.steps[devices]
-        sizes = self.batch_size[devices]
-        sizes = np.where(sizes == 0, usual.size, sizes)
+        own_sizes = self.batch_size[devices]
+        sizes = np.where(own_sizes == 0, usual.size, own_sizes)
         batches = np.maximum(np.ceil(samples / sizes), 1.0)
         return np.where(steps == 0, passes, steps / batches)
 
@@ -179,7 +179,7 @@ class LocalSpec(Spec):
     lr: Annotated[Distribution, _by_device(_OwnRate, Uniform, LogNormal)] | None = None
 
     @model_validator(mode="after")
-    def _gives_something(self) -> "LocalSpec":
+    def _refuse_empty(self) -> "LocalSpec":
         if not self.keys:
             raise ValueError("is empty; allowed are epochs, steps, batch_size and lr")
         return self
@@ -224,12 +224,12 @@ class LocalSpec(Spec):
                 values = distribution.by_device(path, generator, devices, root)
             columns[key] = values
         settings = OwnTraining(**columns)
-        both = np.flatnonzero((settings.epochs != 0) & (settings.steps != 0))
-        if len(both):
-            first = both.item(0)
+        has_both = (settings.epochs != 0) & (settings.steps != 0)
+        if has_both.any():
+            device = np.flatnonzero(has_both).item(0)
             raise ScenarioError(
-                f"population.local gives device {first} {settings.epochs.item(first)} epochs and "
-                f"{settings.steps.item(first)} steps; allowed is one of them for a device"
+                f"population.local gives device {device} {settings.epochs.item(device)} epochs and "
+                f"{settings.steps.item(device)} steps; allowed is one of them for a device"
             )
         return settings
 

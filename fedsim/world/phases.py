@@ -62,29 +62,29 @@ class Phases:
     ) -> None:
         self._streams = streams
         self._purpose = purpose
-        self._first = f"{purpose}/first"
+        self._first_purpose = f"{purpose}/first"
         self._means = (mean_off, mean_on)
         self._share_on = mean_on / (mean_on + mean_off)
-        # A look-up over less time (s) cannot have too many phases.
+        # look-ups of less time (s) are not checked for too many phases
         self._far_s = _MOST_PHASES * min(mean_on, mean_off)
         self._rows = DeviceRows(devices)
         # Phase of the last look-up in each row of the cache. Before the first look-up it ends at 0.
-        self._count = np.zeros(self._rows.room, dtype=np.int64)
-        self._on = np.zeros(self._rows.room, dtype=np.bool_)
-        self._start = np.zeros(self._rows.room)
-        self._end = np.zeros(self._rows.room)
+        self._count = np.zeros(self._rows.length, dtype=np.int64)
+        self._on = np.zeros(self._rows.length, dtype=np.bool_)
+        self._start = np.zeros(self._rows.length)
+        self._end = np.zeros(self._rows.length)
 
     def span(self, device: int, time: float) -> Span:
         """Return the on or off phase in which a device is at ``time`` (s)."""
-        row = device if self._rows.all else int(self._rows_of(np.array([device]))[0])
+        row = device if self._rows.has_all else int(self._rows_of(np.array([device]))[0])
         start = self._start.item(row)
         end = self._end.item(row)
         if start <= time < end:
             return Span(self._on.item(row), start, end)
-        if time < start or end == 0.0:
+        if time < start or end == 0.0:  # before the cached phase, or none is cached
             count = 0
             start = 0.0
-            on = self._streams.uniform(self._first, device) < self._share_on
+            on = self._streams.uniform(self._first_purpose, device) < self._share_on
             end = self._length(device, 0, on)
         else:
             count = self._count.item(row)
@@ -113,12 +113,12 @@ class Phases:
         Raises:
             SimulationError: the expected count of phases in the interval exceeds 10 million.
         """
-        off, on = self._means
+        mean_off, mean_on = self._means
         expected = 2 * (end - start) / sum(self._means)
         if expected > _MOST_PHASES:
             raise SimulationError(
-                f"device {device} has {expected:.1g} phases of {on:g} s and {off:g} s between "
-                f"{start:g} s and {end:g} s ({self._purpose}); allowed are {_MOST_PHASES:.0e}; "
+                f"device {device} has {expected:.1g} phases of {mean_on:g} s and {mean_off:g} s "
+                f"between {start:g} s and {end:g} s ({self._purpose}); allowed are {_MOST_PHASES:.0e}; "
                 "make them longer"
             )
 
@@ -149,9 +149,9 @@ class Phases:
 
     def _rows_of(self, devices: Ints) -> Ints:
         rows = self._rows.of(devices)
-        if len(self._end) < self._rows.room:
+        if len(self._end) < self._rows.length:
             columns = (self._count, self._on, self._start, self._end)
-            self._count, self._on, self._start, self._end = map(self._rows.grown, columns)
+            self._count, self._on, self._start, self._end = map(self._rows.lengthen, columns)
         return rows
 
     def _length(self, device: int, count: int, on: bool) -> float:
@@ -189,7 +189,7 @@ class Phases:
             devices: indices of devices, int64 [n].
             rows: row of each device in the stored arrays, int64 [n].
         """
-        on = self._streams.uniforms(self._first, devices) < self._share_on
+        on = self._streams.uniforms(self._first_purpose, devices) < self._share_on
         first_counts = np.zeros((len(devices), 1), dtype=np.int64)
         self._count[rows] = 0
         self._on[rows] = on
@@ -212,18 +212,18 @@ class Phases:
         end = self._end[rows]
         expected = float(np.mean(times - end)) / (sum(self._means) / 2)
         ahead = np.arange(1, min(_PHASES_AT_ONCE, int(1.1 * expected) + 4))
-        states = on[:, None] ^ (ahead % 2 == 1)
+        states = on[:, None] ^ (ahead % 2 == 1)  # on and off phases alternate
         ends = np.empty((len(devices), len(ahead) + 1))
         ends[:, 0] = end
         ends[:, 1:] = self._lengths(devices, count[:, None] + ahead, states)
         np.cumsum(ends, axis=1, out=ends)
         # column of the phase in which each device's time lies; the last column if the time is later
         passed = np.minimum((ends <= times[:, None]).sum(axis=1), len(ahead))
-        line = np.arange(len(devices))
+        lines = np.arange(len(devices))
         self._count[rows] = count + passed
         self._on[rows] = on ^ (passed % 2 == 1)
-        self._start[rows] = ends[line, passed - 1]
-        self._end[rows] = ends[line, passed]
+        self._start[rows] = ends[lines, passed - 1]
+        self._end[rows] = ends[lines, passed]
 
     def _lengths(self, devices: Ints, counts: Ints, on: Flags) -> Floats:
         """Draw lengths of several phases of each device (s), equal to ``_length`` to the bit.
@@ -241,8 +241,8 @@ class Phases:
         ticks = -np.log(uniforms) * means * _TICKS_PER_SECOND
         # numpy's logarithm may differ in its last bits from that of ``math``, used by ``_length``.
         # If these bits decide how a length is rounded to ticks, ``math`` is used here as well.
-        close = np.abs(ticks - np.floor(ticks) - 0.5) <= ticks * _LAST_BITS
-        exact = np.array([-math.log(uniform) for uniform in uniforms[close].tolist()])
-        ticks[close] = exact * means[close] * _TICKS_PER_SECOND
+        is_tie = np.abs(ticks - np.floor(ticks) - 0.5) <= ticks * _LAST_BITS
+        exact = np.array([-math.log(uniform) for uniform in uniforms[is_tie].tolist()])
+        ticks[is_tie] = exact * means[is_tie] * _TICKS_PER_SECOND
         lengths: Floats = np.maximum(TICK_S, np.rint(ticks) / _TICKS_PER_SECOND)
         return lengths

@@ -78,7 +78,8 @@ class Population:
         """
         # read-only until the first shift, as one stored value stands for all devices
         if not self.version.flags.writeable:
-            self.version, self.samples = self.version.copy(), self.samples.copy()
+            self.version = self.version.copy()
+            self.samples = self.samples.copy()
         self.version[device] = version
         self.samples[device] = samples
 
@@ -186,20 +187,23 @@ class Population:
                 sizes = self.own.batch_size
             epochs: Floats = self.rooflines.epochs_s(self.samples, sizes) / self.slowness
             return epochs[devices] * slowness
-        samples = self._taken(devices)
+        samples = self._samples_per_epoch(devices)
         return samples * self.cost / (self.speed[devices] / slowness)
 
-    def _taken(self, devices: slice) -> Ints:
+    def _samples_per_epoch(self, devices: slice) -> Ints:
         """Return how many samples an epoch of each device in a slice trains on, int64 [slice].
 
-        These are all samples, less an incomplete last batch if such batches are dropped.
+        These are all samples, less an incomplete last batch if such batches are dropped. A device
+        with fewer samples than a batch trains on all of them.
         """
         samples = self.samples[devices]
         if self.own is None or self.batching.last != "drop":
             return self.batching.taken(samples)
         own_sizes = self.own.batch_size[devices]
         sizes = np.where(own_sizes == 0, self.batching.size, own_sizes)
-        return samples - samples % sizes * (samples >= sizes)
+        has_full_batch = samples >= sizes
+        incomplete = samples % sizes
+        return samples - incomplete * has_full_batch
 
     def batching_of(self, device: int) -> Batching:
         """Return how the samples of an epoch on a device are divided into batches."""

@@ -67,9 +67,8 @@ class Stragglers(Spec):
         """
         generator = streams.generator("world/stragglers/factor")
         factor = self.factor.by_device("population.stragglers.factor", generator, devices, root)
-        slow = streams.generator("world/stragglers").permutation(devices)[
-            : round(self.share * devices)
-        ]
+        order = streams.generator("world/stragglers").permutation(devices)
+        slow = order[: round(self.share * devices)]
         slowness = np.ones(devices)
         slowness[slow] = factor[slow]
         return slowness
@@ -231,24 +230,18 @@ class PopulationSpec(Spec):
             return self.capacity.draw(streams, self.devices, root)
         if self.device is None:
             speed = self.speed if self.speed is not None else Constant(value=math.inf)
-            return Capacity(
-                speed.by_device(
-                    "population.speed", streams.generator("world/speed"), self.devices, root
-                ),
-                None,
-            )
-        names = self.device.by_device(
-            "population.device", streams.generator("world/device"), self.devices, root
-        )
+            generator = streams.generator("world/speed")
+            speeds = speed.by_device("population.speed", generator, self.devices, root)
+            return Capacity(speeds, links=None)
+        generator = streams.generator("world/device")
+        names = self.device.by_device("population.device", generator, self.devices, root)
         kind_names, which = distinct(names)
         kinds = [find_kind(name, self.kinds, "population.device") for name in kind_names.tolist()]
-        down, up, latency = (
-            np.array([getattr(kind, name) for kind in kinds])[which]
-            for name in ("down", "up", "latency")
-        )
-        return Capacity(
-            alike(np.inf, self.devices), (down, up, latency), kinds, which, kind_names.tolist()
-        )
+        down = np.array([kind.down for kind in kinds])[which]
+        up = np.array([kind.up for kind in kinds])[which]
+        latency = np.array([kind.latency for kind in kinds])[which]
+        speed_by_kind = alike(np.inf, self.devices)
+        return Capacity(speed_by_kind, (down, up, latency), kinds, which, kind_names.tolist())
 
     def sizes(self, streams: Streams, root: Path | None) -> Ints:
         """Draw the devices' training sample counts in a world without data, int64 [devices].
@@ -261,9 +254,8 @@ class PopulationSpec(Spec):
         if isinstance(self.samples, UniformSizes | LongTailSizes):
             return self.samples.draw(self.devices, generator)
         assert self.samples is not None
-        return self.samples.by_device("population.samples", generator, self.devices, root).astype(
-            np.int64
-        )
+        counts = self.samples.by_device("population.samples", generator, self.devices, root)
+        return counts.astype(np.int64)
 
     def jitters(self, streams: Streams, root: Path | None) -> Floats:
         """Draw the coefficient of variation of each device's epoch time, float64 [devices].
@@ -272,16 +264,13 @@ class PopulationSpec(Spec):
             streams: random streams; draws are from the stream ``world/jitter/size``.
             root: folder of data files; None for the working directory.
         """
-        silent = isinstance(self.jitter, Constant) and self.jitter.value == 0
-        if (
-            silent
-            and self.capacity is not None
-            and (own := self.capacity.jitters(streams, self.devices)) is not None
-        ):
-            return own
-        return self.jitter.by_device(
-            "population.jitter", streams.generator("world/jitter/size"), self.devices, root
-        )
+        is_default = isinstance(self.jitter, Constant) and self.jitter.value == 0
+        if is_default and self.capacity is not None:
+            jitters = self.capacity.jitters(streams, self.devices)
+            if jitters is not None:
+                return jitters
+        generator = streams.generator("world/jitter/size")
+        return self.jitter.by_device("population.jitter", generator, self.devices, root)
 
     def paths(self, streams: Streams, root: Path | None) -> Availability:
         """Build the availability of all devices (when each can be reached).
@@ -292,11 +281,9 @@ class PopulationSpec(Spec):
             streams: random streams.
             root: folder of data files; None for the working directory.
         """
-        calendar = (
-            Calendar.assumed(self.devices)
-            if self.calendar is None
-            else self.calendar.build(streams, self.devices, root)
-        )
+        calendar = Calendar.assumed(self.devices)
+        if self.calendar is not None:
+            calendar = self.calendar.build(streams, self.devices, root)
         return self.availability.build_on(streams, self.devices, root, calendar)
 
     def build(

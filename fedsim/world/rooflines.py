@@ -23,7 +23,7 @@ from fedsim.world.device_kinds import DeviceKind
 
 _CHECKED_BATCHES = range(16, 65)
 _ARM_BATCH = 16
-_ARM_NUMBERS = 3 * 224 * 224
+_ARM_VALUES = 3 * 224 * 224
 _RULES: dict[Processor, str] = {
     "cpu": "times of training on a CPU follow a rule for batches of 16 to 64 on one core: 8 % off on "
     "the mean of six models, "
@@ -167,19 +167,19 @@ class Rooflines:
         if not samples:
             return self.kinds[kind].epoch
         batching = training.batching(self._batching)
-        passes = 1
-        rest = 0
+        whole_passes = 1
+        single_batches = 0
         match training.amount:
             case LocalSteps(count, only_batch=None):
-                passes, rest = divmod(count, batching.count(samples))
+                whole_passes, single_batches = divmod(count, batching.count(samples))
             case LocalSteps(count):
-                passes = 0
-                rest = count
+                whole_passes = 0
+                single_batches = count
         size = min(batching.size, samples)
 
         def epoch_s(learns: bool) -> float:
-            full_s = passes * self._epoch_s(kind, samples, batching, learns=learns)
-            return full_s + rest * self._batch_s(kind, size, learns=learns)
+            full_s = whole_passes * self._epoch_s(kind, samples, batching, learns=learns)
+            return full_s + single_batches * self._batch_s(kind, size, learns=learns)
 
         forward_s = epoch_s(learns=False)
         return self.kinds[kind].epoch + epoch_s(learns=True) + training.asked_besides * forward_s
@@ -200,25 +200,25 @@ class Rooflines:
         """
         size = self._batching.size
         processors = {_processor(kind) for kind in self._used_kinds()}
-        lines = []
+        warnings = []
         if processors & {"cpu", "gpu"} and size not in _CHECKED_BATCHES:
             checked = f"{_CHECKED_BATCHES.start} to {_CHECKED_BATCHES.stop - 1}"
-            lines.append(
+            warnings.append(
                 f"times of batches of {size} samples are less certain: they were compared with "
                 f"real ones at {checked} "
                 "(docs/time.md)"
             )
-        if "arm" in processors and (size, numbers) != (_ARM_BATCH, _ARM_NUMBERS):
-            lines.append(
+        if "arm" in processors and (size, numbers) != (_ARM_BATCH, _ARM_VALUES):
+            warnings.append(
                 "times of boards with ARM cores are less certain: their rule is of batches of "
                 f"{_ARM_BATCH} images of "
-                f"{_ARM_NUMBERS} numbers, and here batches of {size} samples of {numbers} are "
+                f"{_ARM_VALUES} numbers, and here batches of {size} samples of {numbers} are "
                 "trained on (docs/time.md)"
             )
-        return lines
+        return warnings
 
     def _used_kinds(self) -> list[DeviceKind]:
-        return [self.kinds[place] for place in np.unique(self.which).tolist()]
+        return [self.kinds[kind] for kind in np.unique(self.which).tolist()]
 
     def testing_s(self, device: int, samples: int) -> float:
         """Compute the time of a forward pass over ``samples`` samples (s)."""
@@ -244,17 +244,17 @@ class Rooflines:
             batching = self._batching
             if size:
                 batching = replace(batching, size=size)
-            for kind, figures in enumerate(self.kinds):
+            for kind, device_kind in enumerate(self.kinds):
                 is_of_kind = (self.which == kind) & (sizes == size)
-                counts, places = np.unique(samples[is_of_kind], return_inverse=True)
+                counts, which_count = np.unique(samples[is_of_kind], return_inverse=True)
                 times = []
                 for count in counts.tolist():
-                    fitted = self.fit(kind, Training(start=None, batch_size=batching.size), count)
-                    fitting, _ = self._resolve(fitted)
+                    training = self.fit(kind, Training(start=None, batch_size=batching.size), count)
+                    rooflines, _ = self._resolve(training)
                     times.append(
-                        figures.epoch + fitting._epoch_s(kind, count, batching, learns=True)
+                        device_kind.epoch + rooflines._epoch_s(kind, count, batching, learns=True)
                     )
-                seconds[is_of_kind] = np.array(times, dtype=np.float64)[places]
+                seconds[is_of_kind] = np.array(times, dtype=np.float64)[which_count]
         return seconds
 
     def speeds(self) -> Floats:
@@ -302,12 +302,12 @@ class Rooflines:
             if smaller is not self:
                 return smaller.failing_s(device, training, samples)
         kind = int(self.which[device])
-        figures = self.kinds[kind]
-        if self.needed(training, samples) <= figures.room:
+        device_kind = self.kinds[kind]
+        if self.needed(training, samples) <= device_kind.training_memory:
             return None
         batching = self._batching if training is None else training.batching(self._batching)
         size = max(1, min(batching.size, samples))
-        return figures.epoch + self._batch_s(kind, size, learns=False)
+        return device_kind.epoch + self._batch_s(kind, size, learns=False)
 
     def fit(self, kind: int, training: Training, samples: int) -> Training:
         """Limit a training to the last layers for which a kind of device has the memory.
@@ -321,20 +321,20 @@ class Rooflines:
             The training with ``layers``; unchanged if the device has memory for all layers, if it
             has none even for one layer, or if trainings of fewer layers are not allowed.
         """
-        room = self.kinds[kind].room
-        if self.layers < 2 or self.needed(training, samples) <= room:
+        available = self.kinds[kind].training_memory
+        if self.layers < 2 or self.needed(training, samples) <= available:
             return training
-        if self.needed(replace(training, layers=1), samples) > room:
+        if self.needed(replace(training, layers=1), samples) > available:
             return training
-        fitting = 1
-        least = self.layers  # least count of layers known not to fit
-        while least - fitting > 1:
-            count = (fitting + least) // 2
-            if self.needed(replace(training, layers=count), samples) <= room:
-                fitting = count
+        layers = 1
+        too_many = self.layers  # least count of layers known not to fit
+        while too_many - layers > 1:
+            count = (layers + too_many) // 2
+            if self.needed(replace(training, layers=count), samples) <= available:
+                layers = count
             else:
-                least = count
-        return replace(training, layers=fitting)
+                too_many = count
+        return replace(training, layers=layers)
 
     def can_train(self, kind: int, training: Training, samples: int) -> bool:
         """Return whether a device has the memory for a training, or for fewer layers of it.
@@ -345,7 +345,7 @@ class Rooflines:
             samples: count of samples on which the device trains.
         """
         fitted = self.fit(kind, training, samples)
-        return self.needed(fitted, samples) <= self.kinds[kind].room
+        return self.needed(fitted, samples) <= self.kinds[kind].training_memory
 
     def short(self, samples: Ints, sizes: Ints | None = None) -> NDArray[np.bool_]:
         """Return which devices have too little memory for their usual training; bool [devices].
@@ -375,11 +375,11 @@ class Rooflines:
             for size in np.unique(sizes[self.which == kind]).tolist():
                 training = replace(usual, batch_size=size or None)
                 devices = np.flatnonzero((self.which == kind) & (sizes == size))
-                counts, places = np.unique(samples[devices], return_inverse=True)
+                counts, which_count = np.unique(samples[devices], return_inverse=True)
                 batches = [self._largest_batch(training, count) for count in counts.tolist()]
-                largest = np.array(batches, dtype=np.int64)
-                for batch in np.unique(largest).tolist():
-                    members = devices[(largest == batch)[places]]
+                batch_by_count = np.array(batches, dtype=np.int64)
+                for batch in np.unique(batch_by_count).tolist():
+                    members = devices[(batch_by_count == batch)[which_count]]
                     yield AlikeDevices(kind, training, int(samples[members[0]]), members)
 
     def check(self, samples: int) -> None:
@@ -388,10 +388,10 @@ class Rooflines:
         if any(self.can_train(kind, self._usual[kind], samples) for kind in used):
             return
         least_memory = min(self.needed(self._usual[kind], samples) for kind in used)
-        room = max(self.kinds[kind].room for kind in used)
+        available = max(self.kinds[kind].training_memory for kind in used)
         raise ScenarioError(
             f"population.device: training the model takes {show_bytes(least_memory)}, and no device "
-            f"has room, at most {show_bytes(room)}"
+            f"has room, at most {show_bytes(available)}"
         )
 
     def _largest_batch(self, training: Training, samples: int) -> int:
@@ -410,9 +410,9 @@ class Rooflines:
         size = batching.size
         if batching.last != "merge" or samples <= size:
             return self._pass_s(kind, batching.taken(samples), min(size, samples), learns=learns)
-        last = batching.last_size(samples)
-        full_s = self._pass_s(kind, samples - last, size, learns=learns)
-        return full_s + self._batch_s(kind, last, learns=learns)
+        last_size = batching.last_size(samples)
+        full_s = self._pass_s(kind, samples - last_size, size, learns=learns)
+        return full_s + self._batch_s(kind, last_size, learns=learns)
 
     def _pass_s(self, kind: int, samples: int, size: int, *, learns: bool) -> float:
         """Compute the time of a pass over samples, batch by batch (s); the last may be incomplete.
@@ -425,17 +425,17 @@ class Rooflines:
         """
         if not samples:
             return 0.0
-        count, rest = divmod(samples, size)
-        rest_s = self._batch_s(kind, rest, learns=learns) if rest else 0.0
-        return count * self._batch_s(kind, size, learns=learns) + rest_s
+        count, last_size = divmod(samples, size)
+        last_s = self._batch_s(kind, last_size, learns=learns) if last_size else 0.0
+        return count * self._batch_s(kind, size, learns=learns) + last_s
 
     def _compute_batch_s(self, kind: int, samples: int, *, learns: bool) -> float:
-        figures = self.kinds[kind]
+        device_kind = self.kinds[kind]
         cost = self._cost
         parts = (cost.forward, cost.backward, cost.update) if learns else (cost.forward,)
-        flops = figures.flops * figures.flops_share
-        bandwidth = figures.bandwidth * figures.bandwidth_share
-        processor = _processor(figures)
-        return figures.batch + sum(
+        flops = device_kind.flops * device_kind.flops_share
+        bandwidth = device_kind.bandwidth * device_kind.bandwidth_share
+        processor = _processor(device_kind)
+        return device_kind.batch + sum(
             operations_s(part, samples, flops, bandwidth, processor) for part in parts
         )

@@ -109,7 +109,7 @@ def scenario(model: str, bits: float, device: str, batch: int = 1) -> fedsim.Sce
 def tune(model: str, bits: float, device: str) -> Tuning:
     """Find the largest batch that fits, and simulate one round with it."""
     needs = needed(model, bits, device)
-    room = find_kind(device, {}, "device").room
+    room = find_kind(device, {}, "device").training_memory
     fitting = [batch for batch in BATCHES if needs[batch] <= room]
     if not fitting:
         return Tuning(needs[1], room)

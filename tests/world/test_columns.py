@@ -31,7 +31,7 @@ def test_paths_are_the_same_when_only_those_who_were_looked_at_have_rows(
 ) -> None:
     every = Phases(Streams(3), "p", 1200.0, 300.0, DEVICES)
     monkeypatch.setattr(columns, "MANY", DEVICES - 1)
-    monkeypatch.setattr(columns, "_ROOM", 2)  # it has to grow, many times
+    monkeypatch.setattr(columns, "_FIRST_LENGTH", 2)  # it has to grow, many times
     few = Phases(Streams(3), "p", 1200.0, 300.0, DEVICES)
     for time, devices in (
         (0.0, [7, 3]),

@@ -138,11 +138,11 @@ class ZoneSpec(Spec):
             raise ValueError("'ahead' is less than '24 h'")
         return self
 
-    def profile(self, place: int, root: Path | None, starts: float) -> ZoneProfile:
+    def profile(self, index: int, root: Path | None, starts: float) -> ZoneProfile:
         """Return the zone as a run's ``energy.json`` stores it.
 
         Args:
-            place: index of the zone in the list of zones; it names a zone without a name, and the
+            index: index of the zone in the list of zones; it names a zone without a name, and the
                 zone in error messages.
             root: folder of data files; None for the working directory.
             starts: time of day (``energy.starts``) at the start of the run (s).
@@ -155,8 +155,8 @@ class ZoneSpec(Spec):
             DataError: the file of the intensity is missing or malformed.
         """
         return {
-            "name": self.name or f"zone {place}",
-            "hours": self._hours(f"energy.carbon.zones.{place}.file", root),
+            "name": self.name or f"zone {index}",
+            "hours": self._hours(f"energy.carbon.zones.{index}.file", root),
             "offset_s": (starts + self.ahead) % DAY_S,
         }
 
@@ -205,7 +205,7 @@ class CarbonSpec(Spec):
     zones: list[ZoneSpec] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _require_zone(self) -> "CarbonSpec":
+    def _refuse_zero_shares(self) -> "CarbonSpec":
         if sum(zone.share for zone in self.zones) <= 0:
             raise ValueError("the zones' shares are all 0")
         return self
@@ -421,8 +421,8 @@ class EnergySpec(Spec):
         if self.carbon is None:
             columns["zone"] = np.zeros(devices, dtype=np.int64)
         else:
-            for place, zone in enumerate(self.carbon.zones):
-                zones.append(zone.profile(place, context.folder, self.starts))
+            for index, zone in enumerate(self.carbon.zones):
+                zones.append(zone.profile(index, context.folder, self.starts))
             columns["zone"] = self.carbon.draw(context.streams, devices)
         if self.battery is not None:
             columns |= self.battery.draw(context.streams, devices, context.folder)
@@ -451,10 +451,10 @@ class EnergySpec(Spec):
         presets: list[dict[str, float]] = [{}]
         if self.preset is not None:
             presets = [_coefficients(name) for name in self.preset]
-        places = self.preset_places(streams, context.devices)
+        which = self.draw_presets(streams, context.devices)
         columns: dict[str, AnyArray] = {}
         for name in _KEYS.values():
-            columns[name] = np.array([preset.get(name, 0.0) for preset in presets])[places]
+            columns[name] = np.array([preset.get(name, 0.0) for preset in presets])[which]
         if self.preset is None:
             columns |= context.powers
         for key, name in _KEYS.items():
@@ -493,7 +493,7 @@ class EnergySpec(Spec):
         charging = self.battery.charging.build(streams, len(arrival), self.starts, root)
         return Batteries(simulation, energy.columns, self.battery.restart, charging, arrival)
 
-    def preset_places(self, streams: Streams, devices: int) -> NDArray[np.int64]:
+    def draw_presets(self, streams: Streams, devices: int) -> NDArray[np.int64]:
         """Draw the preset of each device by ``shares``: index in ``preset``, int64 [devices].
 
         The draws are from the random stream ``world/energy/preset``. Without presets all are 0.

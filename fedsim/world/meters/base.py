@@ -244,6 +244,7 @@ class Meters:
         self.of_sections = dict(of_sections or {})
         self._all = self.of_sections | self._own
         self._listeners: dict[str, list[tuple[str, _Listener]]] = {}
+        # meters that override ``on_step``, and that override ``on_transfer``, with their entries
         self._steps: list[tuple[str, Meter]] = []
         self._transfers: list[tuple[str, Meter]] = []
         for entry, meter in self._all.items():

@@ -107,12 +107,12 @@ class Zone:
         Args:
             time: simulated time (s).
         """
-        days, rest = divmod(time + self._offset, DAY_S)
-        hour = int(rest // _HOUR_S)
+        days, day_s = divmod(time + self._offset, DAY_S)
+        hour = int(day_s // _HOUR_S)
         return (
             days * self._until_hour[24]
             + self._until_hour[hour]
-            + (rest - hour * _HOUR_S) * self._hours[hour]
+            + (day_s - hour * _HOUR_S) * self._hours[hour]
         )
 
 

@@ -100,7 +100,7 @@ class Bill(Meter):
             "cost", "the currency of [costs]", "of the device: its tasks, hours, messages and bytes"
         ),
     )
-    fixed = ("_prices", "_rates", "_places")
+    fixed = ("_prices", "_rates", "_server_counts")
 
     def __init__(self, context: MeterContext, prices: CostsSpec) -> None:
         self._prices = prices
@@ -109,10 +109,10 @@ class Bill(Meter):
             "edge": prices.edge or Prices(),
             "server": prices.server,
         }
-        self._places = {"edge": context.places or 0, "server": 1}
+        self._server_counts = {"edge": context.places or 0, "server": 1}
         self._booked = {kind: dict.fromkeys(_ITEMS, 0.0) for kind in self._rates}
-        self._devices = np.zeros(context.devices)
-        self._begins: dict[int, float] = {}
+        self._devices = np.zeros(context.devices)  # cost of each device
+        self._begins: dict[int, float] = {}  # running task's ID -> its begin (s)
 
     def on_task_start(self, time: float, fields: TaskFields) -> None:
         self._begins[fields["task"]] = time
@@ -124,7 +124,8 @@ class Bill(Meter):
 
     def on_transfer(self, ended: Transfer) -> None:
         source = _kind_of(ended.source)
-        if source == _kind_of(ended.destination) == "server":
+        destination = _kind_of(ended.destination)
+        if source == "server" and destination == "server":  # on no link
             return
         rates = self._rates[source]
         device = ended.device if source == "device" else None
@@ -136,7 +137,7 @@ class Bill(Meter):
         return {"cost": self._total()}
 
     def close(self, time: float) -> None:
-        for kind, count in self._places.items():
+        for kind, count in self._server_counts.items():
             self._booked[kind]["hours"] = self._rates[kind].per_hour * count * time / _HOUR_S
 
     def of_devices(self) -> dict[str, Floats]:

@@ -197,7 +197,7 @@ class ComputeActivity(Activity):
         self._left_at_end = 0.0
         self._alarm: Alarm | None = None
 
-    def arm(self) -> None:
+    def set_end_alarm(self) -> None:
         """Schedule the end of the computation, after its start or a change of its speed.
 
         The end is ``done`` at the time ``ends``, or ``lost`` if the device becomes unavailable
@@ -230,7 +230,7 @@ class ComputeActivity(Activity):
         """
         self.ends = on_grid(self._environment.now + self.left / pace)
         self._pace = pace
-        self.arm()
+        self.set_end_alarm()
 
     def cancel(self, outcome: Outcome = "cancelled") -> None:
         if self._environment.now < self.ends:

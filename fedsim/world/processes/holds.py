@@ -79,7 +79,7 @@ class Holds:
         self._network = processes.network
         self._tasks = processes.tasks
         self._messages = processes.messages
-        self._values: dict[Thing, list[float]] = {}
+        self._values: dict[Thing, list[float]] = {}  # values of the holds on each thing
 
     def add(self, effect: Effect, keys: Sequence[str | int], value: float) -> Hold:
         """Begin an effect on links, devices or edge servers, at once.
@@ -131,17 +131,19 @@ class Holds:
             self._switch(int(key), is_off=bool(values))
 
     def _limit_link(self, link: str, values: list[float]) -> None:
+        """Limit a link to the least of the rates in ``values`` (bytes/s); end its limit if empty."""
         rate = min(values, default=None)
         if self._network.limits.get(link) == rate:
             return
         self._network.limit(link, rate)
-        present = rate
-        if present is None:
-            present = self._network.built_rate(link)
+        present_rate = rate
+        if present_rate is None:
+            present_rate = self._network.built_rate(link)
             traces = self._network.traces
             if traces is not None and traces.of(link) is not None:
-                present = math.inf  # its trace alone limits it
-        self._processes.emit("link-rate", link=link, rate=None if present == math.inf else present)
+                present_rate = math.inf  # its trace alone limits it
+        finite_rate = None if present_rate == math.inf else present_rate
+        self._processes.emit("link-rate", link=link, rate=finite_rate)
 
     def _set_pace(self, device: int, values: list[float]) -> None:
         pace = math.prod(values)
@@ -164,6 +166,7 @@ class Holds:
             self._messages.lost.discard(edge)
 
     def _switch(self, device: int, *, is_off: bool) -> None:
+        """Switch a device off unless it is off, or on again when its last hold has ended."""
         if is_off and device not in self._tasks.switched_off:
             computations = self._processes.computations_on(device)
             self._processes.emit("switch-off", device=device)
@@ -184,16 +187,16 @@ class Holds:
         restored: dict[Thing, float] = {}
         for thing, values in self._values.items():
             value = min(values) if thing[0] == "link" else math.prod(values)
-            if thing[0] != "pace" or value != 1.0:
+            if thing[0] != "pace" or value != 1.0:  # a pace of 1 has no effect
                 restored[thing] = value
-        saved = self._present()
+        saved = self._present_effects()
         if restored != saved:
             raise CheckpointError(
                 "the processes of the world do not come to where they were: they held "
                 f"{saved}, now {restored}"
             )
 
-    def _present(self) -> dict[Thing, float]:
+    def _present_effects(self) -> dict[Thing, float]:
         """Return the effects that are in force in the network, the tasks and the messages.
 
         Returns:

@@ -94,14 +94,15 @@ class Processes:
         self.silent = False  # whether records are suppressed, during a restore and after the run
         self.acts: Counter[str] = Counter()  # record kind -> count of records by processes
         self.holds = Holds(self)
-        *self._worlds, self.world = [World(self, number) for number in range(len(specs) + 1)]
+        self._worlds = [World(self, number) for number in range(len(specs))]
+        self.world = World(self, len(specs))
         for number, (spec, world) in enumerate(zip(specs, self._worlds, strict=True)):
             try:
                 spec.check(world)
             except SimulationError as error:
                 raise ScenarioError(f"world.processes.{number} ({spec.kind!r}): {error}") from None
         if specs:
-            self.simulation.idle = self._nothing_left
+            self.simulation.idle = self._is_idle
         env = self.simulation.env
         env.declare_alarm("process", self._rearm_wait, in_background=True)
         env.declare_alarm("compute", self._rearm_computation, in_background=True)
@@ -110,9 +111,10 @@ class Processes:
 
     def _start(self) -> None:
         for spec, world in zip(self._specs, self._worlds, strict=True):
-            self.simulation.process(self._play(spec, world))
+            self.simulation.process(self._run_process(spec, world))
 
-    def _play(self, spec: Process, world: World) -> ProcessGenerator:
+    def _run_process(self, spec: Process, world: World) -> ProcessGenerator:
+        """Run a process; an error in it is raised with the kind of the process and the time."""
         try:
             yield from spec.run(world)
         except CheckpointError as error:
@@ -125,7 +127,7 @@ class Processes:
                 f"the process {spec.kind!r} failed at {world.now!r} s{reason}"
             ) from error
 
-    def _nothing_left(self) -> bool:
+    def _is_idle(self) -> bool:
         """Return whether the run is over, because only activities and alarms of processes remain.
 
         No task runs then, and no message of the strategy is under way. No device is switched off and
@@ -265,9 +267,9 @@ class Processes:
         """
         self.silent = False
         self._saved = None
-        due = Counter((number, when) for kind, number, when in alarms if kind == "process")
+        alarm_counts = Counter((number, when) for kind, number, when in alarms if kind == "process")
         for (number, when), events in self._waits.items():
-            if len(events) > due[number, when]:
+            if len(events) > alarm_counts[number, when]:
                 kind = self._specs[number].kind
                 raise CheckpointError(
                     f"the process {kind!r} does not come to where it was: it had not waited "
@@ -277,7 +279,7 @@ class Processes:
 
     def _rearm_computation(self, number: int, when: float) -> None:
         computation, _ = self.computing[number]
-        computation.arm()
+        computation.set_end_alarm()
 
     def _rearm_wait(self, number: int, when: float) -> None:
         """Set again the alarm that ends the waiting of a restored process.

@@ -283,7 +283,7 @@ class World:
         pace = tasks.computing.paces.get(number, 1.0)
         until = tasks.reachable_until(number)
         duration = tasks.population.working_s(number, Work(samples, work_flops, work_s)) / pace
-        if until <= now:
+        if until <= now:  # lost at once, whatever its end
             end = on_grid(now + duration)
         else:
             (end,) = tasks.compute.epoch_ends(number, now, duration, 1, math.inf, until)
@@ -291,7 +291,7 @@ class World:
             self._process_id, call, processes.computed, number, now, end, until, pace
         )
         processes.computed += 1
-        computation.arm()
+        computation.set_end_alarm()
         return computation
 
     def device(self, device: int | str) -> DeviceFacts:

@@ -211,7 +211,7 @@ def predict() -> None:
             lines = Rooflines(kinds, np.arange(len(kinds)), cost, Batching(BATCH))
             needed = cost.memory + BATCH * cost.memory_a_sample
             for place, board in enumerate(BOARDS):
-                if needed > kinds[place].room:
+                if needed > kinds[place].training_memory:
                     print(f"{board} {model} {mode}: {needed / 1e9:.1f} GB do not fit")
                 known = rows.get((board, model, mode))
                 told = BATCH / float(lines.speeds()[place])
