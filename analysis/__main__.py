@@ -56,8 +56,8 @@ def main(runs: tuple[Path, ...], out: Path | None, only: str | None, formats: st
         kinds = _split_option("--only", only, KINDS)
     folders = [RunFolder(path) for path in runs]
     if out is None:
-        first = folders[0].path.resolve()
-        out = first.with_name(f"{first.name}-figures")
+        first_path = folders[0].path.resolve()
+        out = first_path.with_name(f"{first_path.name}-figures")
     for picture in _pictures(folders):
         if picture.kind not in kinds:
             continue
@@ -92,7 +92,7 @@ def _pictures(runs: Sequence[RunFolder]) -> Iterator[_Picture]:
     if len(runs) > 1:
         names = [*OF_SEVERAL]
     for name in names:
-        kind = name.partition("-")[0]
+        kind = name.partition("-")[0]  # ``traffic-purposes`` is a picture of the kind ``traffic``
         yield _Picture(kind, name, partial(OF_SEVERAL[name].draw, runs))
 
 
@@ -101,8 +101,8 @@ def _suffixes(runs: Sequence[RunFolder]) -> list[str]:
     if len(runs) == 1:
         return [""]
     suffixes = []
-    for place, name in enumerate(run_names(runs), start=1):
-        suffixes.append(f"-{place}-{as_file_name(name)}")
+    for number, name in enumerate(run_names(runs), start=1):
+        suffixes.append(f"-{number}-{as_file_name(name)}")
     return suffixes
 
 

@@ -21,7 +21,7 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import ROUNDS
 from fedsim.records.reading import RunFolder
 
-_CUT = 0.02  # start of an accuracy axis above which its label gives the start
+_LEAST_NAMED_START = 0.02  # start of an accuracy axis above which its label gives the start
 _TICK: palette.Look = {"linestyle": "", "markersize": 5}
 _MARKS: dict[str, palette.Look] = {
     "deadline": {
@@ -49,9 +49,9 @@ _EPSILON: palette.Look = {"color": palette.PURPLE, "linestyle": "--", "linewidth
 _MARKED = 30  # most evaluations that are drawn as points
 # greatest ratio between the ends of series that fit on one linear axis
 _MOST_APART = 4
-_TOGETHER = 8  # most series with a colour of their own
+_MOST_COLOURED = 8  # most series with a colour of their own
 _OTHER_SERIES: palette.Look = {"color": "#D0D0D0", "linewidth": 0.7}
-_POINTS = 400  # most points of a band
+_MOST_POINTS = 400  # most points of a band
 _BAND = 0.2  # opacity of a band
 _WIDTH = 1.7  # width of a line (points)
 
@@ -87,7 +87,7 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     """
     if series is None:
         series = each_alone(runs)
-    names = figures_of(runs)
+    names = choose_measures(runs)
     figure = Figure(figsize=(style.WIDTH_IN, 5.2 if len(names) == 1 else 3.6 * len(names)))
     grid = figure.subplots(len(names), 3, sharex="col", sharey="row", squeeze=False)
     curves = curves_of(series, names[0])
@@ -98,7 +98,7 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
             panel.label_outer()
         low = row[0].get_ylim()[0]
         label = _label(name)
-        if low > _CUT:
+        if low > _LEAST_NAMED_START:
             label += f"\nthe axis begins at {low:.2g}"
         row[0].set_ylabel(label)
     handles: list[Artist] = []
@@ -107,7 +107,7 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         handles += _mark(grid[0], runs[0], axes)
     else:
         handles = _handles(series, curves, marker="o", markersize=3.5)
-    return style.finished(figure, runs, handles)
+    return style.finish(figure, runs, handles)
 
 
 def _label(name: str) -> str:
@@ -139,27 +139,29 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
         raise style.NothingToDrawError(
             "no scenario was run with several seeds; the picture of accuracy shows each run"
         )
-    name = figures_of(all_runs)[0]
+    name = choose_measures(all_runs)[0]
     curves = curves_of(series, name)
     figure = Figure(figsize=(style.WIDTH_IN, 5.2))
     panels = figure.subplots(1, 3, sharey=True)
-    for panel, axis in zip(panels, axes_of(curves, all_runs)[::-1], strict=True):
-        for seeds in curves[_TOGETHER:]:
-            line_band = band(seeds, axis.column)
+    rounds, time, size = axes_of(curves, all_runs)
+    for panel, axis in zip(panels, (size, time, rounds), strict=True):
+        for line_curves in curves[_MOST_COLOURED:]:
+            line_band = band(line_curves, axis.column)
             x = line_band["at"] / axis.unit
             panel.plot(x, line_band["mean"], gid="other", **_OTHER_SERIES)
-        _plot(panel, series[:_TOGETHER], curves[:_TOGETHER], axis)
+        _plot(panel, series[:_MOST_COLOURED], curves[:_MOST_COLOURED], axis)
     panels[0].set_ylabel(_label(name))
-    handles = _handles(series[:_TOGETHER], curves[:_TOGETHER])
+    handles = _handles(series[:_MOST_COLOURED], curves[:_MOST_COLOURED])
     words = "from the lowest to the highest of the seeds; lines are means"
+    # twice the opacity of a band, which would be too pale in a small patch
     handles.append(Patch(facecolor=palette.GREY, alpha=2 * _BAND, label=words))
-    if len(series) > _TOGETHER:
-        label = f"the other {len(series) - _TOGETHER}"
+    if len(series) > _MOST_COLOURED:
+        label = f"the other {len(series) - _MOST_COLOURED}"
         handles.append(Line2D([], [], label=label, **_OTHER_SERIES))
-    return style.finished(figure, all_runs, handles)
+    return style.finish(figure, all_runs, handles)
 
 
-def figures_of(runs: Iterable[RunFolder]) -> list[str]:
+def choose_measures(runs: Iterable[RunFolder]) -> list[str]:
     """Return the names of the measures of tests to draw: at most three of accuracy and metrics.
 
     If no run has any of them, the loss is drawn.
@@ -218,6 +220,7 @@ def _curve(run: RunFolder, name: str) -> pd.DataFrame:
 def _draw_epsilon(
     panels: Iterable[Axes], curve: pd.DataFrame, axes: Sequence[CurveAxis]
 ) -> list[Line2D]:
+    """Draw the privacy loss on a second axis at the right; return the legend's entries."""
     if curve["epsilon"].isna().all():
         return []
     for panel, axis in zip(panels, axes, strict=True):
@@ -237,17 +240,17 @@ def axes_of(curves: Sequence[Sequence[pd.DataFrame]], runs: Sequence[RunFolder])
         curves: curves of each series, as in ``curves_of``.
         runs: runs of the curves.
     """
-    every: list[pd.DataFrame] = []
+    all_curves: list[pd.DataFrame] = []
     for line_curves in curves:
-        every += line_curves
-    most = pd.concat(every)[["time", "bytes"]].max()
-    time = style.unit_for(most["time"], style.TIMES)
-    size = style.unit_for(most["bytes"], style.BYTES)
+        all_curves += line_curves
+    ends = pd.concat(all_curves)[["time", "bytes"]].max()
+    time_unit = style.unit_for(ends["time"], style.TIMES)
+    bytes_unit = style.unit_for(ends["bytes"], style.BYTES)
     word = common_word(run.round_word for run in runs)
     return [
         CurveAxis("rounds", 1.0, f"{word}s aggregated"),
-        CurveAxis("time", time.size, style.time_label(runs, time.name)),
-        CurveAxis("bytes", size.size, f"moved ({size.name})"),
+        CurveAxis("time", time_unit.size, style.time_label(runs, time_unit.name)),
+        CurveAxis("bytes", bytes_unit.size, f"moved ({bytes_unit.name})"),
     ]
 
 
@@ -263,15 +266,15 @@ def band(curves: Sequence[pd.DataFrame], column: str) -> pd.DataFrame:
     Returns:
         Columns ``at``, ``mean``, ``low`` and ``high``, at most 400 rows.
     """
-    columns = [curve[column].to_numpy(float) for curve in curves]
-    places = np.unique(np.concatenate([[], *columns]))
-    for x in columns:
-        places = places[(places >= x[0]) & (places <= x[-1])]
-    if not len(places):
+    positions = [curve[column].to_numpy(float) for curve in curves]
+    common = np.unique(np.concatenate([[], *positions]))
+    for x in positions:
+        common = common[(common >= x[0]) & (common <= x[-1])]
+    if not len(common):
         return pd.DataFrame(columns=["at", "mean", "low", "high"], dtype=float)
-    at = places[style.evenly(len(places), _POINTS)]
+    at = common[style.choose_evenly(len(common), _MOST_POINTS)]
     rows = []
-    for x, curve in zip(columns, curves, strict=True):
+    for x, curve in zip(positions, curves, strict=True):
         rows.append(np.interp(at, x, curve["value"]))
     values = np.array(rows)
     return pd.DataFrame(
@@ -299,14 +302,16 @@ def _plot(
             ends.append(float(x[-1]))
             _plot_line(panel, line, x, line_band, has_seeds=len(line_curves) > 1)
     panel.grid()
-    if max(ends, default=0.0) > _MOST_APART * min(ends, default=1.0):
+    longest = max(ends, default=1.0)
+    shortest = min(ends, default=1.0)
+    if longest > _MOST_APART * shortest:
         panel.set_xscale("log")
         panel.xaxis.set_major_formatter("{x:,g}")
         panel.set_xlabel(f"{axis.label}, log scale")
         if axis.column == "rounds":
             panel.set_xlim(left=1)
     else:
-        panel.set_xlim(0, max(ends, default=1.0) or 1.0)
+        panel.set_xlim(0, longest or 1.0)
         is_whole = axis.column == "rounds"
         ticks = MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=is_whole)
         panel.xaxis.set_major_locator(ticks)
@@ -316,6 +321,7 @@ def _plot(
 def _plot_line(
     panel: Axes, line: Series, x: Floats, line_band: pd.DataFrame, *, has_seeds: bool
 ) -> None:
+    """Draw the mean of a series, with a band over its seeds, or with dots for a few tests."""
     look = palette.line_of(line.number, _WIDTH)
     mean = line_band["mean"]
     marker = "o" if not has_seeds and len(x) <= _MARKED else ""
@@ -360,11 +366,12 @@ def _mark(panels: Sequence[Axes], run: RunFolder, axes: Sequence[CurveAxis]) -> 
         if not len(times):
             continue
         for panel, axis in zip(panels, axes, strict=True):
-            amounts = np.interp(times, [0.0, *curve["time"]], [0.0, *curve[axis.column]])
-            y = np.full(len(times), 0.015 + 0.028 * level)
+            # rounds, time or bytes that the run had reached at these times
+            reached = np.interp(times, [0.0, *curve["time"]], [0.0, *curve[axis.column]])
+            height = 0.015 + 0.028 * level  # share of the panel's height
             panel.plot(
-                amounts / axis.unit,
-                y,
+                reached / axis.unit,
+                np.full(len(times), height),
                 transform=panel.get_xaxis_transform(),
                 gid=kind,
                 clip_on=False,

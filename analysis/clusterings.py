@@ -21,8 +21,8 @@ from fedsim.lab.reading.record_data import RecordData
 from fedsim.records.folder import EVENTS
 from fedsim.records.reading import RunFolder
 
-_MOST = 6  # most clusterings in one picture
-_NAMED = 40  # most devices whose rows have names
+_MOST_CLUSTERINGS = 6  # most clusterings in one picture
+_MOST_NAMED = 40  # most devices whose rows have names
 _STRIP = 0.035  # width of the groups' colours beside the matrix, as a share of its width
 _OVER_TIME_IN = 4.0
 _PAIRS = {
@@ -60,7 +60,7 @@ class Clustering:
         devices: IDs of the clustered devices, int64 [n].
         groups: group of each device, int64 [n].
         matrix: measure of each pair of devices, float64 [n, n]; None if not recorded.
-        alike: whether the matrix has similarities instead of distances.
+        has_similarities: whether the matrix has similarities instead of distances.
         features: features of the devices, float64 [n, m]; None if not recorded.
     """
 
@@ -69,7 +69,7 @@ class Clustering:
     devices: Ints
     groups: Ints
     matrix: Floats | None
-    alike: bool
+    has_similarities: bool
     features: Floats | None
 
 
@@ -92,24 +92,25 @@ def read_clusterings(history: History) -> list[Clustering]:
 
 
 def _read_clustering(row: RecordData) -> Clustering:
+    """Return the clustering that a record ``clustering`` describes."""
     data = row["data"]
     devices = np.array(data["devices"], dtype=np.int64)
     groups = np.array(data["groups"], dtype=np.int64)
     matrix = data.get("similarity")
-    alike = matrix is not None
-    if not alike:
+    has_similarities = matrix is not None
+    if not has_similarities:
         matrix = data.get("distance", data.get("distances"))  # PACFL's records have the plural
     features = data.get("features")
     number = row["round"]
-    time = f"after {show_seconds(row['time'])}" if number is None else f"round {int(number)}"
-    count = counted(len(np.unique(groups)), "group")
+    moment = f"after {show_seconds(row['time'])}" if number is None else f"round {int(number)}"
+    group_count = counted(len(np.unique(groups)), "group")
     return Clustering(
-        title=f"{time}: {counted(len(devices), 'device')} in {count}",
-        measure=style.short(_measure_of(data), 30),
+        title=f"{moment}: {counted(len(devices), 'device')} in {group_count}",
+        measure=style.shorten(_measure_of(data), 30),
         devices=devices,
         groups=groups,
         matrix=None if matrix is None else np.array(matrix, dtype=np.float64),
-        alike=alike,
+        has_similarities=has_similarities,
         features=None if features is None else np.array(features, dtype=np.float64),
     )
 
@@ -132,20 +133,22 @@ def _is_consistent(clustering: Clustering) -> bool:
     return features is None or (features.ndim == 2 and len(features) == n)
 
 
-def _choose(clusterings: list[Clustering]) -> tuple[list[Clustering], str]:
-    """Choose at most ``_MOST`` clusterings, evenly spread.
+def _choose_clusterings(clusterings: list[Clustering]) -> tuple[list[Clustering], str]:
+    """Choose at most ``_MOST_CLUSTERINGS`` clusterings, evenly spread.
 
     Returns the clusterings, and a text on how many of all they are; empty if they are all.
     """
     if not clusterings:
         return [], ""
-    selection = [clusterings[place] for place in style.evenly(len(clusterings), _MOST)]
+    indices = style.choose_evenly(len(clusterings), _MOST_CLUSTERINGS)
+    selection = [clusterings[index] for index in indices]
     if len(selection) == len(clusterings):
         return selection, ""
     return selection, f"{len(selection)} of {len(clusterings)} clusterings"
 
 
-def _grid(part: Figure | SubFigure, count: int) -> list[Axes]:
+def _make_panels(part: Figure | SubFigure, count: int) -> list[Axes]:
+    """Return panels in rows of at most three; panels after the first ``count`` are blank."""
     panels = part.subplots(math.ceil(count / 3), min(3, count), squeeze=False).ravel()
     for panel in panels[count:]:
         panel.set_axis_off()
@@ -174,10 +177,11 @@ def draw_similarity(run: RunFolder) -> Figure:
         raise style.NothingToDrawError(
             f"{str(run.path)!r} has recorded no similarity of devices, so there is none to draw"
         )
-    first_scale = [
-        clustering for clustering in clusterings if clustering.alike == clusterings[0].alike
-    ]
-    selection, remark = _choose(first_scale)
+    comparable = []
+    for clustering in clusterings:
+        if clustering.has_similarities == clusterings[0].has_similarities:
+            comparable.append(clustering)
+    selection, remark = _choose_clusterings(comparable)
     columns = min(3, len(selection))
     width = {1: 8.6, 2: 12.0}.get(columns, style.WIDTH_IN)
     heights = []
@@ -193,7 +197,7 @@ def draw_similarity(run: RunFolder) -> Figure:
         _draw_matrices(parts[0], selection)
     if cosines:
         _draw_over_time(parts[-1], cosines, history.of("cluster-split")["round"].to_numpy(int))
-    return style.finished(figure, [run], [], remark)
+    return style.finish(figure, [run], [], remark)
 
 
 def _draw_over_time(part: SubFigure, cosines: list[RecordData], splits: Ints) -> None:
@@ -204,19 +208,21 @@ def _draw_over_time(part: SubFigure, cosines: list[RecordData], splits: Ints) ->
     panel = part.subplots()
     rounds = [row["round"] for row in cosines]
     unknown = [np.nan] * 3
-    look: palette.Look = {"linewidth": 1.6, "marker": "." if len(rounds) < 2 else None}
+    look: palette.Look = {"linewidth": 1.6, "marker": None}
+    if len(rounds) < 2:  # a line of one point would not be seen
+        look["marker"] = "."
     for kind, (colour, label) in _PAIRS.items():
         low, mean, high = np.array([row["data"].get(kind, unknown) for row in cosines]).T
         if np.isfinite(mean).any():
             panel.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
             panel.plot(rounds, mean, color=colour, label=label, gid=f"cosines-{kind}", **look)
     if len(splits):
-        style.across([panel], np.unique(splits), gid="splits", **_SPLITS)
+        style.draw_verticals([panel], np.unique(splits), gid="splits", **_SPLITS)
     panel.axhline(0, color=palette.BLACK, linewidth=0.6)
     panel.set(
         xlabel="round", ylabel="cosine of the updates\nof two devices\n(mean, least to largest)"
     )
-    style.whole_ticks(panel.xaxis, 12)
+    style.set_whole_ticks(panel.xaxis, 12)
     part.legend(loc="outside lower center", ncols=3)
 
 
@@ -225,19 +231,24 @@ def _draw_matrices(part: SubFigure, selection: list[Clustering]) -> None:
 
     The scale of similarities has white at 0, and the scale of distances begins at 0.
     """
-    panels = _grid(part, len(selection))
+    panels = _make_panels(part, len(selection))
     orders = [np.argsort(clustering.groups, kind="stable") for clustering in selection]
     matrices = []
     for clustering, order in zip(selection, orders, strict=True):
         matrices.append(_ordered_matrix(clustering, order))
     values = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
-    alike = selection[0].alike
-    # the diagonal is NaN, drawn in the colour "bad"
-    colours = matplotlib.colormaps["RdBu_r" if alike else "cividis"].with_extremes(bad="#BBBBBB")
     most = float(np.abs(values).max(initial=0.0))
     if not most:
         most = 1.0
-    least = -most if alike else 0.0
+    least = 0.0
+    colour_map = "cividis"
+    measure = "distance"
+    if selection[0].has_similarities:
+        least = -most
+        colour_map = "RdBu_r"
+        measure = "similarity"
+    # the diagonal is NaN, drawn in the colour "bad"
+    colours = matplotlib.colormaps[colour_map].with_extremes(bad="#BBBBBB")
     look: palette.Look = {"cmap": colours, "vmin": least, "vmax": most, "gid": "matrix"}
     for panel, clustering, order, matrix in zip(panels, selection, orders, matrices, strict=False):
         interpolation = "nearest" if len(matrix) <= 400 else "antialiased"
@@ -249,8 +260,7 @@ def _draw_matrices(part: SubFigure, selection: list[Clustering]) -> None:
     bar = part.colorbar(image, ax=panels, shrink=0.75, aspect=30, pad=0.02)
     top = float(values.max(initial=0.0))
     bar.ax.set_ylim(float(values.min(initial=0.0)), top if top else 1.0)
-    measure = f"{'similarity' if alike else 'distance'} of two devices ({selection[0].measure})"
-    bar.set_label(measure)
+    bar.set_label(f"{measure} of two devices ({selection[0].measure})")
 
 
 def _ordered_matrix(clustering: Clustering, order: Ints) -> Floats:
@@ -268,15 +278,16 @@ def _mark_groups(panel: Axes, groups: Ints) -> None:
     panel.hlines(borders, -0.5, n - 0.5, color=palette.BLACK, linewidth=0.8)
     panel.vlines(borders, -0.5, n - 0.5, color=palette.BLACK, linewidth=0.8)
     width = n * _STRIP
-    near = -0.5 - width / 5
-    far = -0.5 - width
+    # the strips of colours are left of the matrix and above it, between these two coordinates
+    inner = -0.5 - width / 5
+    outer = -0.5 - width
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
-        low = members[0] - 0.5
-        high = members[-1] + 0.5
+        first = members[0] - 0.5
+        last = members[-1] + 0.5
         look = {"facecolor": _colour(group), "clip_on": False}
-        style.rectangles(panel, far, near, low, high, **look)
-        style.rectangles(panel, low, high, far, near, **look)
+        style.draw_rectangles(panel, x0=outer, x1=inner, y0=first, y1=last, **look)
+        style.draw_rectangles(panel, x0=first, x1=last, y0=outer, y1=inner, **look)
         if len(members) >= n / 30:
             panel.text(
                 n - 0.5 + width / 2,
@@ -287,7 +298,7 @@ def _mark_groups(panel: Axes, groups: Ints) -> None:
                 fontsize=9,
                 rotation=270,
             )
-    panel.set(xlim=(far, n - 0.5), ylim=(n - 0.5, far))
+    panel.set(xlim=(outer, n - 0.5), ylim=(n - 0.5, outer))
     panel.spines[:].set_visible(False)
 
 
@@ -295,22 +306,25 @@ def _means_in_words(groups: Ints, matrix: Floats) -> str:
     """Return a text with the means of the matrix within and across groups."""
     is_within = groups[:, None] == groups[None]
     is_finite = np.isfinite(matrix)
-    parts = (("within", matrix[is_within & is_finite]), ("across", matrix[~is_within & is_finite]))
-    means = [f"{word} {values.mean():.2g}" for word, values in parts if len(values)]
+    means = []
+    for word, is_of_kind in (("within", is_within), ("across", ~is_within)):
+        values = matrix[is_of_kind & is_finite]
+        if len(values):
+            means.append(f"{word} {values.mean():.2g}")
     return f"mean {', '.join(means)}"
 
 
 def _name_devices(panel: Axes, devices: Ints) -> None:
     """Label the rows and columns by device ID; by position if there are many devices."""
     n = len(devices)
-    if n <= _NAMED:
+    if n <= _MOST_NAMED:
         names = [str(device) for device in devices]
         panel.set_yticks(range(n), names, fontsize=7)
         panel.set_xticks(range(n), names, fontsize=7, rotation=90)
         panel.set_xlabel("device")
     else:
-        style.whole_ticks(panel.xaxis, 6)
-        style.whole_ticks(panel.yaxis, 6)
+        style.set_whole_ticks(panel.xaxis, 6)
+        style.set_whole_ticks(panel.yaxis, 6)
         panel.set_xlabel("devices, ordered by group")
 
 
@@ -339,19 +353,19 @@ def draw_embedding(run: RunFolder) -> Figure:
             f"{str(run.path)!r} has recorded neither features nor similarities of devices, so "
             "there is no embedding to draw"
         )
-    selection, remark = _choose(clusterings)
+    selection, remark = _choose_clusterings(clusterings)
     columns = min(3, len(selection))
     side = style.WIDTH_IN / max(2, columns) - 0.2
     width = max(1.15 * columns, 1.3) * side
     height = math.ceil(len(selection) / 3) * (side + 0.4) + 1.1
     figure = Figure(figsize=(width, height))
-    panels = _grid(figure, len(selection))
+    panels = _make_panels(figure, len(selection))
     previous: Clustering | None = None
     previous_points = np.empty((0, 2))
     for panel, clustering in zip(panels, selection, strict=False):
         points, share = principal_components(_coordinates(clustering))
         if previous is not None:
-            points = _turn(points, clustering, previous_points, previous)
+            points = _align(points, clustering, previous_points, previous)
         previous = clustering
         previous_points = points
         _draw_points(panel, clustering.groups, points)
@@ -359,10 +373,10 @@ def draw_embedding(run: RunFolder) -> Figure:
     handles = _embedding_legend(selection)
     source = f"{_source(selection[0])} of devices ({selection[0].measure})"
     words = f"{source}; {remark}" if remark else source
-    return style.finished(figure, [run], handles, words)
+    return style.finish(figure, [run], handles, words)
 
 
-def _turn(
+def _align(
     points: Floats, clustering: Clustering, previous_points: Floats, previous: Clustering
 ) -> Floats:
     """Rotate or mirror points [n, 2] to be as close as possible to the devices' previous points.
@@ -372,9 +386,12 @@ def _turn(
     """
     from scipy.linalg import orthogonal_procrustes
 
-    _, before, now = np.intersect1d(previous.devices, clustering.devices, return_indices=True)
-    turned: Floats = points @ orthogonal_procrustes(points[now], previous_points[before])[0]
-    return turned
+    _, in_previous, in_present = np.intersect1d(
+        previous.devices, clustering.devices, return_indices=True
+    )
+    rotation, _ = orthogonal_procrustes(points[in_present], previous_points[in_previous])
+    aligned: Floats = points @ rotation
+    return aligned
 
 
 def _embedding_legend(selection: list[Clustering]) -> list[Artist]:
@@ -392,7 +409,7 @@ def _source(clustering: Clustering) -> str:
     """Return the values from which a clustering's points are computed, such as ``distances``."""
     if clustering.features is not None:
         return "features"
-    return "similarities" if clustering.alike else "distances"
+    return "similarities" if clustering.has_similarities else "distances"
 
 
 def _coordinates(clustering: Clustering) -> Floats:
@@ -406,13 +423,14 @@ def _coordinates(clustering: Clustering) -> Floats:
     n = len(clustering.devices)
     if clustering.matrix is None:
         return np.empty((n, 0))
-    products = clustering.matrix if clustering.alike else -(clustering.matrix**2) / 2
+    # classical scaling: inner products B = -J D^2 J / 2 of distances D, with J = I - 1/n
+    products = clustering.matrix if clustering.has_similarities else -(clustering.matrix**2) / 2
     products = np.where(np.isfinite(products), products, products.T)
     # a pair without a value counts as far apart
     is_finite = np.isfinite(products)
     products = np.where(is_finite, products, products[is_finite].min(initial=0.0))
-    centre = np.eye(n) - 1 / n
-    values, vectors = np.linalg.eigh(centre @ (products + products.T) @ centre / 2)
+    centring = np.eye(n) - 1 / n
+    values, vectors = np.linalg.eigh(centring @ (products + products.T) @ centring / 2)
     points: Floats = vectors[:, ::-1] * np.sqrt(np.maximum(values[::-1], 0.0))
     return points
 
@@ -427,14 +445,15 @@ def principal_components(features: Floats) -> tuple[Floats, float]:
         Points [n, 2], and the share of the variance along the two axes (0..1). The largest entry
         of each axis is positive.
     """
-    missing = max(0, 2 - features.shape[1])
-    centred = np.pad(features - features.mean(axis=0), ((0, 0), (0, missing)))
+    # columns and rows of zeros, so that there are two axes even with one feature or one device
+    missing_columns = max(0, 2 - features.shape[1])
+    centred = np.pad(features - features.mean(axis=0), ((0, 0), (0, missing_columns)))
     padded = np.vstack([centred, np.zeros((2, centred.shape[1]))])
-    _, values, axes = np.linalg.svd(padded, full_matrices=False)
-    first = axes[:2]
-    largest = first[np.arange(2), np.abs(first).argmax(axis=1)]
-    first = first * np.sign(largest)[:, None]
-    points = centred @ first.T
+    _, values, all_axes = np.linalg.svd(padded, full_matrices=False)
+    axes = all_axes[:2]
+    largest_entries = axes[np.arange(2), np.abs(axes).argmax(axis=1)]
+    axes = axes * np.sign(largest_entries)[:, None]
+    points = centred @ axes.T
     total = float((values**2).sum())
     if not total:
         return points, 0.0
@@ -442,6 +461,7 @@ def principal_components(features: Floats) -> tuple[Floats, float]:
 
 
 def _draw_points(panel: Axes, groups: Ints, points: Floats) -> None:
+    """Draw devices as points [n, 2] in the looks of their groups, and the mean of each group."""
     size = float(np.clip(2000 / len(points), 14, 60))
     look: palette.Look = {"s": size, "edgecolor": "white", "linewidth": 0.5, "alpha": 0.85}
     panel.axhline(0, color=palette.PALE, linewidth=1.2, zorder=0)

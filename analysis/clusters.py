@@ -83,7 +83,7 @@ def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
         if kind == "task-end" and outcome == "done" and number is None:
             reported[device] = samples[device]
         elif kind == "task-end" and outcome in ("lost", "left", "battery"):
-            reported[device] = 0
+            reported[device] = 0  # the device is in no grouping until it reports again
         elif kind == "split":
             reported[device] = max(parse_json(text)["sizes"])
         elif kind == "cluster" or (kind == "tiers" and not by_latency):
@@ -146,7 +146,7 @@ def draw_clusters(run: RunFolder) -> Figure:
     if first.outliers.any() or last.outliers.any():
         label = f"outliers: in the first or last {first.word}"
         handles.append(Line2D([], [], label=label, **_OUTLIER))
-    return style.finished(figure, [run], handles)
+    return style.finish(figure, [run], handles)
 
 
 def _describe(grouping: ReportedGrouping) -> str:
@@ -169,16 +169,17 @@ def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: floa
     members = [grouping.sizes[grouping.groups == group] for group in range(len(grouping.members))]
     colours = [_PALETTE[group % len(_PALETTE)] for group in range(len(members))]
     tops, *_ = panel.hist(members, bars.tolist(), stacked=True, color=colours)
-    heights = np.atleast_2d(tops)[-1]
-    lowest = 2 * bars[0] - bars[1]
-    highest = 2 * bars[-1] - bars[-2]
-    panel.set(xlim=(lowest, highest), ylim=(0, top), ylabel="devices")
-    style.whole_ticks(panel.yaxis, 5)
-    style.whole_ticks(panel.xaxis, 9)
-    style.across([panel], grouping.edges, gid="borders", **_BORDER)
+    heights = np.atleast_2d(tops)[-1]  # of whole bars, up to the top of the last group
+    bar_width = bars[1] - bars[0]
+    limits = (bars[0] - bar_width, bars[-1] + bar_width)
+    panel.set(xlim=limits, ylim=(0, top), ylabel="devices")
+    style.set_whole_ticks(panel.yaxis, 5)
+    style.set_whole_ticks(panel.xaxis, 9)
+    style.draw_verticals([panel], grouping.edges, gid="borders", **_BORDER)
     outliers = np.unique(grouping.sizes[grouping.outliers])
-    y = heights[np.searchsorted(bars, outliers) - 1] + top * 0.03
-    style.marks_at(panel, outliers, y, gid="outliers", **_OUTLIER)
+    bars_of_outliers = np.searchsorted(bars, outliers) - 1
+    y = heights[bars_of_outliers] + top * 0.03
+    style.draw_markers(panel, outliers, y, gid="outliers", **_OUTLIER)
     _name_groups(panel, grouping)
 
 

@@ -89,7 +89,7 @@ def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = Non
     for panel, (label, phases) in zip(panels, views.items(), strict=True):
         _draw_bars(panel, bars, phases, label, has_carbon=panel is panels[-1])
     name_bars(panels[0], [bar.label for bar in bars])
-    return style.finished(figure, runs, _bar_legend(bars))
+    return style.finish(figure, runs, _bar_legend(bars))
 
 
 def _read_bars(series: Sequence[Series]) -> list[_EnergyBar]:
@@ -122,14 +122,14 @@ def _draw_bars(
     """
     most = max(float(bar.phases[[*phases]].sum(axis=1).max()) for bar in bars)
     unit = style.unit_for(most, style.JOULES)
-    for place, bar in enumerate(bars):
+    for row, bar in enumerate(bars):
         joules = bar.phases[[*phases]]
         text = show_joules(float(joules.mean().sum()))
         if phases == PHASES:
             text += _wasted_in_words(bar.summaries)
         if has_carbon:
             text += _carbon_in_words(bar.summaries)
-        draw_mean_bar(panel, place, joules / unit.size, _LOOKS, text)
+        draw_mean_bar(panel, row, joules / unit.size, _LOOKS, text)
     # factor of the axis that leaves room for text beside the bars
     room = 1.6 if phases == PHASES else 1.45
     end = max(most / unit.size, 1e-9)
@@ -196,7 +196,7 @@ def draw_batteries(run: RunFolder) -> Figure:
         Line2D([], [], color=palette.BLUE, label="level of the battery"),
         Patch(facecolor=palette.GREEN, label="works on a task"),
     ]
-    flat_times = 0
+    flat_count = 0
     for panel, device in zip(panels, devices, strict=True):
         times, joules = np.array(levels[device]).T
         times = times / unit.size
@@ -204,17 +204,17 @@ def draw_batteries(run: RunFolder) -> Figure:
         steps = history.steps[history.steps["device"] == device]
         _draw_level(panel, times, percent, steps[["start", "end"]].to_numpy(float) / unit.size)
         was_flat = np.concatenate([[False], joules[:-1] <= 0])
-        flat = times[(joules <= 0) & ~was_flat]
-        flat_times += len(flat)
-        style.marks_at(panel, flat, np.zeros(len(flat)), **_FLAT)
+        flat_times = times[(joules <= 0) & ~was_flat]
+        flat_count += len(flat_times)
+        style.draw_markers(panel, flat_times, np.zeros(len(flat_times)), **_FLAT)
         label = f"device {device}\n{show_joules(capacity[device])}"
         panel.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=10)
-    if flat_times:
+    if flat_count:
         handles.append(Line2D([], [], label="flat", **_FLAT))
     panels[-1].set_xlabel(style.time_label([run], unit.name))
     panels[-1].set_xlim(0, max(run.summary["simulated_s"], 1e-9) / unit.size)
     words = "how full batteries were (%), each on its own range"
-    return style.finished(figure, [run], handles, words)
+    return style.finish(figure, [run], handles, words)
 
 
 def _draw_level(panel: Axes, times: Floats, percent: Floats, steps: Floats) -> None:
@@ -230,9 +230,9 @@ def _draw_level(panel: Axes, times: Floats, percent: Floats, steps: Floats) -> N
     least = float(percent.min())
     most = float(percent.max())
     span = max(most - least, 0.5)
-    low = least - 0.22 * span
-    high = least - 0.1 * span
-    style.rectangles(panel, steps[:, 0], steps[:, 1], low, high, facecolor=palette.GREEN)
+    foot = least - 0.22 * span
+    top = least - 0.1 * span
+    style.draw_rectangles(panel, steps[:, 0], steps[:, 1], foot, top, facecolor=palette.GREEN)
     panel.set_ylim(least - 0.24 * span, most + 0.06 * span)
     panel.yaxis.set_major_locator(MaxNLocator(nbins=3))
 

@@ -23,12 +23,12 @@ from fedsim.records.reading import RunFolder
 
 Clock = Literal["round", "time"]
 
-_MOST = 800  # most points of a line
+_MOST_POINTS = 800  # most points of a line
 # ratio of round counts above which runs are compared by simulated time
 _MOST_APART = 3
 _AGE: palette.Look = {"color": palette.GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
 _WIDTH = 1.6  # width of a line (points)
-_GROUPS = 12  # most groups with a bar
+_MOST_GROUPS = 12  # most groups with a bar
 _FAILED = "not valid: slow, late, lost or unfinished"
 
 
@@ -61,7 +61,9 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     rounds = [int(run.summary["rounds"]) for run in runs]
     if not any(number and count.any() for number, count in zip(rounds, counts, strict=True)):
         raise style.NothingToDrawError("no round had a selection, so there is no fairness to draw")
-    clock: Clock = "round" if max(rounds) <= _MOST_APART * max(1, min(rounds)) else "time"
+    clock: Clock = "time"
+    if max(rounds) <= _MOST_APART * max(1, min(rounds)):
+        clock = "round"
 
     figure = Figure(figsize=(style.WIDTH_IN, 8.2))
     above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
@@ -79,7 +81,7 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
     if has_groups:
         _draw_groups(panels[1], by_group, [look["color"] for look in looks])
         handles.append(Patch(label=_FAILED, **palette.HATCHED))
-    return style.finished(figure, runs, handles)
+    return style.finish(figure, runs, handles)
 
 
 def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
@@ -102,27 +104,27 @@ def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
     # in rounds, a device that was never selected has waited for 1 round at the end of the round in
     # which it came, so that it counts as selected in the round before
     one_round = int(clock == "round")
-    last = np.full(population.num_rows, 0.0 - one_round)
-    present = np.nan_to_num(population.column("arrival").to_numpy().astype(float)) <= 0
-    rounds = set(style.evenly(run.summary["rounds"], _MOST).tolist())
-    ended = 0
+    last_selected = np.full(population.num_rows, 0.0 - one_round)
+    is_present = np.nan_to_num(population.column("arrival").to_numpy().astype(float)) <= 0
+    drawn_rounds = set(style.choose_evenly(run.summary["rounds"], _MOST_POINTS).tolist())
+    ended_rounds = 0
     rows = []
     for time, kind, device, number in run.events_of(kinds, columns):
-        now = ended if clock == "round" else time
+        now = ended_rounds if clock == "round" else time
         if kind == "task-start" and number is not None:
-            last[device] = now
+            last_selected[device] = now
         elif kind == "arrival":
-            present[device] = True
-            last[device] = now - one_round
+            is_present[device] = True
+            last_selected[device] = now - one_round
         elif kind == "departure":
-            present[device] = False
+            is_present[device] = False
         elif kind == "round":
-            if ended in rounds and present.any():
-                waiting = (now - last)[present]
+            if ended_rounds in drawn_rounds and is_present.any():
+                waiting = (now - last_selected)[is_present]
                 p90 = np.percentile(waiting, 90)
-                at = now + one_round  # ``ended`` does not count this round yet
+                at = now + one_round  # ``ended_rounds`` does not count this round yet
                 rows.append((at, waiting.mean(), p90, waiting.max()))
-            ended += 1
+            ended_rounds += 1
     return pd.DataFrame(rows, columns=["at", "mean", "p90", "longest"], dtype=float)
 
 
@@ -149,11 +151,13 @@ def _draw_groups(panel: Axes, by_group: Sequence[pd.DataFrame], colours: Sequenc
     all_groups: set[int] = set()
     for table in by_group:
         all_groups.update(table.index)
-    groups = sorted(all_groups)[:_GROUPS]
+    groups = sorted(all_groups)[:_MOST_GROUPS]
     width = 0.84 / len(by_group)
-    for place, (table, colour) in enumerate(zip(by_group, colours, strict=True)):
+    middle_run = (len(by_group) - 1) / 2
+    for run, (table, colour) in enumerate(zip(by_group, colours, strict=True)):
         counts = table.reindex(groups, fill_value=0)
-        x = np.arange(len(groups)) + (place - (len(by_group) - 1) / 2) * width
+        # the bars of a group's runs are side by side, around the group's index
+        x = np.arange(len(groups)) + (run - middle_run) * width
         panel.bar(x, counts["valid"], width * 0.92, color=colour)
         panel.bar(
             x,
@@ -175,6 +179,7 @@ def _draw_groups(panel: Axes, by_group: Sequence[pd.DataFrame], colours: Sequenc
 
 
 def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: Clock) -> None:
+    """Draw Jain's index in the first panel, and waiting times in the others, over the runs."""
     by_round = clock == "round"
     column = "rounds" if by_round else "simulated_s"
     end = max(float(line.runs[0].summary[column]) for line in series)
@@ -210,13 +215,13 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
 
 def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[palette.Look]) -> None:
     """Draw counts of selections over the share of devices, the most often selected first."""
-    for count, look in zip(counts, looks, strict=True):
+    for of_devices, look in zip(counts, looks, strict=True):
         # one step per distinct count, of which there are few
-        begins = np.concatenate([[0], np.flatnonzero(np.diff(count)) + 1])
-        edges = np.append(begins, len(count)) * (100 / len(count))
-        panel.stairs(count[begins], edges, baseline=None, **look)
+        begins = np.concatenate([[0], np.flatnonzero(np.diff(of_devices)) + 1])
+        edges = np.append(begins, len(of_devices)) * (100 / len(of_devices))
+        panel.stairs(of_devices[begins], edges, baseline=None, **look)
     panel.set(title="selections of each device", ylabel="selections", xlim=(0, 100))
     panel.set_xlabel("share of the devices (%), most often selected first")
     panel.set_ylim(bottom=0)
-    style.whole_ticks(panel.yaxis, 7)
+    style.set_whole_ticks(panel.yaxis, 7)
     panel.grid()

@@ -49,14 +49,14 @@ def number_rounds(panel: Axes, numbers: Ints, places: Floats, label: str, tick: 
         tick: length of the ticks (points).
     """
     start, end = panel.get_xlim()
-    least = (end - start) / 40
-    every = style.step_for(len(numbers), _MOST_NUMBERS)
-    last = -np.inf
+    least_gap = (end - start) / 40
+    every = style.thinning_step(len(numbers), _MOST_NUMBERS)
+    last_place = -np.inf
     labels: dict[float, str] = {}
     for number, place in zip(numbers, places, strict=True):
-        if number % every == 0 and place - last >= least:
+        if number % every == 0 and place - last_place >= least_gap:
             labels[place] = str(number)
-            last = place
+            last_place = place
     if labels:
         above = panel.secondary_xaxis("top")
         above.set_xticks([*labels], [*labels.values()])
@@ -83,7 +83,7 @@ def mark_rows(
     Returns:
         The legend's entries.
     """
-    first, last = panel.get_xlim()
+    start, end = panel.get_xlim()
     if size is None:
         size = float(np.clip(420 / len(rows), 2.2, 7.0))
     handles: list[Artist] = []
@@ -93,7 +93,7 @@ def mark_rows(
         for mark in marks:
             if mark.kind != kind or mark.device is None or mark.device not in rows:
                 continue
-            if first <= mark.time / unit <= last:
+            if start <= mark.time / unit <= end:
                 x.append(mark.time / unit)
                 y.append(rows[mark.device])
         handles += draw_marks(panel, x, y, kind, size)
@@ -124,11 +124,13 @@ def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) 
         look["markerfacecolor"] = "white"
     if kind == "split":
         look |= palette.SPLIT
-    width = size / 7 if shape == "o" else max(0.8, size / 4)
-    extra: palette.Look = {}
+    edge_width = max(0.8, size / 4)
+    if shape == "o":
+        edge_width = size / 7
+    effects: palette.Look = {}
     if kind in _OUTLINED:
-        outline = patheffects.withStroke(linewidth=width + 1.5, foreground="white")
-        extra["path_effects"] = [outline]
+        outline = patheffects.withStroke(linewidth=edge_width + 1.5, foreground="white")
+        effects["path_effects"] = [outline]
     panel.plot(
         x,
         y,
@@ -137,9 +139,9 @@ def draw_marks(panel: Axes, x: ArrayLike, y: ArrayLike, kind: str, size: float) 
         clip_on=kind == "late",
         rasterized=count > style.MANY_BARS,
         markersize=size * _SCALES.get(kind, 1.0),
-        markeredgewidth=width,
+        markeredgewidth=edge_width,
         **look,
-        **extra,
+        **effects,
     )
     label = _LABELS.get(kind, f"{kind} at this instant")
     legend_size = 6.5

@@ -63,7 +63,7 @@ def draw_membership(run: RunFolder) -> Figure:
             f"{str(run.path)!r} never puts a device into a group, so there is no membership to draw"
         )
     order = history.order()
-    devices = order[style.evenly(len(order), MOST_LANES)]
+    devices = order[style.choose_evenly(len(order), MOST_LANES)]
     agreement = run.table(ROUNDS).select(["time", *_AGREEMENT]).to_pandas().dropna()
     splits = history.of("cluster-split")["time"].to_numpy(float)
     unit = style.unit_for(history.end, style.TIMES)
@@ -83,7 +83,7 @@ def draw_membership(run: RunFolder) -> Figure:
     handles = _draw_rows(rows, history, devices, unit.size)
     if len(splits):
         handles.append(Line2D([], [], label="a group splits", **_SPLIT))
-        style.across(
+        style.draw_verticals(
             panels.values(), np.unique(splits) / unit.size, zorder=2, gid="splits", **_SPLIT
         )
     _name_rows(rows, history, devices, heights["rows"])
@@ -95,7 +95,7 @@ def draw_membership(run: RunFolder) -> Figure:
         rows, np.arange(1, len(ends) + 1), ends, f"{run.round_word}s that have ended", tick=3
     )
     list(panels.values())[-1].set_xlabel(style.time_label([run], unit.name))
-    return style.finished(figure, [run], handles, _describe(history, len(devices), len(order)))
+    return style.finish(figure, [run], handles, _describe(history, len(devices), len(order)))
 
 
 def _describe(history: History, count: int, total: int) -> str:
@@ -123,8 +123,8 @@ def _draw_agreement(panel: Axes, agreement: pd.DataFrame, unit: float) -> list[A
 
 def _draw_rows(panel: Axes, history: History, devices: Ints, unit: float) -> list[Artist]:
     """Draw each device's stays in groups as bars, and its marks; return the legend's entries."""
-    row = pd.Series(np.arange(len(devices), dtype=float), index=devices)
-    half = 0.42 if len(devices) <= _GAPPED_ROWS else 0.5
+    row_of_device = pd.Series(np.arange(len(devices), dtype=float), index=devices)
+    half_height = 0.42 if len(devices) <= _GAPPED_ROWS else 0.5
     all_stays = history.stays[history.stays["device"].isin(devices)]
     are_named = len(history.groups) <= _MOST_NAMED
     handles: list[Artist] = []
@@ -132,21 +132,23 @@ def _draw_rows(panel: Axes, history: History, devices: Ints, unit: float) -> lis
         stays = all_stays[all_stays["group"] == group]
         colour = membership_colour(group)
         if len(stays):
-            style.bars(
+            style.draw_bars(
                 panel,
                 stays["start"] / unit,
                 stays["end"] / unit,
-                stays["device"].map(row),
-                half,
+                stays["device"].map(row_of_device),
+                half_height,
                 gid=f"group-{group}",
                 facecolor=colour,
             )
-        is_named = len(stays) > 0 if group == NO_GROUP else are_named
+        is_named = are_named
+        if group == NO_GROUP:
+            is_named = len(stays) > 0
         if is_named:
             handles.append(Patch(label=group_name(group), facecolor=colour))
     panel.set_ylim(len(devices) - 0.5, -0.5)
     activities = Activities(history)
-    rows = dict(zip(row.index.tolist(), row.tolist(), strict=True))
+    rows = dict(zip(row_of_device.index.tolist(), row_of_device.tolist(), strict=True))
     handles += draw_pre_trainings(panel, Attempts(activities).all, rows, unit)
     return handles + mark_rows(panel, activities.marks, rows, unit)
 
@@ -164,21 +166,21 @@ def draw_pre_trainings(
     """
     starts = []
     ends = []
-    places = []
+    y = []
     for attempt in attempts:
         if not attempt.is_preparation or attempt.device not in rows:
             continue
         for step in attempt.of_kind("train"):
             starts.append(step.start / unit)
             ends.append(step.end / unit)
-            places.append(rows[attempt.device])
+            y.append(rows[attempt.device])
     if not starts:
         return []
-    least = panel.get_xlim()[1] / 600  # a bar that is thinner than a point would not be seen
-    stops = np.maximum(ends, np.array(starts) + least)
+    least_length = panel.get_xlim()[1] / 600  # a bar thinner than a point would not be seen
+    stops = np.maximum(ends, np.array(starts) + least_length)
     look: palette.Look = {"facecolor": palette.PRE_TRAINING, "gid": "pre-training", "zorder": 2.2}
     look |= {"edgecolor": "white", "linewidth": 0.6}
-    style.bars(panel, starts, stops, places, 0.2, **look)
+    style.draw_bars(panel, starts, stops, y, 0.2, **look)
     return [Patch(facecolor=palette.PRE_TRAINING, label="pre-training")]
 
 
@@ -197,7 +199,7 @@ def _name_rows(panel: Axes, history: History, devices: Ints, height: float) -> N
         panel.set_yticks(range(count), [str(device) for device in devices], fontsize=7)
         panel.tick_params(axis="y", length=0, pad=6)  # room for marks at time 0
     else:
-        style.whole_ticks(panel.yaxis, 6)
+        style.set_whole_ticks(panel.yaxis, 6)
     panel.set_ylabel("device, by last group\nand first assignment")
     sizes = history.members_at_end
     groups = history.final.reindex(devices).to_numpy()
@@ -213,9 +215,11 @@ def _name_rows(panel: Axes, history: History, devices: Ints, height: float) -> N
         linewidth=0.7,
         zorder=2,
     )
-    places = style.spread(middles, count * 0.17 / height)
-    places -= max(0.0, places.max(initial=0) - (count - 0.5))
-    for group, y in zip(blocks, places, strict=True):
+    rows_per_in = count / height
+    label_rows = style.separate_labels(middles, 0.17 * rows_per_in)
+    # all labels move up if the last one would be below the panel
+    label_rows -= max(0.0, label_rows.max(initial=0) - (count - 0.5))
+    for group, y in zip(blocks, label_rows, strict=True):
         style.write_beside(panel, y, f"{group_name(group)}: {sizes.get(group, 0):,}", 8, fontsize=9)
 
 
@@ -226,7 +230,8 @@ def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
     times = np.unique(np.concatenate([[history.end], *changes]))
     base = np.zeros(len(times))
     for group, (changed_at, members) in sizes.items():
-        top = base + members[np.searchsorted(changed_at, times, side="right") - 1]
+        last_changes = np.searchsorted(changed_at, times, side="right") - 1
+        top = base + members[last_changes]
         panel.fill_between(
             times / unit,
             base,
@@ -240,7 +245,7 @@ def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
         base = top
     panel.step(times / unit, base, where="post", color=palette.BLACK, linewidth=1.0)
     panel.set_ylim(0, max(1.0, base.max() * 1.05))
-    style.whole_ticks(panel.yaxis, 4)
+    style.set_whole_ticks(panel.yaxis, 4)
     panel.set_ylabel("devices\nin groups", fontsize=10)
 
 
@@ -259,7 +264,7 @@ class TreeCluster:
 
     Attributes:
         group: index of the cluster's group; a child may have the group of its parent.
-        born: count of rounds that had ended at the creation of the cluster.
+        created_round: count of rounds that had ended at the creation of the cluster.
         members: count of members at its creation; of a root, at its split.
         split_round: count of rounds that had ended at its split, including the round of the
             split; None if it was not split.
@@ -268,7 +273,7 @@ class TreeCluster:
     """
 
     group: int
-    born: int
+    created_round: int
     members: int
     split_round: int | None = None
     description: str = ""
@@ -293,10 +298,10 @@ def read_splits(history: History) -> list[TreeCluster]:
     for row in history.data("cluster-split"):
         group = int(row["group"])
         data = row["data"]
-        born = int(row["round"]) + 1
+        ended_rounds = int(row["round"]) + 1
         sizes = [len(members) for members in data["members"]]
         if group not in clusters:
-            clusters[group] = TreeCluster(group, 0, sum(sizes))
+            clusters[group] = TreeCluster(group, created_round=0, members=sum(sizes))
             roots.append(clusters[group])
         parent = clusters[group]
         if parent.children:
@@ -304,9 +309,9 @@ def read_splits(history: History) -> list[TreeCluster]:
                 f"{EVENTS} of {str(history.run.path)!r} is damaged: group {group} is split twice"
             )
         parent.description = _describe_split(row)
-        parent.split_round = born
+        parent.split_round = ended_rounds
         for child_group, size in zip(data["children"], sizes, strict=True):
-            child = TreeCluster(int(child_group), born, size)
+            child = TreeCluster(int(child_group), ended_rounds, size)
             parent.children.append(child)
             clusters[child.group] = child
     return roots
@@ -359,10 +364,10 @@ def draw_split_tree(run: RunFolder) -> Figure:
     if len(leaves) <= _CROWDED:
         handles = _number_splits(tree, splits, rows)
     tree.set_xlabel(f"{run.round_word}s that have ended")
-    style.whole_ticks(tree.xaxis, 12)
+    style.set_whole_ticks(tree.xaxis, 12)
     tree.set_xlim(0, rounds)
     counts = f"{counted(len(splits), 'split')}, {counted(len(leaves), 'cluster')} in the end"
-    return style.finished(figure, [run], handles, counts)
+    return style.finish(figure, [run], handles, counts)
 
 
 def _number_splits(tree: Axes, splits: list[TreeCluster], rows: dict[int, float]) -> list[Artist]:
@@ -387,19 +392,19 @@ def _draw_tree(
     panel: Axes, clusters: list[TreeCluster], leaves: list[TreeCluster], rounds: int
 ) -> dict[int, float]:
     """Draw clusters as lines, one leaf per row; return the row of each cluster by its id()."""
-    most = max(cluster.members for cluster in clusters)
-    crowded = len(leaves) > _CROWDED
+    most_members = max(cluster.members for cluster in clusters)
+    is_crowded = len(leaves) > _CROWDED
     rows = {id(leaf): float(row) for row, leaf in enumerate(leaves)}
     for cluster in reversed(clusters):  # children come before their parents
-        width = _line_width(cluster, most)
+        width = _line_width(cluster, most_members)
         end = float(cluster.split_round or rounds)
         colour = palette.group_colour(cluster.group)
         if cluster.children:
             colour = palette.GREY
-            _draw_split(panel, cluster, end, most, rows, size=6 if crowded else 13)
+            _draw_split(panel, cluster, end, most_members, rows, size=6 if is_crowded else 13)
         y = rows[id(cluster)]
         panel.plot(
-            [cluster.born, end],
+            [cluster.created_round, end],
             [y, y],
             gid=f"cluster-{cluster.group}",
             color=colour,
@@ -407,10 +412,10 @@ def _draw_tree(
             zorder=2,
             solid_capstyle="butt",
         )
-        text = f"{cluster.members:,}" if crowded else counted(cluster.members, "device")
+        text = f"{cluster.members:,}" if is_crowded else counted(cluster.members, "device")
         panel.annotate(
             text,
-            (cluster.born, y),
+            (cluster.created_round, y),
             (4, -width / 2 - 3),
             textcoords="offset points",
             va="top",
@@ -421,15 +426,15 @@ def _draw_tree(
     return rows
 
 
-def _line_width(cluster: TreeCluster, most: int) -> float:
-    return 1.5 + 12.5 * cluster.members / most
+def _line_width(cluster: TreeCluster, most_members: int) -> float:
+    return 1.5 + 12.5 * cluster.members / most_members
 
 
 def _draw_split(
     panel: Axes,
     cluster: TreeCluster,
     end: float,
-    most: int,
+    most_members: int,
     rows: dict[int, float],
     size: float,
 ) -> None:
@@ -438,7 +443,7 @@ def _draw_split(
     The cluster's row, in the middle of its children's rows, is added to ``rows``.
     """
     child_rows = [rows[id(child)] for child in cluster.children]
-    row = sum(child_rows) / 2
+    row = sum(child_rows) / 2  # CFL splits a cluster in two
     rows[id(cluster)] = row
     for child, child_row in zip(cluster.children, child_rows, strict=True):
         panel.plot(
@@ -446,7 +451,7 @@ def _draw_split(
             [row, child_row],
             color="#BBBBBB",
             zorder=1,
-            linewidth=min(_line_width(child, most), 2.5),
+            linewidth=min(_line_width(child, most_members), 2.5),
             solid_capstyle="butt",
         )
     panel.plot([end], [row], "o", color=palette.BLACK, zorder=4, gid="split", markersize=size)

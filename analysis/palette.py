@@ -24,7 +24,7 @@ VERMILLION = "#D55E00"
 PURPLE = "#CC79A7"
 GREY = "#767676"
 PALE = "#EFEFEF"
-AWAY = "#B3B3B3"
+AWAY = "#B3B3B3"  # unreachable devices
 HATCHED: Look = {
     "facecolor": PALE,
     "edgecolor": GREY,
@@ -98,6 +98,7 @@ def line_of(number: int, width: float) -> Look:
         width: width of the line (points).
     """
     turn, colour = divmod(number, len(SERIES))
+    # the shift by ``turn`` gives a colour another dash when it is used again
     dash = ("-", "--", ":", "-.")[(number + 2 * turn) % 4]
     shade = to_hex(lighten(SERIES[colour], 0.3 * min(turn, 2)))
     return {"color": shade, "linestyle": dash, "linewidth": width}
@@ -115,9 +116,9 @@ def step_colours(kinds: Iterable[str]) -> dict[str, str]:
     """
     present = set(kinds)
     colours = {kind: colour for kind, colour in STEPS.items() if kind in present}
-    for place, kind in enumerate(sorted(present - STEPS.keys())):
-        turn, number = divmod(place, len(_ADDED_STEPS))
-        colours[kind] = to_hex(lighten(_ADDED_STEPS[number], 1 - 0.6**turn))
+    for number, kind in enumerate(sorted(present - STEPS.keys())):
+        turn, colour = divmod(number, len(_ADDED_STEPS))
+        colours[kind] = to_hex(lighten(_ADDED_STEPS[colour], 1 - 0.6**turn))
     return colours
 
 
@@ -126,8 +127,8 @@ def group_colour(group: int) -> str:
 
     After ten groups, the colours repeat in paler shades.
     """
-    turn, place = divmod(group, len(GROUPS))
-    return to_hex(lighten(GROUPS[place], 1 - 0.5 ** min(turn, 2)))
+    turn, colour = divmod(group, len(GROUPS))
+    return to_hex(lighten(GROUPS[colour], 1 - 0.5 ** min(turn, 2)))
 
 
 def group_tint(group: int) -> str:

@@ -8,6 +8,7 @@ device's download, so that it differs by lane.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -117,12 +118,12 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
             continue
         assert attempt.round is not None
         opening = attempts.openings.get(attempt.round)
-        start = attempt.start
+        round_start = attempt.start
         deadline = None
         if opening is not None:
-            start = opening["time"]
+            round_start = opening["time"]
             deadline = opening["data"].get("deadline")
-        lane = _read_lane(attempt, attempt.round, start, deadline)
+        lane = _read_lane(attempt, attempt.round, round_start, deadline)
         lane.samples = lane.part_samples
         if not lane.part:
             lane.samples = int(history.population["samples"].loc[attempt.device])
@@ -159,42 +160,44 @@ class _RoundLane:
     done: float = math.nan
     samples: int = 0
 
-    def add(self, step: StepSpan, start: float) -> None:
+    def add(self, step: StepSpan, round_start: float) -> None:
         """Add a step of the task.
 
         Args:
             step: the step.
-            start: start of the round (s).
+            round_start: start of the round (s).
         """
-        since = step.start - start
-        until = step.end - start
-        is_open = step.text is None
+        start = step.start - round_start
+        end = step.end - round_start
+        has_ended = step.text is not None
         match step.kind:
             case "download":
-                self.downloads.append((since, until))
+                self.downloads.append((start, end))
             case "train":
-                ends = [end - start for end in step.data.get("epoch_ends", [])]
-                self.epoch_ends += ends
-                self.trainings.append((since, ends))
-                if not is_open:
-                    self.train_end = until
+                epoch_ends = [time - round_start for time in step.data.get("epoch_ends", [])]
+                self.epoch_ends += epoch_ends
+                self.trainings.append((start, epoch_ends))
+                if has_ended:
+                    self.train_end = end
                 if "part" in step.data:
                     self.part, _, self.part_samples = step.data["part"]
             case "upload":
-                self.sends = since
-                if not is_open and step.outcome == "done":
-                    self.answered = until
-                elif not is_open:
-                    self.cut = until
+                self.sends = start
+                if has_ended and step.outcome == "done":
+                    self.answered = end
+                elif has_ended:
+                    self.cut = end
 
 
-def _read_lane(attempt: Attempt, number: int, start: float, deadline: float | None) -> _RoundLane:
+def _read_lane(
+    attempt: Attempt, number: int, round_start: float, deadline: float | None
+) -> _RoundLane:
     """Return the row of ``read_attempts`` for one task, without its ``samples``.
 
     Args:
         attempt: the task.
         number: index of the task's round.
-        start: start of the round (s).
+        round_start: start of the round (s).
         deadline: deadline of the round (s); None if it has none.
     """
     lane = _RoundLane(
@@ -209,19 +212,20 @@ def _read_lane(attempt: Attempt, number: int, start: float, deadline: float | No
         epochs=attempt.epochs,
     )
     for step in attempt.steps:
-        lane.add(step, start)
+        lane.add(step, round_start)
     if lane.trainings:
         lane.begun, _ = lane.trainings[0]
-        lane.deadline = math.nan if deadline is None else deadline - start
+        if deadline is not None:
+            lane.deadline = deadline - round_start
     lane.done = lane.epoch_ends[-1] if lane.epoch_ends else lane.begun
     if attempt.limit is not None:
-        lane.limit = attempt.limit - start
+        lane.limit = attempt.limit - round_start
     if attempt.outcome != "stopped":
-        lane.ended = attempt.end - start
+        lane.ended = attempt.end - round_start
     return lane
 
 
-def lanes_of(attempts: pd.DataFrame) -> pd.DataFrame:
+def assign_lanes(attempts: pd.DataFrame) -> pd.DataFrame:
     """Return the tasks of a round with the column ``lane``: the row in which each is drawn.
 
     Each device has a lane, which its tasks share; devices with the most samples are first.
@@ -231,17 +235,19 @@ def lanes_of(attempts: pd.DataFrame) -> pd.DataFrame:
     return order.assign(lane=order["device"].map(devices))
 
 
-def some_lanes(lanes: pd.DataFrame, most: int) -> pd.DataFrame:
+def choose_lanes(lanes: pd.DataFrame, most: int) -> pd.DataFrame:
     """Return the tasks of at most ``most`` devices, evenly spread over the lanes.
 
     A lane is the row with the tasks of one device. The lanes are numbered anew from 0.
 
     Args:
-        lanes: tasks of a round with lanes, as ``lanes_of`` returns them.
+        lanes: tasks of a round with lanes, as ``assign_lanes`` returns them.
         most: greatest count of lanes.
     """
     count = int(lanes["lane"].max()) + 1
-    numbers = {lane: number for number, lane in enumerate(style.evenly(count, most).tolist())}
+    numbers = {
+        lane: number for number, lane in enumerate(style.choose_evenly(count, most).tolist())
+    }
     selection = lanes[lanes["lane"].isin(numbers)]
     return selection.assign(lane=selection["lane"].map(numbers)).reset_index(drop=True)
 
@@ -251,16 +257,16 @@ def draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, sizes: LaneSizes) 
 
     Args:
         panel: the panel, whose limits are set and whose figure has its size.
-        lanes: tasks with lanes, as ``lanes_of`` returns them.
+        lanes: tasks with lanes, as ``assign_lanes`` returns them.
         unit: unit of the panel's time axis (s).
         sizes: sizes of marks, lines and gaps.
     """
     for outcome, (colour, _) in OUTCOMES.items():
-        rows = lanes[(lanes["outcome"] == outcome) & ~lanes["prepares"]]
-        _draw_epochs(panel, rows, unit, colour, sizes)
-        _draw_phases(panel, lanes[lanes["outcome"] == outcome], unit, colour)
-        untrained = lanes[(lanes["outcome"] == outcome) & lanes["begun"].isna()]
-        style.marks_at(
+        with_outcome = lanes[lanes["outcome"] == outcome]
+        _draw_epochs(panel, with_outcome[~with_outcome["prepares"]], unit, colour, sizes)
+        _draw_phases(panel, with_outcome, unit, colour)
+        untrained = with_outcome[with_outcome["begun"].isna()]
+        style.draw_markers(
             panel,
             untrained["ended"].fillna(0.0).to_numpy() / unit,
             untrained["lane"],
@@ -271,6 +277,20 @@ def draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, sizes: LaneSizes) 
             **_NO_TRAINING,
         )
     _draw_pre_trainings(panel, lanes[lanes["prepares"]], unit)
+    _draw_deadlines(panel, lanes, unit, sizes)
+    parts = lanes[lanes["part"] > 0]
+    splits = lanes[lanes["splits"]]
+    style.draw_markers(
+        panel, parts["begun"] / unit, parts["lane"], markersize=sizes.mark, gid="part", **_PART
+    )
+    middle = (splits["begun"] + splits["train_end"]) / 2 / unit
+    style.draw_markers(
+        panel, middle, splits["lane"], markersize=sizes.mark, gid="splits", **_SPLITS
+    )
+
+
+def _draw_deadlines(panel: Axes, lanes: pd.DataFrame, unit: float, sizes: LaneSizes) -> None:
+    """Draw a line in each lane at the deadline of its training, and at the round's deadline."""
     outline = [patheffects.withStroke(linewidth=sizes.line + 1.2, foreground="white")]
     for column, look in _ENDS.items():
         rows = lanes[lanes[column].notna()]
@@ -284,13 +304,6 @@ def draw_round(panel: Axes, lanes: pd.DataFrame, unit: float, sizes: LaneSizes) 
                 path_effects=outline,
                 **look | {"linewidth": sizes.line},
             )
-    parts = lanes[lanes["part"] > 0]
-    splits = lanes[lanes["splits"]]
-    style.marks_at(
-        panel, parts["begun"] / unit, parts["lane"], markersize=sizes.mark, gid="part", **_PART
-    )
-    middle = (splits["begun"] + splits["train_end"]) / 2 / unit
-    style.marks_at(panel, middle, splits["lane"], markersize=sizes.mark, gid="splits", **_SPLITS)
 
 
 def _draw_epochs(
@@ -300,24 +313,25 @@ def _draw_epochs(
 
     The epochs of a training that are too short to be told apart are one bar with their count.
     """
-    width = panel.get_window_extent().width / panel.figure.dpi * 72
-    points = width / (panel.get_xlim()[1] * unit)
-    spans: list[tuple[float, float, int]] = []
+    panel_pt = panel.get_window_extent().width / panel.figure.dpi * 72
+    pt_per_s = panel_pt / (panel.get_xlim()[1] * unit)
+    bars: list[tuple[float, float, int]] = []
     for lane, trainings in zip(rows["lane"], rows["trainings"], strict=True):
-        for begun, epoch_ends in trainings:
-            ends = epoch_ends
-            if ends and (ends[-1] - begun) / len(ends) * points < _LEAST_EPOCH_PT:
-                ends = ends[-1:]
-                if (ends[-1] - begun) * points > _LEAST_COUNT_PT:
-                    _write_count(panel, lane, (begun + ends[-1]) / 2 / unit, epoch_ends, sizes)
-            start = begun
-            for end in ends:
-                spans.append((start, end, lane))
-                start = end
-    if not spans:
+        for start, epoch_ends in trainings:
+            if not epoch_ends:
+                continue
+            end = epoch_ends[-1]
+            bar_ends = epoch_ends
+            if (end - start) / len(epoch_ends) * pt_per_s < _LEAST_EPOCH_PT:
+                bar_ends = [end]
+                if (end - start) * pt_per_s > _LEAST_COUNT_PT:
+                    _write_count(panel, lane, (start + end) / 2 / unit, epoch_ends, sizes)
+            for bar_start, bar_end in pairwise([start, *bar_ends]):
+                bars.append((bar_start, bar_end, lane))
+    if not bars:
         return
-    starts, stops, lanes = np.array(spans, dtype=float).T
-    style.bars(
+    starts, stops, lanes = np.array(bars, dtype=float).T
+    style.draw_bars(
         panel,
         starts / unit,
         stops / unit,
@@ -333,6 +347,7 @@ def _draw_epochs(
 def _write_count(
     panel: Axes, lane: int, x: float, epoch_ends: Sequence[float], sizes: LaneSizes
 ) -> None:
+    """Write the count of epochs on the bar of a training whose epochs are not told apart."""
     panel.text(
         x,
         lane,
@@ -355,7 +370,7 @@ def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> N
     if downloads:
         starts, stops, lanes = np.array(downloads, dtype=float).T
         look: palette.Look = {"facecolor": palette.STEPS["download"], "gid": "download"}
-        style.bars(panel, starts / unit, stops / unit, lanes, _MESSAGE, **look)
+        style.draw_bars(panel, starts / unit, stops / unit, lanes, _MESSAGE, **look)
     rows = rows.assign(
         queued=rows["sends"].where(rows["answered"].notna()),
         unfinished=rows["train_end"].where(~rows["prepares"]),
@@ -377,10 +392,12 @@ def _draw_phases(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> N
         ("sends", "answered", _MESSAGE, upload),
         ("sends", "cut", _CUT_MESSAGE, cut),
     )
-    for start, end, half, look in phases:
+    for start, end, half_height, look in phases:
         drawn = rows[rows[end] > rows[start]]
         if len(drawn):
-            style.bars(panel, drawn[start] / unit, drawn[end] / unit, drawn["lane"], half, **look)
+            starts = drawn[start] / unit
+            ends = drawn[end] / unit
+            style.draw_bars(panel, starts, ends, drawn["lane"], half_height, **look)
 
 
 def _draw_pre_trainings(panel: Axes, rows: pd.DataFrame, unit: float) -> None:
@@ -393,7 +410,7 @@ def _draw_pre_trainings(panel: Axes, rows: pd.DataFrame, unit: float) -> None:
             look = {"gid": "pre-training", **_PRE_TRAINING}
             if outcome != "valid":
                 look["edgecolor"] = colour
-            style.bars(panel, start, end, trained["lane"], _UNFINISHED, **look)
+            style.draw_bars(panel, start, end, trained["lane"], _UNFINISHED, **look)
 
 
 def name_lanes(panel: Axes, lanes: pd.DataFrame, sizes: LaneSizes) -> None:
@@ -404,7 +421,7 @@ def name_lanes(panel: Axes, lanes: pd.DataFrame, sizes: LaneSizes) -> None:
 
     Args:
         panel: the panel.
-        lanes: tasks with lanes, as ``lanes_of`` returns them.
+        lanes: tasks with lanes, as ``assign_lanes`` returns them.
         sizes: sizes, of which ``font`` is the size of the labels.
     """
     panel.spines["left"].set_visible(False)

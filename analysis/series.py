@@ -11,10 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis.palette import BLACK, Look
-from fedsim.analysis.style import run_names, short, with_strategy
+from fedsim.analysis.style import run_names, shorten, with_strategy
 from fedsim.records.reading import RunFolder
 
-_APART = ("seed", "name")  # keys in which runs of one series may differ
+_KEYS_OF_RUNS = ("seed", "name")  # keys in which runs of one series may differ
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,15 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
     A second run of the same scenario and seed begins another series. Series are named after
     their strategies. Series that share a strategy have their first run's folder in the name.
     """
-    repetitions: Counter[tuple[str, int]] = Counter()
-    groups: dict[tuple[str, int], list[RunFolder]] = {}
+    repetitions: Counter[tuple[str, int]] = Counter()  # by scenario and seed
+    groups: dict[tuple[str, int], list[RunFolder]] = {}  # by scenario and repetition
     for run in runs:
-        keys = {key: value for key, value in run.scenario.items() if key not in _APART}
+        keys = {key: value for key, value in run.scenario.items() if key not in _KEYS_OF_RUNS}
         scenario = json.dumps(keys, sort_keys=True)
-        world = (scenario, run.summary["seed"])
-        groups.setdefault((scenario, repetitions[world]), []).append(run)
-        repetitions[world] += 1
+        scenario_and_seed = (scenario, run.summary["seed"])
+        repetition = repetitions[scenario_and_seed]
+        groups.setdefault((scenario, repetition), []).append(run)
+        repetitions[scenario_and_seed] += 1
     names = _name_series([group[0] for group in groups.values()])
     series = []
     for number, (name, group) in enumerate(zip(names, groups.values(), strict=True)):
@@ -58,11 +59,11 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
     return series
 
 
-def _name_series(firsts: Sequence[RunFolder]) -> list[str]:
+def _name_series(first_runs: Sequence[RunFolder]) -> list[str]:
     """Return the names of series, from the first run of each."""
-    strategies = [short(str(run.summary["strategy"])) for run in firsts]
+    strategies = [shorten(str(run.summary["strategy"])) for run in first_runs]
     names = []
-    for strategy, folder, run in zip(strategies, run_names(firsts), firsts, strict=True):
+    for strategy, folder, run in zip(strategies, run_names(first_runs), first_runs, strict=True):
         is_unique = strategies.count(strategy) == 1
         names.append(strategy if is_unique else with_strategy(folder, run))
     return names
@@ -86,26 +87,26 @@ def whisker_entry() -> Line2D:
 
 
 def draw_mean_bar(
-    panel: Axes, place: int, seeds: pd.DataFrame, looks: Mapping[str, Look], words: str
+    panel: Axes, row: int, seeds: pd.DataFrame, looks: Mapping[str, Look], words: str
 ) -> None:
     """Draw a stacked bar of means, a line over the range of totals, and a text.
 
     Args:
         panel: the panel.
-        place: vertical position of the bar.
+        row: vertical position of the bar.
         seeds: DataFrame of the parts (columns) of each run (row), in units of the axis.
         looks: options of each part's bar.
         words: text beside the bar.
     """
     base = 0.0
     for part, mean in seeds.mean().items():
-        panel.barh(place, mean, left=base, height=0.6, gid=str(part), **looks[str(part)])
+        panel.barh(row, mean, left=base, height=0.6, gid=str(part), **looks[str(part)])
         base += mean
     totals = seeds.sum(axis=1)
     if totals.min() < totals.max():
         panel.plot(
             [totals.min(), totals.max()],
-            [place, place],
+            [row, row],
             color=BLACK,
             linewidth=1.4,
             marker="|",
@@ -113,7 +114,7 @@ def draw_mean_bar(
         )
     panel.annotate(
         words,
-        (float(totals.max()), place),
+        (float(totals.max()), row),
         (6, 0),
         textcoords="offset points",
         va="center",
@@ -132,15 +133,15 @@ def name_bars(panel: Axes, names: Sequence[str]) -> None:
     panel.set_ylim(len(names) - 0.5, -0.5)
 
 
-def end_axis_at(panel: Axes, most: float, unit_most: int = 6) -> None:
-    """End the horizontal axis of bars at ``most``, and leave room beyond it for texts.
+def end_axis_at(panel: Axes, end: float) -> None:
+    """End the horizontal axis of bars at ``end``, and leave room beyond it for texts.
 
     Args:
         panel: the panel, whose axis begins at 0.
-        most: the end of the longest bar or whisker.
-        unit_most: greatest count of ticks.
+        end: the end of the longest bar or whisker.
     """
-    ticks = MaxNLocator(nbins=unit_most, steps=[1, 2, 5, 10]).tick_values(0, most)
-    panel.set_xticks([float(tick) for tick in ticks if 0 <= tick <= most * (1 + 1e-9)])
+    ticks = MaxNLocator(nbins=6, steps=[1, 2, 5, 10]).tick_values(0, end)
+    last = end * (1 + 1e-9)  # a tick at the end may be beyond it by rounding
+    panel.set_xticks([float(tick) for tick in ticks if 0 <= tick <= last])
     panel.xaxis.set_major_formatter("{x:,g}")
-    panel.spines["bottom"].set_bounds(0, most)
+    panel.spines["bottom"].set_bounds(0, end)

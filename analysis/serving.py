@@ -66,8 +66,8 @@ class LivePage:
 
     def __init__(self, says: str) -> None:
         self._changed = threading.Condition()
-        self._changes = 0
-        self._streams = 0
+        self._change_count = 0
+        self._stream_count = 0
         self._has_ended = False
         self._page = ""
         self._state: PageState = {"version": 0, "says": says, "over": False}
@@ -106,8 +106,8 @@ class LivePage:
             over: whether this is the last version.
         """
         version = self._state["version"] + 1
-        news: PageState = {"version": version, "says": says, "over": over, "title": title}
-        self._change(page, {**self._state, **news})
+        changes: PageState = {"version": version, "says": says, "over": over, "title": title}
+        self._change(page, {**self._state, **changes})
 
     def end(self, timeout_s: float) -> None:
         """End all calls of ``stream``, before the server stops.
@@ -118,12 +118,12 @@ class LivePage:
         with self._changed:
             self._has_ended = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._streams, timeout_s)
+            self._changed.wait_for(lambda: not self._stream_count, timeout_s)
 
     @property
     def is_followed(self) -> bool:
         """Whether a browser is connected, so that a call of ``stream`` is running."""
-        return self._streams > 0
+        return self._stream_count > 0
 
     def stream(self, send: Callable[[str], None]) -> None:
         """Send one browser the page's state at once and after each change, until ``end`` is called.
@@ -135,36 +135,43 @@ class LivePage:
             send: sends a text; raises ``OSError`` if the reader has disconnected.
         """
         with self._changed:
-            self._streams += 1
+            self._stream_count += 1
         try:
             self._stream(send)
         finally:
             with self._changed:
-                self._streams -= 1
+                self._stream_count -= 1
                 self._changed.notify_all()
 
     def _stream(self, send: Callable[[str], None]) -> None:
-        sent = -1
+        last_sent = -1  # number of the change whose state was sent last
         while True:
-            self._wait_for_news(sent)
-            changes = self._changes
+            self._wait_for_change(last_sent)
+            newest = self._change_count
             has_ended = self._has_ended
-            send(f"data: {json.dumps(self._state)}\n\n" if changes != sent else ": still there\n\n")
-            sent = changes
+            message = ": still there\n\n"
+            if newest != last_sent:
+                message = f"data: {json.dumps(self._state)}\n\n"
+            send(message)
+            last_sent = newest
             if has_ended:
                 send("event: end\ndata: {}\n\n")
                 return
 
-    def _wait_for_news(self, sent: int) -> None:
-        """Wait until the state is newer than change ``sent``, or until a heartbeat is due."""
+    def _wait_for_change(self, last_sent: int) -> None:
+        """Wait for a change after the one that was sent, for the end, or for a heartbeat's time."""
+
+        def has_news() -> bool:
+            return self._change_count != last_sent or self._has_ended
+
         with self._changed:
-            self._changed.wait_for(lambda: self._changes != sent or self._has_ended, _HEARTBEAT_S)
+            self._changed.wait_for(has_news, _HEARTBEAT_S)
 
     def _change(self, page: str, state: PageState) -> None:
         with self._changed:
             self._page = page
             self._state = state
-            self._changes += 1
+            self._change_count += 1
             self._changed.notify_all()
 
 

@@ -18,12 +18,12 @@ from fedsim.analysis.round_lanes import (
     OUTCOMES,
     SMALL,
     TIMES,
+    assign_lanes,
+    choose_lanes,
     draw_round,
     handles_of,
-    lanes_of,
     name_lanes,
     read_attempts,
-    some_lanes,
     trained_rounds,
 )
 from fedsim.common.round_words import counted
@@ -36,6 +36,9 @@ _WORST = 3  # count of worst rounds drawn by default
 _FEW_ROUNDS = _WORST + 1  # as many as the worst rounds and the median one
 _COLUMNS = 4
 _LANE_IN = 0.13  # height of a lane (inches)
+_FRAME_IN = 1.9  # height of title, axis labels and legend (inches)
+_TITLE_IN = 0.6  # height of a panel's title and ticks (inches)
+_LEAST_LANES = 4  # least count of lanes for which a panel has room
 _FEW_LANES = 16  # most lanes with large texts and marks
 
 
@@ -60,34 +63,35 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None) ->
         raise style.NothingToDrawError(
             f"the rounds of {str(run.path)!r} have no deadline that anybody could miss"
         )
-    by_round = {number: lanes_of(rows) for number, rows in attempts.groupby("round")}
-    most = min(MOST_LANES, max(int(rows["lane"].max()) + 1 for rows in by_round.values()))
-    sizes = LARGE if most <= _FEW_LANES else SMALL
+    by_round = {number: assign_lanes(tasks) for number, tasks in attempts.groupby("round")}
+    lane_counts = [int(tasks["lane"].max()) + 1 for tasks in by_round.values()]
+    most_lanes = min(MOST_LANES, max(lane_counts))
+    sizes = LARGE if most_lanes <= _FEW_LANES else SMALL
     columns = min(_COLUMNS, len(reasons))
-    lines = math.ceil(len(reasons) / columns)
-    height = 1.9 + lines * (max(most, 4) * _LANE_IN + 0.6)
+    rows = math.ceil(len(reasons) / columns)
+    height = _FRAME_IN + rows * (max(most_lanes, _LEAST_LANES) * _LANE_IN + _TITLE_IN)
     layout = ConstrainedLayoutEngine(hspace=0.04, wspace=0.04)
     figure = Figure(figsize=(style.WIDTH_IN, height), layout=layout)
-    grid = figure.subplots(lines, columns, sharex=True, squeeze=False)
+    grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
     end = np.nanmax(attempts[list(TIMES)].to_numpy(float))
     unit = style.unit_for(end, style.TIMES)
     for panel, (number, reason) in zip(grid.flat, reasons.items(), strict=False):
         of_round = by_round[number]
-        panel.set(xlim=(0, end * 1.02 / unit.size), ylim=(most - 0.5, -0.5))
-        lanes = some_lanes(of_round, MOST_LANES)
+        panel.set(xlim=(0, end * 1.02 / unit.size), ylim=(most_lanes - 0.5, -0.5))
+        lanes = choose_lanes(of_round, MOST_LANES)
         draw_round(panel, lanes, unit.size, sizes)
         name_lanes(panel, lanes, sizes)
         panel.set_title(_title(number, reason, of_round), fontsize=10)
     for panel in grid.flat[len(reasons) :]:
         panel.set_visible(False)
     figure.supylabel("device · samples it trains on", fontsize=9)
-    for panel in grid.flat[max(0, len(reasons) - columns) : len(reasons)]:
+    for panel in style.lowest_panels(grid, len(reasons)):
         panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
         panel.tick_params(axis="x", labelbottom=True)
         panel.set_xlabel(f"since the round began ({unit.name})", fontsize=9)
-    article = "the" if most < MOST_LANES else "some"
+    article = "the" if most_lanes < MOST_LANES else "some"
     words = f"{excerpt}; {article} selected devices; at the right how many epochs each finished"
-    return style.finished(figure, [run], handles_of(attempts), words)
+    return style.finish(figure, [run], handles_of(attempts), words)
 
 
 def _title(number: int, reason: str, attempts: pd.DataFrame) -> str:
@@ -122,20 +126,21 @@ def _choose_rounds(
         raise style.NothingToDrawError(
             f"{str(history.run.path)!r} has no rounds in which devices trained against a deadline"
         )
+    with_training = f"of {counted(len(trained), 'round')} with training"
     if rounds is None and len(trained) > _FEW_ROUNDS:
         reasons = worst_rounds(history, trained, _WORST)
-    else:
-        first, stop = (0, trained[-1] + 1) if rounds is None else rounds
-        inside = [number for number in trained if first <= number < stop]
-        if not inside:
-            raise style.NothingToDrawError(
-                f"nobody trained in rounds {first}:{stop}, so there are no stragglers to draw"
-            )
-        reasons = dict.fromkeys(inside[:MOST_PANELS], "")
-        if len(inside) > MOST_PANELS:
-            asked = f"the {len(inside)} with training in {first}:{stop}"
-            return reasons, f"the first {MOST_PANELS} rounds of {asked}"
-    return reasons, f"{len(reasons)} of {counted(len(trained), 'round')} with training"
+        return reasons, f"{len(reasons)} {with_training}"
+    first, stop = (0, trained[-1] + 1) if rounds is None else rounds
+    inside = [number for number in trained if first <= number < stop]
+    if not inside:
+        raise style.NothingToDrawError(
+            f"nobody trained in rounds {first}:{stop}, so there are no stragglers to draw"
+        )
+    reasons = dict.fromkeys(inside[:MOST_PANELS], "")
+    if len(inside) > MOST_PANELS:
+        of_inside = f"of the {len(inside)} with training in {first}:{stop}"
+        return reasons, f"the first {MOST_PANELS} rounds {of_inside}"
+    return reasons, f"{len(reasons)} {with_training}"
 
 
 def worst_rounds(history: History, trained: list[int], count: int) -> dict[int, str]:
@@ -157,7 +162,7 @@ def worst_rounds(history: History, trained: list[int], count: int) -> dict[int, 
     failed = ends.loc[has_failed, "round"].dropna().astype(int).value_counts()
     durations = history.rounds.set_index("round")["end"].diff()
     finished = [number for number in trained if number in durations.index]
-    ranked = sorted(
+    ranked = sorted(  # the worst round first
         finished or trained,
         key=lambda number: (-failed.get(number, 0), -durations.get(number, 0.0)),
     )

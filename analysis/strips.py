@@ -82,16 +82,16 @@ def draw_work(axes: Axes, view: View) -> None:
             base = top
             top = top + means(concurrency(steps), edges)
             _draw_area(axes, view, top, base, outcome, colour)
-    most = max(1.0, float(top.max()))
+    most_drawn = max(1.0, float(top.max()))
     present = means(concurrency(activities.presence), edges)
     history = view.history
-    is_complete = len(history.devices_with_phases) == len(history.population)
-    if is_complete and present.max() <= _FAR_MORE * most:
-        most = max(most, float(present.max()))
+    are_phases_known = len(history.devices_with_phases) == len(history.population)
+    if are_phases_known and present.max() <= _FAR_MORE * most_drawn:
+        most_drawn = max(most_drawn, float(present.max()))
         reachable = present - means(concurrency(activities.absences), edges)
         _draw_area(axes, view, present, reachable, "away", palette.AWAY)
-    axes.set(ylim=(0, most), ylabel="devices\nat work")
-    style.whole_ticks(axes.yaxis, 3)
+    axes.set(ylim=(0, most_drawn), ylabel="devices\nat work")
+    style.set_whole_ticks(axes.yaxis, 3)
 
 
 def _edges(view: View) -> Floats:
@@ -125,12 +125,13 @@ def _draw_peer_load(axes: Axes, view: View) -> None:
     """Draw the load of all messages between devices."""
     edges = _edges(view)
     rate = means(peer_load(view.history.run), edges)
-    most = float(rate.max())
-    unit = style.unit_for(most or 1.0, RATES)
+    has_load = bool(rate.max())
+    most = float(rate.max()) if has_load else 1.0
+    unit = style.unit_for(most, RATES)
     _draw_rate(axes, view, rate / unit.size, "peer", _COLOURS["up"])
-    axes.set(ylim=(0, 1.15 * (most or 1.0) / unit.size))
+    axes.set(ylim=(0, 1.15 * most / unit.size))
     axes.set_ylabel(f"messages\nof devices\n({unit.name})")
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=3) if most else FixedLocator([0]))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=3) if has_load else FixedLocator([0]))
 
 
 def _draw_link_load(axes: Axes, view: View) -> list[Artist]:
@@ -148,9 +149,9 @@ def _draw_link_load(axes: Axes, view: View) -> list[Artist]:
         if limit:
             rate = np.minimum(rate, limit)
         rates[direction] = rate
-    peaks = {direction: float(rate.max()) for direction, rate in rates.items()}
-    moves = max(peaks.values()) > 0
-    most = max(peaks.values()) if moves else 1.0
+    extents = {direction: float(rate.max()) for direction, rate in rates.items()}
+    has_load = max(extents.values()) > 0
+    most = max(extents.values()) if has_load else 1.0
     unit = style.unit_for(most, RATES)
     handles: list[Artist] = []
     for direction in _DIRECTIONS:
@@ -159,15 +160,15 @@ def _draw_link_load(axes: Axes, view: View) -> list[Artist]:
         _draw_rate(axes, view, heights, direction, _COLOURS[direction])
         limit = limits[direction]
         if limit is not None and limit <= _FAR_ABOVE * most:
-            peaks[direction] = max(peaks[direction], limit)
+            extents[direction] = max(extents[direction], limit)
             axes.axhline(sign * limit / unit.size, gid=f"capacity-{direction}", **_CAPACITY)
             handles = [Line2D([], [], label="what the server's link can carry", **_CAPACITY)]
     axes.axhline(0, color=palette.GREY, linewidth=0.8)
-    room = 0.15 * max(most, *peaks.values())
-    lowest = (-peaks["up"] - room) / unit.size
-    highest = (peaks["down"] + room) / unit.size
+    margin = 0.15 * max(most, *extents.values())
+    lowest = (-extents["up"] - margin) / unit.size
+    highest = (extents["down"] + margin) / unit.size
     axes.set(ylim=(lowest, highest), ylabel=f"server's link,\ndown, up\n({unit.name})")
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=4) if moves else FixedLocator([0]))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4) if has_load else FixedLocator([0]))
     axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
     return handles
 

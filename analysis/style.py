@@ -44,6 +44,8 @@ WIDTH_IN = 13.0
 DPI = 120
 MANY_BARS = 4000  # most bars drawn as vectors; more would make the SVG large and slow
 _LONGEST_LINE = 120  # characters that fit into a line of the title
+_CHARACTERS_PER_IN = 11  # of a legend's text
+_SWATCH_CHARACTERS = 7  # width of an entry's sign and of the gap beside it
 _FONT = "DejaVu Sans"  # ships with matplotlib, so that pictures are the same everywhere
 _RC: dict[Any, object] = {
     "font.family": _FONT,
@@ -132,7 +134,7 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[P
 
 
 @styled
-def pixels(figure: Figure, dpi: int = DPI) -> NDArray[np.uint8]:
+def render_pixels(figure: Figure, dpi: int = DPI) -> NDArray[np.uint8]:
     """Render a figure as pixels: red, green, blue and opacity, uint8 [height, width, 4].
 
     The figure is drawn once, whereas saving it to a file draws it twice.
@@ -147,7 +149,7 @@ def pixels(figure: Figure, dpi: int = DPI) -> NDArray[np.uint8]:
     return np.asarray(canvas.buffer_rgba())
 
 
-def rectangles(
+def draw_rectangles(
     panel: Axes, x0: ArrayLike, x1: ArrayLike, y0: ArrayLike, y1: ArrayLike, **look: Any
 ) -> None:
     """Draw n rectangles as one collection, without changing the panel's limits.
@@ -166,7 +168,7 @@ def rectangles(
     panel.add_collection(PolyCollection(corners, **look), autolim=False)  # type: ignore[arg-type]  # [n, 4, 2]: the fast way
 
 
-def bars(
+def draw_bars(
     panel: Axes, start: ArrayLike, end: ArrayLike, row: ArrayLike, half: float, **look: Any
 ) -> None:
     """Draw horizontal bars.
@@ -180,10 +182,10 @@ def bars(
         look: options of the collection.
     """
     middle = np.asarray(row)
-    rectangles(panel, start, end, middle - half, middle + half, **look)
+    draw_rectangles(panel, start, end, middle - half, middle + half, **look)
 
 
-def marks_at(panel: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
+def draw_markers(panel: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
     """Draw n marks, which are not cut at the panel's edge.
 
     Args:
@@ -196,7 +198,7 @@ def marks_at(panel: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
         panel.plot(x, y, clip_on=False, zorder=4, **look)
 
 
-def across(panels: Iterable[Axes], times: ArrayLike, **look: Any) -> None:
+def draw_verticals(panels: Iterable[Axes], times: ArrayLike, **look: Any) -> None:
     """Draw vertical lines over the whole height of panels.
 
     Args:
@@ -208,7 +210,7 @@ def across(panels: Iterable[Axes], times: ArrayLike, **look: Any) -> None:
         panel.vlines(times, 0, 1, transform=panel.get_xaxis_transform(), **look)
 
 
-def whole_ticks(axis: Axis, most: int) -> None:
+def set_whole_ticks(axis: Axis, most: int) -> None:
     """Set at most ``most`` ticks on an axis, at whole numbers.
 
     Args:
@@ -218,7 +220,7 @@ def whole_ticks(axis: Axis, most: int) -> None:
     axis.set_major_locator(MaxNLocator(nbins=most, integer=True))
 
 
-def evenly(count: int, most: int) -> NDArray[np.int64]:
+def choose_evenly(count: int, most: int) -> NDArray[np.int64]:
     """Choose at most ``most`` of ``count`` indices, evenly spread, with the first and the last.
 
     Args:
@@ -269,7 +271,7 @@ def write_beside(panel: Axes, y: float, text: str, apart: float, **look: Any) ->
     )
 
 
-def spread(values: Sequence[float] | Floats, apart: float) -> Floats:
+def separate_labels(values: Sequence[float] | Floats, apart: float) -> Floats:
     """Move the positions of labels up until neighbours do not overlap.
 
     Args:
@@ -279,15 +281,15 @@ def spread(values: Sequence[float] | Floats, apart: float) -> Floats:
     Returns:
         The new positions, float64 [n].
     """
-    placed = np.array(values, dtype=float)
-    below = -np.inf
-    for place in np.argsort(placed, kind="stable"):
-        below = max(placed[place], below + apart)
-        placed[place] = below
-    return placed
+    positions = np.array(values, dtype=float)
+    previous = -np.inf
+    for index in np.argsort(positions, kind="stable"):
+        previous = max(positions[index], previous + apart)
+        positions[index] = previous
+    return positions
 
 
-def short(name: str, most: int = 40) -> str:
+def shorten(name: str, most: int = 40) -> str:
     """Shorten a name for drawing: one line of at most ``most`` characters that the font has.
 
     The middle of a longer name is left out.
@@ -297,11 +299,13 @@ def short(name: str, most: int = 40) -> str:
         most: greatest count of characters.
     """
     font = get_font(findfont(FontProperties(family=_FONT)))
-    drawn = "".join(c if font.get_char_index(ord(c)) else "□" for c in clean(name, most))
-    if not drawn:
+    text = ""
+    for character in clean(name, most):
+        text += character if font.get_char_index(ord(character)) else "□"
+    if not text:
         return _UNNAMED
     # matplotlib leaves labels with a leading underscore out of legends
-    return f" {drawn}" if drawn.startswith("_") else drawn
+    return f" {text}" if text.startswith("_") else text
 
 
 def as_file_name(name: str) -> str:
@@ -311,7 +315,7 @@ def as_file_name(name: str) -> str:
 
 def run_names(runs: Iterable[RunFolder]) -> list[str]:
     """Return a distinct name per run: its folder's name, with parent folders if names are equal."""
-    return [short(name) for name in names_apart([run.path for run in runs])]
+    return [shorten(name) for name in names_apart([run.path for run in runs])]
 
 
 def with_strategy(name: str, run: RunFolder) -> str:
@@ -321,14 +325,14 @@ def with_strategy(name: str, run: RunFolder) -> str:
         name: the name.
         run: the run's folder.
     """
-    label = short(name)
-    strategy = short(str(run.summary["strategy"]), 20)
+    label = shorten(name)
+    strategy = shorten(str(run.summary["strategy"]), 20)
     if strategy.lower() in label.lower():
         return label
     return f"{label}: {strategy}"
 
 
-def step_for(count: int, most: int) -> int:
+def thinning_step(count: int, most: int) -> int:
     """Return the least n of 1, 2, 5, 10, 20, 50 ... for which ``count / n`` is at most ``most``.
 
     Pictures draw or label only every n-th entry.
@@ -337,9 +341,9 @@ def step_for(count: int, most: int) -> int:
         count: count of entries.
         most: greatest count of entries to draw or label.
     """
-    least = max(count / most, 1.0)
-    power = 10 ** math.floor(math.log10(least))
-    return next(int(step * power) for step in (1, 2, 5, 10) if step * power >= least)
+    exact_step = max(count / most, 1.0)
+    power = 10 ** math.floor(math.log10(exact_step))
+    return next(int(digit * power) for digit in (1, 2, 5, 10) if digit * power >= exact_step)
 
 
 def headline(runs: Sequence[RunFolder]) -> str:
@@ -347,11 +351,11 @@ def headline(runs: Sequence[RunFolder]) -> str:
 
     These are strategy and seed of a single run, or the count of several runs.
     """
-    name, *further = dict.fromkeys(short(str(run.summary["name"]), 70) for run in runs)
+    name, *further = dict.fromkeys(shorten(str(run.summary["name"]), 70) for run in runs)
     is_unnamed = name == _UNNAMED and not further
     if len(runs) == 1:
         summary = runs[0].summary
-        text = f"{short(str(summary['strategy']), 30)}, seed {summary['seed']}"
+        text = f"{shorten(str(summary['strategy']), 30)}, seed {summary['seed']}"
         return text if is_unnamed else f"{name}   ({text})"
     if is_unnamed:
         return f"{len(runs)} runs"
@@ -360,7 +364,7 @@ def headline(runs: Sequence[RunFolder]) -> str:
     return f"{name}   ({len(runs)} runs)"
 
 
-def finished(
+def finish(
     figure: Figure, runs: Sequence[RunFolder], handles: Sequence[Artist], words: str = ""
 ) -> Figure:
     """Add title and legend to a figure.
@@ -377,17 +381,30 @@ def finished(
     title = "\n".join([headline(runs), *textwrap.wrap(words, _LONGEST_LINE)])
     figure.suptitle(title, fontsize=12)
     if handles:
-        columns = _legend_columns(handles, room=figure.get_figwidth() * 11)
+        characters = figure.get_figwidth() * _CHARACTERS_PER_IN
+        columns = _legend_columns(handles, characters)
         figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     return figure
 
 
-def _legend_columns(handles: Sequence[Artist], room: float) -> int:
-    """Return the greatest count of legend columns that fit into ``room`` (characters)."""
-    lengths = [len(str(handle.get_label())) + 7 for handle in handles]
+def _legend_columns(handles: Sequence[Artist], most_characters: float) -> int:
+    """Return the greatest count of legend columns that fit into a line of characters."""
+    lengths = [len(str(handle.get_label())) + _SWATCH_CHARACTERS for handle in handles]
     for columns in range(len(handles), 1, -1):
         # matplotlib fills columns one by one; the first columns may have one entry more
-        width = sum(map(max, np.array_split(lengths, columns)))
-        if width <= room:
+        widths = [max(column) for column in np.array_split(lengths, columns)]
+        if sum(widths) <= most_characters:
             return columns
     return 1
+
+
+def lowest_panels(grid: NDArray[Any], shown: int) -> list[Axes]:
+    """Return the lowest panel of each column, of the first ``shown`` panels of a grid.
+
+    Args:
+        grid: panels, which are filled row by row, [rows, columns].
+        shown: count of panels that are not hidden.
+    """
+    columns = grid.shape[1]
+    first = max(0, shown - columns)
+    return list(grid.flat[first:shown])

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from fedsim.analysis import palette, style
 from fedsim.analysis.marks import draw_marks, mark_rows, number_rounds
 from fedsim.analysis.strips import draw_load, draw_work
-from fedsim.analysis.style import evenly
+from fedsim.analysis.style import choose_evenly
 from fedsim.analysis.view import MOST_LANES, ORDERS, Interval, View, span_of_rounds
 from fedsim.common.arrays import Floats, Ints
 from fedsim.common.round_words import counted
@@ -108,7 +108,7 @@ def draw_timeline(
     handles += _draw_lines((lanes, work, load), view)
     load.set_xlabel(style.time_label([run], view.unit.name))
     _number_rounds(lanes, view)
-    return style.finished(figure, [run], handles, _describe(view))
+    return style.finish(figure, [run], handles, _describe(view))
 
 
 def _number_rounds(lanes: Axes, view: View) -> None:
@@ -131,9 +131,11 @@ def _describe(view: View) -> str:
     if len(view.devices) < view.at_work:
         text += f"{len(view.devices):,} of "
     population = len(view.history.population)
-    if view.at_work == population:
-        return text + ("the only device" if population == 1 else f"all {population:,} devices")
-    return text + f"{counted(view.at_work, 'device')} that worked, out of {population:,}"
+    if view.at_work < population:
+        return f"{text}{counted(view.at_work, 'device')} that worked, out of {population:,}"
+    if population == 1:
+        return f"{text}the only device"
+    return f"{text}all {population:,} devices"
 
 
 def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
@@ -158,13 +160,14 @@ def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
 
 
 def _draw_useful_steps(axes: Axes, view: View, colours: Mapping[str, str]) -> list[Artist]:
+    """Draw the steps of done tasks; return legend entries for all kinds of steps that occur."""
     handles: list[Artist] = []
     for kind, colour in colours.items():
         steps = [step for step in view.steps if step.kind == kind]
         if steps:
             useful = [step for step in steps if step.task_outcome == "done"]
             _draw_steps(axes, view, useful, gid=kind, facecolor=colour)
-            handles.append(Patch(facecolor=colour, label=style.short(kind)))
+            handles.append(Patch(facecolor=colour, label=style.shorten(kind)))
     handles.append(Patch(facecolor=palette.OUTCOMES["done"], label="devices at work"))
     return handles
 
@@ -183,13 +186,14 @@ def _draw_messages(axes: Axes, view: View) -> list[Artist]:
         messages = [message for message in view.messages if message.is_sent == is_sent]
         if not messages:
             continue
-        start, end, lanes = _places(view, messages, least=2 * view.span / _PIXELS)
+        two_pixels_s = 2 * view.span / _PIXELS
+        start, end, lanes = _bar_positions(view, messages, least=two_pixels_s)
         colour = palette.STEPS[kind]
         look: palette.Look = {"facecolor": colour, "gid": label.replace(" ", "-")}
         if len(view.devices) <= _MANY_LANES:
-            style.rectangles(axes, start, end, lanes + top, lanes + foot, zorder=1.5, **look)
+            style.draw_rectangles(axes, start, end, lanes + top, lanes + foot, zorder=1.5, **look)
         else:
-            style.bars(axes, start, end, lanes, view.half_lane, zorder=0.9, **look)
+            style.draw_bars(axes, start, end, lanes, view.half_lane, zorder=0.9, **look)
         handles.append(Patch(facecolor=colour, label=label))
     return handles
 
@@ -235,8 +239,9 @@ def _mark_task_ends(axes: Axes, view: View, has_room: bool) -> list[Artist]:
 
     Without ``has_room``, late tasks have no mark.
     """
-    most = min(320 / len(view.devices), 1200 / max(1, len(view.rounds)))
-    size = float(np.clip(most, 3.0, 8.0))
+    # marks (points) get smaller the less room a lane and a round have
+    room = min(320 / len(view.devices), 1200 / max(1, len(view.rounds)))
+    size = float(np.clip(room, 3.0, 8.0))
     handles: list[Artist] = []
     for outcome in _MARKED_OUTCOMES:
         if outcome == "late" and not has_room:
@@ -300,11 +305,13 @@ def _draw_bars(
     axes: Axes, view: View, spans: Sequence[TimeSpan], *, least: float = 0.0, **look: Any
 ) -> None:
     """Draw spans of time as bars in the lanes of their devices, at least ``least`` (s) long."""
-    starts, ends, lanes = _places(view, spans, least)
-    style.bars(axes, starts, ends, lanes, view.half_lane, **look)
+    starts, ends, lanes = _bar_positions(view, spans, least)
+    style.draw_bars(axes, starts, ends, lanes, view.half_lane, **look)
 
 
-def _places(view: View, spans: Sequence[TimeSpan], least: float) -> tuple[Floats, Floats, Ints]:
+def _bar_positions(
+    view: View, spans: Sequence[TimeSpan], least: float
+) -> tuple[Floats, Floats, Ints]:
     """Return starts and ends of bars, in units of the time axis, and their lanes; [n] each.
 
     Args:
@@ -323,19 +330,21 @@ def _places(view: View, spans: Sequence[TimeSpan], least: float) -> tuple[Floats
 def _name_lanes(axes: Axes, view: View) -> None:
     """Label lanes with device and speed: all lanes if there are few, otherwise some."""
     count = len(view.devices)
-    few = count <= _MANY_LANES
     speeds = view.history.population["speed"]
     host = view.history.run.scenario["population"].get("host")
-    lanes = np.arange(count) if few else evenly(count, 21)
+    lanes = np.arange(count)
+    font_size = 9 if count <= 45 else 8
+    tick_length = 0
+    if count > _MANY_LANES:
+        lanes = choose_evenly(count, 21)
+        font_size = 10
+        tick_length = 3
     names = []
     for device in view.devices[lanes]:
-        place = "" if host is None else f" at host {device % host['number']}"
-        names.append(f"{device}{place}  ({speeds[device]:.3g}/s)")
-    size = 10
-    if few:
-        size = 9 if count <= 45 else 8
-    axes.set_yticks(lanes, names, fontsize=size)
-    axes.tick_params(axis="y", length=0 if few else 3)
+        host_name = "" if host is None else f" at host {device % host['number']}"
+        names.append(f"{device}{host_name}  ({speeds[device]:.3g}/s)")
+    axes.set_yticks(lanes, names, fontsize=font_size)
+    axes.tick_params(axis="y", length=tick_length)
     axes.set_ylabel(f"device, speed (samples/s),\n{ORDERS[view.order]}")
 
 
@@ -379,16 +388,17 @@ def _draw_path(axes: Axes, view: View) -> list[Artist]:
         if step.device is None or step.device not in view.lanes:
             continue
         if view.start < step.end and step.start < view.end:
+            # the third point, at the step's end, is where the line may have a gap
             times.append([step.start, step.end, step.end])
             lanes.append([view.lanes[step.device]] * 3)
     if not times:
         return []
     x = np.array(times) / view.unit.size
     y = np.array(lanes, dtype=float)
-    goes_on = np.append(x[1:, 0] == x[:-1, 1], False)
+    next_starts_at_end = np.append(x[1:, 0] == x[:-1, 1], False)
     if len(view.rounds) > _MOST_LINES:
-        goes_on[:] = False
-    y[~goes_on, 2] = np.nan  # gap in the line
+        next_starts_at_end[:] = False
+    y[~next_starts_at_end, 2] = np.nan  # gap in the line
     outline = [patheffects.withStroke(linewidth=3, foreground="w")]
     label = f"critical path: what each {view.history.run.round_word} waited for"
     axes.plot(
@@ -410,7 +420,7 @@ def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
     If there are many, only some are drawn. A deadline after the end of its round has no line, as
     it would be in the next round.
     """
-    every = style.step_for(len(view.rounds), _MOST_LINES)
+    every = style.thinning_step(len(view.rounds), _MOST_LINES)
     ends = []
     deadlines = []
     for entry in view.rounds:
@@ -430,11 +440,11 @@ def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
     for gid, times, look, label in lines:
         if times:
             x = np.array(times) / view.unit.size
-            style.across(panels, x, zorder=2, alpha=opacity, gid=gid, **look)
+            style.draw_verticals(panels, x, zorder=2, alpha=opacity, gid=gid, **look)
             handles.append(Line2D([], [], label=label + suffix, alpha=opacity, **look))
     if view.act_times:
         acts = np.unique(np.array(view.act_times) / view.unit.size)
-        some = acts[:: style.step_for(len(acts), _MOST_LINES)]
-        style.across(panels, some, zorder=2, gid="process", **_ACT)
+        drawn_acts = acts[:: style.thinning_step(len(acts), _MOST_LINES)]
+        style.draw_verticals(panels, drawn_acts, zorder=2, gid="process", **_ACT)
         handles.append(Line2D([], [], label="a process of the world acts", **_ACT))
     return handles

@@ -74,7 +74,7 @@ def draw_traffic(run: RunFolder) -> Figure:
         raise style.NothingToDrawError(
             f"{str(run.path)!r} moved no bytes, so there is no traffic to draw"
         )
-    colours = _colours(parts)
+    colours = _choose_colours(parts)
     figure = Figure(figsize=(style.WIDTH_IN, max(5.6, len(colours) * _BAR_IN + _FRAME_IN)))
     over_time, totals = figure.subplots(1, 2, width_ratios=(3, 2))
     handles: list[Artist] = [
@@ -86,7 +86,7 @@ def draw_traffic(run: RunFolder) -> Figure:
         )
     _plot_over_time(over_time, parts, colours, run)
     _plot_totals(totals, parts, colours)
-    return style.finished(figure, [run], handles)
+    return style.finish(figure, [run], handles)
 
 
 def read_parts(run: RunFolder) -> pd.DataFrame:
@@ -110,7 +110,7 @@ def read_parts(run: RunFolder) -> pd.DataFrame:
         is_of_device,
         rows["payloads"],
     )
-    parse = cache(parse_json)
+    parse = cache(parse_json)  # many messages have equal payloads
     parts = []
     for end, direction, delivered, task, of_device, text in zip(*columns, strict=True):
         wasted = of_device and task not in useful_tasks
@@ -127,29 +127,29 @@ def _useful_tasks(run: RunFolder) -> set[int]:
     lost on the way to the server. In an unfinished run, open tasks count as useful too.
     """
     history = History(run)
-    trained = history.steps.query("step == 'train' and data.notna()")
-    idle = set()
-    for task, data in zip(trained["task"], trained["data"], strict=True):
+    trainings = history.steps.query("step == 'train' and data.notna()")
+    without_epoch = set()
+    for task, data in zip(trainings["task"], trainings["data"], strict=True):
         if not parse_data(data)["epochs"]:
-            idle.add(task)
-    lost: set[int] = set()
+            without_epoch.add(task)
+    with_lost_update: set[int] = set()
     for row in history.data("updates-lost"):
-        lost.update(row["data"]["tasks"])
+        with_lost_update.update(row["data"]["tasks"])
     useful = set(history.tasks.query("outcome == 'done'")["task"])
     if not run.is_done:
         useful.update(history.steps.query("outcome == 'stopped'")["task"])
-    return useful - idle - lost
+    return useful - without_epoch - with_lost_update
 
 
-def _colours(parts: pd.DataFrame) -> dict[_Kind, str]:
+def _choose_colours(parts: pd.DataFrame) -> dict[_Kind, str]:
     """Return the colour of each kind of traffic, (direction, purpose), in order of bytes."""
     sums = parts.groupby(["direction", "purpose"])["bytes"].sum()
     sums = sums.sort_values(ascending=False, kind="stable")
     colours = {}
     for direction, hues in _HUES.items():
         purposes = [str(purpose) for sent, purpose in sums.index if sent == direction]
-        for place, purpose in enumerate(purposes):
-            colours[direction, purpose] = hues[place] if place < len(hues) else palette.GREY
+        for rank, purpose in enumerate(purposes):
+            colours[direction, purpose] = hues[rank] if rank < len(hues) else palette.GREY
     return colours
 
 
@@ -157,7 +157,7 @@ def _label(kind: _Kind) -> str:
     direction, purpose = kind
     if kind == ("peer", PROCESS):
         return "messages of processes"
-    return f"{_DIRECTIONS[direction]}: {style.short(purpose, 24)}"
+    return f"{_DIRECTIONS[direction]}: {style.shorten(purpose, 24)}"
 
 
 def _plot_over_time(
@@ -187,24 +187,25 @@ def _plot_over_time(
         ylabel=f"moved so far ({size.name})",
         title="over time",
     )
-    width = end / time.size
-    if not width:  # transfers may take no time
-        width = 1.0
-    panel.set(xlim=(0, width), ylim=(0, None))
+    axis_end = end / time.size
+    if not axis_end:  # transfers may take no time
+        axis_end = 1.0
+    panel.set(xlim=(0, axis_end), ylim=(0, None))
     panel.grid()
 
 
 def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> None:
+    """Draw a bar with the total bytes of each kind, useful and wasted."""
     sums = parts.pivot_table("bytes", ["direction", "purpose"], "wasted", "sum", fill_value=0.0)
     sums = sums.reindex(columns=[False, True], fill_value=0.0)
     unit = style.unit_for(float(sums.sum(axis=1).max()), style.BYTES)
-    for place, (kind, colour) in enumerate(colours.items()):
+    for row, (kind, colour) in enumerate(colours.items()):
         useful, wasted = sums.loc[[kind]].to_numpy(float)[0]
-        panel.barh(place, useful / unit.size, color=colour, height=0.6)
+        panel.barh(row, useful / unit.size, color=colour, height=0.6)
         if wasted:
-            panel.barh(place, wasted / unit.size, left=useful / unit.size, height=0.6, **_WASTED)
+            panel.barh(row, wasted / unit.size, left=useful / unit.size, height=0.6, **_WASTED)
         text = f"{_label(kind)}   {_amount(useful + wasted, wasted)}"
-        panel.text(0, place - 0.36, text, va="bottom")
+        panel.text(0, row - 0.36, text, va="bottom")
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)
     panel.set_ylim(len(colours) - 0.5, -0.75)
@@ -275,24 +276,24 @@ def draw_purposes_compared(
     for panel, (title, purposes) in zip(panels, views.items(), strict=True):
         if len(views) > 1:
             panel.set_title(title, fontsize=11)
-        for place, seeds in enumerate(tables):
+        for row, seeds in enumerate(tables):
             sizes = seeds.reindex(columns=purposes, fill_value=0.0)
             text = show_bytes(float(sizes.mean().sum()))
-            draw_mean_bar(panel, place, sizes / unit.size, looks, text)
+            draw_mean_bar(panel, row, sizes / unit.size, looks, text)
         panel.set_xlabel(f"moved in total, down and up ({unit.name})")
         panel.set_xlim(0, most / unit.size * 1.22)  # room for text beside the bars
         end_axis_at(panel, most / unit.size)
     name_bars(panels[0], [line.label for line in series])
     handles: list[Artist] = []
     for purpose, colour in colours.items():
-        label = style.short(purpose, 24)
-        share = max(float(seeds[purpose].max()) for seeds in tables if purpose in seeds) / most
-        if share < _LEAST_SEEN:
+        label = style.shorten(purpose, 24)
+        largest = max(float(seeds[purpose].max()) for seeds in tables if purpose in seeds)
+        if largest / most < _LEAST_SEEN:
             label += " (too little to be seen)"
         handles.append(Patch(facecolor=colour, label=label))
     if any(len(seeds) > 1 for seeds in tables):
         handles.append(whisker_entry())
-    return style.finished(figure, runs, handles)
+    return style.finish(figure, runs, handles)
 
 
 def _differ(tables: Sequence[pd.DataFrame], in_paper: list[str]) -> bool:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedsim.analysis import style
-from fedsim.analysis.style import NothingToDrawError, PictureError, evenly
+from fedsim.analysis.style import NothingToDrawError, PictureError, choose_evenly
 from fedsim.common.arrays import Ints
 from fedsim.common.errors import nearest
 from fedsim.lab.reading.activities import Activities, Mark, MessageEnd, RoundPeriod, TimeSpan
@@ -132,6 +132,7 @@ class View:
 
 
 def _check_options(start: float, end: float, most: int, order: str) -> None:
+    """Raise an error, as described in ``View``, if an option is not allowed."""
     if order not in ORDERS:
         raise PictureError(
             f"the order is {order!r}; allowed are {', '.join(ORDERS)}{nearest(order, ORDERS)}"
@@ -159,12 +160,12 @@ def _choose_devices(at_work: Ints, with_phases: Ints, most: int) -> Ints:
         most: greatest count of lanes.
     """
     candidates = at_work[np.isin(at_work, with_phases)] if len(with_phases) else at_work
-    return candidates[evenly(len(candidates), most)]
+    return candidates[choose_evenly(len(candidates), most)]
 
 
 def _order_devices(spans: Sequence[TimeSpan], history: History, order: str) -> Ints:
     """Return the devices of ``spans`` in the given order, from the top lane down, int64 [n]."""
-    first_starts: dict[int, float] = {}
+    first_starts: dict[int, float] = {}  # by device (s)
     for span in spans:
         first_starts[span.device] = min(span.start, first_starts.get(span.device, np.inf))
     devices = np.array(sorted(first_starts), dtype=np.int64)

@@ -22,7 +22,7 @@ from fedsim.records.folder import SCENARIO, SUMMARY
 from fedsim.records.live import LIVE
 
 _LOOK_S = 0.5  # time between two checks of the folders (s)
-_SHARE = 4  # pause after a report is built, as a multiple of the time that building it took
+_PAUSE_FACTOR = 4  # pause after a report is built, as a multiple of the time that building it took
 # time (s) after which the page says that a folder cannot be read; for a shorter time, this can be
 # because a run replaces its files
 _DAMAGED_S = 5.0
@@ -42,8 +42,8 @@ class Growing(LivePage):
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)
         self._last_stamps: list[tuple[str, int]] = []
-        self._next_look = 0.0
-        self._unreadable_since: float | None = None
+        self._next_look_s = 0.0
+        self._unreadable_since_s: float | None = None
         super().__init__(self._wait_in_words())
 
     def look(self, *, at_once: bool = False) -> bool:
@@ -58,20 +58,22 @@ class Growing(LivePage):
             lines += progress_lines(path)
         self.tell_runs(lines[:_MOST_LINES])
         have_ended = all((path / SUMMARY).is_file() for path in self._paths)
-        if time.monotonic() < self._next_look and not at_once and not have_ended:
+        is_in_pause = time.monotonic() < self._next_look_s
+        if is_in_pause and not at_once and not have_ended:
             return False
         stamps = self._stamps()
         if stamps == self._last_stamps:
             return False
-        begun = time.monotonic()
+        start_s = time.monotonic()
         try:
             is_built = self._rebuild()
         except (FedsimError, OSError) as error:
-            self._say_unreadable(error, begun)
+            self._say_unreadable(error, start_s)
             return False
-        self._unreadable_since = None
+        self._unreadable_since_s = None
         self._last_stamps = stamps
-        self._next_look = time.monotonic() + _SHARE * (time.monotonic() - begun)
+        end_s = time.monotonic()
+        self._next_look_s = end_s + _PAUSE_FACTOR * (end_s - start_s)
         return is_built
 
     def _rebuild(self) -> bool:
@@ -88,11 +90,11 @@ class Growing(LivePage):
         self.show(live.page, live.title, live.says, over=live.is_over)
         return True
 
-    def _say_unreadable(self, error: Exception, now: float) -> None:
+    def _say_unreadable(self, error: Exception, now_s: float) -> None:
         """Show that a folder cannot be read, unless this can be because a run replaces its files."""
-        if self._unreadable_since is None:
-            self._unreadable_since = now
-        if now - self._unreadable_since >= _DAMAGED_S:
+        if self._unreadable_since_s is None:
+            self._unreadable_since_s = now_s
+        if now_s - self._unreadable_since_s >= _DAMAGED_S:
             self.say(clean(str(error), 400))
 
     def _wait_in_words(self) -> str:
@@ -205,7 +207,7 @@ def main() -> None:
     over = threading.Event()
     addresses: list[str] = []
 
-    def wait() -> None:
+    def wait_for_end_of_input() -> None:
         for line in sys.stdin.buffer:
             if line == _OVER and addresses:
                 say(f"the page stays at {addresses[0]} (Ctrl-C ends it)", err=True)
@@ -214,7 +216,7 @@ def main() -> None:
     def announce(address: str) -> None:
         addresses.append(address)
         say(f"watch the run at {address}", err=True)
-        threading.Thread(target=wait, daemon=True).start()
+        threading.Thread(target=wait_for_end_of_input, daemon=True).start()
 
     try:
         watch([Path(path)], announce, over, int(port))

@@ -145,7 +145,7 @@ class Communication:
 def measure_communication(
     series: Sequence[Series],
     targets: Sequence[Target] = USUAL_TARGETS,
-    otherwise: Sequence[Target] = (),
+    fallback_targets: Sequence[Target] = (),
 ) -> Communication:
     """Return the bytes that each run of each line moved until it reached a target.
 
@@ -153,31 +153,31 @@ def measure_communication(
         series: the lines of the figure, each with the runs of a variant or scenario.
         targets: possible targets, the hardest first. The first that all runs reach is used, or else
             the first that any run reaches.
-        otherwise: targets among which one is chosen in the same way if no run reaches any of
+        fallback_targets: targets among which one is chosen in the same way if no run reaches any of
             ``targets``.
 
     Raises:
         NothingToDrawError: no round was evaluated, or no run moved bytes or reached the target.
     """
-    everything: list[RunFolder] = []
+    all_runs: list[RunFolder] = []
     for entry in series:
-        everything += entry.runs
-    if not any(total_of_round(row) for run in everything for row in run.rounds):
+        all_runs += entry.runs
+    if not any(total_of_round(row) for run in all_runs for row in run.rounds):
         raise style.NothingToDrawError("no round of these runs moved bytes")
     curves_of(series, targets[0].metric)  # raises if no round was evaluated
-    target = _choose_target(everything, targets) or _choose_target(everything, otherwise)
+    target = _choose_target(all_runs, targets) or _choose_target(all_runs, fallback_targets)
     if target is None:
-        words = ", ".join(f"{target:g}" for target in (*targets, *otherwise))
+        words = ", ".join(f"{target:g}" for target in (*targets, *fallback_targets))
         raise style.NothingToDrawError(
             f"no run reached a target out of {words}; --target gives another target"
         )
     curves = curves_of(series, target.metric)
     lines = []
-    for entry, seeds in zip(series, curves, strict=True):
+    for entry, line_curves in zip(series, curves, strict=True):
         runs = tuple(_bytes_of(run, target) for run in entry.runs)
         points: list[tuple[float, float, float, float]] = []
-        if seeds:
-            table = band(seeds, "bytes")[["at", "mean", "low", "high"]]
+        if line_curves:
+            table = band(line_curves, "bytes")[["at", "mean", "low", "high"]]
             points = [*table.itertuples(index=False, name=None)]
         lines.append(CommunicationLine(entry.name, entry.number, runs, tuple(points)))
     return Communication(target, tuple(lines))
@@ -188,22 +188,23 @@ def _choose_target(runs: Sequence[RunFolder], targets: Sequence[Target]) -> Targ
 
     None if no run reaches any of the targets.
     """
-    partly = None
+    reached_by_some = None
     for target in targets:
         reached = [until(run.rounds, target, run.summary)["rounds"] is not None for run in runs]
         if all(reached):
             return target
-        if any(reached) and partly is None:
-            partly = target
-    return partly
+        if any(reached) and reached_by_some is None:
+            reached_by_some = target
+    return reached_by_some
 
 
 def _bytes_of(run: RunFolder, target: Target) -> BytesToTarget:
+    """Return the bytes that a run moved until the end of the round that reached the target."""
     seed = int(run.summary["seed"])
-    reached = until(run.rounds, target, run.summary)["rounds"]
-    if reached is None:
+    rounds = until(run.rounds, target, run.summary)["rounds"]
+    if rounds is None:
         return BytesToTarget(seed, parts=None, round=None)
-    number = int(reached) - 1
+    number = int(rounds) - 1
     parts = dict.fromkeys(DIRECTIONS, 0.0)
     for row in run.rounds:
         for name in DIRECTIONS:
@@ -218,7 +219,7 @@ def draw_communication(
     series: Sequence[Series],
     width: float,
     targets: Sequence[Target] = USUAL_TARGETS,
-    otherwise: Sequence[Target] = (),
+    fallback_targets: Sequence[Target] = (),
 ) -> PaperFigure:
     """Draw accuracy against bytes, and the bytes until a target with a dot per seed.
 
@@ -226,14 +227,14 @@ def draw_communication(
         series: the lines to draw; a line is a variant or scenario with its runs over seeds.
         width: width of the figure (inches).
         targets: possible targets, see ``measure_communication``.
-        otherwise: targets that are used if no run reaches any of ``targets``.
+        fallback_targets: targets that are used if no run reaches any of ``targets``.
 
     Raises:
         NothingToDrawError: no round was evaluated, or no run moved bytes or reached the target.
         PictureError: there are more lines than the figure has room for.
     """
     refuse_too_many("communication", series, MOST_LINES)
-    cost = measure_communication(series, targets, otherwise)
+    cost = measure_communication(series, targets, fallback_targets)
     bars_in = 0.15 + _BAR_IN * len(cost.lines)
     figure = Figure(figsize=(width, _CURVES_IN + bars_in + _FRAME_IN))
     curves, bars = figure.subplots(2, 1, height_ratios=[_CURVES_IN, bars_in])
@@ -254,6 +255,7 @@ def draw_communication(
 
 
 def _draw_curves(panel: Axes, cost: Communication) -> None:
+    """Draw accuracy, or the target's metric, against bytes: a curve per line, and the target."""
     ends = [line.curve[-1][0] for line in cost.lines if line.curve]
     unit = style.unit_for(max(ends), style.BYTES)
     for line in cost.lines:
@@ -261,7 +263,7 @@ def _draw_curves(panel: Axes, cost: Communication) -> None:
             continue
         x, mean, low, high = np.array(line.curve).T
         look = line_look(line.number)
-        every = max(1, len(x) // 8)
+        mark_every = max(1, len(x) // 8)
         if len(line.runs) > 1:
             shade: palette.Look = {"color": look["color"], "alpha": BAND, "linewidth": 0}
             panel.fill_between(x / unit.size, low, high, gid=f"band-{line.number}", **shade)
@@ -270,7 +272,10 @@ def _draw_curves(panel: Axes, cost: Communication) -> None:
             mean,
             gid=f"mean-{line.number}",
             markersize=2.8,
-            markevery=(line.number % every, every),
+            markevery=(
+                line.number % mark_every,
+                mark_every,
+            ),  # lines have marks at different points
             **look,
         )
     panel.axhline(cost.target.value, gid="target", **_TARGET)
@@ -281,13 +286,13 @@ def _draw_curves(panel: Axes, cost: Communication) -> None:
     panel.grid(axis="y")
 
 
-def _draw_bar(panel: Axes, place: int, sizes: Mapping[str, float], unit: float) -> float:
+def _draw_bar(panel: Axes, row: int, sizes: Mapping[str, float], unit: float) -> float:
     """Draw bytes by direction as one bar, and return its length in the unit."""
     length = 0.0
     for name, size in sizes.items():
         if size:
             panel.barh(
-                place,
+                row,
                 size / unit,
                 left=length,
                 height=0.62,
@@ -301,20 +306,21 @@ def _draw_bar(panel: Axes, place: int, sizes: Mapping[str, float], unit: float) 
 
 
 def _draw_bars(panel: Axes, cost: Communication) -> None:
+    """Draw the mean bytes to the target: a bar per line, with a dot per seed and the mean as text."""
     totals = [run.total for line in cost.lines for run in line.runs if run.total is not None]
     unit = style.unit_for(max(totals), style.BYTES)
-    for place, line in enumerate(cost.lines):
-        length = _draw_bar(panel, place, line.means, unit.size)
-        reached = [run.total / unit.size for run in line.runs if run.total is not None]
+    for row, line in enumerate(cost.lines):
+        length = _draw_bar(panel, row, line.means, unit.size)
+        of_seeds = [run.total / unit.size for run in line.runs if run.total is not None]
         if len(line.runs) > 1:
-            panel.plot(reached, [place] * len(reached), gid="seeds", clip_on=False, **_SEED)
+            panel.plot(of_seeds, [row] * len(of_seeds), gid="seeds", clip_on=False, **_SEED)
         words = f"{length:.3g}" if line.means else ""
         if line.has_missed:
             missed = sum(run.parts is None for run in line.runs)
             words = f"{words} ({missed} of {len(line.runs)} missed)".strip()
         panel.annotate(
             words,
-            (max([length, *reached]), place),
+            (max([length, *of_seeds]), row),
             (4, 0),
             textcoords="offset points",
             va="center",

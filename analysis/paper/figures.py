@@ -27,14 +27,14 @@ class FigureRequest:
         series: the lines, each a variant or scenario with its runs over seeds.
         width: width of each figure (inches).
         targets: possible targets of the communication cost, the hardest first.
-        otherwise: targets that are used if no run reaches any of ``targets``.
+        fallback_targets: targets that are used if no run reaches any of ``targets``.
         rounds: indices of the rounds that the figure ``rounds`` draws; empty for the default.
     """
 
     series: Sequence[Series]
     width: float
     targets: Sequence[Target]
-    otherwise: Sequence[Target] = ()
+    fallback_targets: Sequence[Target] = ()
     rounds: Sequence[int] = ()
 
 
@@ -72,7 +72,9 @@ def _members(request: FigureRequest) -> PaperFigure:
 
 
 def _communication(request: FigureRequest) -> PaperFigure:
-    return draw_communication(request.series, request.width, request.targets, request.otherwise)
+    return draw_communication(
+        request.series, request.width, request.targets, request.fallback_targets
+    )
 
 
 FIGURES = {
@@ -130,6 +132,8 @@ class WrittenFigures:
 
 
 class _Drawing(NamedTuple):
+    """Figure that is drawn and not yet written; ``stem`` is its file's name without ending."""
+
     name: str
     line: str
     stem: str
@@ -174,17 +178,20 @@ def write_figures(
     _check_words("--format", formats, FORMATS)
     series = read_series(paths, only)
     targets: Sequence[Target] = declared_targets(paths) or USUAL_TARGETS
-    otherwise: Sequence[Target] = USUAL_TARGETS
+    fallback_targets: Sequence[Target] = USUAL_TARGETS
     if target is not None:
         targets = [target]
-        otherwise = ()
+        fallback_targets = ()
     result = WrittenFigures()
     drawings: list[_Drawing] = []
     for name in figures or FIGURES:
         for line, lines in _split_by_line(name, series):
             try:
-                figure = FIGURES[name].draw(FigureRequest(lines, width, targets, otherwise, rounds))
+                figure = FIGURES[name].draw(
+                    FigureRequest(lines, width, targets, fallback_targets, rounds)
+                )
             except style.NothingToDrawError as error:
+                # a named figure must be drawn, but perhaps not for each line
                 if figures and not _has_other_lines(name, series):
                     raise
                 result.skipped.append(SkippedFigure(name, line, str(error)))
@@ -196,8 +203,8 @@ def write_figures(
         raise style.NothingToDrawError(f"no figure applies to these runs: {reasons}")
     folder = out
     if folder is None:
-        first = Path(paths[0]).resolve()
-        folder = first.with_name(f"{first.name}-figures")
+        first_path = Path(paths[0]).resolve()
+        folder = first_path.with_name(f"{first_path.name}-figures")
     for drawing in drawings:
         files = save(drawing.figure, folder / drawing.stem, formats)
         result.written.append(

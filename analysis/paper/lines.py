@@ -41,44 +41,45 @@ def read_series(paths: Sequence[Path], only: Sequence[str] = ()) -> list[Series]
         PictureError: a text of ``only`` names no line.
     """
     lines = read_lines(paths).begun()
-    places = [place for place, line in enumerate(lines.lines) if line.runs]
-    if not places:
+    with_runs = [index for index, line in enumerate(lines.lines) if line.runs]
+    if not with_runs:
         folders = ", ".join(repr(str(path)) for path in paths)
         raise RunFolderError(f"{folders} has no run yet that is done, so there is nothing to draw")
-    of_studies = [place for place in places if lines.lines[place].study]
-    cells = cells_of(lines, of_studies)
-    alone = [lines.lines[place].runs[0] for place in places if place not in of_studies]
-    singles = group_by_scenario(alone)
-    facts: list[Mapping[str, str]] = [*cells.values()]
-    for line in singles:
-        facts.append({VARIANT: line.name})
-    selection = _select(facts, only)
-    places = [place for number, place in enumerate(cells) if number in selection]
+    of_studies = [index for index in with_runs if lines.lines[index].study]
+    study_cells = cells_of(lines, of_studies)
+    single_runs = [lines.lines[index].runs[0] for index in with_runs if index not in of_studies]
+    single_series = group_by_scenario(single_runs)
+    descriptions: list[Mapping[str, str]] = [*study_cells.values()]
+    for line in single_series:
+        descriptions.append({VARIANT: line.name})
+    selection = _select(descriptions, only)
+    selected = [index for number, index in enumerate(study_cells) if number in selection]
     series = []
-    for place, name in name_cells(cells_of(lines, places)).items():
-        series.append(Series(style.short(name, _LONGEST_NAME), lines.lines[place].runs))
-    for number, line in enumerate(singles, start=len(cells)):
+    # named again, as names have only the keys in which the selected lines differ
+    for index, name in name_cells(cells_of(lines, selected)).items():
+        series.append(Series(style.shorten(name, _LONGEST_NAME), lines.lines[index].runs))
+    for number, line in enumerate(single_series, start=len(study_cells)):
         if number in selection:
             series.append(line)
     return [Series(line.name, line.runs, rank) for rank, line in enumerate(series)]
 
 
-def _select(facts: Sequence[Mapping[str, str]], only: Sequence[str]) -> list[int]:
+def _select(descriptions: Sequence[Mapping[str, str]], only: Sequence[str]) -> list[int]:
     """Return the numbers of the lines that ``only`` selects.
 
     Args:
-        facts: for each line, key -> value: its variant, and its values of the study's grid.
+        descriptions: for each line, key -> value: its variant, and its values of the study's grid.
         only: texts ``VARIANT`` or ``KEY=VALUE``, as in ``read_series``.
     """
-    wishes: dict[str, set[str]] = {}
+    values_by_key: dict[str, set[str]] = {}
     for text in only:
         key, separator, value = text.partition("=")
         if not separator:
             key = VARIANT
             value = text
-        allowed = [*dict.fromkeys(entry[key] for entry in facts if key in entry)]
+        allowed = [*dict.fromkeys(entry[key] for entry in descriptions if key in entry)]
         if separator and not allowed:
-            keys = [*dict.fromkeys(name for entry in facts for name in entry)]
+            keys = [*dict.fromkeys(name for entry in descriptions for name in entry)]
             raise style.PictureError(
                 f"--only names {key!r}; allowed are {', '.join(keys)}{nearest(key, keys)}"
             )
@@ -86,10 +87,10 @@ def _select(facts: Sequence[Mapping[str, str]], only: Sequence[str]) -> list[int
             raise style.PictureError(
                 f"--only is {text!r}; allowed are {', '.join(allowed)}{nearest(value, allowed)}"
             )
-        wishes.setdefault(key, set()).add(value)
+        values_by_key.setdefault(key, set()).add(value)
     numbers = []
-    for number, values in enumerate(facts):
-        if all(values.get(key) in wish for key, wish in wishes.items()):
+    for number, description in enumerate(descriptions):
+        if all(description.get(key) in values for key, values in values_by_key.items()):
             numbers.append(number)
     if not numbers:
         raise style.PictureError(f"--only {' --only '.join(only)} leaves no line to draw")
@@ -126,7 +127,7 @@ def attempts_of(run: RunFolder) -> Attempts:
 
 def strategy_of(series: Series) -> str:
     """Return the name of the strategy of a line in a figure, from its first run's summary."""
-    return style.short(str(series.runs[0].summary["strategy"]), _LONGEST_NAME)
+    return style.shorten(str(series.runs[0].summary["strategy"]), _LONGEST_NAME)
 
 
 def not_drawn(line: Series, reason: style.NothingToDrawError, series: Sequence[Series]) -> str:

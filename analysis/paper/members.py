@@ -68,19 +68,20 @@ def measure_members(series: Series) -> Members:
             f"{strategy_of(series)} never puts a device into a group, so there are no members"
         )
     order = history.order()
-    devices = order[style.evenly(len(order), _MOST_ROWS)]
-    with_row = set(devices.tolist())
+    devices = order[style.choose_evenly(len(order), _MOST_ROWS)]
+    drawn_devices = set(devices.tolist())
     marks = []
     for mark in attempts.activities.marks:
         is_split = mark.kind == "move" and mark.data.get("why") == "split"
-        if mark.kind in MARKS and mark.device in with_row and not is_split:
+        if mark.kind in MARKS and mark.device in drawn_devices and not is_split:
             marks.append(mark)
     curves = {group: history.sizes(group) for group in [*history.groups, NO_GROUP]}
     changes = [changed_at for changed_at, _ in curves.values()]
     times = np.unique(np.concatenate([[history.end], *changes]))
     sizes = {}
     for group, (changed_at, members) in curves.items():
-        sizes[group] = members[np.searchsorted(changed_at, times, side="right") - 1]
+        last_changes = np.searchsorted(changed_at, times, side="right") - 1
+        sizes[group] = members[last_changes]
     return Members(attempts, devices, tuple(marks), times, sizes)
 
 
@@ -126,6 +127,7 @@ def _group_look(group: int) -> palette.Look:
 
 
 def _draw_rows(panel: Axes, members: Members, unit: float) -> list[Artist]:
+    """Draw each device's groups over time, and its marks; return the legend's entries."""
     rows = {device: float(row) for row, device in enumerate(members.devices.tolist())}
     stays = members.attempts.activities.stays
     panel.set_ylim(len(rows) - 0.5, -0.5)
@@ -148,9 +150,9 @@ def _draw_rows(panel: Axes, members: Members, unit: float) -> list[Artist]:
 def _name_groups(members: Members) -> list[Artist]:
     """Return the legend's entries of the groups; if there are many, of the largest groups only."""
     groups = members.attempts.history.groups
-    lengths = np.diff(members.times)
-    sizes = {group: float(members.sizes[group][:-1] @ lengths) for group in groups}
-    largest = sorted(groups, key=lambda group: (-sizes[group], group))[:_MOST_NAMES]
+    durations = np.diff(members.times)
+    device_seconds = {group: float(members.sizes[group][:-1] @ durations) for group in groups}
+    largest = sorted(groups, key=lambda group: (-device_seconds[group], group))[:_MOST_NAMES]
     handles: list[Artist] = []
     for group in sorted(largest):
         handles.append(Patch(label=style.group_name(group), **_group_look(group)))
@@ -171,17 +173,18 @@ def _draw_spans(
     """Draw spans of time as bars in the rows of their devices; devices without a row are skipped."""
     starts = []
     ends = []
-    places = []
+    y = []
     for span in spans:
         if span.device in rows:
             starts.append(span.start / unit)
             ends.append(span.end / unit)
-            places.append(rows[span.device])
+            y.append(rows[span.device])
     if starts:
-        style.bars(panel, starts, ends, places, 0.45, **look)
+        style.draw_bars(panel, starts, ends, y, 0.45, **look)
 
 
 def _draw_sizes(panel: Axes, members: Members, unit: float) -> None:
+    """Draw the count of members of each group over time, stacked."""
     x = members.times / unit
     base = np.zeros(len(x))
     for group, sizes in members.sizes.items():
@@ -192,14 +195,14 @@ def _draw_sizes(panel: Axes, members: Members, unit: float) -> None:
         base = top
     panel.step(x, base, where="post", color=palette.BLACK, linewidth=0.8, gid="present")
     panel.set_ylim(0, max(1.0, float(base.max()) * 1.05))
-    style.whole_ticks(panel.yaxis, 3)
+    style.set_whole_ticks(panel.yaxis, 3)
     panel.set_ylabel("devices")
 
 
 def _numbers(series: Series, members: Members) -> list[NumberRow]:
     """Return a row per stay, mark and pre-training, and per size of a group at each time."""
     rows: list[NumberRow] = []
-    with_row = set(members.devices.tolist())
+    drawn_devices = set(members.devices.tolist())
 
     def add(number: str, device: int | None, start: float, end: float | None, **more: int) -> None:
         rows.append(
@@ -209,12 +212,12 @@ def _numbers(series: Series, members: Members) -> list[NumberRow]:
         )
 
     for stay in members.attempts.activities.stays:
-        if stay.device in with_row:
+        if stay.device in drawn_devices:
             add("stay", stay.device, stay.start, stay.end, group=stay.group)
     for mark in members.marks:
         add(mark.kind, mark.device, mark.time, end=None)
     for attempt in members.attempts.all:
-        if attempt.is_preparation and attempt.device in with_row:
+        if attempt.is_preparation and attempt.device in drawn_devices:
             for step in attempt.of_kind("train"):
                 add("pre-training", attempt.device, step.start, step.end)
     for group, sizes in members.sizes.items():

@@ -1,5 +1,6 @@
 """Migration: shifts of data, the moves between groups that follow, and the devices in groups."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -157,16 +158,16 @@ def measure_migration(series: Series) -> MigrationLine:
             )
     end = min(map(attrgetter("history.end"), runs))
     times = np.linspace(0.0, end, _POINTS + 1)
-    events = [*map(event_times, runs)]
+    events_of_runs = [*map(event_times, runs)]
     counts = {}
     totals = {}
     for kind in EVENTS:
-        reached: list[Floats | Ints] = []
-        for run in events:
-            reached.append(np.searchsorted(run[kind], times, side="right"))
-        counts[kind] = _spreads(reached)
-        totals[kind] = Spread.of([float(len(run[kind])) for run in events])
-    members = [_members(attempts, times) for attempts in runs]
+        counts_of_runs: list[Floats | Ints] = []
+        for events in events_of_runs:
+            counts_of_runs.append(np.searchsorted(events[kind], times, side="right"))
+        counts[kind] = _spreads(counts_of_runs)
+        totals[kind] = Spread.of([float(len(events[kind])) for events in events_of_runs])
+    members = [_count_members(attempts, times) for attempts in runs]
     devices = {}
     for name in DEVICES:
         devices[name] = _spreads([*map(itemgetter(name), members)])
@@ -187,18 +188,19 @@ def _spreads(values: Sequence[Floats | Ints]) -> tuple[Spread, ...]:
     return tuple(map(Spread.of, table.T.tolist()))
 
 
-def _members(attempts: Attempts, times: Floats) -> dict[str, Floats]:
+def _count_members(attempts: Attempts, times: Floats) -> dict[str, Floats]:
     """Return the counts of devices that are present, and in a group, at each time, float64 [n]."""
     history = attempts.history
     stays = history.stays
     counts = {}
     grouped = stays[stays["group"] >= 0]
     for name, spans in (("present", stays), ("grouped", grouped)):
-        begun = np.searchsorted(np.sort(spans["start"].to_numpy(float)), times, side="right")
+        starts = np.sort(spans["start"].to_numpy(float))
+        started = np.searchsorted(starts, times, side="right")
         ends = np.sort(spans["end"].to_numpy(float))
         # a stay that ends with the run has no departure: its device is still there
-        over = np.searchsorted(ends[ends < history.end], times, side="right")
-        counts[name] = (begun - over).astype(float)
+        ended = np.searchsorted(ends[ends < history.end], times, side="right")
+        counts[name] = (started - ended).astype(float)
     return counts
 
 
@@ -219,9 +221,9 @@ def _purity(runs: Sequence[RunFolder], times: Floats) -> tuple[Spread | None, ..
     for time in times.tolist():
         at_time = []
         for ends, values in curves:
-            place = int(np.searchsorted(ends, time, side="right")) - 1
-            if place >= 0:
-                at_time.append(float(values[place]))
+            last_ended = int(np.searchsorted(ends, time, side="right")) - 1
+            if last_ended >= 0:
+                at_time.append(float(values[last_ended]))
         spreads.append(Spread.of(at_time) if len(at_time) == len(curves) else None)
     return tuple(spreads)
 
@@ -242,7 +244,7 @@ def draw_migration(series: Sequence[Series], width: float) -> PaperFigure:
     refuse_too_many("migration", [entry for entry, _ in measured], MOST_LINES)
     lines = [line for _, line in measured]
     columns = columns_for(width, len(lines))
-    rows = -(-len(lines) // columns)
+    rows = math.ceil(len(lines) / columns)
     heights = [_COUNTS_IN, _DEVICES_IN]
     if any(map(attrgetter("purity"), lines)):
         heights.append(_PURITY_IN)
@@ -263,12 +265,13 @@ def draw_migration(series: Sequence[Series], width: float) -> PaperFigure:
 
 
 def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None:
+    """Draw a line's events, devices and purity (if there is a third panel) over time."""
     x = np.array(line.times) / unit
     for kind, look in EVENTS.items():
         if line.totals[kind].high > 0:
             extra: palette.Look = {"markersize": 2.4, "markevery": 2, "gid": kind}
             if kind == "shift":
-                extra["markersize"] = 4.2  # a ring, which the dot of its notice does not hide
+                extra["markersize"] = 4.2  # a ring around the dot of ``noticed``
             _draw_curve(panels[0], x, line.counts[kind], look | extra)
     panels[0].set_ylabel("events so far")
     panels[0].set_title(line.name)
@@ -285,13 +288,13 @@ def _draw_line(panels: Sequence[Axes], line: MigrationLine, unit: float) -> None
 
 
 def _draw_purity(panel: Axes, line: MigrationLine, x: Floats) -> None:
-    places = []
+    known_x = []
     spreads = []
-    for place, spread in zip(x.tolist(), line.purity, strict=False):
+    for position, spread in zip(x.tolist(), line.purity, strict=False):
         if spread is not None:
-            places.append(place)
+            known_x.append(position)
             spreads.append(spread)
-    _draw_curve(panel, np.array(places), spreads, _PURITY | {"gid": "purity"})
+    _draw_curve(panel, np.array(known_x), spreads, _PURITY | {"gid": "purity"})
     panel.set_ylim(0, 1.02)
     panel.set_ylabel("purity")
 

@@ -15,12 +15,12 @@ from fedsim.analysis.round_lanes import (
     OUTCOMES,
     TIMES,
     LaneSizes,
+    assign_lanes,
+    choose_lanes,
     draw_round,
     handles_of,
-    lanes_of,
     name_lanes,
     read_attempts,
-    some_lanes,
     trained_rounds,
 )
 from fedsim.analysis.series import Series
@@ -102,23 +102,26 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
     by_round = {}
     for number in selection.reasons:
         tasks = selection.attempts[selection.attempts["round"] == number]
-        by_round[number] = lanes_of(tasks)
+        by_round[number] = assign_lanes(tasks)
     counts = {number: int(tasks["lane"].max()) + 1 for number, tasks in by_round.items()}
     columns = columns_for(width, len(by_round))
-    rows = -(-len(by_round) // columns)
     lanes_shown = [min(_MOST_LANES, counts[number]) for number in selection.reasons]
-    # a panel is as high as the highest one beside it
-    most = [max(lanes_shown[row * columns : (row + 1) * columns]) for row in range(rows)]
-    height = _FRAME_IN + rows * _TITLE_IN + sum(most) * _LANE_IN
+    # the panels of a row are as high as the highest of them
+    lanes_of_rows = []
+    for first in range(0, len(by_round), columns):
+        lanes_of_rows.append(max(lanes_shown[first : first + columns]))
+    rows = len(lanes_of_rows)
+    height = _FRAME_IN + rows * _TITLE_IN + sum(lanes_of_rows) * _LANE_IN
     figure = Figure(figsize=(width, height))
-    grid = figure.subplots(rows, columns, sharex=True, squeeze=False, height_ratios=most)
+    grid = figure.subplots(rows, columns, sharex=True, squeeze=False, height_ratios=lanes_of_rows)
     end = float(np.nanmax(selection.attempts[list(TIMES)].to_numpy(float)))
     unit = style.unit_for(end, style.TIMES)
-    for place, (number, reason) in enumerate(selection.reasons.items()):
-        panel = grid.flat[place]
+    for index, (number, reason) in enumerate(selection.reasons.items()):
+        panel = grid.flat[index]
         tasks = by_round[number]
-        panel.set(xlim=(0, end * 1.02 / unit.size), ylim=(most[place // columns] - 0.5, -0.5))
-        lanes = some_lanes(tasks, _MOST_LANES)
+        lowest = lanes_of_rows[index // columns] - 0.5
+        panel.set(xlim=(0, end * 1.02 / unit.size), ylim=(lowest, -0.5))
+        lanes = choose_lanes(tasks, _MOST_LANES)
         draw_round(panel, lanes, unit.size, _SIZES)
         name_lanes(panel, lanes, _SIZES)
         panel.tick_params(axis="y", pad=2)
@@ -126,13 +129,14 @@ def draw_rounds(series: Series, width: float, rounds: Sequence[int] = ()) -> Pap
         panel.set_title(_title(number, reason, tasks))
     for panel in grid.flat[len(by_round) :]:
         panel.set_visible(False)
-    for panel in grid.flat[max(0, len(by_round) - columns) : len(by_round)]:
+    for panel in style.lowest_panels(grid, len(by_round)):
         panel.tick_params(labelbottom=True)
         panel.set_xlabel(f"since the round began ({unit.name}); right: epochs")
     figure.supylabel("device · samples", fontsize=7.5)
     handles = handles_of(selection.attempts)
-    for handle in handles:
-        handle.set_label(str(handle.get_label()).partition(":")[0])
+    for handle in handles:  # labels without explanations, which a narrow figure has no room for
+        label, _, _ = str(handle.get_label()).partition(":")
+        handle.set_label(label)
     add_legend(figure, handles)
     notes = []
     for number, count in counts.items():
@@ -157,7 +161,8 @@ def _numbers(attempts: pd.DataFrame) -> list[NumberRow]:
         row: NumberRow = {}
         for name in _NUMBERS:
             value = task[name]
-            row[name] = None if value != value else value
+            is_nan = value != value
+            row[name] = None if is_nan else value
         row["epoch_ends"] = " ".join(map(repr, task["epoch_ends"]))
         row["downloads"] = " ".join(f"{start!r}-{end!r}" for start, end in task["downloads"])
         rows.append(row)

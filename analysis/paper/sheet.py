@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -199,7 +200,7 @@ def panel_stacks(
         columns: count of stacks in a row.
         heights: relative heights of the panels of a stack, from the top.
     """
-    rows = -(-count // columns)
+    rows = math.ceil(count / columns)
     size = len(heights)
     grid = figure.subplots(
         rows * size, columns, sharex=True, squeeze=False, height_ratios=[*heights] * rows
@@ -207,7 +208,8 @@ def panel_stacks(
     stacks = []
     for number in range(rows * columns):
         row, column = divmod(number, columns)
-        panels: list[Axes] = [*grid[row * size : (row + 1) * size, column]]
+        top = row * size
+        panels: list[Axes] = [*grid[top : top + size, column]]
         if number < count:
             stacks.append(PanelStack(panels, number >= count - columns))
         else:
@@ -242,24 +244,25 @@ def line_look(number: int) -> palette.Look:
     Args:
         number: index of the line, from 0.
     """
-    turn, place = divmod(number, len(_LINE_COLOURS))
+    turn, colour = divmod(number, len(_LINE_COLOURS))
+    # shifted, so that lines of the same colour differ in dash and mark
     return {
-        "color": _LINE_COLOURS[place],
-        "linestyle": _DASHES[(place + turn) % len(_DASHES)],
-        "marker": _MARKERS[(place + 2 * turn) % len(_MARKERS)],
+        "color": _LINE_COLOURS[colour],
+        "linestyle": _DASHES[(colour + turn) % len(_DASHES)],
+        "marker": _MARKERS[(colour + 2 * turn) % len(_MARKERS)],
     }
 
 
-def title_of(name: str, words: str, room: float) -> str:
+def title_of(name: str, words: str, width: float) -> str:
     """Return the title of a panel, as two lines of text if it is too long for one.
 
     Args:
         name: name of the line that the panel shows.
         words: text about the line.
-        room: width of the panel with its axis (inches).
+        width: width of the panel with its axis (inches).
     """
     title = f"{name}: {words}"
-    if len(title) * _LETTER_IN <= room - _AXIS_IN:
+    if len(title) * _LETTER_IN <= width - _AXIS_IN:
         return title
     return f"{name}:\n{words}"
 

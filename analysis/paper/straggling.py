@@ -106,6 +106,7 @@ class StragglingLine:
     def _row(
         self, outcome: str, share: Spread, clients: int, first: int | None, last: int | None
     ) -> NumberRow:
+        """Return a row on one outcome; ``first`` and ``last`` are None for all rounds."""
         return {
             "line": self.name,
             "rounds": "all" if first is None else "pooled",
@@ -135,8 +136,8 @@ def measure_straggling(series: Series) -> StragglingLine:
         raise style.NothingToDrawError(
             f"{strategy_of(series)} has no server that selects clients, so none can be late"
         )
-    counts = [*map(_count, runs)]
-    totals = []
+    counts = [*map(_count_outcomes, runs)]
+    totals = []  # of the runs that have clients
     stopped = 0
     for by_round in counts:
         total: Counter[str] = sum(by_round.values(), Counter())
@@ -146,7 +147,7 @@ def measure_straggling(series: Series) -> StragglingLine:
     if not totals:
         raise style.NothingToDrawError(f"no client of {series.name} ended its work in a round")
     rounds = min(len(run.activities.rounds) for run in runs)
-    pooled = style.step_for(rounds, _MOST_POINTS)
+    pooled = style.thinning_step(rounds, _MOST_POINTS)
     points = []
     for first, stop in pools(rounds, pooled):
         point = _point(counts, first, stop - 1)
@@ -174,7 +175,7 @@ def is_without_server(attempts: Attempts) -> bool:
     return not any(step.kind == "download" for step in attempts.activities.steps)
 
 
-def _count(attempts: Attempts) -> dict[int, Counter[str]]:
+def _count_outcomes(attempts: Attempts) -> dict[int, Counter[str]]:
     """Return the counts of clients by outcome of each round."""
     counts = {}
     for number, clients in attempts.clients.items():
@@ -279,11 +280,12 @@ def _occurring(lines: Sequence[StragglingLine]) -> list[str]:
 
 
 def _round_label(lines: Sequence[StragglingLine]) -> str:
+    """Return the label of the axis of rounds, with the count of rounds in each point."""
     label = "round"
-    kinds = set(map(attrgetter("counts_versions"), lines))
-    if kinds == {True}:
+    counts_versions = [line.counts_versions for line in lines]
+    if all(counts_versions):
         label = "version of the model"
-    elif True in kinds:
+    elif any(counts_versions):
         label = "round, or version of the model"
     pooled = sorted(set(map(attrgetter("pooled"), lines)))
     if pooled == [1]:
@@ -353,13 +355,13 @@ def _draw_line(
     panel.grid(axis="y")
 
 
-def _title(line: StragglingLine, outcomes: Sequence[str], room: float) -> str:
+def _title(line: StragglingLine, outcomes: Sequence[str], width: float) -> str:
     """Return the name of a line and its shares over all rounds.
 
     Args:
         line: the line.
         outcomes: the outcomes to name.
-        room: width of the panel with its axis (inches); a longer title has two lines.
+        width: width of the panel with its axis (inches); a longer title has two lines.
     """
-    words = [f"{100 * line.shares[outcome].mean:.1f} % {outcome}" for outcome in outcomes]
-    return title_of(line.name, ", ".join(words), room)
+    shares = [f"{100 * line.shares[outcome].mean:.1f} % {outcome}" for outcome in outcomes]
+    return title_of(line.name, ", ".join(shares), width)

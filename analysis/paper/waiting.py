@@ -1,5 +1,6 @@
 """Waiting: the time that each round waited for its slowest client, and for whom."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -186,7 +187,7 @@ def read_waits(run: RunFolder) -> list[RoundWait]:
     """
     attempts = attempts_of(run)
     if not attempts.openings:
-        strategy = style.short(str(run.summary["strategy"]))
+        strategy = style.shorten(str(run.summary["strategy"]))
         raise style.NothingToDrawError(
             f"{strategy} has no rounds that a server opens, so nobody waits for the slowest"
         )
@@ -194,23 +195,40 @@ def read_waits(run: RunFolder) -> list[RoundWait]:
     for period in attempts.activities.rounds:
         opening = attempts.openings.get(period.number)
         if opening is not None and period.number in attempts.clients:
-            waits.append(_wait(attempts, period.number, float(opening["time"]), period.end))
+            round_start = float(opening["time"])
+            waits.append(_measure_wait(attempts, period.number, round_start, period.end))
     if not waits:
         raise style.NothingToDrawError(f"no round of {str(run.path)!r} with clients has ended")
     return waits
 
 
-def _wait(attempts: Attempts, number: int, start: float, round_end: float) -> RoundWait:
+def _measure_wait(
+    attempts: Attempts, number: int, round_start: float, round_end: float
+) -> RoundWait:
+    """Return the wait of a round for its slowest clients.
+
+    Args:
+        attempts: tasks of the run.
+        number: index of the round.
+        round_start: simulated time (s) at which the server opened the round.
+        round_end: simulated time (s) of its end.
+    """
     clients = attempts.clients[number]
     ends = [min(client.end, round_end) for client in clients]
-    last = max(ends)
-    slowest = [client for client, end in zip(clients, ends, strict=True) if end == last]
-    begun = max(map(attrgetter("start"), slowest))
-    earlier = max([begun, start, *(end for end in ends if end < last)])
-    worst = max(map(attrgetter("outcome"), slowest), key=_SEVERITY.index)
-    devices = sorted(set(map(attrgetter("device"), slowest)))
-    half = sorted(ends)[(len(ends) - 1) // 2]
-    return RoundWait(number, half - start, earlier - start, last - start, worst, tuple(devices))
+    last_end = max(ends)
+    slowest = [client for client, end in zip(clients, ends, strict=True) if end == last_end]
+    earlier_ends = [end for end in ends if end < last_end]
+    slowest_start = max(map(attrgetter("start"), slowest))
+    wait_start = max([slowest_start, round_start, *earlier_ends])
+    half_end = sorted(ends)[(len(ends) - 1) // 2]
+    return RoundWait(
+        round=number,
+        half_s=half_end - round_start,
+        others_s=wait_start - round_start,
+        end_s=last_end - round_start,
+        outcome=max(map(attrgetter("outcome"), slowest), key=_SEVERITY.index),
+        devices=tuple(sorted(set(map(attrgetter("device"), slowest)))),
+    )
 
 
 def measure_waiting(series: Series) -> WaitingLine:
@@ -224,7 +242,7 @@ def measure_waiting(series: Series) -> WaitingLine:
     """
     runs = [*map(read_waits, series.runs)]
     rounds = min(map(len, runs))
-    pooled = style.step_for(rounds, _MOST_POINTS)
+    pooled = style.thinning_step(rounds, _MOST_POINTS)
     points = []
     for first, stop in pools(rounds, pooled):
         points.append(_point([waits[first:stop] for waits in runs]))
@@ -232,9 +250,9 @@ def measure_waiting(series: Series) -> WaitingLine:
     most_devices = max(map(len, awaited))
     ranks = []
     for rank in range(min(_MOST_RANKS, most_devices)):
-        at_rank = [devices[rank].share if rank < len(devices) else 0.0 for devices in awaited]
-        ranks.append(Spread.of(at_rank))
-    further = [sum(map(attrgetter("share"), devices[_MOST_RANKS:])) for devices in awaited]
+        shares = [devices[rank].share if rank < len(devices) else 0.0 for devices in awaited]
+        ranks.append(Spread.of(shares))
+    further_shares = [sum(map(attrgetter("share"), devices[_MOST_RANKS:])) for devices in awaited]
     return WaitingLine(
         name=series.name,
         seeds=len(runs),
@@ -244,7 +262,7 @@ def measure_waiting(series: Series) -> WaitingLine:
         share=Spread.of([*map(_waited_share, runs)]),
         awaited=tuple(awaited),
         ranks=tuple(ranks),
-        rest=Spread.of(further),
+        rest=Spread.of(further_shares),
     )
 
 
@@ -318,29 +336,32 @@ def draw_waiting(series: Sequence[Series], width: float) -> PaperFigure:
     refuse_too_many("waiting", series, MOST_LINES)
     lines, notes = measure_each(series, measure_waiting)
     columns = columns_for(width, len(lines))
-    rows = -(-len(lines) // columns)
+    rows = math.ceil(len(lines) / columns)
     figure = Figure(figsize=(width, _FRAME_IN + rows * _PANEL_IN))
     ratios = [1.0, 0.5] * columns
     grid = figure.subplots(rows, 2 * columns, squeeze=False, width_ratios=ratios)
     end = max(point.end_s.high for line in lines for point in line.points)
     unit = style.unit_for(end, style.TIMES)
-    pairs = grid.reshape(-1, 2)
-    for place, (by_round, by_device) in enumerate(pairs):
-        if place >= len(lines):
+    panels_of_lines = grid.reshape(-1, 2)  # two neighbouring panels for each line
+    for index, (by_round, by_device) in enumerate(panels_of_lines):
+        if index >= len(lines):
             by_round.set_visible(False)
             by_device.set_visible(False)
             continue
-        line = lines[place]
+        line = lines[index]
+        is_leftmost = index % columns == 0
+        is_in_top_row = index < columns
+        is_lowest = index >= len(lines) - columns
         _draw_rounds(by_round, line, unit.size)
         words = f"{100 * line.share.mean:.0f} % waiting"
         by_round.set_title(title_of(line.name, words, width / columns * 0.7))
         by_round.set_ylim(0, end * 1.02 / unit.size)
-        if place % columns == 0:
+        if is_leftmost:
             by_round.set_ylabel(f"time of a round ({unit.name})")
         _draw_devices(by_device, line)
-        if place < columns:
+        if is_in_top_row:
             by_device.set_title("share of the waiting (%)", loc="right")
-        if place >= len(lines) - columns:
+        if is_lowest:
             label = "round"
             if line.pooled > 1:
                 label = f"round (means of {line.pooled})"
@@ -358,6 +379,7 @@ def _device_label(line: WaitingLine) -> str:
 
 
 def _draw_rounds(panel: Axes, line: WaitingLine, unit: float) -> None:
+    """Draw the times of a line's rounds as stacked areas, the waiting by outcome on top."""
     edges = [point.first - 0.5 for point in line.points]
     edges.append(line.points[-1].last + 0.5)
     base = np.zeros(len(line.points))

@@ -43,8 +43,8 @@ def answers(
         hint: remark on the certainty of all answers.
         is_over: whether all runs are done; if not, sentences begin with "So far".
     """
-    for place, answer in enumerate(worlds[:_MOST_WORLDS]):
-        yield from _answer(answer, place, colours, hint, is_over=is_over)
+    for world_index, answer in enumerate(worlds[:_MOST_WORLDS]):
+        yield from _answer(answer, world_index, colours, hint, is_over=is_over)
     if len(worlds) > _MOST_WORLDS:
         more = counted(len(worlds) - _MOST_WORLDS, "more world")
         text = f"The tables below have {more}."
@@ -52,8 +52,9 @@ def answers(
 
 
 def _answer(
-    answer: WorldAnswer, place: int, colours: dict[int, str], hint: str, *, is_over: bool
+    answer: WorldAnswer, world_index: int, colours: dict[int, str], hint: str, *, is_over: bool
 ) -> Iterator[Markup | None]:
+    """Yield the answer in one world; the drawings are folded unless it is the first world."""
     if answer.world:
         yield el("h3", answer.world)
     goal = answer.rankings[0] if answer.rankings else None
@@ -62,17 +63,17 @@ def _answer(
     if not answer.rankings:
         text = "Nothing was evaluated, so no line is ranked; their costs are among all figures."
         yield el("p", el("a", text, href="#tables"))
-    others = _other_goals(answer, place)
-    if others is not None:
-        yield others
+    other_goals = _other_goals(answer, world_index)
+    if other_goals is not None:
+        yield other_goals
     if answer.missed:
         yield el("p", answer.missing)
     figures = [*_figures(answer, colours, is_over=is_over)]
-    figures += _folds(answer, place, colours, hint, is_over=is_over)
-    if not place:
+    figures += _folds(answer, world_index, colours, hint, is_over=is_over)
+    if world_index == 0:
         yield from figures
-        return
-    yield el("details", el("summary", f"Figures of {answer.world}"), *figures)
+    else:
+        yield el("details", el("summary", f"Figures of {answer.world}"), *figures)
 
 
 def _first_sentence(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Markup:
@@ -83,7 +84,7 @@ def _first_sentence(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Mar
     prefix = answer.target_prefix(goal)
     if not is_over:
         return el("p", f"{_so_far(prefix)}{goal.sentences[0]}", class_="answer")
-    text: str = sentence(prefix + goal.sentences[0])
+    text: str = _capitalise(prefix + goal.sentences[0])
     if goal.is_sure:
         text = el("strong", text)
     return el("p", text, class_="answer")
@@ -94,23 +95,25 @@ def _so_far(prefix: str) -> str:
     return f"So far, {prefix[:1].lower()}{prefix[1:]}"
 
 
-def sentence(text: str) -> str:
-    """Return a text that begins with a capital letter, unless it begins with a name."""
-    return text[:1].upper() + text[1:] if text.startswith("no line") else text
+def _capitalise(text: str) -> str:
+    """Capitalise a text that begins with "no line"; other texts begin with a capital or a name."""
+    if text.startswith("no line"):
+        return f"N{text[1:]}"
+    return text
 
 
-def _other_goals(answer: WorldAnswer, place: int) -> Markup | None:
+def _other_goals(answer: WorldAnswer, world_index: int) -> Markup | None:
     """Return a list with a sentence on each ranking except the goal, linked to its drawing."""
     entries = []
     for ranking in answer.rankings[1:]:
         if ranking.in_short:
-            link = el("a", ranking.in_short, href=f"#{_anchor(place)}")
+            link = el("a", ranking.in_short, href=f"#{_anchor(world_index)}")
             entries.append(el("li", link))
     return el("ul", *entries, class_="further") if entries else None
 
 
-def _anchor(place: int) -> str:
-    return f"rankings-{place}"
+def _anchor(world_index: int) -> str:
+    return f"rankings-{world_index}"
 
 
 def _figures(
@@ -144,7 +147,7 @@ def _figures(
 
 
 def _folds(
-    answer: WorldAnswer, place: int, colours: dict[int, str], hint: str, *, is_over: bool
+    answer: WorldAnswer, world_index: int, colours: dict[int, str], hint: str, *, is_over: bool
 ) -> Iterator[Markup]:
     """Yield parts that the reader opens: how sure the answer is, other rankings, pairs of costs."""
     goal = answer.rankings[0] if answer.rankings else None
@@ -152,20 +155,20 @@ def _folds(
         prefix = answer.target_prefix(goal)
         if not is_over:
             prefix = _so_far(prefix)
-        parts = [el("p", sentence(prefix + " ".join(goal.sentences)))]
+        parts = [el("p", _capitalise(prefix + " ".join(goal.sentences)))]
         parts += [el("p", text) for text in explore.variance_in_words(answer)]
         parts.append(el("p", hint, class_="soft"))
         yield el("details", el("summary", "How sure is that, and what decides?"), *parts)
-    others = [_draw_ranking(ranking, colours) for ranking in answer.rankings[1:]]
+    rankings = [_draw_ranking(ranking, colours) for ranking in answer.rankings[1:]]
     fronts = [draw_front(front, colours) for front in explore.fronts(answer)[1:]]
-    if not others + fronts:
+    if not rankings + fronts:
         return
     names = [ranking.measure.label for ranking in answer.rankings[1:]]
     title = f"Rankings by {', '.join(names)}"
     if fronts:
         title += ", and these costs against each other"
-    plots = _side_by_side([*others, *fronts])
-    yield el("details", el("summary", title), plots, id=_anchor(place))
+    plots = _side_by_side([*rankings, *fronts])
+    yield el("details", el("summary", title), plots, id=_anchor(world_index))
 
 
 def _ranking_legend(ranking: Ranking) -> Markup | None:
@@ -195,20 +198,15 @@ def _side_by_side(plots: Sequence[Markup]) -> Markup:
 def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Markup:
     """Return the name of the best variant by the goal, and its costs, as tiles in HTML."""
     best = goal.ranked[0]
-    title = f"best by {goal.measure.name}"
-    remark = ""
-    if best.run_count > 1:
-        remark = f"figures are means of {best.run_count} seeds"
-    if not goal.is_named:
-        title = f"first by {goal.measure.name}"
-        if goal.measure.is_cost:
-            title = f"least mean {goal.measure.name}"
+    remarks = []
     if goal.ties:
-        ties = f"ties with {counted(len(goal.ties), 'other')}"
-        remark = f"{ties}; {remark}" if remark else ties
+        remarks.append(f"ties with {counted(len(goal.ties), 'other')}")
+    if best.run_count > 1:
+        remarks.append(f"figures are means of {best.run_count} seeds")
+    title = _title_of_best(goal)
     if not is_over:
         title = f"so far, {title}"
-    figures = [(title, plain(best.name, 60), remark)]
+    figures = [(title, plain(best.name, 60), "; ".join(remarks))]
     for measure, mean in answer.bill:
         remark = ""
         cheapest = _cheapest(answer, goal, measure)
@@ -218,6 +216,15 @@ def _best_figures(answer: WorldAnswer, goal: Ranking, *, is_over: bool) -> Marku
             remark = f"least: {plain(cheapest.name, 60)}, {measure.show(cheapest.mean.mean)}"
         figures.append((measure.name, measure.show(mean), remark))
     return tiles(figures)
+
+
+def _title_of_best(goal: Ranking) -> str:
+    """Return the title of the first variant's tile; only a variant that the answer names is best."""
+    if goal.is_named:
+        return f"best by {goal.measure.name}"
+    if goal.measure.is_cost:
+        return f"least mean {goal.measure.name}"
+    return f"first by {goal.measure.name}"
 
 
 def _cheapest(answer: WorldAnswer, goal: Ranking, measure: Measure) -> RankedLine | None:
@@ -249,6 +256,7 @@ def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
 
 
 def _draw_ranking(ranking: Ranking, colours: dict[int, str]) -> Markup:
+    """Return a ranking as a table: name, mean, and a drawing of mean, interval and seeds."""
     lines = [line for line in ranking.entries if line.values]
     axis = _choose_axis(lines, ranking)
     rows = [_ranking_row(line, ranking, axis, colours[line.line_index]) for line in lines]
@@ -263,19 +271,20 @@ def _draw_ranking(ranking: Ranking, colours: dict[int, str]) -> Markup:
 
 
 def _ranking_row(line: RankedLine, ranking: Ranking, axis: Axis, colour: str) -> Markup:
+    """Return a row of a ranking; a line that misses seeds has their count instead of a mean."""
     title = line.name
     if line.reference:
         title += ", a reference"
     if line.line_index == ranking.baseline:
         title += ", the baseline"
-    is_whole = len(line.values) == line.run_count
+    has_all_seeds = len(line.values) == line.run_count
     figure = f"{len(line.values)} of {line.run_count}"
-    if is_whole:
+    if has_all_seeds:
         figure = ranking.show(line.mean.mean)
     if ranking.is_sure and line is ranking.ranked[0]:
         figure = el("strong", figure)
     most = min(axis.high, ranking.measure.most)
-    is_ranked = is_whole and not line.reference
+    is_ranked = has_all_seeds and not line.reference
     return el(
         "tr",
         el("th", plain(line.name, 40), scope="row", class_="text", title=plain(title, 200)),
@@ -296,9 +305,9 @@ def _choose_axis(lines: Sequence[RankedLine], ranking: Ranking) -> Axis:
     least = min(values)
     most = max(values)
     if not ranking.measure.is_cost:
-        room = max(0.005, (most - least) * 0.08)
-        end = min(ranking.measure.most, most + room)
-        return Axis(max(0.0, least - room), end, is_log=False)
+        margin = max(0.005, (most - least) * 0.08)
+        high = min(ranking.measure.most, most + margin)
+        return Axis(max(0.0, least - margin), high, is_log=False)
     if least > 0 and most > _MOST_APART * least:
         return Axis(least / 1.3, most * 1.3, is_log=True)
     if most == 0:
@@ -312,33 +321,35 @@ def _draw_dots(line: RankedLine, axis: Axis, most: float, colour: str) -> Markup
     The interval ends at ``most``, with an arrow if it exceeds the axis.
     """
     mean = line.mean
-    is_whole = len(line.values) == line.run_count
+    has_all_seeds = len(line.values) == line.run_count
 
-    def stroke(first: float, last: float, y1: int, y2: int, look: str) -> Markup:
-        x1 = round(_DOTS_WIDTH * axis.clipped_share(first), 1)
-        x2 = round(_DOTS_WIDTH * axis.clipped_share(last), 1)
+    def stroke(from_value: float, to_value: float, look: str, *, y1: int, y2: int) -> Markup:
+        x1 = round(_DOTS_WIDTH * axis.clipped_share(from_value), 1)
+        x2 = round(_DOTS_WIDTH * axis.clipped_share(to_value), 1)
         return el("line", x1=x1, x2=x2, y1=y1, y2=y2, stroke=colour, class_=look)
 
-    def arrow(points: str) -> Markup:
+    def arrowhead(points: str) -> Markup:
         return el("polyline", points=points, stroke=colour, fill="none", class_="beyond")
 
     parts = []
-    if is_whole and mean.pairs > 1:
-        parts.append(stroke(max(0.0, mean.low), min(mean.high, most), 10, 10, "interval"))
+    if has_all_seeds and mean.pairs > 1:
+        parts.append(stroke(max(0.0, mean.low), min(mean.high, most), "interval", y1=10, y2=10))
         if mean.low < axis.low:
-            parts.append(arrow("12,4 0,10 12,16"))
+            parts.append(arrowhead("12,4 0,10 12,16"))  # at the left edge
         if mean.high > most:
-            parts.append(arrow("988,4 1000,10 988,16"))
-    if mean.pairs > 1 or not is_whole:
+            parts.append(arrowhead("988,4 1000,10 988,16"))  # at the right edge
+    if mean.pairs > 1 or not has_all_seeds:
         for value in line.values.values():
-            parts.append(stroke(value, value, 6, 14, "seed"))
-    if is_whole:
-        parts.append(stroke(mean.mean, mean.mean, 10, 10, "dot"))
+            parts.append(stroke(value, value, "seed", y1=6, y2=14))
+    if has_all_seeds:
+        # a line of no length with round caps is a dot, which stays round when the drawing is widened
+        parts.append(stroke(mean.mean, mean.mean, "dot", y1=10, y2=10))
     box = f"0 0 {_DOTS_WIDTH} 20"
     return el("svg", *parts, viewBox=box, preserveAspectRatio="none", aria_hidden="true")
 
 
 def _draw_heat_map(heat_map: HeatMap) -> Markup:
+    """Return a heat map over two keys of the grid as a table; a better cell has a bluer shade."""
     frame = heat_map.figures
     heads = [el("th", str(frame.index.name), scope="col", class_="text")]
     heads += [el("th", plain(level, 40), scope="col") for level in frame.columns]
@@ -347,12 +358,12 @@ def _draw_heat_map(heat_map: HeatMap) -> Markup:
         cells = [el("th", plain(level, 40), scope="row", class_="text")]
         for figure in figures:
             shade = "soft"
-            if math.isfinite(figure):
+            if math.isfinite(figure):  # the style sheet has shades 1 to 9
                 shade = f"shade-{1 + round(8 * heat_map.share(figure))}"
             cells.append(el("td", heat_map.text(figure), class_=shade))
         rows.append(el("tr", *cells))
-    title, _, remark = heat_map.title.partition("; ")
-    remark = f" the bluer the better, {remark}; across: {frame.columns.name}"
+    title, _, sign_remark = heat_map.title.partition("; ")
+    remark = f" the bluer the better, {sign_remark}; across: {frame.columns.name}"
     caption = el("caption", el("strong", title), el("small", remark))
     head = el("thead", el("tr", *heads))
     table = el("table", caption, head, el("tbody", *rows), class_="heat")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from matplotlib.ticker import MaxNLocator
 
 _STEPS = (1.0, 2.0, 5.0)  # digits of the ticks of a logarithmic axis
-# digits if ``_STEPS`` give fewer than ``_FEW`` ticks
+# digits if ``_STEPS`` give fewer than ``_LEAST_TICKS`` ticks
 _CLOSE_STEPS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-_FEW = 3  # least count of ticks of a logarithmic axis
+_LEAST_TICKS = 3  # least count of ticks of a logarithmic axis
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,12 @@ class Axis:
 
         It is 0.5 if both ends are equal.
         """
-        low, high = self.low, self.high
+        low = self.low
+        high = self.high
         if self.is_log:
-            value, low, high = math.log(value), math.log(low), math.log(high)
+            value = math.log(value)
+            low = math.log(low)
+            high = math.log(high)
         if high <= low:
             return 0.5
         return (value - low) / (high - low)
@@ -47,7 +50,7 @@ class Axis:
             locator = MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10])
             return self._within(locator.tick_values(self.low, self.high))
         ticks = self._within(self._decades(_STEPS))
-        if len(ticks) < _FEW:
+        if len(ticks) < _LEAST_TICKS:
             ticks = self._within(self._decades(_CLOSE_STEPS))
         return ticks[:: math.ceil(len(ticks) / most)]
 

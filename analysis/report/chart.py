@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.analysis import palette, style
-from fedsim.analysis.accuracy import CurveAxis, axes_of, band, curves_of, figures_of
+from fedsim.analysis.accuracy import CurveAxis, axes_of, band, choose_measures, curves_of
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.markup import Markup, data_block, el, join, pack
 from fedsim.analysis.series import Series
@@ -57,7 +57,7 @@ def chart(series: Sequence[Series]) -> list[Markup]:
     runs: list[RunFolder] = []
     for line in series:
         runs += line.runs
-    metric = figures_of(runs)[0]
+    metric = choose_measures(runs)[0]
     try:
         curves = curves_of(series, metric)
     except style.NothingToDrawError:
@@ -88,30 +88,30 @@ def _columns(
         float32 [_POINTS]; ``mean0``, ``low0`` and ``high0`` have the values, float32 [lines *
         _POINTS], line by line.
     """
-    bands = [band(curve, axis.column) for curve in curves]
+    bands = [band(line_curves, axis.column) for line_curves in curves]
     end = max(float(line["at"].max()) for line in bands if len(line))
     grid = np.linspace(0.0, end, _POINTS)
     columns: dict[str, AnyArray] = {f"x{axis_index}": (grid / axis.unit).astype(np.float32)}
     # a line without points gets one NaN point
     lines = [line if len(line) else line.reindex([0]) for line in bands]
     for part in ("mean", "low", "high"):
-        # values outside of the line's range are NaN
-        values = [
-            np.interp(grid, line["at"], line[part], left=np.nan, right=np.nan) for line in lines
-        ]
+        values = []
+        for line in lines:
+            # values outside of the line's range are NaN
+            values.append(np.interp(grid, line["at"], line[part], left=np.nan, right=np.nan))
         columns[f"{part}{axis_index}"] = np.concatenate(values).astype(np.float32)
     return columns
 
 
 def _is_noisy(curves: Sequence[Sequence[pd.DataFrame]]) -> bool:
     """Whether most lines zigzag: the sum of their changes is far above their range of values."""
-    ways = []
+    ratios = []
     for line in curves:
         values = band(line, "time")["mean"].to_numpy()
-        height = np.ptp(values) if len(values) else 0.0
-        if height:
-            ways.append(np.abs(np.diff(values)).sum() / height)
-    return bool(ways) and float(np.median(ways)) > _NOISY
+        value_range = np.ptp(values) if len(values) else 0.0
+        if value_range:
+            ratios.append(np.abs(np.diff(values)).sum() / value_range)
+    return bool(ratios) and float(np.median(ratios)) > _NOISY
 
 
 def _figure(
@@ -136,15 +136,15 @@ def _figure(
         "lines": lines,
         "figure": "test accuracy (0 to 1)" if metric == "accuracy" else f"test {metric}",
     }
-    options = [el("option", axis.label, value=place) for place, axis in enumerate(axes)]
-    choices = [("all", len(lines)), ("none", 0)]
+    options = [el("option", axis.label, value=index) for index, axis in enumerate(axes)]
+    choices = [("all", len(lines)), ("none", 0)]  # text of a button, and count of lines it shows
     if len(lines) > AT_ONCE:
         choices.insert(0, (f"the best {AT_ONCE}", AT_ONCE))
     buttons = [el("button", text, type="button", data_show=most) for text, most in choices]
     box = el("input", type="checkbox", name="smooth", checked=is_noisy)
     against = el("label", "against ", el("select", *options))
     toolbar = el("div", against, *buttons, el("label", box, " smoothed"), class_="toolbar")
-    entries = [el("li", _button(place, line)) for place, line in enumerate(lines)]
+    entries = [el("li", _button(index, line)) for index, line in enumerate(lines)]
     label = f"{metric.capitalize()} of {counted(len(lines), 'line')}. {_HINT}"
     return join(
         toolbar,
@@ -168,7 +168,7 @@ def _table(
         times: times in its unit; float32 [_POINTS].
         means: mean of each line at these times; float32 [lines, _POINTS].
     """
-    points = np.linspace(0, _POINTS - 1, _TABLE_POINTS + 1, dtype=int)[1:]
+    points = np.linspace(0, _POINTS - 1, _TABLE_POINTS + 1, dtype=int)[1:]  # without time 0
     rows = []
     for line, line_means in zip(series, means[:, points], strict=True):
         cells = [tables.NOTHING if np.isnan(mean) else f"{mean:.3f}" for mean in line_means]
@@ -181,7 +181,7 @@ def _table(
     return tables.grid(heads, rows, [True, *[False] * _TABLE_POINTS], caption)
 
 
-def _button(place: int, line: _ChartLine) -> Markup:
+def _button(index: int, line: _ChartLine) -> Markup:
     """Return a button that hides or shows a line, drawn in the look of the line."""
     dash = " ".join(map(str, line["dash"])) or None
     swatch = el(
@@ -195,5 +195,5 @@ def _button(place: int, line: _ChartLine) -> Markup:
         stroke_dasharray=dash,
     )
     picture = el("svg", swatch, viewBox="0 0 26 12", aria_hidden="true")
-    pressed = "true" if place < AT_ONCE else "false"
-    return el("button", picture, line["name"], type="button", data_line=place, aria_pressed=pressed)
+    pressed = "true" if index < AT_ONCE else "false"
+    return el("button", picture, line["name"], type="button", data_line=index, aria_pressed=pressed)

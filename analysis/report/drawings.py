@@ -14,7 +14,7 @@ from fedsim.analysis.series import Series
 from fedsim.common.round_words import common_word
 from fedsim.records.reading import RunFolder
 
-_ALMOST_WHITE = 250
+_ALMOST_WHITE = 250  # colour component (0..255) above which it becomes 255
 _DPI = 100  # 13 inches are 1,300 pixels, the greatest width at which the style sheet shows them
 _SMALL = 760  # width of a picture (pixels) below which it is never enlarged
 _OVER_SEEDS = ("energy", "traffic-purposes")
@@ -32,50 +32,56 @@ def draw_key_picture(run: RunFolder) -> Markup | None:
     return draw(name, run if name in OF_ONE else [run])
 
 
-def draw_run(entry: DetailedRun, several: bool) -> Iterator[Markup]:
+def draw_run(entry: DetailedRun, is_comparison: bool) -> Iterator[Markup]:
     """Yield the pictures of one run, without those that other parts of the page show.
 
     The reader of the page opens each picture.
 
     Args:
         entry: the run.
-        several: whether the report has several runs.
+        is_comparison: whether the report has several runs.
     """
     run = entry.run
     elsewhere = {"timeline"}
-    if not several:
+    if not is_comparison:
         elsewhere.add(key_picture(run))
     for name in OF_ONE:
         if name not in elsewhere:
-            yield from _folded(name, several, run)
-    if not several:
+            yield from _folded(name, is_comparison, run)
+    if not is_comparison:
         series = [Series(entry.name, (run,))]
-        yield from draw_series(series, series, several=False, omitted=key_picture(run))
+        yield from draw_series(series, series, is_comparison=False, omitted=key_picture(run))
 
 
 def draw_series(
-    alone: Sequence[Series], series: Sequence[Series], *, several: bool, omitted: str = ""
+    single_run_series: Sequence[Series],
+    series: Sequence[Series],
+    *,
+    is_comparison: bool,
+    omitted: str = "",
 ) -> Iterator[Markup]:
     """Yield the pictures that compare several runs; the reader of the page opens each.
 
-    Pictures of means over seeds show all series, other pictures the single runs in ``alone``.
+    Pictures of means over seeds show all series, other pictures the runs in ``single_run_series``.
 
     Args:
-        alone: some runs, each a series of one run.
+        single_run_series: some runs, each a series of one run.
         series: all runs.
-        several: whether the report has several runs.
+        is_comparison: whether the report has several runs.
         omitted: name of a picture to skip.
     """
     runs = _list_runs(series)
-    single_runs = _list_runs(alone)
-    for name in OF_SEVERAL if several else OF_ANY:
-        is_in_chart = several and name in _IN_CHART
-        if name == omitted or is_in_chart:
+    single_runs = _list_runs(single_run_series)
+    names = [*OF_ANY]
+    if is_comparison:
+        names = [name for name in OF_SEVERAL if name not in _IN_CHART]
+    for name in names:
+        if name == omitted:
             continue
         if name in _OVER_SEEDS:
-            yield from _folded(name, several, runs, series)
+            yield from _folded(name, is_comparison, runs, series)
         else:
-            yield from _folded(name, several, single_runs, alone)
+            yield from _folded(name, is_comparison, single_runs, single_run_series)
 
 
 def _list_runs(series: Sequence[Series]) -> list[RunFolder]:
@@ -86,15 +92,17 @@ def _list_runs(series: Sequence[Series]) -> list[RunFolder]:
 
 
 def _folded(
-    name: str, several: bool, source: RunFolder | Sequence[RunFolder], *series: object
+    name: str, is_comparison: bool, source: RunFolder | Sequence[RunFolder], *series: object
 ) -> Iterator[Markup]:
     """Yield a picture in a part that the reader opens; nothing if the picture does not apply."""
     figure = draw(name, source, *series)
-    if figure is not None:
-        anchor = None if several else name
-        yield fold(
-            (OF_ONE | OF_SEVERAL)[name].title, figure, level=3 if several else 2, anchor=anchor
-        )
+    if figure is None:
+        return
+    title = (OF_ONE | OF_SEVERAL)[name].title
+    if is_comparison:
+        yield fold(title, figure, level=3)
+    else:
+        yield fold(title, figure, level=2, anchor=name)
 
 
 def fold(
@@ -136,7 +144,7 @@ def draw(name: str, source: RunFolder | Sequence[RunFolder], *series: object) ->
         figure = kind.draw(source, *series)
     except style.NothingToDrawError:
         return None
-    picture = Image.fromarray(style.pixels(figure, _DPI)).convert("RGB")
+    picture = Image.fromarray(style.render_pixels(figure, _DPI)).convert("RGB")
     reduced = picture.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     # almost white becomes white, so that the picture has the background of the page
     palette = reduced.getpalette() or []

@@ -11,7 +11,7 @@ from fedsim.records.ledger import total
 from fedsim.records.reading import RunFolder
 from fedsim.world.meters.energy import PHASES
 
-_LONG = 1.2  # ratio to the median duration above which a round is a finding
+_LONG_RATIO = 1.2  # ratio to the median duration above which a round is a finding
 
 Finding = tuple[str, str]  # sentence, anchor
 
@@ -36,7 +36,8 @@ def find_in_series(all_series: Sequence[Series], *, is_over: bool) -> str | None
     moment = "" if is_over else " so far"
     if not most:
         return f"Nothing that moved was wasted{moment}."
-    low, high = show_share(least), show_share(most)
+    low = show_share(least)
+    high = show_share(most)
     if low == high:
         return f"In every run {high} of the bytes were wasted{moment}."
     return f"{low} ({best}) to {high} ({worst}) of the bytes of a run were wasted{moment}."
@@ -98,13 +99,13 @@ def _longest_round(run: RunFolder) -> str | None:
     if not durations:
         return None
     longest = max(durations)
-    usual = median(durations)
-    if longest <= _LONG * usual:
+    median_s = median(durations)
+    if longest <= _LONG_RATIO * median_s:
         return None
     number = run.rounds[durations.index(longest)]["round"]
     return (
         f"{run.round_word.capitalize()} {number} was the longest{_so_far(run)}, "
-        f"{show_seconds(longest)}; the median is {show_seconds(usual)}."
+        f"{show_seconds(longest)}; the median is {show_seconds(median_s)}."
     )
 
 
@@ -125,11 +126,12 @@ def _energy(run: RunFolder) -> str | None:
     if "energy" not in run.summary:
         return None
     joules = run.summary["energy"]["by_phase"]
-    in_all = sum(joules.get(phase, 0.0) for phase in PHASES)
-    if not in_all:
+    total_joules = sum(joules.get(phase, 0.0) for phase in PHASES)
+    if not total_joules:
         return None
-    phase = max(PHASES, key=joules.__getitem__)
+    largest = max(PHASES, key=joules.__getitem__)
+    share = show_share(joules[largest] / total_joules)
     return (
-        f"Devices drew {show_joules(in_all)}{_so_far(run)}, {show_share(joules[phase] / in_all)} of it "
-        f"for the phase {phase!r}."
+        f"Devices drew {show_joules(total_joules)}{_so_far(run)}, {share} of it for the phase "
+        f"{largest!r}."
     )

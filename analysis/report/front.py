@@ -26,7 +26,7 @@ _MIDDLE_OF_NUMBER = (3, -4)  # offset of a number's middle from the start of its
 _CORNERS = ((7, -5), (7, 12), (-13, -5), (-13, 12), (-3, -9), (-3, 18))
 _LONGEST_NAME = 160
 
-_Corner = tuple[float, float]
+_Position = tuple[float, float]
 
 
 def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
@@ -41,29 +41,29 @@ def draw_front(front: ParetoFront, colours: dict[int, str]) -> Markup:
     x_axis = _CostAxis.of(front.first, [point.first for point in front.points])
     y_axis = _CostAxis.of(front.second, [point.second for point in front.points])
 
-    def place(point: CostPoint) -> _Corner:
+    def position_of(point: CostPoint) -> _Position:
         return x_axis.x(point.first), y_axis.y(point.second)
 
     parts = [el("path", d=f"M{_LEFT} {_TOP} V{_BOTTOM} H{_RIGHT}", class_="axes")]
     parts += _ticks(x_axis, y_axis)
-    parts.append(_steps([place(point) for point in front.front]))
+    parts.append(_steps([position_of(point) for point in front.front]))
     for point in front.points:
-        x, y = place(point)
-        on_front = point.factor == 1
+        x, y = position_of(point)
+        is_on_front = point.factor == 1
         dot = el(
             "circle",
             el("title", plain(front.format_point(point), _LONGEST_NAME)),
             cx=x,
             cy=y,
-            fill=colours[point.line.line_index] if on_front else None,
+            fill=colours[point.line.line_index] if is_on_front else None,
             stroke=colours[point.line.line_index],
-            class_="colour" if on_front else "others",
-            r=5 if on_front else 3.5,
+            class_="colour" if is_on_front else "others",
+            r=5 if is_on_front else 3.5,
         )
         parts.append(dot)
     numbered = [*front.front, *front.runners_up]
-    dots = [place(point) for point in front.points]
-    parts += _numbers([place(point) for point in numbered], dots)
+    dots = [position_of(point) for point in front.points]
+    parts += _numbers([position_of(point) for point in numbered], dots)
     first, second = front.names
     parts.append(_text(y_axis.label(second), 2, 11, "start"))
     parts.append(_text(x_axis.label(first), (_LEFT + _RIGHT) / 2, _HEIGHT - 5, "middle"))
@@ -111,8 +111,12 @@ class _CostAxis:
         return round(_BOTTOM - _INSET - self.axis.share(cost / self.unit.size) * height, 1)
 
     def label(self, name: str) -> str:
-        unit = f" ({self.unit.name})" if self.unit.name else ""
-        return f"{name}{unit}{', log scale' if self.axis.is_log else ''}"
+        text = name
+        if self.unit.name:
+            text += f" ({self.unit.name})"
+        if self.axis.is_log:
+            text += ", log scale"
+        return text
 
 
 def _ticks(x_axis: _CostAxis, y_axis: _CostAxis) -> list[Markup]:
@@ -133,18 +137,18 @@ def _text(text: str, x: float, y: float, anchor: str) -> Markup:
     return el("text", text, x=x, y=y, text_anchor=anchor)
 
 
-def _steps(places: Sequence[_Corner]) -> Markup:
+def _steps(positions: Sequence[_Position]) -> Markup:
     """Return a line of steps through the dots of the Pareto front."""
-    x, y = places[0]
-    steps = " ".join(f"H{x} V{y}" for x, y in places[1:])
-    return el("path", d=f"M{x} {y} {steps}", class_="step")
+    first_x, first_y = positions[0]
+    steps = " ".join(f"H{x} V{y}" for x, y in positions[1:])
+    return el("path", d=f"M{first_x} {first_y} {steps}", class_="step")
 
 
-def _numbers(places: Sequence[_Corner], dots: Sequence[_Corner]) -> list[Markup]:
+def _numbers(positions: Sequence[_Position], dots: Sequence[_Position]) -> list[Markup]:
     """Return the number of each dot as a text, at the corner of the dot with the most room."""
     occupied = [*dots]
     numbers = []
-    for number, (x, y) in enumerate(places, start=1):
+    for number, (x, y) in enumerate(positions, start=1):
         corners = [(x + dx, y + dy) for dx, dy in _CORNERS]
         corner = max(corners, key=lambda corner: _room_at(corner, occupied))
         occupied.append(_middle(corner))
@@ -152,15 +156,16 @@ def _numbers(places: Sequence[_Corner], dots: Sequence[_Corner]) -> list[Markup]
     return numbers
 
 
-def _middle(corner: _Corner) -> _Corner:
+def _middle(corner: _Position) -> _Position:
     dx, dy = _MIDDLE_OF_NUMBER
     return corner[0] + dx, corner[1] + dy
 
 
-def _room_at(corner: _Corner, occupied: Sequence[_Corner]) -> float:
+def _room_at(corner: _Position, occupied: Sequence[_Position]) -> float:
     """Return the distance of a number at ``corner`` from the nearest dot or number, at most 5."""
     middle = _middle(corner)
-    return min(5.0, *(math.dist(middle, place) - 6 for place in occupied))
+    distances = [math.dist(middle, position) - 6 for position in occupied]
+    return min(5.0, *distances)
 
 
 def _title(front: ParetoFront) -> Markup:

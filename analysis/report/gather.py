@@ -61,26 +61,25 @@ class Subject:
 
     @property
     def lines(self) -> tuple[ComparedLine, ...]:
-        """Lines of the comparison, with all their runs."""
+        """Variants or scenarios that are compared, each with its runs over all seeds."""
         return self.comparison.lines.lines
 
     @property
     def series(self) -> list[Series]:
         """Series of runs over seeds, one for each line that has runs, the best first."""
         series = []
-        for rank, place in enumerate(self.order):
-            runs = self.lines[place].runs
+        for rank, index in enumerate(self.order):
+            runs = self.lines[index].runs
             if runs:
-                series.append(Series(self.names[place], runs, rank))
+                series.append(Series(self.names[index], runs, rank))
         return series
 
-    def alone(self, most: int) -> list[Series]:
+    def single_runs(self, most: int) -> list[Series]:
         """Return series of one run each, for the first ``most`` runs that the page shows in detail.
 
-        Figures of single runs draw them, each in the colour of its line, the variant or scenario
-        to which the run belongs.
+        Each run has the colour of its line, the variant or scenario to which it belongs.
         """
-        ranks = {id(self.lines[place]): rank for rank, place in enumerate(self.order)}
+        ranks = {id(self.lines[index]): rank for rank, index in enumerate(self.order)}
         series = []
         for entry in self.detailed[:most]:
             name = style.with_strategy(entry.name, entry.run)
@@ -128,7 +127,7 @@ def _order_lines(comparison: Comparison) -> tuple[int, ...]:
     if not lines.are_runs:
         for answer in comparison.answers():
             order += answer.order
-    unranked = [place for place in range(len(lines.lines)) if place not in order]
+    unranked = [index for index in range(len(lines.lines)) if index not in order]
     return (*order, *unranked)
 
 
@@ -140,12 +139,12 @@ def _choose_runs(
     They are the first run of each line in ``order``, then the second run of each line, and so on.
     """
     selection = []
-    for runs in zip_longest(*(lines[place].runs for place in order)):
-        for run, place in zip(runs, order, strict=True):
-            if run is None:
+    for runs in zip_longest(*(lines[index].runs for index in order)):
+        for run, index in zip(runs, order, strict=True):
+            if run is None:  # the line has fewer runs than others
                 continue
-            line = lines[place]
-            name = names[place]
+            line = lines[index]
+            name = names[index]
             if line.study:
                 name = f"{name}, seed {run.summary['seed']}"
             selection.append(DetailedRun(run, plain(name, 80), line))

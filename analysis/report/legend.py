@@ -54,7 +54,7 @@ def timeline_legend(timelines: Sequence[TimelineData]) -> Markup:
         ]
         entries.append((_icon(*tints), "in a group, each its colour"))
     entries.append((_swatch(palette.OUTCOMES["done"]), "devices at work"))
-    if _has(timelines, "wasted_value", least=1e-9):
+    if _has(timelines, "wasted_value", least=1e-9):  # more than 0 devices
         entries.append((_swatch(palette.VERMILLION), "devices whose work is wasted"))
     items = [el("li", swatch, text) for swatch, text in entries]
     return join(el("ul", *items, class_="key", aria_label="Colours and signs"), asset("help.html"))
@@ -74,9 +74,10 @@ def _step_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
 
 def _message_entries(timelines: Sequence[TimelineData]) -> list[_KeyEntry]:
     """Return legend entries for messages outside of tasks: sent ones are above received ones."""
-    ways = (("upload", "message sent", 1, "5"), ("download", "message received", 0, "9"))
+    # step whose colour is used, text, value in the column ``message_sent``, top of the bar
+    directions = (("upload", "message sent", 1, "5"), ("download", "message received", 0, "9"))
     entries = []
-    for step, text, is_sent, top in ways:
+    for step, text, is_sent, top in directions:
         if is_sent in _values("message_sent", timelines):
             bar = el("rect", x="0", y=top, width="20", height="3", fill=palette.STEPS[step])
             entries.append((_icon(bar), text))

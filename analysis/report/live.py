@@ -9,6 +9,7 @@ from fedsim.analysis.report.gather import NothingDoneError, gather, title
 from fedsim.analysis.report.page import build, build_progress
 from fedsim.common.round_words import count_rounds, round_word
 from fedsim.lab.reading.study_folder import is_study
+from fedsim.records.reading import RunFolder
 
 
 class LiveReport(NamedTuple):
@@ -50,13 +51,15 @@ def read_live(paths: Sequence[Path]) -> LiveReport:
     for run in subject.runs:
         is_over = is_over and run.summary["status"] != "running"
     if not planned:
-        summary = subject.runs[0].summary
-        count = len(subject.runs)
-        says.append(
-            f"{count} runs"
-            if count > 1
-            else f"{summary['status']}, {count_rounds(summary['rounds'], round_word(summary))}"
-        )
+        says.append(_state_of(subject.runs))
     name = subject.title if is_over else f"Live: {subject.title}"
     page = build(subject, live=not is_over, progress=section)
     return LiveReport(page, name, "; ".join(says), is_over)
+
+
+def _state_of(runs: Sequence[RunFolder]) -> str:
+    """Return a text with the count of runs, or with status and rounds of a single run."""
+    if len(runs) > 1:
+        return f"{len(runs)} runs"
+    summary = runs[0].summary
+    return f"{summary['status']}, {count_rounds(summary['rounds'], round_word(summary))}"

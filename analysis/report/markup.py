@@ -91,7 +91,8 @@ def data_block(name: str, value: object) -> Markup:
 def pack(columns: Mapping[str, AnyArray]) -> dict[str, object]:
     """Pack arrays into a JSON value, which ``columns.js`` unpacks.
 
-    A column of n values of k bytes is written as n first bytes, n second bytes and so on.
+    A column of n values of k bytes is written as n first bytes, n second bytes and so on, which
+    compresses better.
 
     Args:
         columns: arrays with a single dimension, by name.
@@ -101,13 +102,14 @@ def pack(columns: Mapping[str, AnyArray]) -> dict[str, object]:
         columns, deflated, in base64.
     """
     layout = []
-    planes = []
+    contents = []
     for name, column in columns.items():
         kind = f"{column.dtype.kind}{column.dtype.itemsize}"
         layout.append([name, kind, len(column)])
-        whole = np.ascontiguousarray(column, dtype=f"<{kind}")
-        planes.append(whole.view(np.uint8).reshape(-1, column.dtype.itemsize).T.tobytes())
-    return {"layout": layout, "data": deflated(b"".join(planes))}
+        little_endian = np.ascontiguousarray(column, dtype=f"<{kind}")
+        value_bytes = little_endian.view(np.uint8).reshape(-1, column.dtype.itemsize)
+        contents.append(value_bytes.T.tobytes())
+    return {"layout": layout, "data": deflated(b"".join(contents))}
 
 
 def deflated(content: bytes) -> str:

@@ -22,7 +22,7 @@ from fedsim.strategies import strategy_name
 from fedsim.version import __version__
 
 ENDINGS = (".html", ".htm")
-_MOST = 6  # most findings
+_MOST_FINDINGS = 6  # most findings
 _LONGEST = 100  # greatest length of the folder's name in the report's file name
 SCRIPTS = (
     "clock",
@@ -87,9 +87,12 @@ def build(subject: Subject, *, live: bool = False, progress: Markup | None = Non
         live: whether runs may be unfinished; the title then begins with "Live".
         progress: section on the progress of studies, shown first.
     """
-    several = len(subject.runs) > 1
+    is_comparison = len(subject.runs) > 1
     parts: list[Markup | None] = [progress]
-    parts += _parts_of_several(subject) if several else _parts_of_one(subject.detailed[0])
+    if is_comparison:
+        parts += _parts_of_several(subject)
+    else:
+        parts += _parts_of_one(subject.detailed[0])
     if live:
         subject = replace(subject, title=f"Live: {subject.title}")
     clocks = {entry.run.clock for entry in subject.detailed}
@@ -98,24 +101,23 @@ def build(subject: Subject, *, live: bool = False, progress: Markup | None = Non
         times = "Times are those of a real run."
     text = f"Written by fedsim {__version__} from run folders alone. {times}"
     footer = el("footer", el("p", text))
-    return _frame(subject.title, join(_header(subject, several), el("main", *parts), footer))
+    return _frame(subject.title, join(_header(subject, is_comparison), el("main", *parts), footer))
 
 
 def _parts_of_one(entry: DetailedRun) -> Iterator[Markup]:
     yield sections.in_short(entry)
     timeline = runs.timelines((entry,), 1)
     yield el("section", el("h2", "Timeline", id="timeline"), *timeline)
-    yield from runs.details(0, entry, several=False)
+    yield from runs.details(0, entry, is_comparison=False)
     yield sections.scenario(entry.run)
 
 
 def _parts_of_several(subject: Subject) -> Iterator[Markup]:
     yield sections.answer(subject)
     yield from sections.comparison(subject)
-    timelines = runs.timelines(subject.detailed, len(subject.runs))
-    content = [*timelines]
-    for place, entry in enumerate(subject.detailed):
-        content.append(runs.section_of_run(place, entry))
+    content = [*runs.timelines(subject.detailed, len(subject.runs))]
+    for index, entry in enumerate(subject.detailed):
+        content.append(runs.section_of_run(index, entry))
     about = "what each device did when, and why rounds took so long"
     yield fold("Single runs", *content, anchor="timeline", about=about)
 
@@ -168,19 +170,20 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _header(subject: Subject, several: bool) -> Markup:
+def _header(subject: Subject, is_comparison: bool) -> Markup:
+    """Return the title of the page, and the findings of a report on one run as links."""
     entries = []
-    if not several:
-        for text, anchor in find_in_run(subject.runs[0])[:_MOST]:
+    if not is_comparison:
+        for text, anchor in find_in_run(subject.runs[0])[:_MOST_FINDINGS]:
             entries.append(el("li", el("a", text, href=f"#{anchor}")))
     heading = el("h1", subject.title)
     return join(
-        el("header", heading, el("p", _about(subject, several), class_="soft")),
+        el("header", heading, el("p", _about(subject, is_comparison), class_="soft")),
         el("nav", el("ol", *entries), aria_label="Findings") if entries else None,
     )
 
 
-def _about(subject: Subject, several: bool) -> str:
+def _about(subject: Subject, is_comparison: bool) -> str:
     """Return a text with the strategies, and the count of runs or the seed of a single run."""
     names = []
     for kind in dict.fromkeys(str(run.summary["strategy"]) for run in subject.runs):
@@ -189,7 +192,7 @@ def _about(subject: Subject, several: bool) -> str:
             name = plain(kind.rpartition(":")[2], 60)
         names.append(name)
     strategies = ", ".join(names)
-    if not several:
+    if not is_comparison:
         return f"{strategies}, seed {subject.runs[0].summary['seed']}"
     variants = sum(bool(line.runs) for line in subject.lines)
     number = f"{len(subject.runs)} runs"

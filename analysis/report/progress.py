@@ -58,6 +58,7 @@ def read_progress(paths: Sequence[Path]) -> list[StudiedRun]:
 
 
 def _read_run(line: str, study: Path, run: IndexedRun) -> StudiedRun:
+    """Read state and summary of a run of a study, whose files may be missing or incomplete."""
     folder = study / run.folder
     summary: RecordData = {}
     with suppress(RunFolderError):  # no tables yet, or the run replaces its files
@@ -83,9 +84,9 @@ def in_words(runs: Sequence[StudiedRun]) -> str:
     at_work = states.count("at work") + states.count("begun")
     if at_work:
         text += f", {at_work:,} at work"
-    early = states.count("ended early")
-    if early:
-        text += f", {early:,} ended early"
+    ended_early = states.count("ended early")
+    if ended_early:
+        text += f", {ended_early:,} ended early"
     return text
 
 
@@ -112,6 +113,7 @@ def section(runs: Sequence[StudiedRun]) -> Markup | None:
 
 
 def _runs_at_work(runs: Sequence[StudiedRun]) -> Iterator[Markup]:
+    """Yield a table of the runs at work, with their figures so far; nothing if there are none."""
     at_work = [run for run in runs if run.state in ("at work", "begun")]
     if not at_work:
         return
@@ -126,16 +128,17 @@ def _runs_at_work(runs: Sequence[StudiedRun]) -> Iterator[Markup]:
 
 
 def _figures(summary: RecordData) -> list[str | tables.TableCell]:
+    """Return cells with rounds, simulated time and accuracy of a run; empty ones at its beginning."""
     if not summary:
         return ["", "", ""]
     rounds = int(summary["rounds"])
     seconds = float(summary["simulated_s"])
     accuracy = summary["accuracy"]["final"]
-    last = tables.TableCell("" if accuracy is None else f"{accuracy:.4f}", accuracy)
+    accuracy_text = "" if accuracy is None else f"{accuracy:.4f}"
     return [
         tables.TableCell(f"{rounds:,}", rounds),
         tables.TableCell(show_seconds(seconds), seconds),
-        last,
+        tables.TableCell(accuracy_text, accuracy),
     ]
 
 

@@ -37,38 +37,18 @@ def headline_figures(run: RunFolder) -> Markup:
     """Return the most important numbers of a run, such as its final accuracy, as tiles in HTML."""
     summary = run.summary
     measured = measure(run)
-    figures = [(f"{run.round_word}s", f"{summary['rounds']:,}", _ending(run))]
-    final = measured["final accuracy"]
-    if final is not None:
-        remark = f"best {measured['best accuracy']:.4f}"
-        worst = measured["worst-decile accuracy"]
-        if worst is not None:
-            remark += f", worst tenth of devices {worst:.4f}"
-        figures.append((_last("accuracy", run), f"{final:.4f}", remark))
-    unseen = (summary.get("accuracy") or {}).get("unseen")
-    if unseen is not None:
-        remark = "on devices that are tested and never train"
-        figures.append((f"{_last('accuracy', run)}, unseen", f"{unseen:.4f}", remark))
-    for name, metric in summary.get("metrics", {}).items():
-        if metric["final"] is not None:
-            figures.append(
-                (_last(name, run), f"{metric['final']:.4g}", f"best {metric['best']:.4g}")
-            )
-    remark = f"computed in {show_seconds(summary['wall_s'])}"
+    figures = [(f"{run.round_word}s", f"{summary['rounds']:,}", _describe_end(run))]
+    figures += _test_figures(run, measured)
+    duration_remark = f"computed in {show_seconds(summary['wall_s'])}"
     if MEASURED in summary:
-        remark = "of a real run"
-    figures.append((run.clock, show_seconds(summary["simulated_s"]), remark))
+        duration_remark = "of a real run"
+    figures.append((run.clock, show_seconds(summary["simulated_s"]), duration_remark))
     figures += _byte_figures(run)
-    computed = measured["compute"]
-    if computed:
-        wasted = measured["wasted compute"] or 0
-        figures.append(
-            (
-                "devices computed",
-                show_seconds(computed),
-                f"{show_share(wasted / computed, 1)} wasted",
-            )
-        )
+    computed_s = measured["compute"]
+    if computed_s:
+        wasted_s = measured["wasted compute"] or 0
+        remark = f"{show_share(wasted_s / computed_s, 1)} wasted"
+        figures.append(("devices computed", show_seconds(computed_s), remark))
     figures += _energy_figures(run, measured)
     purity = measured["last purity of groups"]
     if purity is not None:
@@ -76,19 +56,36 @@ def headline_figures(run: RunFolder) -> Markup:
         figures.append(("purity of groups", f"{purity:.3f}", f"{moment}; 1 is perfect"))
     epsilon = run.rounds[-1].get("epsilon") if run.rounds else None
     if epsilon is not None:
-        remark = f"privacy spent in all {run.round_word}s"
-        if not run.is_done:
-            remark = "privacy spent so far"
-        figures.append(("epsilon", f"{epsilon:.3g}", remark))
+        moment = f"in all {run.round_word}s" if run.is_done else "so far"
+        figures.append(("epsilon", f"{epsilon:.3g}", f"privacy spent {moment}"))
     return tiles(figures)
 
 
-def _last(name: str, run: RunFolder) -> str:
+def _test_figures(run: RunFolder, measured: Values) -> Iterator[tuple[str, str, str]]:
+    """Yield the last results of tests for a run's tiles; each is a name, a value and a remark."""
+    final = measured["final accuracy"]
+    if final is not None:
+        remark = f"best {measured['best accuracy']:.4f}"
+        worst = measured["worst-decile accuracy"]
+        if worst is not None:
+            remark += f", worst tenth of devices {worst:.4f}"
+        yield _label_of_last("accuracy", run), f"{final:.4f}", remark
+    unseen = (run.summary.get("accuracy") or {}).get("unseen")
+    if unseen is not None:
+        label = f"{_label_of_last('accuracy', run)}, unseen"
+        yield label, f"{unseen:.4f}", "on devices that are tested and never train"
+    for name, metric in run.summary.get("metrics", {}).items():
+        if metric["final"] is not None:
+            remark = f"best {metric['best']:.4g}"
+            yield _label_of_last(name, run), f"{metric['final']:.4g}", remark
+
+
+def _label_of_last(name: str, run: RunFolder) -> str:
     """Return the label of a measure's last value: ``final NAME``, or ``NAME so far`` if unfinished."""
     return f"final {name}" if run.is_done else f"{name} so far"
 
 
-def _ending(run: RunFolder) -> str:
+def _describe_end(run: RunFolder) -> str:
     """Return the reason why a run ended, or its status if it is not done."""
     status = run.summary.get("status")
     if status == "done" and run.summary.get("stopped"):
@@ -99,6 +96,7 @@ def _ending(run: RunFolder) -> str:
 
 
 def _byte_figures(run: RunFolder) -> list[tuple[str, str, str]]:
+    """Return the moved and the wasted bytes for a run's tiles: name, value and remark of each."""
     sizes = run.summary["bytes"]
     size = total(sizes)
     directions = []
@@ -122,10 +120,12 @@ def _energy_figures(run: RunFolder, measured: Values) -> Iterator[tuple[str, str
     joules = measured["energy"]
     if joules:
         wasted = measured["wasted energy"] or 0.0
-        drawn = math.fsum(run.summary["energy"]["by_phase"].get(phase, 0.0) for phase in PHASES)
-        remark = f"{show_share(wasted / drawn, 1)} of it wasted" if drawn else ""
-        yield "devices drew", show_joules(drawn), remark
-        if joules > drawn:
+        of_devices = math.fsum(
+            run.summary["energy"]["by_phase"].get(phase, 0.0) for phase in PHASES
+        )
+        remark = f"{show_share(wasted / of_devices, 1)} of it wasted" if of_devices else ""
+        yield "devices drew", show_joules(of_devices), remark
+        if joules > of_devices:
             yield "energy in all", show_joules(joules), "with the server's side"
     flat = measured["flat devices"]
     if flat is not None:
@@ -146,43 +146,57 @@ def timelines(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
     visible = min(len(entries), MOST_VISIBLE)
     most_lanes = _MOST_LANES // visible
     most_steps = _MOST_STEPS // len(entries)
-    data = [read_timeline(entry.run, most_lanes, most_steps) for entry in entries]
+    all_data = [read_timeline(entry.run, most_lanes, most_steps) for entry in entries]
     if len(entries) > visible:
         yield from _chooser(entries, total)
-    yield timeline_legend(data)
-    colours = step_colours(data)
+    yield timeline_legend(all_data)
+    colours = step_colours(all_data)
     if len(entries) > 1:
         box = el("input", type="checkbox", name="together", checked=True)
         label = el("label", box, " all timelines show the same span of time")
         yield el("p", label)
     text = "The timeline needs JavaScript; python -m fedsim.analysis RUN draws one as a picture."
     yield el("noscript", el("p", text))
-    for place, (entry, timeline) in enumerate(zip(entries, data, strict=True)):
+    for index, (entry, data) in enumerate(zip(entries, all_data, strict=True)):
         head = el("h3", entry.name) if len(entries) > 1 else None
-        yield _timeline(place, entry.name, head, timeline, colours)
+        yield _timeline(index, entry.name, head, data, colours)
 
 
 def _timeline(
-    place: int,
+    index: int,
     name: str,
     head: Markup | None,
-    timeline: TimelineData,
+    data: TimelineData,
     colours: Mapping[str, str],
 ) -> Markup:
     """Return the timeline of a run.
 
     Args:
-        place: index of the run on the page.
+        index: index of the run on the page.
         name: name of the run.
         head: heading above the timeline, if any.
-        timeline: data of the timeline.
+        data: data of the timeline.
         colours: colours of all kinds of steps on the page.
     """
-    steps = [{"name": kind, "colour": colours[kind]} for kind in timeline.kinds]
-    header = {**timeline.header, "steps": steps}
-    lanes = len(timeline.columns["device"])
-    population = header["population"]
-    worked = header["worked"]
+    steps = [{"name": kind, "colour": colours[kind]} for kind in data.kinds]
+    content = {"header": {**data.header, "steps": steps}, "packed": pack(data.columns)}
+    block = data_block(_block_id(index), content)
+    has_groups = bool(data.header["groups"])
+    controls = stage(index, name, data.header["round_word"], has_groups=has_groups)
+    text = el("p", _describe_lanes(data), class_="soft")
+    return el("div", head, text, controls, block, data_run=index)
+
+
+def _block_id(index: int) -> str:
+    """Return the id of the data block of a run's timeline, by the index of the run on the page."""
+    return f"timeline-{index}-data"
+
+
+def _describe_lanes(data: TimelineData) -> str:
+    """Return a text on the devices that have lanes in a timeline, and on how lanes are drawn."""
+    lanes = len(data.columns["device"])
+    population = data.header["population"]
+    worked = data.header["worked"]
     text = (
         f"{lanes:,} of the {worked:,} devices that worked, evenly spread over them; the "
         f"population has {population:,}."
@@ -197,12 +211,7 @@ def _timeline(
             "lie there: the more of them are at work, the fuller is the colour (by the root of their "
             "share). Taller lanes show each device."
         )
-    content = {"header": header, "packed": pack(timeline.columns)}
-    block = data_block(f"timeline-{place}-data", content)
-    controls = stage(
-        place, name, timeline.header["round_word"], grouped=bool(timeline.header["groups"])
-    )
-    return el("div", head, el("p", text, class_="soft"), controls, block, data_run=place)
+    return text
 
 
 def _chooser(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
@@ -211,9 +220,9 @@ def _chooser(entries: tuple[DetailedRun, ...], total: int) -> Iterator[Markup]:
     At first the best run is chosen, and a run of another variant.
     """
     second = 1
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         if entry.line is not entries[0].line:
-            second = place
+            second = index
             break
     yield el("label", "run ", _run_list("first-run", entries, 0), class_="chooser")
     yield el("label", "beside it ", _run_list("second-run", entries, second), class_="chooser")
@@ -232,50 +241,50 @@ def _run_list(name: str, entries: tuple[DetailedRun, ...], selected: int) -> Mar
     options = []
     if name == "second-run":
         options.append(el("option", "none", value=""))
-    for place, entry in enumerate(entries):
-        options.append(el("option", entry.name, value=place, selected=place == selected))
+    for index, entry in enumerate(entries):
+        options.append(el("option", entry.name, value=index, selected=index == selected))
     return el("select", *options, name=name)
 
 
-def details(place: int, entry: DetailedRun, several: bool) -> Iterator[Markup]:
+def details(index: int, entry: DetailedRun, is_comparison: bool) -> Iterator[Markup]:
     """Yield details of a run that the reader opens: pictures, and tables of devices and rounds.
 
     Args:
-        place: index of the run on the page, from 0.
+        index: index of the run on the page, from 0.
         entry: the run.
-        several: whether the report has several runs.
+        is_comparison: whether the report has several runs.
     """
     run = entry.run
-    level = 3 if several else 2
-    if place < MOST_DRAWN:
-        part = waiting(run)
-        if part is not None:
-            yield fold("Where the time went", part, level=level)
-        yield from draw_run(entry, several)
+    level = 3 if is_comparison else 2
+    if index < MOST_DRAWN:
+        waiting_part = waiting(run)
+        if waiting_part is not None:
+            yield fold("Where the time went", waiting_part, level=level)
+        yield from draw_run(entry, is_comparison)
     else:
         text = "It has no pictures here: fedsim report, called with its folder, draws them."
         yield el("p", text, class_="soft")
-    block = f"timeline-{place}-data"
-    parts = {"devices": tables.devices(run, block), "rounds": tables.rounds(run, block)}
-    for name, part_of_run in parts.items():
-        if part_of_run is None:
+    block_id = _block_id(index)
+    parts = {"devices": tables.devices(run, block_id), "rounds": tables.rounds(run, block_id)}
+    for name, summary_and_table in parts.items():
+        if summary_and_table is None:
             continue
-        summary, table = part_of_run
+        summary, table = summary_and_table
         content = table
-        if several:  # the page inserts the details when the reader opens them
+        if is_comparison:  # the page inserts the details when the reader opens them
             content = el("div", data_html=deflated(table.encode()))
-        yield fold(summary, content, level=level, anchor=f"{name}-{place}")
+        yield fold(summary, content, level=level, anchor=f"{name}-{index}")
 
 
-def section_of_run(place: int, entry: DetailedRun) -> Markup:
+def section_of_run(index: int, entry: DetailedRun) -> Markup:
     """Return the part about one run, on a page of several runs.
 
     Args:
-        place: index of the run on the page, from 0.
+        index: index of the run on the page, from 0.
         entry: the run.
     """
-    parts = [headline_figures(entry.run), *details(place, entry, several=True)]
-    return el("section", el("h2", entry.name, id=f"run-{place}"), *parts, data_run=place)
+    parts = [headline_figures(entry.run), *details(index, entry, is_comparison=True)]
+    return el("section", el("h2", entry.name, id=f"run-{index}"), *parts, data_run=index)
 
 
 def waiting(run: RunFolder) -> Markup | None:
@@ -297,17 +306,13 @@ def waiting(run: RunFolder) -> Markup | None:
     if not run.is_done:
         caption = "Its times sum to the run's so far."
     table = tables.grid(heads, rows, [True, False, False], caption)
-    usual = median(path.seconds for path in paths.rounds)
+    median_s = median(path.seconds for path in paths.rounds)
     longest = max(paths.rounds, key=lambda path: path.seconds)
-    middle = min(paths.rounds, key=lambda path: abs(path.seconds - usual))
-    rounds = [_describe_round_path(paths, longest.number, "the longest")]
-    if middle.number != longest.number:
-        rounds.append(_describe_round_path(paths, middle.number, "a usual one"))
-    return join(
-        el("p", " ".join(run_in_words(paths))),
-        table,
-        *rounds,
-    )
+    usual = min(paths.rounds, key=lambda path: abs(path.seconds - median_s))
+    examples = [_describe_round_path(paths, longest.number, "the longest")]
+    if usual.number != longest.number:
+        examples.append(_describe_round_path(paths, usual.number, "a usual one"))
+    return join(el("p", " ".join(run_in_words(paths))), table, *examples)
 
 
 def _describe_round_path(paths: CriticalPaths, number: int, description: str) -> Markup:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import tomli_w
 
 from fedsim.analysis import palette
-from fedsim.analysis.accuracy import figures_of
+from fedsim.analysis.accuracy import choose_measures
 from fedsim.analysis.report import tables
 from fedsim.analysis.report.answer import HINT, answers
 from fedsim.analysis.report.chart import chart
@@ -21,7 +21,7 @@ from fedsim.lab.compare.lines import ComparedLine
 from fedsim.records.reading import RunFolder
 from fedsim.running.overrides import Tables
 
-_LONGEST = 3000  # most characters of a scenario in short
+_MOST_CHARACTERS = 3000  # of a scenario in short
 _LONG_ABOUT = 200  # characters of a study's description above which it is folded
 _IMPORTANT_KEYS = (
     *("seed", "learning", "population.devices", "population.host.", "strategy.clients_per_round"),
@@ -50,14 +50,14 @@ def _scenario(run: RunFolder) -> Iterator[Markup]:
 
     The remarks name estimated values, and values outside the range for which a formula was fitted.
     """
-    scenario = tables.without_places(run.scenario)
-    yield el("p", plain(_scenario_in_short(scenario), _LONGEST))
+    scenario = tables.without_paths(run.scenario)
+    yield el("p", plain(_scenario_in_short(scenario), _MOST_CHARACTERS))
     if "estimates" in run.summary:
-        yield el("p", plain(f"This run {run.summary['estimates']}.", _LONGEST))
+        yield el("p", plain(f"This run {run.summary['estimates']}.", _MOST_CHARACTERS))
     outside = run.summary.get("outside_of_rules")
     if outside:
         text = f"Outside of what a rule was fitted to: {'; '.join(map(str, outside))}."
-        yield el("p", plain(text, _LONGEST))
+        yield el("p", plain(text, _MOST_CHARACTERS))
     lines = tomli_w.dumps(scenario).split("\n")
     text = "\n".join(visible(line) for line in lines)
     summary = el("summary", "The scenario with every default written out")
@@ -82,9 +82,9 @@ def _scenario_in_short(scenario: Tables) -> str:
 def answer(subject: Subject) -> Markup:
     """Return the first section of a report on several runs: the best variants, and their leads."""
     lines = subject.lines
-    colours = {
-        place: str(palette.line_of(rank, 1.0)["color"]) for rank, place in enumerate(subject.order)
-    }
+    colours = {}
+    for rank, line_index in enumerate(subject.order):
+        colours[line_index] = str(palette.line_of(rank, 1.0)["color"])
     done = sum(len(line.runs) for line in lines)
     planned = sum(line.planned for line in lines)
     parts: list[Markup | None] = [el("h2", "In short", id="summary")]
@@ -146,7 +146,7 @@ def comparison(subject: Subject) -> Iterator[Markup]:
     curves = chart(subject.series)
     if curves:
         title = "How the lines get there"
-        about = f"{figures_of(subject.runs)[0]} against time, bytes and rounds"
+        about = f"{choose_measures(subject.runs)[0]} against time, bytes and rounds"
         yield fold(title, *curves, anchor="accuracy", about=about)
     pictures = _draw_compared_runs(subject)
     if pictures:
@@ -161,13 +161,13 @@ def comparison(subject: Subject) -> Iterator[Markup]:
 
 
 def _draw_compared_runs(subject: Subject) -> list[Markup]:
-    few = min(len(subject.detailed), MOST_DRAWN)
-    every = len(subject.runs)
-    pictures = [*draw_series(subject.alone(few), subject.series, several=True)]
-    if pictures and few < every:
+    drawn = min(len(subject.detailed), MOST_DRAWN)
+    total = len(subject.runs)
+    pictures = [*draw_series(subject.single_runs(drawn), subject.series, is_comparison=True)]
+    if pictures and drawn < total:
         hint = (
-            f"Where single runs are drawn, they are {few} of {every}: the first of the best. Means "
-            "are over all of them."
+            f"Where single runs are drawn, they are {drawn} of {total}: the first of the best. "
+            "Means are over all of them."
         )
         pictures.append(el("p", hint, class_="soft"))
     return pictures
@@ -175,13 +175,15 @@ def _draw_compared_runs(subject: Subject) -> list[Markup]:
 
 def _compare_scenarios(subject: Subject) -> Markup:
     """Return a part with the first variant's scenario, and the keys in which variants differ."""
-    first_runs = {id(entry.line): entry for entry in reversed(subject.detailed)}
-    firsts = [first_runs[id(line)] for line in subject.lines if id(line) in first_runs]
-    runs = [entry.run for entry in firsts]
-    differences = tables.differing(runs, [entry.name for entry in firsts])
+    first_of_line: dict[int, DetailedRun] = {}
+    for entry in subject.detailed:
+        first_of_line.setdefault(id(entry.line), entry)
+    entries = [first_of_line[id(line)] for line in subject.lines if id(line) in first_of_line]
+    runs = [entry.run for entry in entries]
+    differences = tables.compare_scenarios(runs, [entry.name for entry in entries])
     text = "All runs have this scenario, with seeds of their own."
     if differences:
-        text = f"That is {firsts[0].name}."
+        text = f"That is {entries[0].name}."
     content = [*_scenario(runs[0]), el("p", text, class_="soft"), differences]
     about = "what the lines have alike, and in which keys they differ"
     return fold("Scenario", *content, anchor="scenario", about=about)

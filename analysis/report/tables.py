@@ -68,6 +68,7 @@ def grid(
 
 
 def _draw_cell(cell: str | TableCell, look: str | None, *, heads_row: bool) -> Markup:
+    """Return a cell of a table; its value, by which the page sorts rows, is in ``data-v``."""
     if not isinstance(cell, TableCell):
         cell = TableCell(cell)
     sort_key = None if cell.value is None else f"{cell.value:.9g}"
@@ -125,7 +126,7 @@ _ENDINGS = {
 }
 # head, key in the rows, and function that formats a value
 _TableColumn = tuple[str, str, Callable[[Any], str]]
-_OF_DEVICES: tuple[_TableColumn, ...] = (
+_OPTIONAL_DEVICE_COLUMNS: tuple[_TableColumn, ...] = (
     ("last group", "group", "{:.0f}".format),
     ("accuracy (0-1)", "accuracy", "{:.4f}".format),
     ("energy", "joules", show_joules),
@@ -138,8 +139,8 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
 
     Args:
         run: the run.
-        timeline: id of the data block of the run's timeline, in which buttons of the table show a
-            device.
+        timeline: id of the HTML element with the data of the run's timeline. The button of a row
+            shows the device in this timeline.
 
     Returns:
         Summary and table; None if no device worked.
@@ -163,23 +164,37 @@ def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
         ("share wasted", "share", show_share),
         ("moved", "bytes", show_bytes),
     ]
-    columns += [column for column in _OF_DEVICES if rows[column[1]].notna().any()]
+    for column in _OPTIONAL_DEVICE_COLUMNS:
+        _, key, _ = column
+        if rows[key].notna().any():
+            columns.append(column)
     caption = (
         "One row a device that worked, who wasted most on top; its number shows it in the timeline."
     )
     if len(rows) > _MOST_DEVICES:
         caption += f" The {_MOST_DEVICES} of {len(rows):,} that wasted most are shown."
-    summary = f"Table of {counted(len(rows), 'device')}"
     wasted = [name for name in endings if name in wasted_outcomes(run)]
-    before = [name for name in wasted if name != "stopped"]
-    wasteful = int((rows[before].sum(axis=1) > 0).sum())
-    if wasteful:
-        summary += f", {wasteful:,} of them with a task that was wasted"
-    if "stopped" in wasted:  # in gossip most devices have an open task at the end
-        cut_off = int((rows["stopped"] > 0).sum())
-        summary += f", {cut_off:,} of them with a task cut off by the end of the run"
     records = rows.head(_MOST_DEVICES).to_dict("records")
-    return summary, _with_buttons("device", timeline, records, columns, caption)
+    table = _with_buttons("device", timeline, records, columns, caption)
+    return _summarise_devices(rows, wasted), table
+
+
+def _summarise_devices(rows: pd.DataFrame, wasted: Sequence[str]) -> str:
+    """Return a text with the count of devices, and of devices with wasted tasks.
+
+    Args:
+        rows: one row per device, with a count of tasks for each outcome.
+        wasted: outcomes of wasted tasks that occur.
+    """
+    text = f"Table of {counted(len(rows), 'device')}"
+    during_run = [name for name in wasted if name != "stopped"]
+    wasteful = int((rows[during_run].sum(axis=1) > 0).sum())
+    if wasteful:
+        text += f", {wasteful:,} of them with a task that was wasted"
+    if "stopped" in wasted:  # counted apart: in gossip most devices have an open task at the end
+        cut_off = int((rows["stopped"] > 0).sum())
+        text += f", {cut_off:,} of them with a task cut off by the end of the run"
+    return text
 
 
 def _with_buttons(
@@ -195,7 +210,7 @@ def _with_buttons(
 
     Args:
         noun: ``device`` or ``round``; also the key of the device or round in a row.
-        timeline: id of the data block of the timeline.
+        timeline: id of the HTML element with the data of the timeline.
         rows: values of each row by key.
         columns: the columns after the first.
         caption: caption of the table.
@@ -238,7 +253,7 @@ def read_devices(run: RunFolder) -> pd.DataFrame:
     rows["wasted_s"] = wasted.groupby("device")["length"].sum()
     rows["share"] = rows["wasted_s"] / rows["worked_s"]
     rows["bytes"] = _bytes_of_devices(run)
-    facts = ["speed", "samples", *(key for _, key, _ in _OF_DEVICES)]
+    facts = ["speed", "samples", *(key for _, key, _ in _OPTIONAL_DEVICE_COLUMNS)]
     rows = rows.fillna(0.0).join(history.population.reindex(columns=facts))
     rows = rows.sort_values(["wasted_s", "worked_s"], ascending=False, kind="stable")
     return rows.rename_axis("device").reset_index()
@@ -260,18 +275,19 @@ def _bytes_of_devices(run: RunFolder) -> "pd.Series[float]":
     """
     names = ["device", "delivered", "sender", "receiver"]
     transfers = run.table(TRANSFERS).select(names).to_pandas()
-    of_tasks = transfers["device"].notna()
-    parts = [transfers.loc[of_tasks, ["device", "delivered"]]]
-    between = transfers[~of_tasks]
+    is_of_task = transfers["device"].notna()
+    parts = [transfers.loc[is_of_task, ["device", "delivered"]]]
+    outside_of_tasks = transfers[~is_of_task]
     for end in ("sender", "receiver"):
-        device = between[end].astype(str).str.extract(r"^device (\d+)$", expand=False)
-        ends = between.assign(device=device.astype(float)).dropna(subset="device")
-        parts.append(ends[["device", "delivered"]])
+        names_of_end = outside_of_tasks[end].astype(str)
+        device = names_of_end.str.extract(r"^device (\d+)$", expand=False).astype(float)
+        with_device = outside_of_tasks.assign(device=device).dropna(subset="device")
+        parts.append(with_device[["device", "delivered"]])
     sizes: pd.Series[float] = pd.concat(parts).groupby("device")["delivered"].sum()
     return sizes
 
 
-_OF_ROUNDS = {
+_HEADS_OF_MEASURES = {
     "accuracy": "accuracy (0-1)",
     "loss": "test loss",
     "train_loss": "training loss",
@@ -286,12 +302,12 @@ _OF_ROUNDS = {
 
 
 def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
-    """Return a table of the events and results of each round; of some rounds if there are many.
+    """Return a table of times, clients, bytes and test results by round, for at most about 60 rounds.
 
     Args:
         run: the run.
-        timeline: id of the data block of the run's timeline, in which buttons of the table show a
-            round.
+        timeline: id of the HTML element with the data of the run's timeline. The button of a row
+            shows the round in this timeline.
 
     Returns:
         Summary and table; None if the run has no rounds.
@@ -305,22 +321,22 @@ def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
         return None
     tested = [row for row in rows if row["accuracy"] is not None]
     best = max(tested, key=lambda row: row["accuracy"], default=None)
-    every = style.step_for(len(rows), _MOST_ROUNDS)
-    some = []
-    for place, row in enumerate(rows):
-        if place % every == 0 or row is best or row is rows[-1]:
-            some.append(row)
-    columns = [
-        column
-        for column in _round_columns(run)
-        if any(row.get(column[1]) is not None for row in rows)
-    ]
+    every = style.thinning_step(len(rows), _MOST_ROUNDS)
+    shown = []
+    for index, row in enumerate(rows):
+        if index % every == 0 or row is best or row is rows[-1]:
+            shown.append(row)
+    columns = []
+    for column in _round_columns(run):
+        _, key, _ = column
+        if any(row.get(key) is not None for row in rows):
+            columns.append(column)
     caption = f"One row a {run.round_word}; its number shows it in the timeline."
-    if len(some) != len(rows):
+    if len(shown) != len(rows):
         caption += (
-            f" {len(some)} of {len(rows):,} are shown: one of {every}, the best and the last."
+            f" {len(shown)} of {len(rows):,} are shown: one of {every}, the best and the last."
         )
-    table = _with_buttons("round", timeline, some, columns, caption, best, run.round_word)
+    table = _with_buttons("round", timeline, shown, columns, caption, best, run.round_word)
     return f"Table of {count_rounds(len(rows), run.round_word)}", table
 
 
@@ -330,7 +346,7 @@ def _round_columns(run: RunFolder) -> list[_TableColumn]:
         ("ended at", "time", show_seconds),
         ("lasted", "lasted", show_seconds),
     ]
-    heads = _OF_ROUNDS | {name: name for name in run.summary.get("metrics", {})}
+    heads = _HEADS_OF_MEASURES | {name: name for name in run.summary.get("metrics", {})}
     columns += [(head, key, "{:.4f}".format) for key, head in heads.items()]
     columns += [
         (name, name, "{:,}".format) for name in ("selected", "valid", "slow", "disconnected")
@@ -341,18 +357,19 @@ def _round_columns(run: RunFolder) -> list[_TableColumn]:
     return columns
 
 
-def without_places(value: Any) -> Any:
+def without_paths(value: Any) -> Any:
     """Return a scenario, or a part of it, without the paths of folders on the run's machine."""
     if isinstance(value, dict):
-        return {key: without_places(item) for key, item in value.items() if key != "root"}
+        return {key: without_paths(item) for key, item in value.items() if key != "root"}
     if isinstance(value, list):
-        return [without_places(item) for item in value]
+        return [without_paths(item) for item in value]
     if isinstance(value, str) and value.startswith(("/", "~", "\\")):
-        return f"…/{value.replace(chr(92), '/').rpartition('/')[2]}"
+        _, _, name = value.replace("\\", "/").rpartition("/")
+        return f"…/{name}"
     return value
 
 
-def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
+def compare_scenarios(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
     """Return a table of the keys in which scenarios differ, one column per run.
 
     Args:
@@ -362,7 +379,7 @@ def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
     Returns:
         The table; None if the scenarios are the same.
     """
-    scenarios = [flatten(without_places(run.scenario)) for run in runs]
+    scenarios = [flatten(without_paths(run.scenario)) for run in runs]
     keys = _differing_keys(scenarios)
     if not keys:
         return None
@@ -371,12 +388,12 @@ def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:
         values = [_say_value(scenario.get(key, NOTHING)) for scenario in scenarios]
         rows.append([key, *values])
     table = grid(["key", *names], rows, [True] * (len(names) + 1))
-    rest = None
+    remark = None
     if len(keys) > len(rows):
-        rest = el("p", f"Keys that differ besides: {len(keys) - len(rows)}.", class_="soft")
-    head = f"What their scenarios say differently: {counted(len(keys), 'key')}"
+        remark = el("p", f"Keys that differ besides: {len(keys) - len(rows)}.", class_="soft")
+    heading = f"What their scenarios say differently: {counted(len(keys), 'key')}"
     is_open = len(keys) <= _FEW_DIFFERENCES
-    return el("details", el("summary", head), table, rest, open=is_open)
+    return el("details", el("summary", heading), table, remark, open=is_open)
 
 
 def _say_value(value: object) -> str:

@@ -31,8 +31,8 @@ OUTCOMES = tuple(palette.OUTCOMES)
 MARKED = (*MARKS, "split")  # kinds of marks; the column ``mark_kind`` has indices of this
 _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 _TICK_S = 1e-4  # usual length of a tick (s), as precise as a time on the screen
-_LEAST_TICKS = 2**20
-_MOST_TICKS = 2**31
+_LEAST_TICKS = 2**20  # of a run, so that ticks of a short run are shorter
+_MOST_TICKS = 2**31  # of a run, so that ticks of a long run are longer, and times fit into 32 bits
 _MOST_MESSAGES = 20_000  # messages between devices that a timeline has; of more, some are drawn
 _POINTS = 16384  # most points of a curve: far more than pixels, so that readers can zoom in
 # kind of step: fields of its data with the work done and the whole work
@@ -145,26 +145,25 @@ class _ColumnsOfLanes:
         self.history = History(run)
         self.activities = Activities(self.history)
         self.attempts = Attempts(self.activities)
-        end = self.history.end
-        self.tick = max(min(_TICK_S, end / _LEAST_TICKS), end / _MOST_TICKS)
-        if not self.tick:
-            self.tick = 1.0
+        self.tick = _choose_tick(self.history.end)
         self.kinds = tuple(palette.step_colours(step.kind for step in self.attempts.steps))
         self.devices = self._choose_devices(most_lanes, most_steps)
         self.lanes = {device: lane for lane, device in enumerate(self.devices.tolist())}
         self.endpoints: tuple[str, ...] = ()
 
     def _choose_devices(self, most_lanes: int, most_steps: int) -> Ints:
-        everyone = self.history.population.index.to_numpy(np.int64)
+        """Return the devices with lanes: all devices, or some that worked if a limit is exceeded."""
+        all_devices = self.history.population.index.to_numpy(np.int64)
         steps = self.activities.steps
-        if len(everyone) <= most_lanes and len(steps) <= most_steps:
-            return everyone
+        if len(all_devices) <= most_lanes and len(steps) <= most_steps:
+            return all_devices
         workers = np.array(sorted({step.device for step in steps}), dtype=np.int64)
         if not len(workers):
-            return everyone[:most_lanes]
+            return all_devices[:most_lanes]
+        # a device is taken to have as many steps as any other
         share = min(1.0, most_steps / max(1, len(steps)))
-        room = min(most_lanes, max(1, int(len(workers) * share)))
-        return workers[style.evenly(len(workers), room)]
+        most = min(most_lanes, max(1, int(len(workers) * share)))
+        return workers[style.choose_evenly(len(workers), most)]
 
     def arrays(self) -> Columns:
         """Return all arrays by the names that ``lanes.js`` reads."""
@@ -197,16 +196,15 @@ class _ColumnsOfLanes:
         """Return the steps lane by lane; times and numbers as differences, which pack better."""
         steps = self._in_lanes(self.attempts.steps)
         steps.sort(key=lambda step: (self.lanes[step.device], step.start, step.task))
-        first = self._first_positions(steps)
+        first_positions = self._first_positions(steps)
 
         def previous(values: AnyArray) -> Ints:
             """Return for each step the value of the previous step in its lane; 0 for the first step."""
             shifted = np.zeros(len(values), dtype=np.int64)
             shifted[1:] = values[:-1]
-            begins = first[
-                first < len(values)
-            ]  # an empty lane at the end begins after the last step
-            shifted[begins] = 0
+            # an empty lane at the end begins after the last step
+            first_steps = first_positions[first_positions < len(values)]
+            shifted[first_steps] = 0
             return shifted
 
         start = self._ticks([step.start for step in steps])
@@ -215,7 +213,7 @@ class _ColumnsOfLanes:
         kinds = [numbers_of_kinds[step.kind] for step in steps]
         outcomes = [_OUTCOME_CODES[step.task_outcome] for step in steps]
         columns: Columns = {
-            "first": first.astype(np.uint32),
+            "first": first_positions.astype(np.uint32),
             "gap": (start - previous(end)).astype(np.int32),
             "length": (end - start).astype(np.uint32),
             "step": np.array(kinds, dtype=np.uint16),
@@ -223,8 +221,8 @@ class _ColumnsOfLanes:
         }
         numbers = {
             "task": np.array([step.task for step in steps], dtype=np.int64),
-            "round": _numbers(step.round for step in steps),
-            "group": _numbers(step.group for step in steps),
+            "round": _without_none(step.round for step in steps),
+            "group": _without_none(step.group for step in steps),
         }
         for name, values in numbers.items():
             columns[name] = (values - previous(values)).astype(np.int32)
@@ -238,9 +236,9 @@ class _ColumnsOfLanes:
         rounds = self.activities.rounds
         accuracies = {row["round"]: row["accuracy"] for row in self.run.rounds}
         deadlines = np.zeros(len(rounds))
-        for place, entry in enumerate(rounds):
+        for index, entry in enumerate(rounds):
             if entry.reached_deadline is not None:
-                deadlines[place] = entry.reached_deadline
+                deadlines[index] = entry.reached_deadline
         accuracy = [accuracies.get(entry.number) for entry in rounds]
         return {
             "round_number": np.array([entry.number for entry in rounds], dtype=np.uint32),
@@ -279,6 +277,7 @@ class _ColumnsOfLanes:
         }
 
     def _marks(self) -> Columns:
+        """Return lane, time and kind of each mark, such as a move or the split of a device's data."""
         rows: list[tuple[int, float, int]] = []
         for mark in self.activities.marks:
             if mark.kind not in MARKS or mark.device is None or mark.device not in self.lanes:
@@ -318,19 +317,21 @@ class _ColumnsOfLanes:
         many messages, some are returned, evenly spread.
         """
         messages = [entry for entry in self.activities.messages if entry.device_ends()]
-        some = style.evenly(len(messages), min(len(messages), _MOST_MESSAGES))
+        chosen = style.choose_evenly(len(messages), _MOST_MESSAGES)
         ends: list[MessageEnd] = []
-        for index in some.tolist():
+        for index in chosen.tolist():
             ends += self._in_lanes(messages[index].device_ends())
         ends.sort(key=lambda end: (*self._lane_and_start(end), end.end, end.is_sent, end.other))
         self.endpoints = tuple(sorted({end.other for end in ends}))
-        places = {name: place for place, name in enumerate(self.endpoints)}
+        endpoint_indices = {name: index for index, name in enumerate(self.endpoints)}
         return {
             "message_lane": np.array([self.lanes[end.device] for end in ends], dtype=np.uint32),
             "message_start": self._ticks([end.start for end in ends]),
             "message_end": self._ticks([end.end for end in ends]),
             "message_sent": np.array([end.is_sent for end in ends], dtype=np.uint8),
-            "message_other": np.array([places[end.other] for end in ends], dtype=np.uint32),
+            "message_other": np.array(
+                [endpoint_indices[end.other] for end in ends], dtype=np.uint32
+            ),
             "message_bytes": np.array([end.delivered for end in ends], dtype=np.float32),
             "message_cut": np.array([end.outcome != "done" for end in ends], dtype=np.uint8),
         }
@@ -349,9 +350,12 @@ class _ColumnsOfLanes:
             "up": link_load(self.run, "up"),
             "peer": peer_load(self.run),
         }
-        thin = {name: thinned(curve, _POINTS) for name, curve in curves.items()}
-        times = {f"{name}_time": self._ticks(curve.times) for name, curve in thin.items()}
-        values = {f"{name}_value": curve.values.astype(np.float32) for name, curve in thin.items()}
+        thinned_curves = {name: thinned(curve, _POINTS) for name, curve in curves.items()}
+        times: Columns = {}
+        values: Columns = {}
+        for name, curve in thinned_curves.items():
+            times[f"{name}_time"] = self._ticks(curve.times)
+            values[f"{name}_value"] = curve.values.astype(np.float32)
         return {**times, **values}
 
     def _ticks(self, times: ArrayLike) -> NDArray[np.uint32]:
@@ -374,7 +378,14 @@ class _ColumnsOfLanes:
         return np.searchsorted(lanes, np.arange(len(self.lanes) + 1)).astype(np.int64)
 
 
-def _numbers(values: Iterable[int | None]) -> Ints:
+def _choose_tick(end: float) -> float:
+    """Return the length of a tick (s) for a run that ends at ``end`` (s)."""
+    if not end:
+        return 1.0
+    return max(min(_TICK_S, end / _LEAST_TICKS), end / _MOST_TICKS)
+
+
+def _without_none(values: Iterable[int | None]) -> Ints:
     """Return the values as int64 [n], with -1 instead of None."""
     return np.array([-1 if value is None else value for value in values], dtype=np.int64)
 
@@ -389,23 +400,23 @@ def _amounts(step: StepSpan) -> tuple[float, float]:
     return data.get(done, math.nan), data.get(whole, math.nan)
 
 
-def stage(place: int, name: str, word: str, *, grouped: bool) -> Markup:
+def stage(index: int, name: str, word: str, *, has_groups: bool) -> Markup:
     """Return HTML for a run's timeline: the controls, and the element that ``lanes.js`` fills.
 
     Args:
-        place: index of the run on the page, from 0.
+        index: index of the run on the page, from 0.
         name: name of the run.
         word: the run's noun for its rounds.
-        grouped: whether the run has groups of devices.
+        has_groups: whether the run has groups of devices.
     """
     tint: Markup | str = ""
     by_group: Markup | str = ""
-    if grouped:
+    if has_groups:
         box = el("input", type="checkbox", name="tint", checked=True)
         tint = el("label", box, "groups as tints")
         by_group = el("option", "by last group", value="group")
     words = {
-        "place": str(place),
+        "place": str(index),
         "name": html.escape(harmless(name)),
         "word": html.escape(harmless(word)),
         "tint": tint,

@@ -431,6 +431,7 @@ def _describe_values(described: JsonSchemaValue, tables: JsonSchemaValue) -> str
 
 
 def _describe_type(schema: JsonSchemaValue, tables: JsonSchemaValue) -> str:
+    """Return a text on type and bounds of a value, such as ``a number, 0 or more``."""
     if "pattern" in schema:
         return str(schema.get("title"))
     if schema.get("type") == "array":
@@ -477,11 +478,11 @@ def schema(file: Literal["scenario", "study"]) -> JsonSchemaValue:
     In a study, keys may have dots, and only ``base`` is required. A file with ``extends`` always
     fits the schema.
     """
-    whole = _FILES[file].model_json_schema()
+    file_schema = _FILES[file].model_json_schema()
     if file == "study":
-        whole = _loosen(whole)
-        whole["required"] = ["base"]
-    for table in (whole, whole["$defs"].get("StudyPart", whole)):
+        file_schema = _loosen(file_schema)
+        file_schema["required"] = ["base"]
+    for table in (file_schema, file_schema["$defs"].get("StudyPart", file_schema)):
         table["properties"]["extends"] = {
             "type": "string",
             "description": "the file that this one changes; for a part, a part",
@@ -489,8 +490,8 @@ def schema(file: Literal["scenario", "study"]) -> JsonSchemaValue:
     draft = "https://json-schema.org/draft/2020-12/schema"
     return {
         "$schema": draft,
-        "$defs": whole.pop("$defs"),
-        "anyOf": [whole, {"required": ["extends"]}],
+        "$defs": file_schema.pop("$defs"),
+        "anyOf": [file_schema, {"required": ["extends"]}],
     }
 
 
@@ -506,7 +507,8 @@ def _loosen(schema: Any) -> Any:
         return schema
     loose = {}
     for key, item in schema.items():
-        if key != "required" or not isinstance(item, list):
+        is_list_of_required = key == "required" and isinstance(item, list)  # not a property's name
+        if not is_list_of_required:
             loose[key] = _loosen(item)
     if "kind" in loose.get("properties", ()):  # keys may be of another kind
         loose["additionalProperties"] = True

@@ -38,6 +38,7 @@ def device_memory_lines(run: Run) -> list[str]:
 
 
 def _lines(run: Run, rooflines: Rooflines) -> Iterator[str]:
+    """Yield up to two lines per kind of device: those that train less, and those that cannot."""
     trainable = run.population.trainable
     are_refused = run.scenario.population.short_of_memory == "refuse"
     for kind, shortage in _find_shortages(run, rooflines).items():

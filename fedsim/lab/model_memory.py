@@ -357,7 +357,7 @@ def need_lines(needs: Sequence[Need]) -> list[str]:
         "the run folder": lambda need: need.disk_bytes,
         "the folder for temporary files (TMPDIR)": lambda need: need.scratch_bytes,
     }
-    for place, size_of in kinds.items():
+    for storage, size_of in kinds.items():
         total = sum(map(size_of, needs))
         parts = []
         for need in sorted(needs, key=lambda need: -size_of(need)):
@@ -365,7 +365,7 @@ def need_lines(needs: Sequence[Need]) -> list[str]:
                 key = f" ({need.key})" if need.key else ""
                 parts.append(f"{show_bytes(size_of(need))} {need.part}{key}")
         if parts:
-            lines.append(f"of {place}: {', '.join(parts)}")
+            lines.append(f"of {storage}: {', '.join(parts)}")
     return lines
 
 

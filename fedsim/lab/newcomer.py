@@ -24,6 +24,7 @@ _SMALL_MODEL = 6e5  # bytes of the small model
 _EPOCHS = 2
 # deadlines to try, as multiples of the median time of a task
 _DEADLINE_FACTORS = (0.7, 1.0, 1.5, 3.0)
+# rate down, rate up (if it differs), and the first letter of their unit
 _RATE = re.compile(r"(?i)\s*([0-9.]+)\s*(?:/\s*([0-9.]+)\s*)?([kMG])(?:bit/s|bps)\s*")
 _PARAMETERS = {
     "resnet18": 11_689_512,

@@ -133,6 +133,7 @@ class RunProgress:
         self._warnings_printed = len(warnings)
 
     def _show(self, simulated_s: float, real_s: float) -> None:
+        """Update the progress bar, or print a line after the first round; ``real_s`` have passed."""
         done = share_done(self._stop, self._rounds, simulated_s)
         text = f"simulated {show_seconds(simulated_s)}, {self._word} {self._rounds}{self._accuracy}"
         if self._live is not None:

@@ -212,7 +212,9 @@ def test_the_tree_of_the_splits(divided: RunFolder) -> None:
     (root,) = read_splits(History(divided))
     ends = {row["round"]: row["time"] for row in divided.rounds}
     assert root.description.startswith(f"round 1 ({show_seconds(ends[1])}), mean norm 0.01")
-    nodes = [(node.group, node.born, node.members, node.split_round) for node in root.below()]
+    nodes = [
+        (node.group, node.created_round, node.members, node.split_round) for node in root.below()
+    ]
     assert nodes[:4] == [(0, 0, 20, 2), (1, 2, 12, 5), (5, 5, 1, None), (6, 5, 11, None)]
     assert nodes[4:] == [(2, 2, 8, 5), (3, 5, 3, None), (4, 5, 5, None)]
     beside = [

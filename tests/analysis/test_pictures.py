@@ -22,7 +22,7 @@ from fedsim.analysis.fairness import (
     selections_of_groups,
     waiting_times,
 )
-from fedsim.analysis.style import NothingToDrawError, pixels
+from fedsim.analysis.style import NothingToDrawError, render_pixels
 from fedsim.common.errors import RunFolderError
 from fedsim.lab.reading.fairness import jain_over_time
 from fedsim.lab.reading.history import History
@@ -39,8 +39,8 @@ def test_names_are_made_fit_to_draw() -> None:
         "": "unnamed",
     }
     for name, shown in (names | {"a円\x00\u202e\ud800": "a□���"}).items():
-        assert style.short(name) == shown
-    assert style.short("begin" + "x" * 100 + "end", 20) == "beginxxxxx…xxxxxxend"
+        assert style.shorten(name) == shown
+    assert style.shorten("begin" + "x" * 100 + "end", 20) == "beginxxxxx…xxxxxxend"
 
 
 def test_a_picture_takes_the_place_of_a_link_and_a_place_that_cannot_be_written_is_named(
@@ -59,7 +59,7 @@ def test_a_picture_takes_the_place_of_a_link_and_a_place_that_cannot_be_written_
 
 def test_pixels_are_those_of_the_file(run: RunFolder, tmp_path: Path) -> None:
     (path,) = style.save(draw_fairness([run]), tmp_path / "picture", ["png"])
-    assert np.array_equal(pixels(draw_fairness([run])), np.asarray(Image.open(path)))
+    assert np.array_equal(render_pixels(draw_fairness([run])), np.asarray(Image.open(path)))
 
 
 def test_selections_add_up(split: RunFolder) -> None:
@@ -254,5 +254,5 @@ def test_levels_go_from_the_first_to_the_last_record(folders: list[RunFolder]) -
     with pytest.raises(NothingToDrawError):
         draw_batteries(folders[1])
     figure = draw_batteries(folders[3])  # where nobody is flat panels have room
-    pixels(figure, 40)  # lays it out; what has no room is a warning, and so an error
+    render_pixels(figure, 40)  # lays it out; what has no room is a warning, and so an error
     assert all(panel.get_position().width > 0.7 for panel in figure.axes)

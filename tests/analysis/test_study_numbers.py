@@ -158,7 +158,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shown]:
             finish(study_file, place / name)
         subject = gather([place / name])
         parts = [
-            _header(subject, several=True),
+            _header(subject, is_comparison=True),
             sections.answer(subject),
             *sections.comparison(subject),
             *runs.timelines(subject.detailed, len(subject.runs)),
