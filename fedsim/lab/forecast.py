@@ -26,7 +26,7 @@ from fedsim.common.training import LocalSteps
 from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.tally import Tally, UsedTraining
 from fedsim.lab.terminal import extrapolation_lines, share_done
-from fedsim.learning.scratch import ROOM
+from fedsim.learning.scratch import MEMORY_BYTES
 from fedsim.records import folder as files
 from fedsim.records import parquet
 from fedsim.records.recorder import Recorder
@@ -327,7 +327,7 @@ class Beginning:
         from fedsim.lab.planned_models import PlannedComputing, PlannedSaving  # loads torch
 
         scenario = self.run.scenario
-        memory_bytes = scenario.training.memory or ROOM
+        memory_bytes = scenario.training.memory or MEMORY_BYTES
         parameters = int(self.tally.parameters)
         self.tally.planned = PlannedComputing(parameters, memory_bytes, self.workers)
         if scenario.not_restorable is None:

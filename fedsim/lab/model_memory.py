@@ -9,7 +9,7 @@ from fedsim.common.round_words import counted
 from fedsim.common.units import show_bytes
 from fedsim.lab.tally import LargestCall
 from fedsim.learning.data.federated import FederatedData
-from fedsim.learning.scratch import ROOM
+from fedsim.learning.scratch import MEMORY_BYTES
 from fedsim.learning.streaming import WAITING
 from fedsim.running.assembly import Run
 from fedsim.running.checkpoint import CheckpointSpec
@@ -158,7 +158,7 @@ def _split_storage(trial: "Beginning", more_bytes: float) -> tuple[float, float]
         return float(planned.scratch.most_used_bytes), float(planned.scratch.peak_bytes)
     all_bytes = planned.scratch.most_held_bytes + more_bytes
     model_bytes = trial.run.learner.bytes
-    whole_models = planned.room // model_bytes
+    whole_models = planned.memory_bytes // model_bytes
     memory_bytes = min(all_bytes, model_bytes * whole_models)
     return memory_bytes, all_bytes - memory_bytes
 

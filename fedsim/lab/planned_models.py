@@ -17,7 +17,7 @@ from fedsim.common.tensor_files import AnyTensor
 from fedsim.learning.computing import ModelComputing
 from fedsim.learning.refs import Applied, Best, Mixed, Ref, Waves
 from fedsim.learning.scratch import ComputedWeights, Scratch, Weights
-from fedsim.learning.streaming import ResultOf, Stream, Twin
+from fedsim.learning.streaming import ModelNode, ResultOf, Stream
 from fedsim.running.assembly import Run
 from fedsim.running.checkpoint import CheckpointSpec
 from fedsim.running.checkpoint.apart import LinkedTensor, LinkedTensors, is_apart
@@ -36,11 +36,11 @@ class PlannedScratch(Scratch):
     """Storage of models that writes nothing to its file, and counts what it would write."""
 
     @override
-    def _put(self, weights: Weights, place: int) -> None:
+    def _put(self, weights: Weights, offset: int) -> None:
         pass
 
     @override
-    def read(self, place: int, length: int) -> Weights:
+    def read(self, offset: int, length: int) -> Weights:
         return planned_weights(length)
 
 
@@ -51,7 +51,7 @@ class PlannedComputing(ModelComputing):
 
     Args:
         parameters: count of weights of a model, d.
-        room: memory for models (bytes).
+        memory_bytes: memory for models.
         workers: count of workers of the run.
 
     Attributes:
@@ -59,11 +59,11 @@ class PlannedComputing(ModelComputing):
             file.
     """
 
-    def __init__(self, parameters: int, room: float, workers: int) -> None:
+    def __init__(self, parameters: int, memory_bytes: float, workers: int) -> None:
         self.parameters = parameters
-        self.room = room
+        self.memory_bytes = memory_bytes
         self.workers = workers
-        self.scratch = PlannedScratch(room)
+        self.scratch = PlannedScratch(memory_bytes)
         self._records = None
 
     @property
@@ -112,18 +112,18 @@ class PlannedStream(Stream):
     """Computation of models one by one, in which sums of updates are placeholders, too."""
 
     @override
-    def _add(self, ref: Twin, position: int, sums: object) -> None:
-        recipe = ref.recipe
+    def _add_part(self, node: ModelNode, position: int, sums: object) -> None:
+        recipe = node.recipe
         assert isinstance(recipe, Mixed)
         part, _ = recipe.parts[position]
-        self._use(part)
+        self._note_use(part)
 
     @override
-    async def _finish_mix(self, ref: Twin, recipe: Mixed, mix: object) -> None:
-        self._calculator.finish(ref, None)
-        self._settled(ref, recipe)
+    async def _finish_mix(self, node: ModelNode, recipe: Mixed, mix: object) -> None:
+        self._calculator.finish(node, None)
+        self._publish(node, recipe)
         if recipe.otherwise is not None:
-            self._use(recipe.otherwise)
+            self._note_use(recipe.otherwise)
 
 
 class CheckpointedModels(NamedTuple):

@@ -5,6 +5,7 @@ computed from) are computed, at once. Otherwise module ``streaming`` computes th
 frees each model after its last use.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -48,7 +49,8 @@ from fedsim.learning.scratch import ComputedWeights, Scratch, Weights
 from fedsim.learning.streaming import WAITING, ResultOf, Stream
 from fedsim.learning.sums import coefficients_of, state_of
 
-_REQUESTS = 8  # requests per worker and wave; with fewer, workers would idle at a wave's end
+# requests per worker and wave; with fewer, workers would idle at a wave's end
+_REQUESTS_PER_WORKER = 8
 
 
 class _DelayedRecord(NamedTuple):
@@ -81,8 +83,8 @@ class ModelComputing:
         streams: the random streams of the run.
         initial: returns the weights of an initial model, float32 [d], for its index.
         parameters: count of weights of a model, d.
-        room: memory for models (bytes), beyond which models are computed part by part; None for
-            256 MiB (``scratch.ROOM``).
+        memory_bytes: memory for models, beyond which models are computed part by part; None for
+            256 MiB (``scratch.MEMORY_BYTES``).
 
     Attributes:
         may_wait: whether the simulation may handle events while it waits for the workers.
@@ -98,7 +100,7 @@ class ModelComputing:
         streams: Streams,
         initial: Callable[[int], Weights],
         parameters: int,
-        room: float | None = None,
+        memory_bytes: float | None = None,
     ) -> None:
         self._simulation = simulation
         self._work = work
@@ -107,10 +109,12 @@ class ModelComputing:
         self._streams = streams
         self._initial = initial
         self.parameters = parameters
-        self.room = scratch.ROOM if room is None else room
+        self.memory_bytes = scratch.MEMORY_BYTES if memory_bytes is None else memory_bytes
         self.workers = simulation.executor.workers
         self.may_wait = True
-        self.scratch = ResidentScratch(self.room, models) if models.stays else Scratch(self.room)
+        self.scratch = Scratch(self.memory_bytes)
+        if models.stays:
+            self.scratch = ResidentScratch(self.memory_bytes, models)
         # records of a part-by-part computation, which are written at its end; None at other times
         self._records: list[_DelayedRecord] | None = None
 
@@ -127,20 +131,17 @@ class ModelComputing:
         if self.has_room(len(waves)):
             await self._compute_waves(waves)
             return
-        positions = {ref.serial: place for place, ref in enumerate(chain.from_iterable(waves))}
+        # serial -> position in the order of waves, in which records are written
+        positions = {ref.serial: index for index, ref in enumerate(chain.from_iterable(waves))}
         del waves  # holds references to all models
         self._records = []
         try:
-            await self._stream().compute(models, stay=stay)
+            await Stream(self, self.scratch).compute(models, stay=stay)
             records = sorted(self._records, key=lambda record: positions[record.serial])
         finally:
             self._records = None
         for record in records:
             self._simulation.record(record.kind, record.fields)
-
-    def _stream(self) -> Stream:
-        """Return an object that computes models part by part, if memory for all is short."""
-        return Stream(self, self.scratch)
 
     def _record(self, ref: Ref, kind: str, fields: dict[str, Any]) -> None:
         """Record an event about the computation of a model.
@@ -172,23 +173,23 @@ class ModelComputing:
             refs: the models; none is a mix (weighted sum), and their parents are computed.
 
         Returns:
-            For each model its weights, or a future and the index of the model's result in it.
+            For each model its weights, or its future result.
         """
-        begun: dict[int, ResultOf | Weights | ComputedWeights] = {}
-        trained: list[int] = []
+        results: dict[int, ResultOf | Weights | ComputedWeights] = {}
+        trained: list[int] = []  # positions of the models that are results of trainings
         for position, ref in enumerate(refs):
             if isinstance(ref.recipe, Trained):
                 trained.append(position)
             else:
-                begun[position] = self._begin(ref)
+                results[position] = self._begin(ref)
         jobs = [self._work.job(refs[position], self._data) for position in trained]
         order = self._work.order(jobs)
-        for first in range(0, len(order), self.at_once):
-            chosen = order[first : first + self.at_once]
-            future = self._simulation.submit(self._work.train, [jobs[place] for place in chosen])
-            for index, place in enumerate(chosen):
-                begun[trained[place]] = ResultOf(future, index)
-        return [begun[position] for position in range(len(refs))]
+        for start in range(0, len(order), self.at_once):
+            chunk = order[start : start + self.at_once]
+            future = self._simulation.submit(self._work.train, [jobs[index] for index in chunk])
+            for result_position, index in enumerate(chunk):
+                results[trained[index]] = ResultOf(future, result_position)
+        return [results[position] for position in range(len(refs))]
 
     def _begin(self, ref: Ref) -> ResultOf | Weights | ComputedWeights:
         recipe = ref.recipe
@@ -197,19 +198,15 @@ class ModelComputing:
             return ResultOf(submit(self._work.objectives, [self._work.choice_job(ref, self._data)]))
         if isinstance(recipe, Initial):
             return self._initial(recipe.count)
-        call = self._call(ref)
+        call = self._prepare_call(ref)
         if isinstance(call, FunctionCall):
             return ResultOf(submit(carry_out_all, [call]))
         return call
 
     async def wait(self, work: "ResultOf") -> Any:
-        """Wait for the result of a model whose computation ``begin`` has submitted to a worker.
-
-        Args:
-            work: the future and the index of the model's result in it.
-        """
-        results = await self._result(work.future)
-        return results[work.place]
+        """Wait for a future result that ``begin`` has returned."""
+        results = await self._wait_for(work.future)
+        return results[work.position]
 
     def finish(self, ref: Ref, result: Any) -> None:
         """Store the result of a computation in its model.
@@ -255,7 +252,7 @@ class ModelComputing:
 
     async def _compute_waves(self, waves: Waves) -> None:
         for wave in waves:
-            first = wave[0]
+            first = wave[0]  # the only model, if it is an initial model or a mix
             recipe = first.recipe
             recipes = [ref.recipe for ref in wave]
             if isinstance(recipe, Trained):
@@ -297,7 +294,7 @@ class ModelComputing:
         pending = []
         calls = []
         for ref in refs:
-            call = self._call(ref)
+            call = self._prepare_call(ref)
             if isinstance(call, FunctionCall):
                 pending.append(ref)
                 calls.append(call)
@@ -307,12 +304,12 @@ class ModelComputing:
         for ref, value in zip(pending, values, strict=True):
             ref.settle(value)
 
-    def _call(self, ref: Ref) -> FunctionCall | Weights | ResidentWeights:
+    def _prepare_call(self, ref: Ref) -> FunctionCall | Weights | ResidentWeights:
         """Return the function call by which a worker computes a model, or the weights at once.
 
-        There are two cases without a call. If too few models of the recipe are finite, the weights
-        are the recipe's substitute: too few are none, or, unless the recipe leaves models out, less
-        than all. A weighted sum with a model on the torch device is computed there.
+        There are two cases without a call. If no model of the recipe is finite, or if one is not
+        and the recipe does not leave models out, the weights are the recipe's substitute. A
+        weighted sum with a model on the torch device is computed there.
 
         Args:
             ref: the model, which is the result of a function of models.
@@ -327,7 +324,7 @@ class ModelComputing:
             return self.substitute(recipe.otherwise)
         function = function_at(recipe.function)
         if function is weighted_sum and _are_resident(models):
-            return self._sum(models, recipe.constants["coefficients"])
+            return self._add_up(models, recipe.constants["coefficients"])
         stream = None if recipe.stream is None else NamedStream(self._streams, recipe.stream)
         weights = self.read(models)
         return FunctionCall(function, weights, recipe.constants, stream, recipe.size)
@@ -342,8 +339,10 @@ class ModelComputing:
 
     def _settle_training(self, ref: Ref, round_number: int, solved: Any) -> None:
         if solved.numbers:
-            fields = {"numbers": dict(solved.numbers), "device": ref.device}
-            self._record(ref, "reported", {**fields, "round": round_number, "ref": ref.name})
+            fields: dict[str, Any] = {"numbers": dict(solved.numbers), "device": ref.device}
+            fields["round"] = round_number
+            fields["ref"] = ref.name
+            self._record(ref, "reported", fields)
         ref.settle(solved.weights, solved.train_loss, solved.numbers)
         ref.state = solved.state or ref.state
 
@@ -368,11 +367,12 @@ class ModelComputing:
         """
         if order is None:
             order = range(len(items))
-        least = max(1, -(-len(items) // (_REQUESTS * self._simulation.executor.workers)))
-        size = -(-least // at_once) * at_once
+        most_requests = _REQUESTS_PER_WORKER * self._simulation.executor.workers
+        least_size = max(1, math.ceil(len(items) / most_requests))
+        chunk_size = math.ceil(least_size / at_once) * at_once
         requests = []
-        for start in range(0, len(items), size):
-            positions = order[start : start + size]
+        for start in range(0, len(items), chunk_size):
+            positions = order[start : start + chunk_size]
             requests.append(([items[position] for position in positions],))
         chunks = await self.submit_all(work, requests)
         results = dict(zip(order, chain(*chunks), strict=True))
@@ -394,19 +394,19 @@ class ModelComputing:
         """
         results = []
         pending: deque[Future[Any]] = deque()
-        least = WAITING * self.workers
+        always_allowed = WAITING * self.workers
         for request in requests:
             pending.append(self._simulation.submit(function, *request))
-            del request
-            while len(pending) >= least and not self.has_room(models * len(pending)):
-                results.append(await self._result(pending.popleft()))
+            del request  # so that its models can be freed before the next request is made
+            while len(pending) >= always_allowed and not self.has_room(models * len(pending)):
+                results.append(await self._wait_for(pending.popleft()))
         while pending:
-            results.append(await self._result(pending.popleft()))
+            results.append(await self._wait_for(pending.popleft()))
         return results
 
     def has_room(self, models: int) -> bool:
         """Return whether the memory for models suffices for ``models`` models at a time."""
-        return 4.0 * self.parameters * models <= self.room
+        return 4.0 * self.parameters * models <= self.memory_bytes
 
     def models_at_once(self, most: int) -> int:
         """Return how many models to send to the workers at a time, given the memory.
@@ -414,11 +414,12 @@ class ModelComputing:
         Args:
             most: count of models if memory does not limit it.
         """
+        # size of one model in each of the requests that may be in progress
         size = 4.0 * self.parameters * WAITING * self.workers
-        return max(1, min(most, int(self.room / size)))
+        return max(1, min(most, int(self.memory_bytes / size)))
 
-    async def _result(self, work: "Future[Any]") -> Any:
-        return await self._simulation.join(work) if self.may_wait else work.result()
+    async def _wait_for(self, future: "Future[Any]") -> Any:
+        return await self._simulation.join(future) if self.may_wait else future.result()
 
     def _mix(self, ref: Ref, recipe: Mixed) -> Weights | ResidentWeights:
         """Compute the weighted sum of the finite models of a mix, float32 [d].
@@ -434,10 +435,10 @@ class ModelComputing:
         if not models:
             return self.nothing()
         if _are_resident(models):
-            return self._sum(models, coefficients)
+            return self._add_up(models, coefficients)
         return weighted_sum([weights_of(model) for model in models], coefficients)
 
-    def _sum(
+    def _add_up(
         self, models: Sequence[Ref], coefficients: Sequence[float]
     ) -> Weights | ResidentWeights:
         total = self.new_sum()

@@ -121,8 +121,8 @@ class Learning(Learner):
         if isinstance(self._solver, Cohort):
             self._try_stack(self._solver, data)
         # ``Dense``, the only solver that is no ``Reference``, computes on the host
-        models_room = None if isinstance(self._solver, Reference) else 0.0
-        self._models = ResidentModels(device, models_room)
+        models_bytes = None if isinstance(self._solver, Reference) else 0.0
+        self._models = ResidentModels(device, models_bytes)
         self._work = LocalWork(self._solver, training, samples, self._models, streams)
         self._tests = TestSets(data, samples)
         self._computing = ModelComputing(

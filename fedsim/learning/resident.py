@@ -13,9 +13,9 @@ from fedsim.common.arrays import AnyArray
 from fedsim.learning.data.federated import FederatedData, Shard
 from fedsim.learning.host_copies import to_device
 
-_SHARE = 0.25  # share of a GPU's free memory, at the first training, for samples
-_SentContent = tuple[object, ...]
-_SentTensors = tuple[Tensor, ...]
+_MEMORY_SHARE = 0.25  # share of a GPU's free memory, at the first training, for samples
+_ContentKey = tuple[object, ...]
+_Tensors = tuple[Tensor, ...]
 
 
 def share_of_memory(device: torch.device, share: float) -> float:
@@ -31,7 +31,7 @@ def share_of_memory(device: torch.device, share: float) -> float:
     return share * free
 
 
-def room_of(device: torch.device) -> float:
+def memory_for_samples(device: torch.device) -> float:
     """Return how much memory of a torch device may be used for samples (bytes).
 
     On a GPU this is a share of its free memory. On a CPU it is 0, as the samples are in its memory
@@ -40,7 +40,7 @@ def room_of(device: torch.device) -> float:
     Args:
         device: the torch device.
     """
-    return share_of_memory(device, _SHARE)
+    return share_of_memory(device, _MEMORY_SHARE)
 
 
 class ResidentSamples:
@@ -54,34 +54,34 @@ class ResidentSamples:
     Args:
         data: all samples (the pool); the shards, indices of samples, are arguments of the methods.
         device: the torch device.
-        room: memory for samples (bytes); 0 to keep none; None for ``room_of(device)``.
+        memory_bytes: memory for samples; 0 to keep none; None for ``memory_for_samples(device)``.
     """
 
     def __init__(
-        self, data: FederatedData, device: torch.device, room: float | None = None
+        self, data: FederatedData, device: torch.device, memory_bytes: float | None = None
     ) -> None:
         self.data = data
         self.device = device
-        self._given_room = room
-        self._room = room
+        self._given_memory_bytes = memory_bytes  # None also after ``stays`` has computed a value
+        self._memory_bytes = memory_bytes
         self._lock = Lock()
-        self._kept: OrderedDict[_SentContent, _SentTensors] = OrderedDict()
-        self._used = 0
+        self._tensors: OrderedDict[_ContentKey, _Tensors] = OrderedDict()
+        self._used_bytes = 0
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ResidentSamples, (self.data, self.device, self._given_room)
+        return ResidentSamples, (self.data, self.device, self._given_memory_bytes)
 
     @property
     def stays(self) -> bool:
         """Whether samples stay on the torch device after their use."""
-        if self._room is None:
-            self._room = room_of(self.device)
-        return self._room > 0
+        if self._memory_bytes is None:
+            self._memory_bytes = memory_for_samples(self.device)
+        return self._memory_bytes > 0
 
     @property
     def used_bytes(self) -> int:
         """Memory of the samples that lie on the torch device (bytes)."""
-        return self._used
+        return self._used_bytes
 
     def train(self, shard: Shard, chosen: NDArray[np.int64] | None = None) -> tuple[Tensor, Tensor]:
         """Return the training samples of a shard, as a model receives them.
@@ -98,8 +98,8 @@ class ResidentSamples:
             if chosen is not None:
                 x = x[chosen]
                 y = y[chosen]
-            return self._sent(x), self._sent(y)
-        raw, targets = self._shard("train", shard)
+            return self._send(x), self._send(y)
+        raw, targets = self._raw_samples("train", shard)
         if chosen is not None:
             rows = to_device(chosen, self.device)
             raw = raw[rows]
@@ -118,21 +118,21 @@ class ResidentSamples:
         if not self.stays:
             x, y = self.data.test_samples(shard)
             return to_device(x, self.device), to_device(y, self.device)
-        raw, targets = self._shard("test", shard)
+        raw, targets = self._raw_samples("test", shard)
         return self._normalised(raw), targets
 
     def numbers(self, values: AnyArray) -> Tensor:
         """Return an array that is used often, such as targets, as a tensor on the torch device."""
         if not self.stays:
-            return self._sent(values)
+            return self._send(values)
         key = ("numbers", values.dtype.str, values.shape, values.tobytes())
-        (tensor,) = self._keep(key, lambda: (to_device(values, self.device),))
+        (tensor,) = self._get_or_send(key, lambda: (to_device(values, self.device),))
         return tensor
 
-    def _sent(self, values: AnyArray) -> Tensor:
+    def _send(self, values: AnyArray) -> Tensor:
         return to_device(values, self.device, shares=True)
 
-    def _shard(self, part: str, shard: Shard) -> tuple[Tensor, Tensor]:
+    def _raw_samples(self, part: str, shard: Shard) -> tuple[Tensor, Tensor]:
         """Return the samples of a shard, not normalised, [n, *shape], and their targets, [n, ...].
 
         They are copied to the torch device if it lacks them. Shards with equal contents share
@@ -146,19 +146,19 @@ class ResidentSamples:
         labels = None if shard.label_map is None else shard.label_map.tobytes()
         transform = (shard.quarter_turns, shard.augment_seed, labels, shard.flips)
 
-        def send() -> _SentTensors:
+        def send() -> _Tensors:
             if part == "train":
                 x = self.data.raw_train(shard)
                 y = self.data.train_targets(shard)
             else:
                 x = self.data.raw_test(shard)
                 y = self.data.test_targets(shard)
-            return self._sent(x), self._sent(y)
+            return self._send(x), self._send(y)
 
-        raw, targets = self._keep((part, index.tobytes(), *transform), send)
+        raw, targets = self._get_or_send((part, index.tobytes(), *transform), send)
         return raw, targets
 
-    def _keep(self, key: _SentContent, send: Callable[[], _SentTensors]) -> _SentTensors:
+    def _get_or_send(self, key: _ContentKey, send: Callable[[], _Tensors]) -> _Tensors:
         """Return tensors that lie on the torch device, and copy them there if they do not.
 
         If memory is short, the tensors that were used longest ago are freed.
@@ -168,18 +168,18 @@ class ResidentSamples:
             send: copies the tensors to the torch device; called if they are not there.
         """
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        entry = send()
+            if key in self._tensors:
+                self._tensors.move_to_end(key)
+                return self._tensors[key]
+        tensors = send()  # without the lock, as it takes long
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = entry
-                self._used += _size(entry)
-            while self._used > (self._room or 0.0):
-                _, oldest = self._kept.popitem(last=False)
-                self._used -= _size(oldest)
-        return entry
+            if key not in self._tensors:
+                self._tensors[key] = tensors
+                self._used_bytes += _size(tensors)
+            while self._used_bytes > (self._memory_bytes or 0.0):
+                _, oldest = self._tensors.popitem(last=False)
+                self._used_bytes -= _size(oldest)
+        return tensors
 
     def _normalised(self, raw: Tensor) -> Tensor:
         """Scale and standardise samples in new memory, with the same bits as on the CPU."""
@@ -194,5 +194,5 @@ class ResidentSamples:
         return raw.to(torch.float32, copy=True).mul_(scale).sub_(mean).div_(std)
 
 
-def _size(entry: _SentTensors) -> int:
-    return sum(tensor.nbytes for tensor in entry)
+def _size(tensors: _Tensors) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

@@ -26,15 +26,17 @@ from fedsim.learning.refs import Ref, weights_of
 from fedsim.learning.resident import share_of_memory
 from fedsim.learning.scratch import ComputedWeights, Scratch, Weights
 from fedsim.learning.solvers.base import Solved
-from fedsim.learning.streaming import Twin
+from fedsim.learning.streaming import ModelNode
 
-_SHARE = 0.15  # share of a GPU's free memory, when the run begins, for models
-_MOST_STORED = 0.5  # share of this memory for stored models; the rest is for new results and copies
-_TRIED = 20  # count of models in a trial sum
-_TRIED_WEIGHTS = 1 << 12  # count of weights of each model in a trial sum
+_MEMORY_SHARE = 0.15  # share of a GPU's free memory, when the run begins, for models
+_STORED_SHARE = (
+    0.5  # share of this memory for stored models; the rest is for new results and copies
+)
+_TRIAL_MODELS = 20  # count of models in a trial sum
+_TRIAL_WEIGHTS = 1 << 12  # count of weights of each model in a trial sum
 
 
-def room_of(device: torch.device) -> float:
+def memory_for_models(device: torch.device) -> float:
     """Return the memory that may be used for models on a torch device (bytes).
 
     It is a share of a GPU's free memory, and 0 on a CPU, whose memory has the models already.
@@ -42,7 +44,7 @@ def room_of(device: torch.device) -> float:
     Args:
         device: the torch device.
     """
-    return share_of_memory(device, _SHARE)
+    return share_of_memory(device, _MEMORY_SHARE)
 
 
 class ResidentWeights(ComputedWeights):
@@ -129,16 +131,20 @@ class ResidentModels:
 
     Args:
         device: the torch device.
-        room: memory for models (bytes); 0 to keep none; None for ``room_of(device)``.
+        memory_bytes: memory for models; 0 to keep none; None for ``memory_for_models(device)``.
         keeps_results: whether results of trainings stay on the torch device.
     """
 
     def __init__(
-        self, device: torch.device, room: float | None = None, *, keeps_results: bool = True
+        self,
+        device: torch.device,
+        memory_bytes: float | None = None,
+        *,
+        keeps_results: bool = True,
     ) -> None:
         self.device = device
-        self._given_room = room
-        self._room = room
+        self._given_memory_bytes = memory_bytes  # None also after ``memory_bytes`` has a value
+        self._memory_bytes = memory_bytes
         self._keeps_results = keeps_results
         self._lock = RLock()
         self._copies: OrderedDict[int, Tensor] = OrderedDict()
@@ -146,19 +152,19 @@ class ResidentModels:
         self._computed_bytes = 0
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(ResidentModels, keeps_results=False), (self.device, self._given_room)
+        return partial(ResidentModels, keeps_results=False), (self.device, self._given_memory_bytes)
 
     @property
-    def room(self) -> float:
+    def memory_bytes(self) -> float:
         """Memory for models (bytes)."""
-        if self._room is None:
-            self._room = room_of(self.device)
-        return self._room
+        if self._memory_bytes is None:
+            self._memory_bytes = memory_for_models(self.device)
+        return self._memory_bytes
 
     @property
     def stays(self) -> bool:
         """Whether models stay on the torch device after their use."""
-        return self.room > 0
+        return self.memory_bytes > 0
 
     @property
     def used_bytes(self) -> int:
@@ -168,7 +174,7 @@ class ResidentModels:
     @property
     def is_crowded(self) -> bool:
         """Whether models computed on the torch device should leave it, to make room for results."""
-        return self._computed_bytes > _MOST_STORED * self.room
+        return self._computed_bytes > _STORED_SHARE * self.memory_bytes
 
     def named(self, ref: Ref) -> Weights | NamedWeights:
         """Return a computed model in the form in which it is sent to a worker.
@@ -231,10 +237,10 @@ class ResidentModels:
             Whether there is room.
         """
         with self._lock:
-            while self._copies and self.used_bytes + size > self.room:
+            while self._copies and self.used_bytes + size > self.memory_bytes:
                 _, oldest = self._copies.popitem(last=False)
                 self._copied_bytes -= oldest.nbytes
-            return self.used_bytes + size <= self.room
+            return self.used_bytes + size <= self.memory_bytes
 
     def release(self, size: int) -> None:
         """Note that ``size`` bytes of a model that was computed on the torch device are free."""
@@ -265,10 +271,10 @@ class ResidentModels:
             return []
         size = sum(tensor.nbytes for tensor in tensors)
         with self._lock:
-            stay = self._keeps_results and self._reserve(size)
-            if stay:
+            has_room = self._keeps_results and self._reserve(size)
+            if has_room:
                 self._computed_bytes += size
-        if not stay:
+        if not has_room:
             return [row.copy() for row in to_host(torch.stack(list(tensors)))]
         finite = to_host(torch.stack([tensor.isfinite().all() for tensor in tensors])).tolist()
         return [
@@ -283,22 +289,23 @@ class ResidentModels:
             refs: the models; models that lie on the host are skipped.
             copies_stay: whether copies stay on the torch device while there is room.
         """
-        leaving: dict[ResidentWeights, int] = {}
+        serials: dict[ResidentWeights, int] = {}  # several refs may share their weights
+        tensors: dict[ResidentWeights, Tensor] = {}
         for ref in refs:
-            if isinstance(ref.held, ResidentWeights):
-                leaving.setdefault(ref.held, ref.serial)
-        tensors = {weights: weights.tensor for weights in leaving}
-        present = {weights: tensor for weights, tensor in tensors.items() if tensor is not None}
-        if not present:
+            weights = ref.held
+            if isinstance(weights, ResidentWeights) and weights.tensor is not None:
+                serials.setdefault(weights, ref.serial)
+                tensors[weights] = weights.tensor
+        if not tensors:
             return
-        rows = to_host(torch.stack(list(present.values())))
-        for (weights, tensor), row in zip(present.items(), rows, strict=True):
+        rows = to_host(torch.stack(list(tensors.values())))
+        for (weights, tensor), row in zip(tensors.items(), rows, strict=True):
             array: Weights = row.copy()
             array.setflags(write=False)
             weights.leave(array)
             if copies_stay:
                 with self._lock:
-                    self._copies[leaving[weights]] = tensor
+                    self._copies[serials[weights]] = tensor
                     self._copied_bytes += tensor.nbytes
 
     def distances(self, pairs: Sequence[tuple[Ref, Ref]]) -> list[float]:
@@ -330,15 +337,15 @@ class ResidentModels:
     def adds_alike(self) -> bool:
         """Whether a trial sum in float64 has the same bits on the torch device as on the host.
 
-        By IEEE 754 it has. For a torch device on which it has not, the host computes all sums.
+        By IEEE 754 it has. If it has not on some torch device, the host computes all sums.
         """
         draw = np.random.default_rng(0)
-        expected = RunningSum(_TRIED_WEIGHTS)
+        expected = RunningSum(_TRIAL_WEIGHTS)
         total = to_device(expected.total, self.device)
         product = torch.empty_like(total)
-        for coefficient in draw.normal(size=_TRIED).tolist():
-            exponents = draw.integers(-149, 124, _TRIED_WEIGHTS)
-            model = np.ldexp(draw.normal(size=_TRIED_WEIGHTS), exponents).astype(np.float32)
+        for coefficient in draw.normal(size=_TRIAL_MODELS).tolist():
+            exponents = draw.integers(-149, 124, _TRIAL_WEIGHTS)  # the range of float32
+            model = np.ldexp(draw.normal(size=_TRIAL_WEIGHTS), exponents).astype(np.float32)
             expected.add(model, coefficient)
             add_product(total, product, to_device(model, self.device), coefficient)
         is_same = to_host(total).tobytes() == expected.total.tobytes()
@@ -381,7 +388,7 @@ class MixSum:
     def add(self, ref: Ref, coefficient: float) -> None:
         """Add a computed model times its coefficient."""
         if isinstance(ref.held, ResidentWeights) and self._models.adds_alike:
-            self._move()
+            self._move_to_device()
         if self._total is not None and self._product is not None:
             add_product(self._total, self._product, self._models.tensor_of(ref), coefficient)
             return
@@ -389,7 +396,7 @@ class MixSum:
             self._host = RunningSum(self._length)
         self._host.add(weights_of(ref), coefficient)
 
-    def _move(self) -> None:
+    def _move_to_device(self) -> None:
         if self._total is not None:
             return
         device = self._models.device
@@ -417,12 +424,12 @@ class ResidentScratch(Scratch):
     host.
 
     Args:
-        room: memory of the host for models (bytes).
+        memory_bytes: memory of the host for models.
         models: the models on the torch device.
     """
 
-    def __init__(self, room: float, models: ResidentModels) -> None:
-        super().__init__(room)
+    def __init__(self, memory_bytes: float, models: ResidentModels) -> None:
+        super().__init__(memory_bytes)
         self._models = models
         # by id(ref), the next to be freed first
         self._resident: OrderedDict[int, weakref.ref[Ref]] = OrderedDict()
@@ -432,11 +439,11 @@ class ResidentScratch(Scratch):
             super().hold(ref, substitute)
             return
         key = id(ref)
-        self._resident.setdefault(key, weakref.ref(ref, partial(self._lose, key)))
+        self._resident.setdefault(key, weakref.ref(ref, partial(self._drop_reference, key)))
         while self._resident and self._models.is_crowded:
             self._free_resident()
 
-    def _lose(self, key: int, _: object = None) -> None:
+    def _drop_reference(self, key: int, _: object = None) -> None:
         self._resident.pop(key, None)
 
     def _free_resident(self) -> None:
@@ -444,7 +451,7 @@ class ResidentScratch(Scratch):
         key, reference = next(iter(self._resident.items()))
         ref = reference()
         if ref is None or not isinstance(ref.held, ResidentWeights):
-            self._lose(key)
+            self._drop_reference(key)
         elif ref.held.was_used:
             ref.held.was_used = False
             self._resident.move_to_end(key)
@@ -464,9 +471,9 @@ class ResidentScratch(Scratch):
         for ref in refs:
             if not isinstance(ref.held, ResidentWeights):
                 continue
-            self._lose(id(ref))
+            self._drop_reference(id(ref))
             ref.held = ref.held.read()
-            if not isinstance(ref, Twin):
+            if not isinstance(ref, ModelNode):
                 super().hold(ref)
-            elif ref.outside is not None:  # ``Stream`` stores it after the last use of the twin
-                ref.outside.held = ref.held
+            elif ref.original is not None:  # ``Stream`` stores it after the last use of the node
+                ref.original.held = ref.held

@@ -19,7 +19,7 @@ from fedsim.common.tensor_files import StoredTensor, read_array
 
 Weights = NDArray[np.float32]
 
-ROOM = 1 << 28
+MEMORY_BYTES = 1 << 28
 """Memory for models that are computed in waves, and memory for models in ``Scratch`` (bytes), if
 ``training.memory`` does not say otherwise.
 """
@@ -57,22 +57,22 @@ class Written(StoredTensor):
 
     Args:
         scratch: the storage that has the file.
-        place: offset of the first byte in the file.
+        offset: offset of the first byte in the file.
         length: count of weights, d.
     """
 
-    __slots__ = ("_place", "_scratch")
+    __slots__ = ("_offset", "_scratch")
 
-    def __init__(self, scratch: "Scratch", place: int, length: int) -> None:
+    def __init__(self, scratch: "Scratch", offset: int, length: int) -> None:
         super().__init__(_FLOAT32, (length,))
         self._scratch = scratch
-        self._place = place
+        self._offset = offset
 
     def read(self) -> Weights:
-        return self._scratch.read(self._place, self.shape[0])
+        return self._scratch.read(self._offset, self.shape[0])
 
     def __del__(self) -> None:
-        self._scratch.release(self._place, self.shape[0])
+        self._scratch.release(self._offset, self.shape[0])
 
 
 class _ModelInMemory(NamedTuple):
@@ -91,7 +91,7 @@ class Scratch:
     """Storage of computed models: in memory up to a limit; beyond it the oldest ones are in a file.
 
     Args:
-        room: memory for models (bytes).
+        memory_bytes: memory for models.
 
     Attributes:
         written_bytes: bytes written to the file so far.
@@ -100,20 +100,20 @@ class Scratch:
         most_held_bytes: greatest size of the models in memory and of the file so far (bytes).
     """
 
-    def __init__(self, room: float) -> None:
+    def __init__(self, memory_bytes: float) -> None:
         self.written_bytes = 0
         self.peak_bytes = 0
         self.most_used_bytes = 0
         self.most_held_bytes = 0
-        self._room = room
-        self._used = 0
+        self._memory_bytes = memory_bytes
+        self._used = 0  # bytes
         self._in_memory: dict[int, _ModelInMemory] = {}  # by id(ref), the first stored first
         self._substitutes: dict[int, StoredTensor] = {}  # id(ref) -> its substitute
         self._file: list[int] = []  # file descriptor; empty until the file is open
         weakref.finalize(self, _close, self._file).atexit = False
-        self._end = 0
-        self._places: dict[int, list[int]] = {}  # count of weights -> free offsets
-        self._live = 0
+        self._end = 0  # size of the file (bytes)
+        self._free_offsets: dict[int, list[int]] = {}  # count of weights -> free offsets
+        self._models_in_file = 0
 
     def hold(self, ref: Any, substitute: StoredTensor | None = None) -> None:
         """Store the weights of a computed model in memory; the oldest ones move to the file.
@@ -141,7 +141,7 @@ class Scratch:
         self._in_memory[key] = _ModelInMemory(reference, weights.nbytes)
         if substitute is not None:
             self._substitutes[key] = substitute
-        while self._used > self._room:
+        while self._used > self._memory_bytes:
             self._free_one()
         self.most_used_bytes = max(self.most_used_bytes, self._used)
         self.most_held_bytes = max(self.most_held_bytes, self._used + self._end)
@@ -155,20 +155,20 @@ class Scratch:
             refs: the models, each a ``Ref``.
         """
         stored = [ref for ref in refs if isinstance(ref.held, StoredTensor)]
-        room = self._room - self._used
-        chosen = []
+        free_bytes = self._memory_bytes - self._used
+        newest = []
         for ref in sorted(stored, key=lambda ref: -ref.serial):
-            room -= ref.held.nbytes
-            if room < 0:
+            free_bytes -= ref.held.nbytes
+            if free_bytes < 0:
                 break
-            chosen.append(ref)
-        read: dict[StoredTensor, Weights] = {}
-        for ref in reversed(chosen):
+            newest.append(ref)
+        weights_of: dict[StoredTensor, Weights] = {}
+        for ref in reversed(newest):  # oldest first, as ``hold`` moves models in this order
             tensor = ref.held
-            if tensor not in read:
-                read[tensor] = tensor.read()
-                read[tensor].setflags(write=False)
-            ref.held = read[tensor]
+            if tensor not in weights_of:
+                weights_of[tensor] = tensor.read()
+                weights_of[tensor].setflags(write=False)
+            ref.held = weights_of[tensor]
             self.hold(ref)
 
     def _forget(self, key: int, _: object = None) -> None:
@@ -202,10 +202,10 @@ class Scratch:
 
     def _write(self, weights: Weights) -> Written:
         length = len(weights)
-        place = self._allocate(length, weights.nbytes)
-        written = Written(self, place, length)  # its deletion frees the place if writing fails
+        offset = self._allocate(length, weights.nbytes)
+        written = Written(self, offset, length)  # its deletion frees the space if writing fails
         try:
-            self._put(weights, place)
+            self._put(weights, offset)
         except OSError as error:
             folder = Path(tempfile.gettempdir())
             raise OSError(error.errno, error.strerror, str(folder / "scratch")) from error
@@ -219,22 +219,22 @@ class Scratch:
             length: count of weights.
             size: size of the weights (bytes).
         """
-        self._live += 1
-        places = self._places.get(length)
-        if places:
-            return places.pop()
-        place = self._end
+        self._models_in_file += 1
+        free_offsets = self._free_offsets.get(length)
+        if free_offsets:
+            return free_offsets.pop()
+        offset = self._end
         self._end += size
         self.peak_bytes = max(self.peak_bytes, self._end)
-        return place
+        return offset
 
-    def _put(self, weights: Weights, place: int) -> None:
-        """Write weights to the file, from the offset ``place`` on."""
+    def _put(self, weights: Weights, offset: int) -> None:
+        """Write weights to the file, from ``offset`` on."""
         content = np.ascontiguousarray(weights).data.cast("B")
         while content:
-            size = os.pwrite(self._descriptor(), content, place)
+            size = os.pwrite(self._descriptor(), content, offset)
             content = content[size:]
-            place += size
+            offset += size
 
     def _descriptor(self) -> int:
         if not self._file:
@@ -243,32 +243,32 @@ class Scratch:
             self._file.append(descriptor)
         return self._file[0]
 
-    def read(self, place: int, length: int) -> Weights:
+    def read(self, offset: int, length: int) -> Weights:
         """Read weights from the file into a new array, float32 [length].
 
         Args:
-            place: offset of the first byte in the file.
+            offset: offset of the first byte in the file.
             length: count of weights.
 
         Raises:
             OSError: the file is shorter than expected.
         """
-        return read_array(self._descriptor(), place, (length,), _FLOAT32)
+        return read_array(self._descriptor(), offset, (length,), _FLOAT32)
 
-    def release(self, place: int, length: int) -> None:
+    def release(self, offset: int, length: int) -> None:
         """Free the space of a model's weights in the file.
 
         The file is emptied if no other weights are in it.
 
         Args:
-            place: offset of the first byte in the file.
+            offset: offset of the first byte in the file.
             length: count of weights.
         """
-        self._live -= 1
-        if self._live:
-            self._places.setdefault(length, []).append(place)
+        self._models_in_file -= 1
+        if self._models_in_file:
+            self._free_offsets.setdefault(length, []).append(offset)
             return
-        self._places.clear()
+        self._free_offsets.clear()
         self._end = 0
         if self._file:
             os.ftruncate(self._file[0], 0)

@@ -248,7 +248,7 @@ def compare(kind: str) -> str:
     expected = told(Inline())
     ways = {"two threads": told(Threads(2))}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scratch, "ROOM", _SMALL_ROOM)
+        patch.setattr(scratch, "MEMORY_BYTES", _SMALL_ROOM)
         ways["little memory"] = told(Inline())
     wrong = [way for way, found in ways.items() if found != expected]
     staying: dict[str, dict[str, Any]] = {}
@@ -257,7 +257,7 @@ def compare(kind: str) -> str:
         staying["on the device"] = told(Inline())
         stand_in(patch, _SMALL_ROOM)
         staying["little room there, two threads"] = told(Threads(2))
-        patch.setattr(scratch, "ROOM", _SMALL_ROOM)
+        patch.setattr(scratch, "MEMORY_BYTES", _SMALL_ROOM)
         staying["little room there, little memory"] = told(Inline())
     first = staying["on the device"]
     for way, found in staying.items():

@@ -24,8 +24,8 @@ ROOM = 1e9
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, room: float = ROOM) -> None:
     """Let the CPU stand in for a GPU, with memory for samples, and ``room`` for models (bytes)."""
-    monkeypatch.setattr(resident, "room_of", lambda _: ROOM)
-    monkeypatch.setattr(resident_models, "room_of", lambda _: room)
+    monkeypatch.setattr(resident, "memory_for_samples", lambda _: ROOM)
+    monkeypatch.setattr(resident_models, "memory_for_models", lambda _: room)
 
 
 class Crossings(TorchDispatchMode):

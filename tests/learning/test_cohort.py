@@ -370,7 +370,7 @@ def summary(found: dict[str, Any], workers: int = 1) -> dict[str, Any]:
 def test_hashes_do_not_depend_on_workers_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = summary(sections())
     assert summary(sections(), workers=2)["models_sha256"] == expected["models_sha256"]
-    monkeypatch.setattr("fedsim.learning.scratch.ROOM", 4.0 * 3 * 500)
+    monkeypatch.setattr("fedsim.learning.scratch.MEMORY_BYTES", 4.0 * 3 * 500)
     streamed = summary(sections())
     assert streamed["models_sha256"] == expected["models_sha256"]
     assert streamed["events_sha256"] == expected["events_sha256"]

@@ -165,7 +165,7 @@ def bytes_sent(solver: str, rounds: int) -> tuple[list[int], list[int]]:
 def test_samples_go_to_the_device_in_the_first_round_alone(
     solver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resident, "room_of", lambda _: ROOM)
+    monkeypatch.setattr(resident, "memory_for_samples", lambda _: ROOM)
     sent, read = bytes_sent(solver, 4)
     assert sent[0] - sent[1] == 90 * (64 + 8) + 12
     assert sent[1] == sent[2] == sent[3]
@@ -175,7 +175,7 @@ def test_samples_go_to_the_device_in_the_first_round_alone(
 
 
 def test_a_stack_sends_a_common_start_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resident, "room_of", lambda _: ROOM)
+    monkeypatch.setattr(resident, "memory_for_samples", lambda _: ROOM)
     weights = 4 * (64 * 16 + 16 + 16 * 10 + 10)
     alone, _ = bytes_sent("reference", 2)
     stacked, _ = bytes_sent("cohort", 2)
@@ -207,7 +207,7 @@ def test_a_run_has_the_same_hashes_with_samples_that_stay(
         return summary["events_sha256"], summary["models_sha256"]
 
     expected = hashes(Inline())
-    monkeypatch.setattr(resident, "room_of", lambda _: room)
+    monkeypatch.setattr(resident, "memory_for_samples", lambda _: room)
     assert hashes(Inline()) == expected
     assert hashes(Threads(2)) == expected
 

@@ -96,7 +96,7 @@ def third_round(core: Learning) -> tuple[CopyCounts, Ref]:
 
 
 def test_a_model_is_copied_once_and_the_one_used_longest_ago_is_freed() -> None:
-    models = ResidentModels(CPU, room=2.5 * 4 * 10)
+    models = ResidentModels(CPU, memory_bytes=2.5 * 4 * 10)
     first, second, third = (known(serial, np.full(10, serial)) for serial in range(3))
 
     def copies(ref: Ref) -> int:
@@ -126,7 +126,7 @@ def test_without_room_a_model_is_the_array_of_the_host() -> None:
 
 def test_a_worker_process_has_copies_of_its_own_and_keeps_no_results() -> None:
     ref = known(4, np.ones(10))
-    models = ResidentModels(CPU, room=ROOM)
+    models = ResidentModels(CPU, memory_bytes=ROOM)
     models.of(ref)
     worker = pickle.loads(pickle.dumps(models))
     assert worker.used_bytes == 0
@@ -235,7 +235,7 @@ def test_memory_is_free_once_nobody_needs_the_models(monkeypatch: pytest.MonkeyP
 
 
 def test_stored_models_leave_the_device_for_new_results_the_unused_ones_first() -> None:
-    models = ResidentModels(CPU, room=8 * 40)
+    models = ResidentModels(CPU, memory_bytes=8 * 40)
     storage = ResidentScratch(1e9, models)
     refs = []
     for serial in range(4):
@@ -256,7 +256,7 @@ def test_stored_models_leave_the_device_for_new_results_the_unused_ones_first() 
 
 
 def test_models_that_leave_the_device_go_to_disk_if_the_host_has_no_room() -> None:
-    models = ResidentModels(CPU, room=2.0 * scratch.SMALL)
+    models = ResidentModels(CPU, memory_bytes=2.0 * scratch.SMALL)
     storage = ResidentScratch(0, models)
     refs = [resident_model(models, serial, np.full(scratch.SMALL // 4 + 1, 7)) for serial in (0, 1)]
     for ref in refs:
@@ -289,7 +289,7 @@ def test_a_sum_has_the_bits_of_the_host_wherever_its_models_lie(places: str) -> 
         arrays.append(values.astype(np.float32))
     arrays[0][:3] = [-0.0, 0.0, 1e-45]
     coefficients = (draw.normal(size=len(places)) * 7).tolist()
-    models = ResidentModels(CPU, room=ROOM)
+    models = ResidentModels(CPU, memory_bytes=ROOM)
     assert models.adds_alike
     total = MixSum(models, size)
     with Operations() as operations:
@@ -317,7 +317,7 @@ def test_a_sum_stays_on_the_host_if_the_device_rounds_once(
         total.copy_(torch.from_numpy((total.numpy() + exact).astype(np.float64)))
 
     monkeypatch.setattr(resident_models, "add_product", fused)
-    models = ResidentModels(CPU, room=ROOM)
+    models = ResidentModels(CPU, memory_bytes=ROOM)
     assert not models.adds_alike
     total = MixSum(models, 10)
     total.add(resident_model(models, 0, np.ones(10)), 0.1)
@@ -325,7 +325,7 @@ def test_a_sum_stays_on_the_host_if_the_device_rounds_once(
 
 
 def test_a_model_on_the_device_is_one_file_of_all_checkpoints(tmp_path: Path) -> None:
-    models = ResidentModels(CPU, room=ROOM)
+    models = ResidentModels(CPU, memory_bytes=ROOM)
     ref = resident_model(models, 0, np.arange(1 << 18))
     linked = LinkedTensors()
     inodes = []

@@ -32,7 +32,7 @@ from fedsim.learning.models import Logistic
 from fedsim.learning.refs import Applied, Initial, Mixed, Ref, Trained, Waves
 from fedsim.learning.resident_models import MixSum, ResidentModels
 from fedsim.learning.scratch import Scratch, Weights, Written
-from fedsim.learning.streaming import ResultOf, Stream, steps_of, twins_of
+from fedsim.learning.streaming import ResultOf, Stream, build_graph, steps_of
 from fedsim.running.checkpoint.codec import Decoder, Encoder
 from fedsim.running.runner import Job
 from tests.learning.small import federation, learning, run
@@ -140,7 +140,7 @@ def _no_array_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_steps_of_a_mean() -> None:
     _, updates, mean = _cohort(2)
     del updates
-    steps = [(step.ref.name, step.part) for step in steps_of(twins_of([mean], stay=True))]
+    steps = [(step.node.name, step.part) for step in steps_of(build_graph([mean], stay=True))]
     assert steps == [
         ("model-0", None),
         ("update-1", None),
@@ -157,7 +157,7 @@ def test_the_cells_of_a_mean_of_means_are_added_up_one_after_the_other() -> None
         _mixed([(_trained(start, n), 0.5), (_trained(start, n + 1), 0.5)], n + 2) for n in (1, 4)
     ]
     cloud = _mixed([(cell, 0.5) for cell in cells], 7)
-    steps = [(step.ref.name, step.part) for step in steps_of(twins_of([cloud], stay=True))]
+    steps = [(step.node.name, step.part) for step in steps_of(build_graph([cloud], stay=True))]
     assert [name for name, part in steps if part is None] == [
         *("model-0", "update-1", "update-2", "model-3", "update-4", "update-5", "model-6"),
         "model-7",
@@ -501,7 +501,7 @@ def _drawn(core: Learning, draw: random.Random) -> list[Ref]:
 def _values(seed: int, room: float, executor: Any) -> tuple[list[bytes], list[Any]]:
     draw = random.Random(seed)
     core, records = learning(federation([9, 7, 12, 5]), Logistic(), executor)
-    core._computing.room = room
+    core._computing.memory_bytes = room
     core._computing.scratch = Scratch(room)
     models = _drawn(core, draw)
     found = []
