@@ -28,7 +28,7 @@ def refusals(scenario: Scenario) -> Iterator[str]:
     if (
         kind in _SENDS_PARTS
         or strategy.traits.kept_by == "strategy"
-        or scenario.model.says_what_stays
+        or scenario.model.has_kept_tensors
     ):
         yield (
             f"strategy.kind is {kind!r}, with a model of which devices keep or receive some "

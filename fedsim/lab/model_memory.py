@@ -236,7 +236,7 @@ def model_needs(
 
 def _memory_for_models(run: Run) -> float:
     """Return the memory in which a run stores models; models beyond it are in a file (bytes)."""
-    return run.scenario.training.memory or ROOM
+    return run.scenario.training.memory or MEMORY_BYTES
 
 
 def _updates_in_memory(run: Run, largest_call: LargestCall) -> int:

@@ -273,18 +273,20 @@ class Architecture:
     def flops(self) -> int:
         """FLOPs of a training step on one sample, forward and backward pass together."""
         shapes = self.shapes
-        products = 0
+        multiply_adds = 0  # of a forward pass
         for position, layer in self.trained():
-            pixels = math.prod(shapes[position + 1][1:])
-            products += math.prod(layer.kernel_shape) * pixels
-        return 3 * 2 * products
+            output_pixels = math.prod(shapes[position + 1][1:])  # 1 for a dense layer
+            multiply_adds += math.prod(layer.kernel_shape) * output_pixels
+        return 3 * 2 * multiply_adds
 
     def initial(self, generator: np.random.Generator) -> NDArray[np.float32]:
         """Draw an initial model, float32 [d]: Glorot-uniform kernels and zero biases."""
         parts = []
         for _, layer in self.trained():
             outputs, inputs, *window = layer.kernel_shape
-            limit = math.sqrt(6.0 / ((inputs + outputs) * math.prod(window)))
+            # fan-in plus fan-out, each times the window's pixels
+            fans = (inputs + outputs) * math.prod(window)
+            limit = math.sqrt(6.0 / fans)
             parts.append(generator.uniform(-limit, limit, math.prod(layer.kernel_shape)))
             parts.append(np.zeros(outputs))
         return np.concatenate(parts).astype(np.float32)
@@ -298,9 +300,10 @@ class Architecture:
         layers = self.layers
         if layers and isinstance(layers[0], Flatten):
             layers = layers[1:]
-        alternate = all(isinstance(layer, Linear) for layer in layers[::2])
-        alternate &= all(isinstance(layer, ReLU) for layer in layers[1::2])
-        return alternate and len(layers) % 2 == 1
+        has_odd_count = len(layers) % 2 == 1  # the last layer is then Linear
+        are_linear = all(isinstance(layer, Linear) for layer in layers[::2])
+        are_relu = all(isinstance(layer, ReLU) for layer in layers[1::2])
+        return has_odd_count and are_linear and are_relu
 
 
 def _output(layer: Layer, shape: Shape) -> Shape:
@@ -323,8 +326,8 @@ def _output(layer: Layer, shape: Shape) -> Shape:
     channels, *sides = shape
     if isinstance(layer, Conv2d):
         channels = layer.outputs
-        reach = 2 * layer.padding - layer.kernel
-        sides = [(side + reach) // layer.stride + 1 for side in sides]
+        added = 2 * layer.padding - layer.kernel
+        sides = [(side + added) // layer.stride + 1 for side in sides]
     else:
         sides = [side // layer.size for side in sides]
     output = (channels, *sides)

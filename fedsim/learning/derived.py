@@ -90,7 +90,7 @@ def derived_of(recipe: Recipe | None, models: Sequence[Ref | None]) -> Derived |
     model, values = models
     if model is None or values is None or model.held is None or values.held is None:
         return None
-    if isinstance(model.held, Derived):  # to read a chain, each of its models would have to be read
+    if isinstance(model.held, Derived):  # each read would read a chain of models
         return None
     length = model.held.shape[0]
     is_small = values.held.shape[0] <= MOST_SHARE * length

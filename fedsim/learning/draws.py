@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedsim.common.errors import ScenarioError
 from fedsim.common.streams import generator_states, shared_generators
 
-_WORD = (1 << 63) - 1
+_LOWER_63_BITS = (1 << 63) - 1
 
 Operation = OpOverload[..., Any]
 """Operation of torch, as a dispatch mode receives it."""
@@ -48,7 +48,7 @@ class KeyedDraws(TorchDispatchMode):
         Args:
             key: integer, of which the lower 63 bits are used.
         """
-        self._key = key & _WORD
+        self._key = key & _LOWER_63_BITS
         for generator in self._generators.values():
             generator.manual_seed(self._key)
 
@@ -65,21 +65,21 @@ class KeyedDraws(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         kwargs = kwargs or {}
-        if not _draws(func):
+        if not _draws_numbers(func):
             return func(*args, **kwargs)
         names = [argument.name for argument in func._schema.arguments]
-        keyed = func if "generator" in names else _with_generator(func)
-        if keyed is None:
+        variant = func if "generator" in names else _with_generator(func)
+        if variant is None:
             return self._call_without_generator(func, args, kwargs)
         if "generator" in names:
-            place = names.index("generator")
-            generator = args[place] if place < len(args) else kwargs.get("generator")
+            position = names.index("generator")
+            generator = args[position] if position < len(args) else kwargs.get("generator")
             if generator is not None:  # a generator that the module has passed
                 return func(*args, **kwargs)
-            args = args[:place]
+            args = args[:position]
         keyed_kwargs = dict(kwargs)
-        keyed_kwargs["generator"] = self._generator(_device(args, kwargs))
-        return keyed(*args, **keyed_kwargs)
+        keyed_kwargs["generator"] = self._generator(_device_of(args, kwargs))
+        return variant(*args, **keyed_kwargs)
 
     def _call_without_generator(
         self, func: Operation, args: Sequence[object], kwargs: Mapping[str, object]
@@ -94,19 +94,24 @@ class KeyedDraws(TorchDispatchMode):
             args: its positional arguments.
             kwargs: its keyword arguments.
         """
-        with self:
+        with self:  # the simpler operations are intercepted in turn
             result: object = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
-        device = self._generator(_device(args, kwargs)).device
-        forked = [] if device.type == "cpu" else [device]
+        device = self._generator(_device_of(args, kwargs)).device
+        gpus = [] if device.type == "cpu" else [device]
         cpu_generator = self._generator(torch.device("cpu"))
-        word = int(torch.empty((), dtype=torch.int64).random_(generator=cpu_generator))
-        with shared_generators, torch.random.fork_rng(devices=forked):
-            torch.manual_seed(word)
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=cpu_generator))
+        with shared_generators, torch.random.fork_rng(devices=gpus):
+            torch.manual_seed(seed)
             return func(*args, **kwargs)
 
     def _generator(self, device: torch.device) -> torch.Generator:
+        """Return the thread's generator of keyed draws on a torch device, and note the draw.
+
+        Raises:
+            ScenarioError: the draw is in a backward pass.
+        """
         if torch._C._current_graph_task_id() != -1:
             raise ScenarioError(
                 "the module of model.factory draws random numbers in its backward pass, as "
@@ -123,7 +128,7 @@ class KeyedDraws(TorchDispatchMode):
 
 
 @cache
-def _draws(func: Operation) -> bool:
+def _draws_numbers(func: Operation) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
@@ -139,7 +144,7 @@ def _with_generator(func: Operation) -> Operation | None:
     return overload
 
 
-def _device(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device:
+def _device_of(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.device:
     """Return the torch device on which an operation is carried out.
 
     It is the device of the first argument that is a device or a tensor; the CPU if none is.
@@ -167,17 +172,20 @@ def global_states(device: torch.device | None = None) -> dict[str, object]:
     return states
 
 
-def find_draws(before: Mapping[str, object], device: torch.device | None = None) -> list[str]:
+def find_draws(
+    states_before: Mapping[str, object], device: torch.device | None = None
+) -> list[str]:
     """Return which global random generators were used since an earlier time.
 
     Args:
-        before: the result of ``global_states`` at the earlier time.
+        states_before: the result of ``global_states`` at the earlier time.
         device: the device that was given to ``global_states``.
 
     Returns:
         The names of the generators.
     """
-    return [name for name, state in global_states(device).items() if state != before[name]]
+    states = global_states(device)
+    return [name for name, state in states.items() if state != states_before[name]]
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from fedsim.learning.solvers.cohort import Cohort
 from fedsim.learning.solvers.probe import SAMPLES, probe
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights
 from fedsim.learning.spec import Trainer
-from fedsim.learning.testsets import TestSets, evaluation_of, judge, judge_each
+from fedsim.learning.testsets import TestSets, evaluate_block, evaluate_each, evaluation_of
 
 _ADAPTERS = "strategy/adapters"  # random stream of LoRA's initial matrices
 _INIT = "strategy/init"  # random stream of initial models, equal for all strategies with one seed
@@ -117,7 +117,7 @@ class Learning(Learner):
         all_samples = FederatedData(data.pool, [], data.augmentation)  # omits shards, which change
         samples = ResidentSamples(all_samples, device)
         if model.is_tried:
-            self._try(data)
+            self._try_module(data)
         if isinstance(self._solver, Cohort):
             self._try_stack(self._solver, data)
         # ``Dense``, the only solver that is no ``Reference``, computes on the host
@@ -153,7 +153,7 @@ class Learning(Learner):
             return self._architecture
         return self._module()
 
-    def _try(self, data: FederatedData) -> None:
+    def _try_module(self, data: FederatedData) -> None:
         """Train a user's module for a few steps, to find out whether its results can be reproduced.
 
         It is trained on samples of the device with the most samples.
@@ -190,14 +190,14 @@ class Learning(Learner):
             solver: the solver, which trains models that are stacked into one.
             data: the data of all devices.
         """
-        tried: set[int] = set()
+        tried_widths: set[int] = set()
         batching = self._training.batching
         for shard in sorted(data.shards, key=lambda shard: -len(shard.train)):
             samples = len(shard.train)
-            columns = max(batch_width(samples, batching.size), batching.last_size(samples))
-            if not samples or columns in tried:
+            width = max(batch_width(samples, batching.size), batching.last_size(samples))
+            if not samples or width in tried_widths:
                 continue
-            tried.add(columns)
+            tried_widths.add(width)
             batches = draw_batches(np.random.default_rng(0), samples, batching, LocalEpochs(1))
             x, y = data.train_samples(shard)
             solve = LocalSolve(
@@ -227,15 +227,14 @@ class Learning(Learner):
         reason = self._solver.single_sample_obstacle
         if not reason:
             return
-        single = [
-            device
-            for device, size in sizes.items()
-            if self._batching_of(device).last_size(size) == 1
-        ]
-        if not single:
+        devices = []  # those with a batch of one sample
+        for device, size in sizes.items():
+            if self._batching_of(device).last_size(size) == 1:
+                devices.append(device)
+        if not devices:
             return
-        batching = self._batching_of(single[0])
-        size = sizes[single[0]]
+        batching = self._batching_of(devices[0])
+        size = sizes[devices[0]]
         if size == 1:
             allowed = "a data.partition without devices of one sample"
         elif batching.size == 1:
@@ -245,16 +244,16 @@ class Learning(Learner):
         raise ScenarioError(
             f"the module of model.factory cannot be trained on a batch of one sample ({reason}), "
             "and the last batch of device "
-            f"{single[0]} has one: it has {size} samples, in batches of {batching.size} (as "
-            f"{len(single)} devices in all); "
+            f"{devices[0]} has one: it has {size} samples, in batches of {batching.size} (as "
+            f"{len(devices)} devices in all); "
             f"allowed is {allowed}, or a module that takes one, as with torch.nn.GroupNorm"
         )
 
     def _batching_of(self, device: int) -> Batching:
-        usual = self._training.batching
+        default = self._training.batching
         if self.batch_sizes is None or not self.batch_sizes[device]:
-            return usual
-        return Batching(self.batch_sizes.item(device), usual.last)
+            return default
+        return Batching(self.batch_sizes.item(device), default.last)
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
         ref = super().given(weights)
@@ -338,10 +337,10 @@ class Learning(Learner):
                 personal[name] = (ref, devices[0])
             else:
                 shared[name] = (ref, devices)
-        joint = await self._evaluate_personal(list(personal.values()))
-        results = {name: joint.row(position) for position, name in enumerate(personal)}
+        evaluation = await self._evaluate_personal(list(personal.values()))
+        results = {name: evaluation.entry(position) for position, name in enumerate(personal)}
         results |= await self._evaluate_shared(shared)
-        return Evaluation.together([results[name] for name in models])
+        return Evaluation.concatenate([results[name] for name in models])
 
     async def _evaluate_shared(
         self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]
@@ -354,24 +353,22 @@ class Learning(Learner):
         Returns:
             name -> evaluation.
         """
-        tests = {}
+        samples_by_name = {}
         requests = []
         for name, (ref, devices) in models.items():
             model = self._models.named(ref)
-            samples = self._tests.of(devices)
-            tests[name] = samples
-            requests += [
-                (self._solver, self._objective, self._models, model, block)
-                for block in samples.blocks
-            ]
-        judged = iter(await self._computing.submit_all(judge, requests))
-        results = {}
-        for name, samples in tests.items():
-            parts = [next(judged) for _ in samples.blocks]
-            results[name] = evaluation_of(
-                self._objective, samples.devices, samples.owner, parts, samples.order
+            samples = self._tests.samples_of(devices)
+            samples_by_name[name] = samples
+            for block in samples.blocks:
+                requests.append((self._solver, self._objective, self._models, model, block))
+        block_results = iter(await self._computing.submit_all(evaluate_block, requests))
+        evaluations = {}
+        for name, samples in samples_by_name.items():
+            results = [next(block_results) for _ in samples.blocks]
+            evaluations[name] = evaluation_of(
+                self._objective, samples.devices, samples.owner, results, samples.order
             )
-        return results
+        return evaluations
 
     async def _evaluate_personal(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
         """Test models, whose weights are computed, each on the test samples of a single device.
@@ -385,20 +382,21 @@ class Learning(Learner):
         devices = [device for _, device in models]
         shards = [self._tests.shard(device) for device in devices]
         sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
+        # most samples first, as samples are padded to the most in a request; none without samples
         order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
-        together = self._computing.models_at_once(_TESTED_AT_ONCE)
+        chunk_size = self._computing.models_at_once(_TESTED_AT_ONCE)
 
         def requests() -> Iterator[tuple[Any, ...]]:
-            for start in range(0, len(order), together):
-                chunk = order[start : start + together].tolist()
+            stores = self._tests.samples, self._models
+            for start in range(0, len(order), chunk_size):
+                chunk = order[start : start + chunk_size].tolist()
                 tested = tuple(self._models.named(models[position][0]) for position in chunk)
                 chunk_shards = tuple(shards[position] for position in chunk)
-                places = self._tests.samples, self._models
-                yield self._solver, self._objective, *places, tested, chunk_shards
+                yield self._solver, self._objective, *stores, tested, chunk_shards
 
-        judged = await self._computing.submit_all(judge_each, requests(), models=together)
+        results = await self._computing.submit_all(evaluate_each, requests(), models=chunk_size)
         owner = np.repeat(order, sizes[order])
-        return evaluation_of(self._objective, devices, owner, judged)
+        return evaluation_of(self._objective, devices, owner, results)
 
     def train(
         self,
@@ -437,10 +435,10 @@ class Learning(Learner):
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
         await self.compute([ref for ref, _ in updates])
         finite = [(ref, weight) for ref, weight in updates if math.isfinite(ref.train_loss)]
-        total = math.fsum(weight for _, weight in finite)
-        if not total:
+        total_weight = math.fsum(weight for _, weight in finite)
+        if not total_weight:
             return None
-        return math.fsum(ref.train_loss * weight for ref, weight in finite) / total
+        return math.fsum(ref.train_loss * weight for ref, weight in finite) / total_weight
 
     def _initial(self, index: int) -> Weights:
         """Return the weights of an initial model, drawn or from ``model.file``; float32 [d].
@@ -453,7 +451,7 @@ class Learning(Learner):
         """
         has_file = self._model.file is not None
         if self._architecture is not None and not self._model.has_frozen and not has_file:
-            return self._draw(self._architecture, index)
+            return self._draw_weights(self._architecture, index)
         weights = self._module_weights(index)
         if index and has_file and np.array_equal(weights, self._initial(0)):
             raise ScenarioError(
@@ -471,7 +469,7 @@ class Learning(Learner):
         """
         return flat_weights(list(trained_tensors(self._module(index)).values()))
 
-    def _draw(self, architecture: Architecture, index: int) -> Weights:
+    def _draw_weights(self, architecture: Architecture, index: int) -> Weights:
         return architecture.initial(self._streams.generator(_INIT, index))
 
     def _module(self, index: int | None = None) -> nn.Module:
@@ -487,7 +485,7 @@ class Learning(Learner):
         seed = self._streams.word(_INIT, *ids) >> 1
         module = model.plain_module(self._shape, self._classes, seed)
         if self._architecture is not None and index is not None:
-            load_weights(list(module.parameters()), self._draw(self._architecture, index))
+            load_weights(list(module.parameters()), self._draw_weights(self._architecture, index))
         adapters_seed = self._streams.word(_ADAPTERS, *ids) >> 1
         adapt_and_freeze(module, model.lora, model.train, adapters_seed)
         if model.file is not None:

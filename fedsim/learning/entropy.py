@@ -37,36 +37,36 @@ def entropy_watched() -> Iterator[list[str]]:
         The list of the draws so far, as files and lines such as ``nets.py:12``.
     """
     places: list[str] = []
-    outer = getattr(_thread, "places", None)
+    outer_places = getattr(_thread, "places", None)  # of a surrounding context
     _thread.places = places
-    _begin()
+    _patch_sources()
     try:
         yield places
     finally:
-        _end()
-        _thread.places = outer
+        _restore_sources()
+        _thread.places = outer_places
 
 
-def _begin() -> None:
+def _patch_sources() -> None:
     """Replace the functions that draw entropy by watched ones, unless an open context has."""
     with _lock:
-        _Sources.watches += 1
-        if _Sources.watches > 1:
+        _Patches.watches += 1
+        if _Patches.watches > 1:
             return
         for owner, name, watched in _SOURCES:
-            _Sources.plain.append(getattr(owner, name))
+            _Patches.originals.append(getattr(owner, name))
             setattr(owner, name, watched)
 
 
-def _end() -> None:
+def _restore_sources() -> None:
     with _lock:
-        _Sources.watches -= 1
-        if _Sources.watches > 0:
+        _Patches.watches -= 1
+        if _Patches.watches > 0:
             return
-        for (owner, name, watched), plain in zip(_SOURCES, _Sources.plain, strict=True):
+        for (owner, name, watched), original in zip(_SOURCES, _Patches.originals, strict=True):
             if vars(owner)[name] is watched:  # no other code has patched the source since
-                setattr(owner, name, plain)
-        _Sources.plain.clear()
+                setattr(owner, name, original)
+        _Patches.originals.clear()
 
 
 def _watched_urandom(size: int, /) -> bytes:
@@ -91,14 +91,15 @@ _SOURCES = (
 )
 
 
-class _Sources:
+class _Patches:
     """State of the replaced entropy functions, common to all threads.
 
-    ``watches`` counts the open contexts ``entropy_watched``. ``plain`` has the original functions.
+    ``watches`` counts the open contexts ``entropy_watched``. ``originals`` has the functions that
+    are replaced.
     """
 
     watches: ClassVar[int] = 0
-    plain: ClassVar[list[object]] = []
+    originals: ClassVar[list[object]] = []
 
 
 def _record(frame: FrameType | None) -> None:

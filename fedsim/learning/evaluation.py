@@ -49,7 +49,7 @@ class Evaluation:
     facts: dict[str, list[SampleNumbers]] = field(default_factory=dict)
 
     @classmethod
-    def together(cls, evaluations: Sequence["Evaluation"]) -> "Evaluation":
+    def concatenate(cls, evaluations: Sequence["Evaluation"]) -> "Evaluation":
         """Concatenate the evaluations of several models.
 
         Args:
@@ -64,28 +64,31 @@ class Evaluation:
             devices += evaluation.devices
             for name, entries in evaluation.facts.items():
                 facts.setdefault(name, []).extend(entries)
-        correct = [each.correct for each in evaluations if each.correct is not None]
-        has_accuracy = len(correct) == len(evaluations)
         no_counts = np.empty(0, np.int64)  # as numpy cannot concatenate an empty list
-        return cls(
-            devices,
-            np.concatenate([no_counts, *correct]) if has_accuracy else None,
-            np.concatenate([no_counts, *(each.count for each in evaluations)]),
-            np.concatenate([np.empty(0), *(each.loss_sum for each in evaluations)]),
-            facts,
-        )
+        corrects = [no_counts]
+        counts = [no_counts]
+        loss_sums = [np.empty(0)]
+        for evaluation in evaluations:
+            if evaluation.correct is not None:
+                corrects.append(evaluation.correct)
+            counts.append(evaluation.count)
+            loss_sums.append(evaluation.loss_sum)
+        correct = None
+        if len(corrects) == len(counts):
+            correct = np.concatenate(corrects)
+        return cls(devices, correct, np.concatenate(counts), np.concatenate(loss_sums), facts)
 
-    def row(self, position: int) -> "Evaluation":
+    def entry(self, position: int) -> "Evaluation":
         """Return one entry, as an evaluation with a single entry.
 
         Args:
             position: index of the entry.
         """
-        row = slice(position, position + 1)
-        correct = None if self.correct is None else self.correct[row]
-        facts = {name: entries[row] for name, entries in self.facts.items()}
+        entry = slice(position, position + 1)
+        correct = None if self.correct is None else self.correct[entry]
+        facts = {name: entries[entry] for name, entries in self.facts.items()}
         return Evaluation(
-            self.devices[row], correct, self.count[row], self.loss_sum[row], facts=facts
+            self.devices[entry], correct, self.count[entry], self.loss_sum[entry], facts=facts
         )
 
     @property

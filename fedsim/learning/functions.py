@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Function)
 _BLOCK = 1 << 15  # values in one block of a sum, which fit into a core's own cache
 
 # import path -> function that ``pure`` has marked
-_KNOWN: dict[str, Function] = {}
+_PURE_FUNCTIONS: dict[str, Function] = {}
 
 
 def pure(function: F) -> F:
@@ -48,7 +48,7 @@ def pure(function: F) -> F:
         >>> clipped([np.array([-2.0, 0.5, 3.0])], most=1.0).tolist()
         [-1.0, 0.5, 1.0]
     """
-    _KNOWN[_path(function)] = function
+    _PURE_FUNCTIONS[_path(function)] = function
     return function
 
 
@@ -63,7 +63,7 @@ def path_of(function: Function) -> str:
         SimulationError: the function is not marked, or is not at the top of its module.
     """
     path = _path(function)
-    if _KNOWN.get(path) is not function:
+    if _PURE_FUNCTIONS.get(path) is not function:
         raise SimulationError(
             f"{path} cannot be applied to models: it is not marked by fedsim's decorator 'pure'"
         )
@@ -88,14 +88,18 @@ def function_at(path: str) -> Function:
         SimulationError: no imported function at this path is marked.
     """
     module = path.partition(":")[0]
-    if path not in _KNOWN and module.startswith("fedsim.") and find_spec(module) is not None:
+    if (
+        path not in _PURE_FUNCTIONS
+        and module.startswith("fedsim.")
+        and find_spec(module) is not None
+    ):
         import_module(module)
-    if path not in _KNOWN:
+    if path not in _PURE_FUNCTIONS:
         raise SimulationError(
             f"{path!r} is no function that is marked by fedsim's decorator 'pure' and has been "
             "imported"
         )
-    return _KNOWN[path]
+    return _PURE_FUNCTIONS[path]
 
 
 class NamedStream(NamedTuple):
@@ -171,10 +175,10 @@ def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.float
         last model if there is none; float32.
     """
     for model in models:
-        numbers = np.concatenate([model[begin:end] for begin, end in places])
-        if np.isfinite(numbers).all():
+        values = np.concatenate([model[begin:end] for begin, end in places])
+        if np.isfinite(values).all():
             break
-    return numbers
+    return values
 
 
 @pure
@@ -194,7 +198,8 @@ def spliced(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.flo
     mask = np.zeros(len(result), dtype=bool)
     for begin, end in places:
         mask[begin:end] = True
-    result[mask] = source if len(source) < len(result) else source[mask]
+    is_whole_model = len(source) == len(result)
+    result[mask] = source[mask] if is_whole_model else source
     return result
 
 
@@ -284,17 +289,17 @@ def mean_state(
         if state and _is_finite(state):
             states.append(state)
             weights.append(weight)
-    total = math.fsum(weights)
-    if total == 0.0:
+    total_weight = math.fsum(weights)
+    if total_weight == 0.0:
         return {}
     first = states[0]
     shapes = [_shapes(state) for state in states]
-    if shapes.count(shapes[0]) < len(shapes):
+    if any(state_shapes != shapes[0] for state_shapes in shapes):
         raise SimulationError(
             f"states of a trainer differ in names or shapes, and have no mean: {shapes[0]} and "
             "others"
         )
-    shares = [weight / total for weight in weights]
+    shares = [weight / total_weight for weight in weights]
     mean = {}
     for name, array in first.items():
         values = weighted_sum([state[name].ravel() for state in states], shares)

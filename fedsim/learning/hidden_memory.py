@@ -26,12 +26,12 @@ from fedsim.common.arrays import AnyArray
 
 # a tensor with more values is compared by its version only, which torch raises at each change
 _SMALL = 1 << 12
-_ENDS = 50  # entries compared at each end of a long container, unless all entries are plain
+_END_ENTRIES = 50  # entries compared at each end of a long container, unless all entries are plain
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _MOST_PLAIN = 1 << 20  # greatest length of a container whose plain entries are all compared
-_DEEPEST = 8  # greatest depth of nested objects that is compared
-# top-level Python modules whose code is not followed
-_OUTSIDE = ("torch", "numpy", "builtins", "fedsim", "typing", "collections", "functools", "abc")
+_MOST_DEPTH = 8  # greatest depth of nested objects that is compared
+# top-level Python modules whose code is not followed, in addition to Python's library
+_LIBRARIES = ("torch", "numpy", "builtins", "fedsim", "typing", "collections", "functools", "abc")
 _WRAPPERS = (
     types.FunctionType,
     types.MethodType,
@@ -75,8 +75,8 @@ def read_memory(
     Returns:
         Name of an attribute or global -> a value that is equal if the memory is equal.
     """
-    skipped = {id(tensor) for tensor in flat.values()}
-    skipped.update(id(part) for part in module.modules())
+    skipped_ids = {id(tensor) for tensor in flat.values()}
+    skipped_ids.update(id(part) for part in module.modules())
     tokens: dict[str, Token] = {}
     parts = {}
     for part_name, part in module.named_modules():
@@ -84,14 +84,14 @@ def read_memory(
         if not type(part).__module__.startswith("fedsim."):
             parts[part_name] = part
     for part_name, part in parts.items():
-        reader = _Reader(skipped, by_value)
+        reader = _Reader(skipped_ids, by_value)
         for key, value in _attributes(part):
             name = f"{part_name}.{key}" if part_name else key
             if name not in flat:
                 tokens[name] = reader.token(value)
     # what the code of the classes reaches: their attributes, globals and closures
-    reader = _Reader(skipped, by_value)
-    for key, value in _Shared(parts.values()).values.items():
+    reader = _Reader(skipped_ids, by_value)
+    for key, value in _SharedMemory(parts.values()).values.items():
         tokens[key] = reader.token(value)
     return tokens
 
@@ -102,7 +102,7 @@ def clear_caches(module: nn.Module) -> list[str]:
     Returns:
         The names of the cached functions.
     """
-    caches = _Shared(module.modules()).caches
+    caches = _SharedMemory(module.modules()).caches
     for cache in caches.values():
         cache.cache_clear()
     return list(caches)
@@ -154,7 +154,7 @@ def _attributes(part: nn.Module) -> Iterator[tuple[str, object]]:
             yield key, hooks
 
 
-class _Shared:
+class _SharedMemory:
     """Memory that the objects of classes share, found by following the classes' code.
 
     Args:
@@ -193,9 +193,9 @@ class _Shared:
 
     def _follow_function(self, function: types.FunctionType) -> None:
         """Add the globals and the closure that a function uses to ``values``."""
-        if not self._visit(function) or _is_outside(function.__module__ or ""):
+        if not self._visit(function) or _is_of_library(function.__module__ or ""):
             return
-        names = list(dict.fromkeys(_names(function.__code__)))
+        names = list(dict.fromkeys(_names_in(function.__code__)))
         for key in names:
             if key in function.__globals__:
                 self._follow_value(f"{function.__module__}.{key}", function.__globals__[key], names)
@@ -265,9 +265,9 @@ class _Shared:
 
     def _visit(self, value: object, *names: str) -> bool:
         """Mark a value as visited, and return whether this is its first visit with these names."""
-        key = hash((id(value), *names))
-        is_new = key not in self._visited
-        self._visited.add(key)
+        visit = hash((id(value), *names))
+        is_new = visit not in self._visited
+        self._visited.add(visit)
         return is_new
 
 
@@ -295,18 +295,18 @@ def _is_plain(value: object) -> bool:
     return type(value) in _PLAIN
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def _names_in(code: types.CodeType) -> Iterator[str]:
     """Yield the names of globals and attributes that code and its inner functions use."""
     for name in code.co_names:
         yield from name.split(".")
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from _names_in(constant)
 
 
 def _user_classes(cls: type) -> list[type]:
     """Return a class and its bases, without classes of Python's library, torch and fedsim."""
-    return [base for base in cls.__mro__ if not _is_outside(base.__module__)]
+    return [base for base in cls.__mro__ if not _is_of_library(base.__module__)]
 
 
 def _followed_classes(cls: type) -> list[type]:
@@ -322,16 +322,16 @@ def is_of_user(module: str) -> bool:
     return not _is_installed(module)
 
 
-def _is_outside(module: str) -> bool:
+def _is_of_library(module: str) -> bool:
     top = module.partition(".")[0]
-    return top in _OUTSIDE or top in sys.stdlib_module_names
+    return top in _LIBRARIES or top in sys.stdlib_module_names
 
 
 @functools.cache
 def _is_installed(module: str) -> bool:
     """Return whether a Python module belongs to Python, fedsim or an installed package."""
-    place = getattr(sys.modules.get(module), "__file__", None) or ""
-    return _is_outside(module) or "site-packages" in place or "dist-packages" in place
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return _is_of_library(module) or "site-packages" in file or "dist-packages" in file
 
 
 class _Reader:
@@ -340,13 +340,13 @@ class _Reader:
     An object that occurs twice is converted once.
 
     Args:
-        skipped: ``id()`` of objects that are not read.
+        skipped_ids: ``id()`` of objects that are not read.
         by_value: whether large tensors are compared by their values; else by their version, torch's
             count of changes in place.
     """
 
-    def __init__(self, skipped: set[int], by_value: bool) -> None:
-        self._skipped = skipped
+    def __init__(self, skipped_ids: set[int], by_value: bool) -> None:
+        self._skipped_ids = skipped_ids
         self._by_value = by_value
         self._visited: set[int] = set()
 
@@ -356,13 +356,13 @@ class _Reader:
             return type(value), value
         if isinstance(value, float | complex):
             return type(value), repr(value)
-        if id(value) in self._skipped:
+        if id(value) in self._skipped_ids:
             return _OF_MODEL
         if isinstance(value, Tensor):
             return _of_tensor(value, by_value=self._by_value)
         if isinstance(value, np.ndarray | np.generic):
             return self._of_array(np.asarray(value), depth)
-        if id(value) in self._visited or depth > _DEEPEST:
+        if id(value) in self._visited or depth > _MOST_DEPTH:
             return _NOT_COMPARED
         self._visited.add(id(value))
         return self._convert(value, depth + 1)
@@ -402,12 +402,13 @@ class _Reader:
         return self._of_object(value, depth)
 
     def _of_function(self, function: types.FunctionType, depth: int) -> Token:
-        if _is_outside(function.__module__ or ""):
+        if _is_of_library(function.__module__ or ""):
             return function.__qualname__
         state = [function.__closure__, function.__defaults__, vars(function)]
         return function.__qualname__, self._entries(state, depth)
 
     def _of_object(self, value: object, depth: int) -> Token:
+        """Convert the attributes of an object, in ``__slots__`` and ``__dict__``, with its class."""
         attributes = {}
         for cls in type(value).__mro__:
             for name in getattr(cls, "__slots__", ()):
@@ -423,29 +424,33 @@ class _Reader:
         return array.shape, array.dtype.str, digest
 
     def _items(self, values: Mapping[Any, object], depth: int) -> Token:
+        """Convert the keys and values of a mapping, in order."""
         entries: list[object] = []
         for item in list(values.items()):
             entries += item
         return self._entries(entries, depth)
 
     def _entries(self, values: list[Any], depth: int) -> Token:
+        """Convert the entries of a list: plain ones by one hash, of all others both ends."""
         if len(values) <= _MOST_PLAIN and _PLAIN.issuperset(map(type, values)):
             text = repr(values).encode(errors="surrogatepass")
             return len(values), hashlib.blake2b(text).digest()
-        ends = values
-        if len(values) > 2 * _ENDS:
-            ends = values[:_ENDS] + values[-_ENDS:]
-        return len(values), tuple(self.token(value, depth) for value in ends)
+        compared = values
+        if len(values) > 2 * _END_ENTRIES:
+            compared = values[:_END_ENTRIES] + values[-_END_ENTRIES:]
+        return len(values), tuple(self.token(value, depth) for value in compared)
 
 
 def _of_tensor(tensor: Tensor, *, by_value: bool) -> Token:
+    """Convert a tensor to its bytes, or if it is large to its identity and version."""
     shape = tuple(tensor.shape)
     is_large = tensor.numel() > _SMALL and not by_value
     if is_large or tensor.is_meta or tensor.layout != torch.strided:
         version = 0 if tensor.is_inference() else tensor._version
         return shape, tensor.dtype, id(tensor), version
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return shape, tensor.dtype, plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+    # lazy conjugates and negatives are resolved, as their bytes are not of these values
+    resolved = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return shape, tensor.dtype, resolved.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _content(cell: types.CellType) -> object:

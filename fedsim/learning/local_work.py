@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedsim.common.streams import Streams
 from fedsim.common.training import Batching
 from fedsim.learning.data.federated import FederatedData, Shard, stratified_part
-from fedsim.learning.host_copies import difference
+from fedsim.learning.host_copies import FlatModel, difference
 from fedsim.learning.refs import Best, Ref, Trained
 from fedsim.learning.resident import ResidentSamples
 from fedsim.learning.resident_models import NamedWeights, ResidentModels, TrainedModel
@@ -95,15 +95,17 @@ def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved
         start = solve.weights
         zero = torch.zeros_like(start) if isinstance(start, torch.Tensor) else np.zeros_like(start)
         return Solved(zero, math.nan)
-    before = solver.solve(replace(solve, batches=solve.batches.between(0, last)), descent)
+    earlier_steps = replace(solve, batches=solve.batches.between(0, last))
+    earlier = solver.solve(earlier_steps, descent)
     key = advanced_key(solve.key, last)
     batch = solve.batches.between(last, last + 1)
+    # the proximal term still pulls to the start of the whole training
     anchor = solve.weights if solve.anchor is None else solve.anchor
-    step = replace(solve, weights=before.weights, batches=batch, key=key, anchor=anchor)
-    base = solver.solve(step, replace(descent, lr=0.0, momentum=0.0))
-    result = solver.solve(step, replace(descent, lr=1.0, momentum=0.0))
+    step = replace(solve, weights=earlier.weights, batches=batch, key=key, anchor=anchor)
+    unmoved = solver.solve(step, replace(descent, lr=0.0, momentum=0.0))
+    moved = solver.solve(step, replace(descent, lr=1.0, momentum=0.0))
     with np.errstate(over="ignore", invalid="ignore"):  # a device may have diverged
-        return Solved(difference(base.weights, result.weights), result.train_loss)
+        return Solved(difference(unmoved.weights, moved.weights), moved.train_loss)
 
 
 class LocalWork:
@@ -148,11 +150,12 @@ class LocalWork:
         lr = training.lr
         if lr is None:
             lr = self._training.lr_in(recipe.round)
+        batching = training.batching(self._training.batching)
         samples = None
         part = training.part
         if part is not None:
             samples = stratified_part(data.train_labels(shard), part.splits, part.number)
-        return TrainingJob(recipe, shard, samples, lr, training.batching(self._training.batching))
+        return TrainingJob(recipe, shard, samples, lr, batching)
 
     def order(self, jobs: Sequence[TrainingJob]) -> list[int]:
         """Return the order in which to start trainings, those with the most SGD steps first.
@@ -174,7 +177,8 @@ class LocalWork:
         use_one_thread()
         results: list[TrainedModel] = []
         for begin in range(0, len(jobs), self.at_once):
-            results += self._models.settle(self._train_at_once(jobs[begin : begin + self.at_once]))
+            solved = self._train_at_once(jobs[begin : begin + self.at_once])
+            results += self._models.settle(solved)
         return results
 
     @property
@@ -185,7 +189,7 @@ class LocalWork:
     def _train_at_once(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
         """Carry out several local trainings at once, at most ``at_once``."""
         results: dict[int, Solved] = {}
-        together: dict[int, tuple[LocalSolve, Descent]] = {}
+        trainings: dict[int, tuple[LocalSolve, Descent]] = {}
         # The first job's solver serves all jobs: only ``Dense`` has a second one, and it takes one job
         # at a time.
         solver = self._solver_of(jobs[0])
@@ -195,9 +199,9 @@ class LocalWork:
             if job.recipe.training.result == "last-gradient":
                 results[position] = last_gradient(solver, solve, descent)
             else:
-                together[position] = solve, descent
-        solved = solver.solve_all(list(together.values()))
-        results.update(zip(together, solved, strict=True))
+                trainings[position] = solve, descent
+        solved = solver.solve_all(list(trainings.values()))
+        results.update(zip(trainings, solved, strict=True))
         return [results[position] for position in range(len(jobs))]
 
     def _solver_of(self, job: TrainingJob) -> Solver:
@@ -235,20 +239,25 @@ class LocalWork:
         contrast = training.contrast
         if contrast is not None:
             contrast = replace(contrast, previous=self._models.of(contrast.previous))
-        anchor = training.proximal.anchor
         before = recipe.before
+        state = None
+        if before is not None and before.finite:
+            state = before.state
         return LocalSolve(
             self._models.of(training.start),
             x,
             y,
             batches,
             key=self._streams.word("learning/dropout", recipe.device, recipe.key),
-            anchor=None if anchor is None else self._models.of(anchor),
-            linear=None if training.linear is None else self._models.of(training.linear),
+            anchor=self._weights_of(training.proximal.anchor),
+            linear=self._weights_of(training.linear),
             contrast=contrast,
             task=TrainingTask(recipe.device, recipe.round, training.epochs),
-            state=before.state if before is not None and before.finite else None,
+            state=state,
         )
+
+    def _weights_of(self, ref: Ref | None) -> FlatModel | None:
+        return None if ref is None else self._models.of(ref)
 
     def choice_job(self, ref: Ref, data: FederatedData) -> ChoiceJob:
         """Collect the inputs of a choice among models.

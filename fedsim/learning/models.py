@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fedsim.learning.objectives import Objective
     from fedsim.learning.spec import Trainer
 
-_MORE = "fedsim.toolbox.models"
+_TOOLBOX = "fedsim.toolbox.models"
 
 
 class Model(Spec):
@@ -106,7 +106,7 @@ class Model(Spec):
         return 0.0
 
     @property
-    def says_what_stays(self) -> bool:
+    def has_kept_tensors(self) -> bool:
         """Whether the scenario sets ``model.keep`` or ``send``, which keep tensors on devices."""
         return False
 
@@ -175,7 +175,7 @@ class PartedModel(Model):
         return self
 
     @property
-    def says_what_stays(self) -> bool:
+    def has_kept_tensors(self) -> bool:
         return self.keep is not None or self.send is not None
 
     @property
@@ -198,10 +198,10 @@ class PartedModel(Model):
         return self.model_copy(update=update)
 
     def with_last_layers(self, count: int, shape: Shape, classes: int) -> Self:
-        layers = layers_of(self.trained(shape, classes))[-count:]
-        return self.model_copy(
-            update={"train": [tensor.name for layer in layers for tensor in layer]}
-        )
+        names = []
+        for layer in layers_of(self.trained(shape, classes))[-count:]:
+            names += [tensor.name for tensor in layer]
+        return self.model_copy(update={"train": names})
 
     @abstractmethod
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
@@ -217,11 +217,11 @@ class PartedModel(Model):
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
         tensors = self.trained(shape, classes)
         if self.send is not None:
-            sent = matching_tensors(tensors, self.send, "model.send")
-            return [tensor._replace(kept=tensor.name not in sent) for tensor in tensors]
+            sent_names = matching_tensors(tensors, self.send, "model.send")
+            return [tensor._replace(kept=tensor.name not in sent_names) for tensor in tensors]
         if self.keep is not None:
-            kept = matching_tensors(tensors, self.keep, "model.keep")
-            return [tensor._replace(kept=tensor.name in kept) for tensor in tensors]
+            kept_names = matching_tensors(tensors, self.keep, "model.keep")
+            return [tensor._replace(kept=tensor.name in kept_names) for tensor in tensors]
         return tensors
 
 
@@ -251,9 +251,9 @@ class TorchModel(PartedModel):
         """
 
     def fitted(self, shape: Shape, classes: int) -> "nn.Module":
-        """Build the torch module with adapters and frozen tensors, for its shapes and costs.
+        """Build the torch module with its adapters and frozen tensors, without meaningful values.
 
-        The values of its tensors have no meaning.
+        Only the module's shapes and costs are used.
 
         Args:
             shape: shape of a sample.
@@ -292,7 +292,7 @@ class TorchModel(PartedModel):
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
     ) -> ModelCost:
-        profile: Callable[..., ModelCost] = import_trusted(f"{_MORE}.profile:profile", "model")
+        profile: Callable[..., ModelCost] = import_trusted(f"{_TOOLBOX}.profile:profile", "model")
         return profile(self.fitted(shape, classes), shape, training, objective)
 
 
@@ -513,6 +513,7 @@ class SizeOnly(Model):
         """
         weights = self.bytes
         flops = self.flops_per_sample
+        # w.add_(g) reads two tensors and writes one; momentum adds v.mul_ (2) and v.add_ (3)
         traffic = 3.0 * weights
         memory = 2.0 * weights
         if training.sgd.momentum > 0:
@@ -530,65 +531,65 @@ MODELS = Registry(
     {
         **Registry.of("model", Logistic, Perceptron).known,
         "mnist-cnn": (
-            f"{_MORE}.published:MnistCNN",
+            f"{_TOOLBOX}.published:MnistCNN",
             "FlexCFL's MNIST-CNN: 3x3x32, pool, 3x3x64, pool, dropout 0.5, dense",
         ),
         "femnist-mlp": (
-            f"{_MORE}.published:FemnistPerceptron",
+            f"{_TOOLBOX}.published:FemnistPerceptron",
             "FlexCFL's FEMNIST-MLP: 784-512-10",
         ),
         "femnist-cnn": (
-            f"{_MORE}.published:FemnistCNN",
+            f"{_TOOLBOX}.published:FemnistCNN",
             "FlexCFL's FEMNIST-CNN: six convolutions, dense 128",
         ),
         "fashion-cnn": (
-            f"{_MORE}.published:FashionCNN",
+            f"{_TOOLBOX}.published:FashionCNN",
             "FlexCFL's FashionMNIST-CNN: two convolutions, dense 1024",
         ),
         "lcfl-cnn": (
-            f"{_MORE}.published:LcflCNN",
+            f"{_TOOLBOX}.published:LcflCNN",
             "LCFL's CNN for MNIST and FEMNIST: two convolutions, dense 256",
         ),
         "lcfl-cifar-cnn": (
-            f"{_MORE}.published:LcflCifarCNN",
+            f"{_TOOLBOX}.published:LcflCifarCNN",
             "LCFL's CNN for CIFAR-10: two convolutions, dense 256",
         ),
         "cfl-cnn": (
-            f"{_MORE}.published:CflCNN",
+            f"{_TOOLBOX}.published:CflCNN",
             "as many layers as CFL's CNN has: three convolutions, dense 128",
         ),
         "cata-cnn": (
-            f"{_MORE}.published:CataCNN",
+            f"{_TOOLBOX}.published:CataCNN",
             "CATA-Fed's CNN: six convolutions, four dense layers",
         ),
         **Registry.of("model", CNN5).known,
         "leaf-cnn": (
-            f"{_MORE}.published:LeafCNN",
+            f"{_TOOLBOX}.published:LeafCNN",
             "LEAF's CNN for FEMNIST: two convolutions, dense 2048",
         ),
         "emnist-cnn": (
-            f"{_MORE}.published:EmnistCNN",
+            f"{_TOOLBOX}.published:EmnistCNN",
             "the CNN of Reddi et al. for EMNIST: two convolutions, dense 128, dropout",
         ),
         "resnet18-gn": (
-            f"{_MORE}.images:ResNet18",
+            f"{_TOOLBOX}.images:ResNet18",
             "ResNet-18 for small images, with group norm",
         ),
         "char-lstm": (
-            f"{_MORE}.tokens:CharLSTM",
+            f"{_TOOLBOX}.tokens:CharLSTM",
             "an LSTM over embedded tokens, with a dense layer at each",
         ),
         "transformer": (
-            f"{_MORE}.tokens:Transformer",
+            f"{_TOOLBOX}.tokens:Transformer",
             "a transformer with learned places, without dropout",
         ),
         **Registry.of("model", ModuleModel).known,
         "language": (
-            f"{_MORE}.language:LanguageModel",
+            f"{_TOOLBOX}.language:LanguageModel",
             "a causal language model of transformers (GPT-2, Llama), with adapters of peft",
         ),
         "card": (
-            f"{_MORE}.card:ModelCard",
+            f"{_TOOLBOX}.card:ModelCard",
             'a transformer by its card, without weights; for learning = "off"',
         ),
         **Registry.of("model", SizeOnly).known,

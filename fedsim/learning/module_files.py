@@ -25,24 +25,24 @@ def fill_module(module: nn.Module, path: str, root: Path | None) -> None:
     """
     from safetensors.torch import load_file
 
-    place = find_file(path, root)
-    with reading(place, "model.file", "a .safetensors file"):
-        arrays = load_file(require_regular(place))
+    file = find_file(path, root)
+    with reading(file, "model.file", "a .safetensors file"):
+        arrays = load_file(require_regular(file))
     tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     tensors.update(module.named_buffers(remove_duplicate=False))
     arrays = {_name_within(tensors, name): array for name, array in arrays.items()}
     if not arrays:
-        raise DataError(f"model.file: '{place}' has no tensors; the model has {', '.join(tensors)}")
+        raise DataError(f"model.file: '{file}' has no tensors; the model has {', '.join(tensors)}")
     for name, array in arrays.items():
         if name not in tensors:
             names = f"{', '.join(tensors)}{nearest(name, tensors)}"
             shape = tuple(array.shape)
             raise DataError(
-                f"model.file: '{place}' has {name!r} of shape {shape}, but the model has none; "
+                f"model.file: '{file}' has {name!r} of shape {shape}, but the model has none; "
                 f"it has {names}"
             )
-        _fill(tensors[name], array, f"model.file: '{place}' has {name!r}")
-    note(_describe_load(place, list(arrays), list(tensors)))
+        _fill(tensors[name], array, f"model.file: '{file}' has {name!r}")
+    note(_describe_load(file, list(arrays), list(tensors)))
 
 
 def _name_within(tensors: Mapping[str, Tensor], name: str) -> str:
@@ -59,16 +59,16 @@ def _name_within(tensors: Mapping[str, Tensor], name: str) -> str:
     return adapted if name not in tensors and adapted in tensors else name
 
 
-def _describe_load(place: Path, loaded: list[str], tensors: list[str]) -> str:
+def _describe_load(file: Path, loaded: list[str], tensors: list[str]) -> str:
     """Return a sentence for the user on which of a model's tensors a file has, and which it lacks.
 
     Args:
-        place: the file.
+        file: the file.
         loaded: names of the tensors in the file.
         tensors: names of all tensors of the model.
     """
     drawn = [name for name in tensors if name not in loaded]
-    line = f"model.file '{place.name}' gives {len(loaded)} of the model's {len(tensors)} tensors"
+    line = f"model.file '{file.name}' gives {len(loaded)} of the model's {len(tensors)} tensors"
     if not drawn:
         return line
     names = ", ".join(drawn[:3])
@@ -88,8 +88,9 @@ def _fill(tensor: Tensor, array: Tensor, where: str) -> None:
     Raises:
         DataError: shape or dtype do not fit, or values are not finite.
     """
-    is_complex_as_real = tuple(array.shape) == real_shape(tensor) != tuple(tensor.shape)
-    if is_complex_as_real and array.is_floating_point():
+    # a complex number may be stored as two real ones
+    has_two_per_number = tensor.is_complex() and tuple(array.shape) == real_shape(tensor)
+    if has_two_per_number and array.is_floating_point():
         array = torch.view_as_complex(array.double().contiguous())
     if array.shape != tensor.shape:
         raise DataError(
@@ -98,17 +99,17 @@ def _fill(tensor: Tensor, array: Tensor, where: str) -> None:
         )
     if is_number(array) != is_number(tensor) or array.is_complex() > tensor.is_complex():
         raise DataError(f"{where} of {array.dtype}, for which the model has one of {tensor.dtype}")
-    is_wrong = ~torch.isfinite(array)
-    if bool(is_wrong.any()):
+    is_not_finite = ~torch.isfinite(array)
+    if bool(is_not_finite.any()):
         current = tensor.to(array.dtype)
         is_unchanged = torch.equal(array.nan_to_num(1e30), current.nan_to_num(1e30))
         if not is_unchanged:  # an equal mask of -inf, for example, may be loaded
             raise DataError(
-                f"{where} with {int(is_wrong.sum())} of {array.numel()} numbers that are not "
+                f"{where} with {int(is_not_finite.sum())} of {array.numel()} numbers that are not "
                 "finite (NaN or infinity); allowed are finite numbers"
             )
     converted = array.to(tensor.dtype)
-    too_large = int((~is_wrong & ~torch.isfinite(converted)).sum())
+    too_large = int((~is_not_finite & ~torch.isfinite(converted)).sum())
     if too_large:
         raise DataError(f"{where} with {too_large} numbers beyond the range of {tensor.dtype}")
     with torch.no_grad():

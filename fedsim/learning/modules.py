@@ -21,7 +21,7 @@ from fedsim.learning.draws import generators_kept
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
-_FIXED = "_fedsim_fixed"
+_FIXED_BUFFERS = "_fedsim_fixed"
 """Attribute of a submodule with the names of its buffers that ``model.train`` excludes."""
 
 
@@ -171,12 +171,12 @@ def copy_module(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module)
     except Exception as error:
-        culprit = ""
+        cause = ""
         attribute = _attribute_without_copy(module)
         if attribute is not None:
-            culprit = f", for its attribute {attribute!r}"
+            cause = f", for its attribute {attribute!r}"
         raise ScenarioError(
-            f"the module of model.factory cannot be copied{culprit}: {error}"
+            f"the module of model.factory cannot be copied{cause}: {error}"
         ) from error
 
 
@@ -217,7 +217,7 @@ def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
         Torch's name -> tensor.
     """
     tensors: dict[str, Tensor] = {}
-    listed: set[int] = set()
+    listed: set[int] = set()  # by id
     for name, part in module.named_modules():
         for key, tensor in _trained_of_part(part):
             if id(tensor) not in listed:
@@ -231,7 +231,7 @@ def _trained_of_part(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for key, parameter in part.named_parameters(recurse=False):
         if parameter.requires_grad:
             yield key, parameter
-    fixed = part._non_persistent_buffers_set.union(getattr(part, _FIXED, ()))
+    fixed = part._non_persistent_buffers_set.union(getattr(part, _FIXED_BUFFERS, ()))
     for key, buffer in part.named_buffers(recurse=False):
         if key not in fixed and is_number(buffer):
             yield key, buffer
@@ -270,8 +270,8 @@ def frozen_tensors(module: nn.Module) -> list[Tensor]:
         for key, buffer in part.named_buffers(recurse=False):
             if key not in part._non_persistent_buffers_set and is_number(buffer):
                 tensors[id(buffer)] = buffer
-    trained = {id(tensor) for tensor in trained_tensors(module).values()}
-    return [tensor for number, tensor in tensors.items() if number not in trained]
+    trained_ids = {id(tensor) for tensor in trained_tensors(module).values()}
+    return [tensor for tensor_id, tensor in tensors.items() if tensor_id not in trained_ids]
 
 
 def _count(tensors: Iterable[Tensor]) -> int:
@@ -300,15 +300,7 @@ def step_flops(module: nn.Module, shape: Shape, *, backward: bool = False) -> fl
     batch = example(2, shape, samples_dtype(module))  # a batch norm needs two for a variance
     for device in ("meta", "cpu"):
         try:
-            trial = copy_module(module).to(device).eval()
-            with (
-                generators_kept(),
-                FlopCounterMode(display=False) as counter,
-                torch.set_grad_enabled(backward),
-            ):
-                outputs = outputs_of(trial, batch.to(device))
-                if backward:
-                    torch.autograd.backward(outputs.sum())
+            flops = _count_flops(module, batch, device, backward=backward)
             break
         except FedsimError:
             raise
@@ -319,7 +311,21 @@ def step_flops(module: nn.Module, shape: Shape, *, backward: bool = False) -> fl
                     f"{error}{place_of(error)}"
                 ) from error
     passes = 1.0 if backward else 3.0
-    return float(counter.get_total_flops()) / 2 * passes
+    return flops / len(batch) * passes
+
+
+def _count_flops(module: nn.Module, batch: Tensor, device: str, *, backward: bool) -> float:
+    """Count the FLOPs of a forward pass, and of a backward pass if requested, on a torch device."""
+    trial = copy_module(module).to(device).eval()
+    with (
+        generators_kept(),
+        FlopCounterMode(display=False) as counter,
+        torch.set_grad_enabled(backward),
+    ):
+        outputs = outputs_of(trial, batch.to(device))
+        if backward:
+            torch.autograd.backward(outputs.sum())
+    return float(counter.get_total_flops())
 
 
 def outputs_in_bf16(module: nn.Module, x: Tensor) -> Tensor:
@@ -469,6 +475,7 @@ class LoRALinear(nn.Linear):
 
 
 def _adapt(module: nn.Module, lora: LoRA) -> nn.Module:
+    """Replace dense layers of a module by layers with adapters, in place, and return the module."""
     layers = {name: part for name, part in module.named_modules() if type(part) is nn.Linear}
     if not layers:
         kinds = ", ".join(dict.fromkeys(type(part).__name__ for part in module.modules()))
@@ -513,15 +520,15 @@ def _freeze(module: nn.Module, patterns: Patterns) -> None:
         buffers = [key for key, _ in part.named_buffers(recurse=False)]
         fixed = {key for key in buffers if _join(name, key) not in trained}
         if type(part) in _BATCH_NORMS and fixed.intersection(STATISTICS):
-            fixed.update(STATISTICS)
-            part.register_forward_pre_hook(_as_in_tests)
-        setattr(part, _FIXED, frozenset(fixed))
+            fixed.update(STATISTICS)  # a norm uses mean and variance together
+            part.register_forward_pre_hook(_set_to_evaluation)
+        setattr(part, _FIXED_BUFFERS, frozenset(fixed))
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ScenarioError(
             f"model.train is {patterns!r}, which leaves no tensor to be trained by gradients"
         )
 
 
-def _as_in_tests(part: nn.Module, args: object) -> None:
+def _set_to_evaluation(part: nn.Module, args: object) -> None:
     """Set a norm to evaluation mode before a forward pass (a hook): its statistics stay."""
     part.training = False

@@ -28,7 +28,7 @@ from fedsim.learning.data.federated import Pool
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MORE = "fedsim.toolbox.objectives"
+_TOOLBOX = "fedsim.toolbox.objectives"
 
 SampleNumbers = NDArray[np.float64]
 """Values that a metric keeps of n test samples, float64 [n, m]."""
@@ -55,7 +55,7 @@ class EvaluationMetric:
     more_is_better: bool = False
 
 
-def mean_of_kept(facts: SampleNumbers) -> float:
+def mean_of_values(facts: SampleNumbers) -> float:
     """Compute a metric that is the mean of all kept values, over samples and columns alike.
 
     Args:
@@ -78,7 +78,7 @@ def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
         name,
         kinds=(),  # no objective computes the metric in tests
         keep=_keep_nothing,
-        value=mean_of_kept,
+        value=mean_of_values,
         more_is_better=more_is_better,
     )
 
@@ -88,15 +88,17 @@ def _keep_nothing(outputs: "Tensor", targets: "Tensor") -> "Tensor":
 
 
 def _built_in_metrics() -> dict[str, EvaluationMetric]:
-    metrics: dict[str, EvaluationMetric] = import_trusted(f"{_MORE}:METRICS", "objective.metrics")
+    metrics: dict[str, EvaluationMetric] = import_trusted(
+        f"{_TOOLBOX}:METRICS", "objective.metrics"
+    )
     return metrics
 
 
-_function = cache(import_trusted)
+_import_function = cache(import_trusted)
 
 
 @cache
-def own_metric(path: str) -> EvaluationMetric:
+def user_metric(path: str) -> EvaluationMetric:
     """Describe a user's metric: the mean of a function's values over the test samples.
 
     Args:
@@ -106,12 +108,12 @@ def own_metric(path: str) -> EvaluationMetric:
     def keep(outputs: "Tensor", targets: "Tensor") -> "Tensor":
         return call_by_sample(path, "objective.metrics", outputs, targets)[:, None]
 
-    more_is_better = getattr(_function(path, "objective.metrics"), "more_is_better", False)
+    more_is_better = getattr(_import_function(path, "objective.metrics"), "more_is_better", False)
     return EvaluationMetric(
         path.rpartition(":")[2],
-        kinds=(),
+        kinds=(),  # ``Objective`` allows it by its path
         keep=keep,
-        value=mean_of_kept,
+        value=mean_of_values,
         more_is_better=more_is_better,
     )
 
@@ -134,7 +136,7 @@ def call_by_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") ->
     from torch import Tensor
 
     # copies, as the function may change its arguments in place, which are still needed
-    result: object = _function(path, key)(outputs.clone(), targets.clone())
+    result: object = _import_function(path, key)(outputs.clone(), targets.clone())
     form: object = type(result).__name__
     if isinstance(result, Tensor):
         form = tuple(result.shape)
@@ -177,7 +179,7 @@ class Objective(Spec):
 
     @field_validator("metrics")
     @classmethod
-    def _fit(cls, metrics: list[str]) -> list[str]:
+    def _refuse_unfit_metrics(cls, metrics: list[str]) -> list[str]:
         if not metrics:
             return metrics
         kind = cls.model_fields["kind"].default
@@ -203,7 +205,7 @@ class Objective(Spec):
         """Metrics that the scenario lists in ``objective.metrics``, in order."""
         metrics = []
         for name in self.metrics:
-            metrics.append(own_metric(name) if ":" in name else _built_in_metrics()[name])
+            metrics.append(user_metric(name) if ":" in name else _built_in_metrics()[name])
         return metrics
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
@@ -300,7 +302,7 @@ def describe_targets(targets: AnyArray) -> str:
     return f"targets {targets.dtype} of shape {targets.shape}"
 
 
-def _labels_hint(targets: AnyArray) -> str:
+def _advise_labels(targets: AnyArray) -> str:
     """Return advice to convert targets to labels, if they look like labels; else "".
 
     Targets look like labels if they are whole numbers in one column, or one-hot.
@@ -335,7 +337,7 @@ class Classification(Objective):
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
         if pool.targets is not None and (pool.targets.ndim > 1 or pool.targets.dtype != np.int64):
-            raise self.misfit(f"{describe_targets(pool.targets)}{_labels_hint(pool.targets)}")
+            raise self.misfit(f"{describe_targets(pool.targets)}{_advise_labels(pool.targets)}")
         return pool
 
     def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
@@ -350,13 +352,13 @@ OBJECTIVES = Registry(
     {
         **Registry.of("objective", Classification).known,
         "next-token": (
-            f"{_MORE}:NextToken",
+            f"{_TOOLBOX}:NextToken",
             "the next token at each of a sequence, by cross-entropy over the vocabulary",
         ),
-        "masked-token": (f"{_MORE}:MaskedToken", "the hidden tokens of a sequence"),
-        "regression": (f"{_MORE}:Regression", "Numbers, by the squared error."),
+        "masked-token": (f"{_TOOLBOX}:MaskedToken", "the hidden tokens of a sequence"),
+        "regression": (f"{_TOOLBOX}:Regression", "Numbers, by the squared error."),
         "multi-label": (
-            f"{_MORE}:MultiLabel",
+            f"{_TOOLBOX}:MultiLabel",
             "any number of C labels a sample, by binary cross-entropy",
         ),
     },

@@ -163,10 +163,10 @@ def with_models_replaced(recipe: Recipe, replacements: Mapping["Ref", "Ref"]) ->
         replacements: model -> its replacement.
     """
 
-    def of(ref: "Ref") -> "Ref":
+    def replaced(ref: "Ref") -> "Ref":
         return replacements.get(ref, ref)
 
-    def of_optional(ref: "Ref | None") -> "Ref | None":
+    def replaced_if_any(ref: "Ref | None") -> "Ref | None":
         return None if ref is None else replacements.get(ref, ref)
 
     match recipe:
@@ -174,22 +174,24 @@ def with_models_replaced(recipe: Recipe, replacements: Mapping["Ref", "Ref"]) ->
             proximal = training.proximal
             contrast = training.contrast
             if contrast is not None:
-                contrast = replace(contrast, previous=of(contrast.previous))
+                contrast = replace(contrast, previous=replaced(contrast.previous))
             training = replace(
                 training,
-                start=of(training.start),
-                proximal=replace(proximal, anchor=of_optional(proximal.anchor)),
-                linear=of_optional(training.linear),
+                start=replaced(training.start),
+                proximal=replace(proximal, anchor=replaced_if_any(proximal.anchor)),
+                linear=replaced_if_any(training.linear),
                 contrast=contrast,
             )
-            return replace(recipe, training=training, before=of_optional(before))
+            return replace(recipe, training=training, before=replaced_if_any(before))
         case Mixed(parts=parts, otherwise=otherwise):
-            pairs = tuple((of(ref), coefficient) for ref, coefficient in parts)
-            return replace(recipe, parts=pairs, otherwise=of_optional(otherwise))
+            pairs = tuple((replaced(ref), coefficient) for ref, coefficient in parts)
+            return replace(recipe, parts=pairs, otherwise=replaced_if_any(otherwise))
         case Applied(models=models, otherwise=otherwise):
-            return replace(recipe, models=tuple(map(of, models)), otherwise=of_optional(otherwise))
+            return replace(
+                recipe, models=tuple(map(replaced, models)), otherwise=replaced_if_any(otherwise)
+            )
         case Best(models=models):
-            return replace(recipe, models=tuple(map(of, models)))
+            return replace(recipe, models=tuple(map(replaced, models)))
     return recipe
 
 
@@ -365,26 +367,27 @@ class Waves:
 
     def __init__(self, targets: Iterable[Ref]) -> None:
         self._ready: list[_ReadyModel] = []
-        self._missing: dict[Ref, int] = {}
+        # uncomputed model -> count of its parents that are not computed
+        self._missing_parents: dict[Ref, int] = {}
         self._children: dict[Ref, list[Ref]] = {}
         stack = list(targets)
         while stack:
             ref = stack.pop()
-            if ref.recipe is not None and ref not in self._missing:
+            if ref.recipe is not None and ref not in self._missing_parents:
                 pending = [parent for parent in parents(ref.recipe) if parent.recipe is not None]
-                self._missing[ref] = len(pending)
+                self._missing_parents[ref] = len(pending)
                 for parent in pending:
                     self._children.setdefault(parent, []).append(ref)
                 stack += pending
                 if not pending:
-                    self._add(ref, ref.recipe)
+                    self._add_ready(ref, ref.recipe)
 
-    def _add(self, ref: Ref, recipe: Recipe) -> None:
+    def _add_ready(self, ref: Ref, recipe: Recipe) -> None:
         heappush(self._ready, _ReadyModel(_RANKS[type(recipe)], ref.serial, ref))
 
     def __len__(self) -> int:
         """Return the count of models that are not computed yet."""
-        return len(self._missing)
+        return len(self._missing_parents)
 
     def __iter__(self) -> Iterator[list[Ref]]:
         """Yield the waves, lists of models that can be computed together, in order."""
@@ -392,12 +395,13 @@ class Waves:
         while ready:
             first = heappop(ready)
             wave = [first.ref]
-            while first.rank and ready and ready[0].rank == first.rank:
+            takes_all_of_rank = first.rank > 0
+            while takes_all_of_rank and ready and ready[0].rank == first.rank:
                 wave.append(heappop(ready).ref)
             yield wave
             for ref in wave:
-                del self._missing[ref]
+                del self._missing_parents[ref]
                 for child in self._children.pop(ref, ()):
-                    self._missing[child] -= 1
-                    if not self._missing[child] and child.recipe is not None:
-                        self._add(child, child.recipe)
+                    self._missing_parents[child] -= 1
+                    if not self._missing_parents[child] and child.recipe is not None:
+                        self._add_ready(child, child.recipe)

@@ -62,7 +62,7 @@ class ResidentSamples:
     ) -> None:
         self.data = data
         self.device = device
-        self._given_memory_bytes = memory_bytes  # None also after ``stays`` has computed a value
+        self._given_memory_bytes = memory_bytes  # for copies in other processes
         self._memory_bytes = memory_bytes
         self._lock = Lock()
         self._tensors: OrderedDict[_ContentKey, _Tensors] = OrderedDict()

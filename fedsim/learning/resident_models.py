@@ -29,9 +29,8 @@ from fedsim.learning.solvers.base import Solved
 from fedsim.learning.streaming import ModelNode
 
 _MEMORY_SHARE = 0.15  # share of a GPU's free memory, when the run begins, for models
-_STORED_SHARE = (
-    0.5  # share of this memory for stored models; the rest is for new results and copies
-)
+# share of this memory for stored models; the rest is for new results and copies
+_STORED_SHARE = 0.5
 _TRIAL_MODELS = 20  # count of models in a trial sum
 _TRIAL_WEIGHTS = 1 << 12  # count of weights of each model in a trial sum
 
@@ -143,7 +142,7 @@ class ResidentModels:
         keeps_results: bool = True,
     ) -> None:
         self.device = device
-        self._given_memory_bytes = memory_bytes  # None also after ``memory_bytes`` has a value
+        self._given_memory_bytes = memory_bytes  # for copies in other processes
         self._memory_bytes = memory_bytes
         self._keeps_results = keeps_results
         self._lock = RLock()
@@ -210,15 +209,14 @@ class ResidentModels:
                 weights.was_used = True
                 return tensor
         with self._lock:  # so that two threads make one copy
-            copy = self._copies.get(serial)
-            if copy is None:
-                copy = to_device(array_of(weights), self.device)
-                if self._reserve(copy.nbytes):
-                    self._copies[serial] = copy
-                    self._copied_bytes += copy.nbytes
-            else:
+            if serial in self._copies:
                 self._copies.move_to_end(serial)
-        return copy
+                return self._copies[serial]
+            copy = to_device(array_of(weights), self.device)
+            if self._reserve(copy.nbytes):
+                self._copies[serial] = copy
+                self._copied_bytes += copy.nbytes
+            return copy
 
     def of(self, ref: Ref) -> FlatModel:
         """Return the weights of a computed model for use on the torch device, float32 [d].

@@ -408,11 +408,12 @@ class Stream:
         """
         calculator = self._calculator
         starting = [] if node in waiting else [node]
-        most = WAITING * calculator.workers * calculator.at_once
+        most_waiting = WAITING * calculator.workers * calculator.at_once
         # A worker trains ``at_once`` models together. Unless ``node`` itself must begin, further models
         # wait until ``at_once`` of them may begin, as smaller groups would be slower.
-        if starting or len(waiting) <= most - calculator.at_once:
-            starting += self._next_ready(steps, waiting, most - len(waiting) - len(starting))
+        if starting or len(waiting) <= most_waiting - calculator.at_once:
+            free_places = most_waiting - len(waiting) - len(starting)
+            starting += self._next_ready(steps, waiting, free_places)
         waiting.update(zip(starting, calculator.begin(starting), strict=True))
         result: Any = waiting.pop(node)
         if isinstance(result, ResultOf):

@@ -20,21 +20,22 @@ def coefficients_of(recipe: Mixed, finite: Sequence[bool]) -> list[float] | None
     Returns:
         The coefficient of each finite part, in order; None if ``recipe.otherwise`` must be used.
     """
-    every = [coefficient for _, coefficient in recipe.parts]
-    coefficients = [
-        coefficient for coefficient, is_finite in zip(every, finite, strict=True) if is_finite
-    ]
-    if len(coefficients) == len(every):
+    all_coefficients = [coefficient for _, coefficient in recipe.parts]
+    coefficients = []
+    for coefficient, is_finite in zip(all_coefficients, finite, strict=True):
+        if is_finite:
+            coefficients.append(coefficient)
+    if len(coefficients) == len(all_coefficients):
         return coefficients
     if not coefficients:
         return None
     if not recipe.rescale:
         return coefficients
-    total = math.fsum(every)
-    rest = math.fsum(coefficients)
-    if 0.0 in (total, rest):
+    total = math.fsum(all_coefficients)
+    finite_total = math.fsum(coefficients)
+    if 0.0 in (total, finite_total):
         return None
-    factor = total / rest
+    factor = total / finite_total
     return [coefficient * factor for coefficient in coefficients]
 
 

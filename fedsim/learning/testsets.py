@@ -27,8 +27,8 @@ _BLOCK_NUMBERS = 1 << 20  # values in the images of one block
 _KEPT_BYTES = 1 << 30  # bytes of test samples that stay in memory: indices, and images
 
 
-class Judged(NamedTuple):
-    """Results of models on n test samples, as a worker returns them to ``evaluation_of``.
+class SampleResults(NamedTuple):
+    """Results of tests of models on n test samples, as a worker returns them to ``evaluation_of``.
 
     Attributes:
         scores: loss, count of correct answers and count of answers of each sample, float64 [n, 3].
@@ -48,21 +48,21 @@ class Block:
     Args:
         samples: all samples on the torch device of the images.
         numbers: IDs of the images, ascending, int64 [block].
-        keep: whether this object keeps the images in memory after the first call; ignored if
-            ``samples`` keeps them.
+        keeps_images: whether this object keeps the images in memory after the first call; ignored
+            if ``samples`` keeps them.
 
     Attributes:
         samples: as the argument.
     """
 
-    def __init__(self, samples: ResidentSamples, numbers: Ints, keep: bool) -> None:
+    def __init__(self, samples: ResidentSamples, numbers: Ints, keeps_images: bool) -> None:
         self.samples = samples
         self._numbers = numbers
-        self._keep = keep
+        self._keeps_images = keeps_images
         self._images: Tensor | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Block, (self.samples, self._numbers, self._keep)  # images are not pickled
+        return Block, (self.samples, self._numbers, self._keeps_images)  # images are not pickled
 
     def __call__(self) -> Tensor:
         if self._images is not None:
@@ -72,12 +72,13 @@ class Block:
         turns, index = np.divmod(self._numbers, len(pool.y))
         dtype = torch.int64 if pool.vocabulary else torch.float32
         images = torch.empty(len(turns), *pool.shape, device=samples.device, dtype=dtype)
-        nothing = np.empty(0, dtype=np.int32)
-        for turn in np.unique(turns).tolist():
-            x, _ = samples.test(Shard(nothing, index[turns == turn].astype(np.int32), turn))
+        no_samples = np.empty(0, dtype=np.int32)
+        for turn in np.unique(turns).tolist():  # ascending, as the images are sorted by turns
+            shard = Shard(no_samples, index[turns == turn].astype(np.int32), quarter_turns=turn)
+            x, _ = samples.test(shard)
             begin = int(np.searchsorted(turns, turn))
             images[begin : begin + len(x)] = x
-        if self._keep and not samples.stays:
+        if self._keeps_images and not samples.stays:
             self._images = images
         return images
 
@@ -141,7 +142,7 @@ class TestSets:
         self._versions[device] = version
         self._lists.clear()
 
-    def of(self, devices: Sequence[int] | None) -> TestSamples:
+    def samples_of(self, devices: Sequence[int] | None) -> TestSamples:
         """Return the test samples of devices.
 
         The last results are cached, up to 1 GiB.
@@ -170,31 +171,37 @@ class TestSets:
     def _gather(self, devices: Sequence[int]) -> TestSamples:
         """Collect the test samples of devices, with each distinct image once."""
         pool = self._data.pool
-        shards = list(map(self.shard, devices))
+        shards = [self.shard(device) for device in devices]
         turns = np.array([shard.quarter_turns % 4 for shard in shards], dtype=np.int64)
         sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
         owner = np.repeat(np.arange(len(shards)), sizes)
         index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
-        targets = pool.y if pool.targets is None else pool.targets
-        y = _mapped(targets[index], owner, shards)
         # an image is a sample after a number of quarter turns
         image_ids = index + turns[owner] * len(pool.y)
         images, image_of_sample = np.unique(image_ids, return_inverse=True)
         order = np.argsort(image_of_sample, kind="stable")
-        numbers_per_image = int(np.prod(pool.shape))
-        if pool.vocabulary:
-            numbers_per_image *= max(1, pool.outputs)
+        targets = pool.y if pool.targets is None else pool.targets
+        y = _map_labels(targets[index], owner, shards)
+        image_bytes = 4 * self._image_numbers * len(images)
+        keeps_images = image_bytes <= _KEPT_BYTES
+        # eight bytes for each device and image ID, and for four numbers of each sample
         size = 8 * (len(devices) + len(images) + 4 * len(y))
-        image_bytes = 4 * numbers_per_image * len(images)
-        keep = image_bytes <= _KEPT_BYTES
-        if keep:
+        if keeps_images:
             size += image_bytes
-        width = max(1, _BLOCK_NUMBERS // numbers_per_image)
-        blocks = self._blocks(images, image_of_sample[order], y[order], width, keep=keep)
+        blocks = self._blocks(images, image_of_sample[order], y[order], keeps_images=keeps_images)
         return TestSamples(list(devices), owner, order, blocks, size)
 
+    @property
+    def _image_numbers(self) -> int:
+        """Count of values for which an image needs memory, at its input or at a model's output."""
+        pool = self._data.pool
+        numbers = int(np.prod(pool.shape))
+        if pool.vocabulary:  # a model may output many values for each token
+            numbers *= max(1, pool.outputs)
+        return numbers
+
     def _blocks(
-        self, images: Ints, image_of_sample: Ints, targets: AnyArray, width: int, *, keep: bool
+        self, images: Ints, image_of_sample: Ints, targets: AnyArray, *, keeps_images: bool
     ) -> list[BlockSamples]:
         """Divide distinct images, and the samples that have them, into blocks.
 
@@ -202,21 +209,21 @@ class TestSets:
             images: IDs of the distinct images, ascending, int64.
             image_of_sample: index in ``images`` of each sample's image, ascending, int64 [samples].
             targets: targets of the samples, [samples, ...].
-            width: count of images in a block.
-            keep: whether the blocks keep their images in memory.
+            keeps_images: whether the blocks keep their images in memory.
         """
+        width = max(1, _BLOCK_NUMBERS // self._image_numbers)  # images in a block
         starts = range(0, len(images), width)
         ends = np.searchsorted(image_of_sample, starts[1:])
         indices = np.split(image_of_sample % width, ends)
         parts = np.split(targets, ends)
         blocks = []
         for start, block_image, block_targets in zip(starts, indices, parts, strict=False):
-            block = Block(self.samples, images[start : start + width], keep)
+            block = Block(self.samples, images[start : start + width], keeps_images)
             blocks.append(BlockSamples(block, block_image, block_targets))
         return blocks
 
 
-def _mapped(y: AnyArray, owner: Ints, shards: Sequence[Shard]) -> AnyArray:
+def _map_labels(y: AnyArray, owner: Ints, shards: Sequence[Shard]) -> AnyArray:
     """Replace the labels of samples as the label maps of their devices' shards say.
 
     A label map has a new label for each class.
@@ -236,19 +243,20 @@ def _mapped(y: AnyArray, owner: Ints, shards: Sequence[Shard]) -> AnyArray:
     if not maps:
         return y
     classes = len(next(iter(maps.values())))
-    table = np.tile(np.arange(classes), (len(shards), 1))
-    table[list(maps)] = list(maps.values())
-    mapped: AnyArray = table[owner, y]
+    # new label of each class, for each shard; [shards, classes]
+    new_labels = np.tile(np.arange(classes), (len(shards), 1))
+    new_labels[list(maps)] = list(maps.values())
+    mapped: AnyArray = new_labels[owner, y]
     return mapped
 
 
-def judge(
+def evaluate_block(
     solver: Solver,
     objective: Objective,
     models: ResidentModels,
     model: Weights | NamedWeights,
     samples: BlockSamples,
-) -> Judged:
+) -> SampleResults:
     """Test a model on the samples of a block of images, on a worker.
 
     Args:
@@ -263,17 +271,18 @@ def judge(
     block, image, y = samples
     outputs = solver.outputs(weights, block())[block.samples.numbers(image)]
     targets = block.samples.numbers(y)
-    return _judged(objective, outputs, targets, solver.tested_losses(weights, outputs, targets))
+    losses = solver.tested_losses(weights, outputs, targets)
+    return _results_of(objective, outputs, targets, losses)
 
 
-def judge_each(
+def evaluate_each(
     solver: Solver,
     objective: Objective,
     samples: ResidentSamples,
     models: ResidentModels,
     tested: Sequence[Weights | NamedWeights],
     shards: Sequence[Shard],
-) -> Judged:
+) -> SampleResults:
     """Test several models on a worker, each on the test samples of a single device.
 
     Args:
@@ -291,26 +300,29 @@ def judge_each(
     weights = [models.flat(model) for model in tested]
     xs, ys = zip(*map(samples.test, shards), strict=True)
     outputs = solver.outputs_each(weights, xs)
-    whole = torch.cat(outputs)
     targets = torch.cat(ys)
-    return _judged(objective, whole, targets, solver.tested_losses_each(weights, outputs, targets))
+    losses = solver.tested_losses_each(weights, outputs, targets)
+    return _results_of(objective, torch.cat(outputs), targets, losses)
 
 
-def _judged(objective: Objective, outputs: Tensor, targets: Tensor, losses: Tensor) -> Judged:
+def _results_of(
+    objective: Objective, outputs: Tensor, targets: Tensor, losses: Tensor
+) -> SampleResults:
     counts = objective.asked(targets).reshape(len(targets), -1)
-    right = (objective.answers(outputs) == targets).reshape(len(targets), -1) & counts
+    is_equal = (objective.answers(outputs) == targets).reshape(len(targets), -1)
+    correct = is_equal & counts
     facts = {}
     for metric in objective.figures:
         facts[metric.name] = to_host(metric.keep(outputs, targets).double())
-    scores = [losses.double(), right.sum(1).double(), counts.sum(1).double()]
-    return Judged(to_host(torch.stack(scores, dim=1)), facts)
+    scores = [losses.double(), correct.sum(1).double(), counts.sum(1).double()]
+    return SampleResults(to_host(torch.stack(scores, dim=1)), facts)
 
 
 def evaluation_of(
     objective: Objective,
     devices: list[int],
     owner: Ints,
-    judged: Sequence[Judged],
+    results: Sequence[SampleResults],
     order: Ints | None = None,
 ) -> Evaluation:
     """Sum the test results of samples by device.
@@ -319,14 +331,14 @@ def evaluation_of(
         objective: the objective of the run.
         devices: the tested devices.
         owner: index in ``devices`` of each sample's device, int64 [samples].
-        judged: the results on parts of the samples.
-        order: indices of the samples in the order of ``judged``; None for ascending order.
+        results: the results on parts of the samples.
+        order: indices of the samples in the order of ``results``; None for ascending order.
 
     Returns:
         The evaluation of the devices.
     """
 
-    def by_sample(parts: Sequence[SampleNumbers]) -> SampleNumbers:
+    def in_sample_order(parts: Sequence[SampleNumbers]) -> SampleNumbers:
         numbers = np.concatenate(parts)
         if order is None:
             return numbers
@@ -336,19 +348,21 @@ def evaluation_of(
 
     scores = np.zeros((len(owner), 3))
     facts: dict[str, SampleNumbers] = {}
-    if judged:
-        scores = by_sample([part.scores for part in judged])
-        for name in judged[0].facts:
-            facts[name] = by_sample([part.facts[name] for part in judged])
-    losses, right, counts = scores.T
+    if results:
+        scores = in_sample_order([part.scores for part in results])
+        for name in results[0].facts:
+            facts[name] = in_sample_order([part.facts[name] for part in results])
+    losses, correct_answers, counts = scores.T
 
     def sum_by_device(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.bincount(owner, numbers, len(devices)).astype(np.float64)
 
     loss_sum = sum_by_device(losses * counts)
-    correct = sum_by_device(right).astype(np.int64) if objective.has_accuracy else None
+    correct = None
+    if objective.has_accuracy:
+        correct = sum_by_device(correct_answers).astype(np.int64)
     count = sum_by_device(counts).astype(np.int64)
     by_device = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=len(devices)))[:-1]
-    device_facts = {name: np.split(whole[by_device], ends) for name, whole in facts.items()}
+    device_facts = {name: np.split(values[by_device], ends) for name, values in facts.items()}
     return Evaluation(devices, correct, count, loss_sum, facts=device_facts)

@@ -334,7 +334,7 @@ class Run:
             planned_rounds=scenario.stop.rounds,
             momentum=scenario.training.sgd.momentum,
             tensors=self._tensors,
-            keeps=scenario.model.says_what_stays,
+            keeps=scenario.model.has_kept_tensors,
             cut=cache(
                 lambda by, size: scenario.model.cut(by, size).tensors(*self._shape_and_classes)
             ),

@@ -294,7 +294,7 @@ def _check_tested_only(scenario: Sections) -> Iterator[str]:
             f"{key}, and with {strategy.called} each device has a model of its own alone; allowed "
             "are strategies with a model for all devices, or for groups"
         )
-    elif strategy.traits.kept_by == "strategy" or scenario.model.says_what_stays:
+    elif strategy.traits.kept_by == "strategy" or scenario.model.has_kept_tensors:
         cause = "model.keep or model.send is given"
         if strategy.traits.kept_by == "strategy":
             cause = f"strategy.kind is {strategy.kind!r}"
@@ -314,7 +314,7 @@ def _check_training(scenario: Sections) -> Iterator[str]:
             f"model.kind is {scenario.model.kind!r}, which has no weights to learn; allowed with "
             'learning = "off" only'
         )
-    if scenario.model.says_what_stays and strategy.traits.kept_by != "scenario":
+    if scenario.model.has_kept_tensors and strategy.traits.kept_by != "scenario":
         reason = "sends them all"
         if strategy.traits.kept_by == "strategy":
             reason = "says so itself"
@@ -374,5 +374,5 @@ def _obstacles_to_state(scenario: Sections) -> Iterator[str]:
         yield f"messages.up is {messages.up.kind!r}"
     if scenario.malicious is not None:
         yield "malicious is given"
-    if scenario.model.says_what_stays:
+    if scenario.model.has_kept_tensors:
         yield "model.keep or model.send is given"

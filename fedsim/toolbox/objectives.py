@@ -18,7 +18,7 @@ from fedsim.learning.objectives import (
     SampleNumbers,
     describe_targets,
     entropies,
-    mean_of_kept,
+    mean_of_values,
 )
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ _NUMBERS = ("regression",)
 _LABELLED = ("classification", "multi-label")
 METRICS = {
     "perplexity": _metric("perplexity", _TOKENS, _entropies, _perplexity),
-    "mse": _metric("mse", _NUMBERS, _squares, mean_of_kept),
+    "mse": _metric("mse", _NUMBERS, _squares, mean_of_values),
     "rmse": _metric("rmse", _NUMBERS, _squares, _root_of_mean),
     "f1": _metric("f1", _LABELLED, _scores_and_labels, _f1),
     "auc": _metric("auc", _LABELLED, _scores_and_labels, _auc),

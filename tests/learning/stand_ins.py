@@ -93,7 +93,7 @@ def meta_for_a_gpu(room: float = ROOM) -> Iterator[StepLoops]:
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch, room)
         patch.setattr(engine, "torch_device", lambda _: META)
-        patch.setattr(engine.Learning, "_try", lambda *_: None)
+        patch.setattr(engine.Learning, "_try_module", lambda *_: None)
         patch.setattr(Cohort, "try_stack", allow)
         patch.setattr(Stack, "descend", watched)
         patch.setattr(Tensor, "cpu", zeros)

@@ -474,7 +474,7 @@ def test_running_statistics_are_numbers_of_the_model_that_no_gradient_moves() ->
 
 
 def test_dropout_keeps_the_mean_and_the_rate() -> None:
-    layer = KeyedDropout(0.3, place=2).train()
+    layer = KeyedDropout(0.3, position=2).train()
     kept = torch.zeros(400, 50)
     for step in range(20):
         layer.key.fill_(step_key(123, step))

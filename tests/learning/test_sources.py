@@ -18,7 +18,7 @@ from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.streams import Streams
 from fedsim.common.units import SamplesPerSecond
 from fedsim.learning.data.federated import Raw
-from fedsim.learning.data.sources import Digits, Source, Synthetic, _rows, every_fifth
+from fedsim.learning.data.sources import Digits, Source, Synthetic, _read_digits, every_fifth
 from fedsim.learning.data.spec import DataSpec
 from fedsim.learning.data.transforms import Augmentation
 from fedsim.toolbox.partitions.plain import Dirichlet
@@ -47,7 +47,7 @@ def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(
     if not found:
         monkeypatch.setattr("fedsim.learning.data.sources.find_spec", lambda name: None)
     # not what was read before
-    monkeypatch.setattr("fedsim.learning.data.sources._rows", _rows.__wrapped__)
+    monkeypatch.setattr("fedsim.learning.data.sources._read_digits", _read_digits.__wrapped__)
     raw = Digits().load(None)
     pixels, labels = load_digits(return_X_y=True)
     test = every_fifth(labels)

@@ -32,7 +32,7 @@ NO_GROUP = -1
 
 # added to each standard deviation, as FedProx and Ditto do; that of border pixels may be 0
 _STD_FLOOR = 0.001
-_BLOCK = 4096
+_BLOCK = 4096  # samples in one block of a sum, which limits the working memory
 
 
 class TokenShape(tuple[int, ...]):
@@ -342,15 +342,16 @@ class FederatedData:
         parts = [(shard, shard.train) for shard in self.shards]
         parts += [(shard, shard.test) for shard in self.shards]
         index = np.concatenate([part_index for _, part_index in parts])
-        size = int(self.train_sizes().sum())
+        train_size = int(self.train_sizes().sum())
         if all(shard.quarter_turns == 0 and shard.label_map is None for shard in self.shards):
-            return FederatedData(self.pool, [Shard(index[:size], index[size:])])
+            return FederatedData(self.pool, [Shard(index[:train_size], index[train_size:])])
+        # a new pool of transformed samples, as two devices may have a sample in two orientations
         x = np.concatenate([self._rotated(*part) for part in parts])
         y = np.concatenate([self._mapped_labels(*part) for part in parts])
-        places = np.arange(len(y), dtype=np.int32)
         targets = None if self.pool.targets is None else self.pool.targets[index]
         pool = replace(self.pool, x=x, y=y, targets=targets)
-        return FederatedData(pool, [Shard(places[:size], places[size:])])
+        new_index = np.arange(len(y), dtype=np.int32)
+        return FederatedData(pool, [Shard(new_index[:train_size], new_index[train_size:])])
 
     def _rotated(self, shard: Shard, index: Index) -> AnyArray:
         raw: AnyArray = self.pool.x[index]
@@ -381,7 +382,8 @@ def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDAr
     Returns:
         Indices of the samples in the part, sorted by label, int64.
     """
-    return np.argsort(labels, kind="stable")[number - 1 :: 2**splits]
+    by_label = np.argsort(labels, kind="stable")
+    return by_label[number - 1 :: 2**splits]
 
 
 @dataclass(frozen=True)
@@ -494,13 +496,13 @@ def pooled(
     y = np.concatenate([raw.y_train, raw.y_test])
     pool = Pool(x, y, raw.classes, vocabulary=raw.vocabulary)
     if column is not None:
-        groups, labels = np.unique(_column_of(raw, column), return_inverse=True)
+        values, labels = np.unique(_column_of(raw, column), return_inverse=True)
         labels = labels.astype(np.int64)
-        pool = replace(pool, y=labels, classes=len(groups), targets=y, outputs=raw.classes)
-    elif y.ndim > 1 or y.dtype != np.int64:
-        labels = np.zeros(len(y), np.int64)
+        pool = replace(pool, y=labels, classes=len(values), targets=y, outputs=raw.classes)
+    elif y.ndim > 1 or y.dtype != np.int64:  # targets instead of labels
+        no_labels = np.zeros(len(y), np.int64)
         targets = y if y.size else None
-        pool = replace(pool, y=labels, classes=1, targets=targets, outputs=raw.classes)
+        pool = replace(pool, y=no_labels, classes=1, targets=targets, outputs=raw.classes)
         pool = replace(pool, labelled=False)
     if normalize == "standardize" and not raw.vocabulary:
         mean, std = _mean_and_std(x if over_test else raw.x_train)

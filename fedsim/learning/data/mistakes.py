@@ -94,9 +94,12 @@ def _find_wrong_shape(raw: Raw) -> str:
         if len(x) != len(y):
             return f"a Raw with {len(x)} samples x_{part} and {len(y)} labels y_{part}"
     for name, train, test in (("x", raw.x_train, raw.x_test), ("y", raw.y_train, raw.y_test)):
-        shapes = train.shape[1:], test.shape[1:]
-        if shapes[0] != shapes[1]:
-            return f"a Raw with {name}_train of shape {shapes[0]} a sample, {name}_test {shapes[1]}"
+        train_shape = train.shape[1:]
+        test_shape = test.shape[1:]
+        if train_shape != test_shape:
+            return (
+                f"a Raw with {name}_train of shape {train_shape} a sample, {name}_test {test_shape}"
+            )
     return ""
 
 
@@ -106,9 +109,9 @@ def _find_wrong_label(raw: Raw) -> str:
     for part, x, y in (("train", raw.x_train, raw.y_train), ("test", raw.x_test, raw.y_test)):
         # any other y holds no classes, but targets such as a regression's
         has_labels = y.ndim == 1 and y.dtype == np.int64
-        wrong_class = find_wrong_class(y) if has_labels else ""
-        if wrong_class:
-            return f"a Raw of {raw.classes} classes whose y_{part} is {wrong_class}"
+        wrong_label = find_wrong_class(y) if has_labels else ""
+        if wrong_label:
+            return f"a Raw of {raw.classes} classes whose y_{part} is {wrong_label}"
         wrong_token = find_wrong_token(x) if raw.vocabulary else ""
         if wrong_token:
             return f"a Raw of {raw.vocabulary} tokens whose x_{part} is {wrong_token}"
@@ -138,13 +141,14 @@ def _find_contradiction(raw: Raw, source: DeclaredSource, root: Path | None) -> 
     declared = source.shape_and_classes(root) if is_overridden else source.known
     if declared is None:
         return ""
-    declared_shape, classes = tuple(declared[0]), declared[1]
+    declared_shape = tuple(declared[0])
+    declared_classes = declared[1]
     shape = tuple(raw.x_train.shape[1:])
-    if (declared_shape, classes) == (shape, raw.classes):
+    if shape == declared_shape and raw.classes == declared_classes:
         return ""
     return (
         f"a Raw of samples of shape {shape} and {raw.classes} classes, but {name!r} says "
-        f"{declared_shape} and {classes}"
+        f"{declared_shape} and {declared_classes}"
     )
 
 
@@ -225,6 +229,7 @@ def find_wrong_change(
 
 
 def _find_wrong_shard(pool: Pool, devices: Iterable[int], shards: Sequence[object]) -> str:
+    """Check the shards of some devices: samples, indices and label map; return a text or ""."""
     for device, shard in zip(devices, shards, strict=True):
         if not isinstance(shard, Shard):
             return f"{show_value(shard)} as the shard of device {device}"
@@ -234,8 +239,8 @@ def _find_wrong_shard(pool: Pool, devices: Iterable[int], shards: Sequence[objec
         for name, index in (("train", shard.train), ("test", shard.test)):
             mistake = _find_wrong_index(np.asarray(index), len(pool.y))
             if mistake:
-                place = f"among the {name} indices of device {device}"
-                return f"{mistake} {place}, of a pool of {len(pool.y)} samples"
+                owner = f"the {name} indices of device {device}"
+                return f"{mistake} among {owner}, of a pool of {len(pool.y)} samples"
         if len(np.unique(shard.test)) < len(shard.test):
             return f"a test index twice for device {device}"
         if shard.label_map is not None and _is_wrong_map(shard.label_map, pool.classes):

@@ -55,12 +55,12 @@ class Partition(Spec):
     def __pydantic_init_subclass__(cls, **options: object) -> None:
         """Accept ``usual_normalise``, the former name of ``usual_normalize``, with a warning."""
         super().__pydantic_init_subclass__(**options)
-        earlier = vars(cls).get("usual_normalise")
-        if earlier is None:
+        former = vars(cls).get("usual_normalise")
+        if former is None:
             return
         message = f"{cls.__name__}.usual_normalise is called usual_normalize now"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
-        cls.usual_normalize = "standardize" if earlier == "standardise" else earlier
+        cls.usual_normalize = "standardize" if former == "standardise" else former
 
     @abstractmethod
     @returns(_SHARDS, find_wrong_split, allowed_draws="streams.generator('world/data/NAME')")
@@ -188,7 +188,8 @@ def gather(owner: Ints, index: Index, devices: int) -> list[Index]:
         The indices of each device.
     """
     order = np.argsort(owner, kind="stable")
-    return np.split(index[order], np.bincount(owner, minlength=devices).cumsum()[:-1])
+    ends = np.bincount(owner, minlength=devices).cumsum()
+    return np.split(index[order], ends[:-1])
 
 
 def hold_out_tenths(
@@ -212,9 +213,9 @@ def hold_out_tenths(
     test = []
     for device, index in enumerate(held):
         shuffled = streams.generator("world/data/hold-out", device).permutation(index)
-        size = len(index) * 9 // 10
-        train.append(shuffled[:size])
-        test.append(shuffled[size:])
+        train_size = len(index) * 9 // 10
+        train.append(shuffled[:train_size])
+        test.append(shuffled[train_size:])
     return federated(dataset, train, test, truth)
 
 
@@ -234,15 +235,19 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
         The test samples of each device, int32 [m] each.
     """
     devices = len(train)
-    parts = dataset.by_class(dataset.test)
-    counts = np.array([np.bincount(dataset.pool.y[index], minlength=len(parts)) for index in train])
-    shares = _apportion(counts, np.array([len(part) for part in parts]))
+    test_by_class = dataset.by_class(dataset.test)
+    classes = len(test_by_class)
+    train_counts = []
+    for index in train:
+        train_counts.append(np.bincount(dataset.pool.y[index], minlength=classes))
+    available = np.array([len(class_index) for class_index in test_by_class])
+    test_counts = _apportion(np.array(train_counts), available)
     generator = streams.generator("world/data/test")
     dealt = []
     owner = []
-    for label_shares, part in zip(shares.T, parts, strict=True):
-        dealt.append(generator.permutation(part)[: label_shares.sum()])
-        owner.append(np.repeat(np.arange(devices), label_shares))
+    for counts, class_index in zip(test_counts.T, test_by_class, strict=True):
+        dealt.append(generator.permutation(class_index)[: counts.sum()])
+        owner.append(np.repeat(np.arange(devices), counts))
     return gather(np.concatenate(owner), np.concatenate(dealt), devices)
 
 
@@ -261,14 +266,16 @@ def _apportion(counts: Ints, available: Ints) -> Ints:
         ``available``, or to 0 if its class has no training samples.
     """
     shares = np.zeros_like(counts)
-    owed = np.zeros(len(counts))
+    owed = np.zeros(len(counts))  # samples that each device lost so far by rounding down
     for label in np.flatnonzero(counts.sum(axis=0)):
-        expected = available[label] * counts[:, label] / counts[:, label].sum()
+        label_counts = counts[:, label]
+        expected = available[label] * label_counts / label_counts.sum()
         shares[:, label] = np.floor(expected)
         owed += expected - shares[:, label]
-        rest = int(available[label] - shares[:, label].sum())
-        priority = np.where(counts[:, label] > 0, -owed, np.inf)
-        most_owed = np.argsort(priority, kind="stable")[:rest]
+        remainder = int(available[label] - shares[:, label].sum())
+        # devices without training samples of the class are last
+        priority = np.where(label_counts > 0, -owed, np.inf)
+        most_owed = np.argsort(priority, kind="stable")[:remainder]
         shares[most_owed, label] += 1
         owed[most_owed] -= 1.0
     return shares
@@ -323,7 +330,7 @@ class SyntheticSizes(Partition):
 
 
 _TOOLS = "fedsim.toolbox.partitions"
-_OTHERS = {
+_IN_TOOLBOX = {
     "by-label": (
         f"{_TOOLS}.plain:ByLabel",
         "each label's samples stay together: the natural partition of a column",
@@ -371,8 +378,8 @@ _OTHERS = {
     ),
     "file": (f"{_TOOLS}.plain:PartitionFile", "as a file describes"),
 }
-_HERE = Registry.of("partition", Iid, SyntheticSizes)
-_KNOWN = {**_HERE.known, **_OTHERS}
+_IN_THIS_MODULE = Registry.of("partition", Iid, SyntheticSizes)
+_KNOWN = {**_IN_THIS_MODULE.known, **_IN_TOOLBOX}
 PARTITIONS = Registry(
     "partition", "fedsim.learning.data.partitions:Partition", _KNOWN, key="data.partition"
 )

@@ -18,7 +18,7 @@ from fedsim.common.units import PositiveSeconds, Seconds
 from fedsim.learning.data.federated import FederatedData, Shard
 from fedsim.learning.data.mistakes import find_wrong_change
 
-_FORESEEN = 1_000  # greatest count of occasions that ``foreseen`` computes
+_MOST_OCCASIONS = 1_000  # greatest count of occasions that ``foreseen`` computes
 
 
 class Occasions(Spec):
@@ -159,15 +159,16 @@ class Shift(Spec):
         knows_candidates = all_present and self.among == "all"
         if not self.apart and not knows_candidates:
             return sizes
-        copy = replace(data, truth=data.initial_truth)
+        trial_data = replace(data, truth=data.initial_truth)  # without versions of shards
         devices = np.arange(len(data.shards))
         for occasion in range(self._count_occasions(rounds, end)):
-            changes = self.apply(copy, occasion, devices, streams)
-            update = {change.device: len(copy.current(change.device).train) for change in changes}
+            changed_sizes = {}
+            for change in self.apply(trial_data, occasion, devices, streams):
+                changed_sizes[change.device] = len(trial_data.current(change.device).train)
             if occasion == 0 and self.at.has_round(0) and knows_candidates:
-                sizes[0].update(update)  # the first training comes after this occasion
+                sizes[0].update(changed_sizes)  # the first training comes after this occasion
             else:
-                sizes.append(update)
+                sizes.append(changed_sizes)
         return sizes
 
     def _count_occasions(self, rounds: int | None, end: float | None) -> int:
@@ -178,16 +179,16 @@ class Shift(Spec):
             end: simulated time (s) at which the run stops; None if unknown.
         """
         if self.at.rounds is not None or self.at.every_rounds is not None:
-            numbers = range(_FORESEEN if rounds is None else rounds)
+            numbers = range(_MOST_OCCASIONS if rounds is None else rounds)
             count = sum(self.at.has_round(number) for number in numbers)
-            return min(count, _FORESEEN)
+            return min(count, _MOST_OCCASIONS)
         if end is None:
             end = math.inf
-        for count in range(_FORESEEN):
+        for count in range(_MOST_OCCASIONS):
             time = self.at.time(count)
             if time is None or time > end:
                 return count
-        return _FORESEEN
+        return _MOST_OCCASIONS
 
     @abstractmethod
     @returns(
@@ -278,7 +279,7 @@ def exchange(
 
 
 _TOOLS = "fedsim.toolbox.shifts"
-_OTHERS = {
+_IN_TOOLBOX = {
     "swap-part": (
         f"{_TOOLS}:SwapPart",
         "random pairs exchange all samples of two labels that only one of them has (FlexCFL)",
@@ -296,6 +297,6 @@ _OTHERS = {
         "each candidate's images turn, with some probability, by one to three quarter turns",
     ),
 }
-_KNOWN = {**Registry.of("shift", SwapAll).known, **_OTHERS}
+_KNOWN = {**Registry.of("shift", SwapAll).known, **_IN_TOOLBOX}
 SHIFTS = Registry("shift", "fedsim.learning.data.shifts:Shift", _KNOWN, key="drift")
 ShiftSpec = Annotated[Shift, KindField(SHIFTS)]

@@ -121,10 +121,11 @@ def every_fifth(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     Args:
         labels: the class of each sample, int64 [n].
     """
-    marks = np.zeros(len(labels), dtype=bool)
+    is_test = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
-        marks[np.flatnonzero(labels == label)[4::5]] = True
-    return marks
+        positions = np.flatnonzero(labels == label)
+        is_test[positions[4::5]] = True
+    return is_test
 
 
 class Digits(Source):
@@ -137,16 +138,18 @@ class Digits(Source):
     known = (1, 8, 8), 10
 
     def load(self, root: Path | None) -> Raw:
-        rows = _rows()
+        rows = _read_digits()
         # the rows are cached and must not be changed; boolean indices below make copies
         x = rows[:, :-1].reshape(-1, 1, 8, 8)
         y = rows[:, -1].astype(np.int64)
-        test = every_fifth(y)
-        return Raw("digits", x[~test], y[~test], x[test], y[test], classes=10, peak=16.0)
+        is_test = every_fifth(y)
+        return Raw(
+            "digits", x[~is_test], y[~is_test], x[is_test], y[is_test], classes=10, peak=16.0
+        )
 
 
 @cache
-def _rows() -> NDArray[np.uint8]:
+def _read_digits() -> NDArray[np.uint8]:
     """Read the hand-written digits of scikit-learn: 64 pixels and the label of each, uint8 [n, 65].
 
     The file is read without scikit-learn, because importing scikit-learn takes more than a second.
@@ -217,18 +220,19 @@ class Synthetic(Spec):
     def _draw_device(
         self, size: int, generator: np.random.Generator
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        u, place = generator.normal(0.0, [self.alpha, self.beta])
-        centre = generator.normal(place, 1.0, self.features)
+        """Draw a device's samples and labels, with the symbols of the class in the comments."""
+        u, mean_centre = generator.normal(0.0, [self.alpha, self.beta])  # u and B
+        centre = generator.normal(mean_centre, 1.0, self.features)  # v
         weights = generator.normal(u, 1.0, (self.features, self.classes))
         bias = generator.normal(u, 1.0, self.classes)
         # standard deviation of each feature: feature j has the variance j ** -1.2
-        spread = np.arange(1, self.features + 1) ** -0.6
-        x = centre + spread * generator.standard_normal((size, self.features))
+        feature_std = np.arange(1, self.features + 1) ** -0.6
+        x = centre + feature_std * generator.standard_normal((size, self.features))
         return x.astype(np.float32), np.argmax(x @ weights + bias, axis=1)
 
 
 _TOOLS = "fedsim.toolbox.sources"
-_OTHERS = {
+_IN_TOOLBOX = {
     "text": (
         f"{_TOOLS}.laws:Text",
         "characters of a text as tokens, a window of one speaker's lines each",
@@ -275,7 +279,7 @@ _OTHERS = {
         "a map-style 'torch.utils.data.Dataset', read into memory",
     ),
 }
-_HERE = Registry.of("source", Digits, Synthetic)
-_KNOWN = {**_HERE.known, **_OTHERS}
+_IN_THIS_MODULE = Registry.of("source", Digits, Synthetic)
+_KNOWN = {**_IN_THIS_MODULE.known, **_IN_TOOLBOX}
 SOURCES = Registry("source", "fedsim.learning.data.sources:Source", _KNOWN, key="data.source")
 SourceSpec = Annotated[Source, KindField(SOURCES)]

@@ -62,7 +62,8 @@ class DataSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _usual(cls, data: object) -> object:
+    def _fill_in_defaults(cls, data: object) -> object:
+        """Add the default partition of the source, and the other defaults of the partition."""
         if not isinstance(data, Mapping):
             return data
         data = cls.with_present_names(data)
@@ -79,15 +80,15 @@ class DataSpec(Spec):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "DataSpec":
-        generated = isinstance(self.source, Synthetic)
-        if generated != isinstance(self.partition, SyntheticSizes):
+        is_drawn = isinstance(self.source, Synthetic)
+        if is_drawn != isinstance(self.partition, SyntheticSizes):
             kinds = (
                 f"source '{self.source.kind}' does not go with partition '{self.partition.kind}'"
             )
             raise ValueError(
                 f"{kinds}; the source 'synthetic' and the partition 'synthetic' go together only"
             )
-        if generated and self.column is not None:
+        if is_drawn and self.column is not None:
             raise ValueError(f"'column' is {self.column!r}; the source 'synthetic' has no columns")
         return self
 
@@ -98,25 +99,26 @@ class DataSpec(Spec):
         """
         if isinstance(self.source, Synthetic):
             return (self.source.features,), self.source.classes
-        kept = kept_data()
-        if kept is None:
+        store = kept_data()
+        if store is None:
             return self.source.shape_and_classes(self.own_folder())
         key = self.kept_key
-        if key not in kept.shapes:
+        if key not in store.shapes:
             with unrecorded():
-                kept.shapes[key] = self.source.shape_and_classes(self.own_folder())
-        return kept.shapes[key]
+                store.shapes[key] = self.source.shape_and_classes(self.own_folder())
+        return store.shapes[key]
 
     @property
     def kept_key(self) -> str:
         """Text that is equal for scenarios that load the same data set, so that it is loaded once."""
-        form = self.normalize, self.partition.pools_test, self._deals_by_labels, self.column
+        settings = self.normalize, self.partition.pools_test, self._deals_by_labels, self.column
         source = type(self.source)
-        name = f"{source.__module__}:{source.__qualname__}"
-        return f"{name} {self.source.model_dump_json()} {form} {self.root!r}"
+        source_path = f"{source.__module__}:{source.__qualname__}"
+        return f"{source_path} {self.source.model_dump_json()} {settings} {self.root!r}"
 
     @property
     def _deals_by_labels(self) -> bool:
+        """Whether the partition needs labels; a user's own partition may do without."""
         return self.partition.kind in PARTITIONS.known.keys() - _WITHOUT_LABELS
 
     def own_folder(self) -> Path | None:
@@ -165,16 +167,16 @@ class DataSpec(Spec):
 
     def _load(self, source: Source) -> Dataset:
         """Load the data set of a source, or return it if ``keeping`` has it loaded already."""
-        kept = kept_data()
-        if kept is None:
-            return self._load_anew(source)
+        store = kept_data()
+        if store is None:
+            return self._read_dataset(source)
         key = self.kept_key
-        if key not in kept.datasets:
+        if key not in store.datasets:
             with unrecorded():
-                kept.keep(key, self._load_anew(source))
-        return kept.datasets[key]
+                store.keep(key, self._read_dataset(source))
+        return store.datasets[key]
 
-    def _load_anew(self, source: Source) -> Dataset:
+    def _read_dataset(self, source: Source) -> Dataset:
         raw = source.load(self.own_folder())
         surplus = source.surplus(raw, self.column)
         if surplus:

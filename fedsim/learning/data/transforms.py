@@ -73,11 +73,13 @@ def _distort(
     height, width = images.shape[2:]
     middle_row = (height - 1) / 2.0
     middle_column = (width - 1) / 2.0
-    turn, fall, move, chance = (numbers[:, None, None] for numbers in uniforms)
-    angle = np.deg2rad(augmentation.max_degrees) * (2.0 * turn - 1.0)
-    down = augmentation.shift * height * (2.0 * fall - 1.0)
-    right = augmentation.shift * width * (2.0 * move - 1.0)
-    mirror = np.where(chance < augmentation.flip, -1.0, 1.0)
+    u_angle, u_down, u_right, u_mirror = (numbers[:, None, None] for numbers in uniforms)
+    angle = np.deg2rad(augmentation.max_degrees) * (2.0 * u_angle - 1.0)
+    down = augmentation.shift * height * (2.0 * u_down - 1.0)
+    right = augmentation.shift * width * (2.0 * u_right - 1.0)
+    mirror = np.where(u_mirror < augmentation.flip, -1.0, 1.0)
+    # For each output pixel, the source pixel is found by the inverse of the distortion: the move and
+    # the rotation by ``angle`` around the middle are undone, and then the mirroring.
     y = np.arange(height)[None, :, None] - middle_row - down
     x = np.arange(width)[None, None, :] - middle_column - right
     cos = np.cos(angle)
@@ -92,27 +94,27 @@ def _interpolate(images: Images, rows: NDArray[np.float64], columns: NDArray[np.
 
     Args:
         images: images [k, c, h, w].
-        rows: row of each output pixel, float64 [k, h, w].
-        columns: column of each output pixel, float64 [k, h, w].
+        rows: row in the image that each output pixel shows, float64 [k, h, w].
+        columns: column in the image that each output pixel shows, float64 [k, h, w].
 
     Returns:
         The interpolated images, [k, c, h, w].
     """
-    k, c, height, width = images.shape
+    count, channels, height, width = images.shape
     top = np.floor(rows).astype(np.int64)
     left = np.floor(columns).astype(np.int64)
     bottom = np.minimum(top + 1, height - 1)
     right = np.minimum(left + 1, width - 1)
     row_share = (rows - top).astype(np.float32)[:, None]
     column_share = (columns - left).astype(np.float32)[:, None]
-    flat = images.reshape(k, c, height * width)
+    flat = images.reshape(count, channels, height * width)
 
-    def pixels(row: NDArray[np.int64], column: NDArray[np.int64]) -> Images:
-        index = (row * width + column).reshape(k, 1, height * width)
-        return np.take_along_axis(flat, index, axis=2).reshape(k, c, height, width)
+    def pixels_at(row: NDArray[np.int64], column: NDArray[np.int64]) -> Images:
+        index = (row * width + column).reshape(count, 1, height * width)
+        return np.take_along_axis(flat, index, axis=2).reshape(images.shape)
 
-    top_left = pixels(top, left)
-    bottom_left = pixels(bottom, left)
-    upper_edge = top_left + column_share * (pixels(top, right) - top_left)
-    lower_edge = bottom_left + column_share * (pixels(bottom, right) - bottom_left)
+    top_left = pixels_at(top, left)
+    bottom_left = pixels_at(bottom, left)
+    upper_edge = top_left + column_share * (pixels_at(top, right) - top_left)
+    lower_edge = bottom_left + column_share * (pixels_at(bottom, right) - bottom_left)
     return upper_edge + row_share * (lower_edge - upper_edge)

@@ -284,8 +284,11 @@ class LocalSolve:
     weights: FlatModel
     """the start: the model before the training, float [d]."""
     x: Tensor
+    """the device's samples, [n, *shape]."""
     y: Tensor
+    """their targets, [n, ...]."""
     batches: Batches
+    """the samples of each step."""
     key: int = 0
     """64 random bits, for dropout and other random draws of the model."""
     anchor: FlatModel | None = None
@@ -293,8 +296,10 @@ class LocalSolve:
     linear: FlatModel | None = None
     """added to the gradient of every step, float [d]; None for 0."""
     contrast: Contrast | None = None
+    """MOON's contrastive term and the device's previous model; None for no term."""
     task: TrainingTask = field(default_factory=TrainingTask)
     state: Mapping[str, AnyArray] | None = None
+    """name -> array of the trainer's state; None or empty to begin without a state."""
 
     def copied_start(self) -> FlatModel:
         """Return the start in new memory, float [d]."""

@@ -174,8 +174,8 @@ class ByTrainer(Reference):
         """
         try:
             tensors, numbers = outcome
-            for name, like in trained.items():
-                self._check_tensor(tensors, name, like)
+            for name, model_tensor in trained.items():
+                self._check_tensor(tensors, name, model_tensor)
             weights = flat_result([tensors[name] for name in trained], solve, descent)
             reports = {str(name): float(value) for name, value in numbers.items()}
             state = {}
@@ -198,13 +198,13 @@ class ByTrainer(Reference):
             state = {}
         return Solved(weights, loss, reports, state)
 
-    def _check_tensor(self, tensors: Mapping[str, Tensor], name: str, like: Tensor) -> None:
+    def _check_tensor(self, tensors: Mapping[str, Tensor], name: str, model_tensor: Tensor) -> None:
         """Raise ``SimulationError`` if a trainer's result lacks a tensor or its shape is wrong.
 
         Args:
             tensors: name -> tensor that the trainer has returned.
             name: name of a tensor of the model.
-            like: the tensor of the model, whose shape is required.
+            model_tensor: the tensor of the model, whose shape is required.
         """
         if name not in tensors:
             names = [str(key) for key in tensors]
@@ -214,8 +214,8 @@ class ByTrainer(Reference):
                 f"{listed}{nearest(name, names)}"
             )
         shape = tensors[name].shape
-        if shape != like.shape:
+        if shape != model_tensor.shape:
             raise SimulationError(
                 f"{self._label} gave back {name!r} in the shape {[*shape]}; it must be "
-                f"{[*like.shape]}"
+                f"{[*model_tensor.shape]}"
             )

@@ -100,9 +100,9 @@ class Cohort(Reference):
         lanes: int = LANES,
     ) -> None:
         super().__init__(module, device, dtype, losses)
-        self._prepare(lanes)
+        self._prepare_stacks(lanes)
 
-    def _prepare(self, lanes: int) -> None:
+    def _prepare_stacks(self, lanes: int) -> None:
         self.lanes = lanes
         self.obstacle = self._find_layer_obstacle()
         self.stackable_widths: set[int] = set()
@@ -418,7 +418,7 @@ class CohortByTrainer(Cohort, ByTrainer):
         losses: Callable[..., Tensor] | None = None,
     ) -> None:
         ByTrainer.__init__(self, module, device, trainer, losses)
-        self._prepare(trainer.stack_lanes)
+        self._prepare_stacks(trainer.stack_lanes)
         self.obstacle = self.obstacle or trainer.stack_obstacle
 
     def _loss_options(self, kind: StackKind) -> Mapping[str, float]:

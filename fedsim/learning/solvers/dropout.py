@@ -50,17 +50,17 @@ class KeyedDropout(nn.Module):
 
     Args:
         rate: probability of a zero.
-        place: index of the layer among its module's dropout layers, so that two layers have
+        position: index of the layer among its module's dropout layers, so that two layers have
             different masks.
         per_channel: whether whole channels become zero, instead of elements.
     """
 
     key: Tensor
 
-    def __init__(self, rate: float, place: int, *, per_channel: bool = False) -> None:
+    def __init__(self, rate: float, position: int, *, per_channel: bool = False) -> None:
         super().__init__()
         self.rate = rate
-        self.salt = _signed(place * _MIX2)
+        self.salt = _signed(position * _MIX2)
         self.per_channel = per_channel
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
@@ -101,12 +101,12 @@ def with_keyed_dropout(module: nn.Module) -> nn.Module:
     Returns:
         The module, or the new layer if the module itself is a dropout layer.
     """
-    places = count()
+    positions = count()
     root = nn.ModuleList([module])
     for parent in list(root.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, REPLACEABLE):
                 per_channel = isinstance(child, _PER_CHANNEL)
-                dropout = KeyedDropout(float(child.p), next(places), per_channel=per_channel)
+                dropout = KeyedDropout(float(child.p), next(positions), per_channel=per_channel)
                 setattr(parent, name, dropout)
     return root[0]

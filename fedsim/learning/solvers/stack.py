@@ -314,9 +314,9 @@ class Stack:
         """
         parts = {}
         pieces = torch.split(flat, self._sizes, dim=1)
-        for (name, like), piece in zip(self._flat.items(), pieces, strict=True):
-            values = piece.to(like.dtype, copy=True, memory_format=torch.contiguous_format)
-            parts[name] = values.reshape(-1, *like.shape)
+        for (name, tensor), piece in zip(self._flat.items(), pieces, strict=True):
+            values = piece.to(tensor.dtype, copy=True, memory_format=torch.contiguous_format)
+            parts[name] = values.reshape(-1, *tensor.shape)
         return parts
 
     def weights(self) -> Tensor:

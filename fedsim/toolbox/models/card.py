@@ -64,7 +64,7 @@ class ModelCard(PartedModel):
 
     @model_validator(mode="after")
     def _check_adapters(self) -> Self:
-        if self.lora is None and (self.train is not None or self.says_what_stays):
+        if self.lora is None and (self.train is not None or self.has_kept_tensors):
             raise ValueError("'train', 'keep' and 'send' name tensors of adapters; give 'lora' too")
         return self
 
