@@ -121,6 +121,7 @@ def show_error(error: Exception, folder: Path | None = None) -> str:
 
 
 def _full_disk(error: Exception, folder: Path | None) -> str:
+    """Return the message for a full disk: a folder on the disk, and what to do; see ``show_error``."""
     name = getattr(error, "filename", None)
     # the file that could not be written may be a temporary one, on another disk than ``folder``
     full_folder = folder if name is None else Path(os.fsdecode(name)).parent

@@ -339,6 +339,7 @@ def _convert_shift(strategy: _FormerTable) -> Table:
 
 
 def _convert_cfl(strategy: _FormerTable, tables: Table) -> None:
+    """Write the keys of CFL as ``follows``, and drop the thresholds that had no effect."""
     table = strategy.table
     is_paper = strategy.take("split_step", "children") == "parent"
     table["follows"] = "paper" if is_paper else "published-code"
@@ -454,6 +455,7 @@ def _convert_lcfl(strategy: _FormerTable, tables: Table) -> None:
 
 
 def _convert_tifl(strategy: _FormerTable, tables: Table) -> None:
+    """Drop the keys of TiFL that had no effect with the values of other keys."""
     if strategy.table.get("tiers_from") != "latency":
         strategy.drop("profiling_rounds", "profiling_limit")
     if strategy.table.get("mode") != "credits":

@@ -113,19 +113,19 @@ def overrides(user_class: type, like: type | None = None) -> Iterator[Override]:
         user_class: the class.
         like: a fedsim class that counts as a base of ``user_class``, which need not inherit it.
     """
-    own: dict[str, object] = {}
+    user_attributes: dict[str, object] = {}
     parents = list(user_class.__mro__)
     if like is not None and like not in parents:
         parents.append(like)
     fedsim_parents = [parent for parent in parents if _is_fedsims(parent)]
     for parent in parents:  # an attribute comes before the attributes that it overrides
         if not _is_fedsims(parent):
-            own = {**_attributes_of(parent), **own}
+            user_attributes = {**_attributes_of(parent), **user_attributes}
             continue
         for name, base in vars(parent).items():
-            if name in own and not name.startswith("_"):
-                root = [ancestor for ancestor in fedsim_parents if name in vars(ancestor)][-1]
-                yield Override(name, own.pop(name), base, root)
+            if name in user_attributes and not name.startswith("_"):
+                owners = [ancestor for ancestor in fedsim_parents if name in vars(ancestor)]
+                yield Override(name, user_attributes.pop(name), base, root_class=owners[-1])
 
 
 def _attributes_of(user_class: type) -> dict[str, object]:

@@ -90,7 +90,7 @@ class Registry:
         titles = {}
         for name in self.kinds:
             if name in self.known:
-                titles[name] = self.known[name][1]
+                _, titles[name] = self.known[name]
             else:
                 titles[name] = summary(self.class_of(name))
         return titles
@@ -107,7 +107,7 @@ class Registry:
             ScenarioError: the kind or the class at the path does not exist.
         """
         if kind in self.known:
-            source = self.known[kind][0]
+            source, _ = self.known[kind]
             return import_trusted(source, key) if isinstance(source, str) else source
         is_path = ":" in kind and bool(self.base)
         path = kind if is_path else self.kinds.get(kind)

@@ -231,6 +231,7 @@ def _make_number_check(kind: type) -> Check:
 
 
 def _make_tuple_check(arguments: tuple[object, ...]) -> Check:
+    """Make a check for a type of tuples by its arguments, such as ``(int, str)`` or ``(int, ...)``."""
     if arguments[1:] == (...,):
         is_right = is_of_type(arguments[0])
         return lambda value: isinstance(value, tuple | list) and all(map(is_right, value))
@@ -253,6 +254,7 @@ def _make_method_check(protocol: type) -> Check:
 
 
 def _in_words(hint: object) -> str:
+    """Describe an annotated type for messages, such as ``a list or None``."""
     origin = get_origin(hint)
     arguments = get_args(hint)
     if origin in UNIONS:
@@ -382,8 +384,8 @@ class HookRule:
         Raises:
             SimulationError: a generator has another state now.
         """
-        now = generator_states()
-        changed = [name for name, state in states.items() if now[name] != state]
+        present = generator_states()
+        changed = [name for name, state in states.items() if present[name] != state]
         if changed:
             raise SimulationError(
                 f"{self.key}: {self.name}{self.place} draws from the global generator of "

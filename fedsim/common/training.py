@@ -131,7 +131,8 @@ class Batching:
         Args:
             samples: count of samples of the device.
         """
-        return self.taken(samples) - self.size * max(0, self.count(samples) - 1)
+        earlier_batches = max(0, self.count(samples) - 1)
+        return self.taken(samples) - self.size * earlier_batches
 
     def taken(self, samples: N) -> N:
         """Return how many samples an epoch processes.

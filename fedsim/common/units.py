@@ -83,8 +83,8 @@ class Quantity:
     @property
     def _forms(self) -> dict[str, str]:
         """Accepted spelling of each unit -> the unit of ``units`` that it means."""
-        usual = {form: unit for form, unit in _USUAL_FORMS.items() if unit in self.units}
-        return {unit: unit for unit in self.units} | usual
+        other_forms = {form: unit for form, unit in _USUAL_FORMS.items() if unit in self.units}
+        return {unit: unit for unit in self.units} | other_forms
 
     @property
     def _base(self) -> str:
@@ -120,6 +120,7 @@ class Quantity:
         )
 
     def _parse(self, text: object) -> float:
+        """Parse a quantity into the base unit, without a check of its bounds."""
         number = "90"
         is_bool = isinstance(text, bool)
         if isinstance(text, int | float) and not is_bool and 0 < text < math.inf:

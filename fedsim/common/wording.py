@@ -111,6 +111,7 @@ def explain(
 
 
 def _explain_problem(key: str, problem: ErrorDetails) -> str:
+    """Return the message for a problem that pydantic has found at a key."""
     value = problem["input"]
     message = problem["msg"]
     match problem["type"]:
@@ -127,6 +128,7 @@ def _explain_problem(key: str, problem: ErrorDetails) -> str:
         case "missing":
             return f"{key} is missing"
         case "literal_error":
+            # pydantic lists the allowed words as "'a', 'b' or 'c'"
             words = problem["ctx"]["expected"].replace(" or ", ",").split(",")
             allowed = [word.strip("' ") for word in words]
             hint = nearest(str(value), allowed)

@@ -94,7 +94,7 @@ class RemoteTasks:
         self.population.arrival[device] = self.simulation.now
         self.simulation.emit("node", device=device)
         if is_newcomer:
-            self._dispatch.notices.tell(NoticeKind.NEWCOMER, device)
+            self._dispatch.notices.notify(NoticeKind.NEWCOMER, device)
 
     def disconnect(self, device: int) -> None:
         """Handle the loss of a device's node (the program of the device); its task is ``lost``."""

@@ -213,7 +213,7 @@ class Clients:
         """
         when = self._dispatch.tasks.next_on(device, on_grid(self._dispatch.simulation.now + delay))
         if when < math.inf:
-            self._dispatch.notices.tell_at(NoticeKind.RETURN, device, when)
+            self._dispatch.notices.notify_at(NoticeKind.RETURN, device, when)
         return when < math.inf
 
     async def look_for_shift(self, device: int) -> None:

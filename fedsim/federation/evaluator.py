@@ -15,7 +15,7 @@ from fedsim.common.training import Training
 from fedsim.federation.cosines import kinds_of_pairs, spread_by_kind
 from fedsim.federation.ending import StopRules
 from fedsim.federation.evaluation_spec import EvaluationSpec
-from fedsim.federation.group_agreement import measures
+from fedsim.federation.group_agreement import measure_agreement
 from fedsim.federation.round_result import Measured, ModelAssignment
 from fedsim.federation.unseen import UnseenTests
 from fedsim.learning.evaluation import AccuracyOver
@@ -423,7 +423,7 @@ class Evaluator:
             groups[~present] = -1
         if not (groups >= 0).any():
             return {}
-        return Figures(measures(groups, truth))
+        return Figures(measure_agreement(groups, truth))
 
     async def test_fine_tuned(
         self, models: ModelAssignment, round_number: int, strategy_default: AccuracyOver

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Grouping = Sequence[int] | NDArray[np.int64]
 
 
-def measures(groups: Grouping, truth: Grouping) -> dict[str, float]:
+def measure_agreement(groups: Grouping, truth: Grouping) -> dict[str, float]:
     """Compute how well a grouping of devices agrees with the true grouping, by three measures.
 
     The measures are purity, adjusted Rand index and normalised mutual information; each is 1 if the

@@ -21,6 +21,7 @@ class MessagesSpec(Spec):
 
     @model_validator(mode="after")
     def _check_directions(self) -> Self:
+        """Raise ``ValueError`` if a codec is not allowed in its direction."""
         for direction, codec in (("down", self.down), ("up", self.up)):
             if direction not in codec.ways:
                 raise ValueError(

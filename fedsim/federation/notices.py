@@ -55,9 +55,9 @@ class Notices:
         self._halves = halves
         self.postponed: list[tuple[NoticeKind, int]] = []
         for kind in NoticeKind:
-            simulation.env.declare_alarm(kind.value, partial(self.tell_at, kind))
+            simulation.env.declare_alarm(kind.value, partial(self.notify_at, kind))
 
-    def tell(self, kind: NoticeKind, device: int) -> None:
+    def notify(self, kind: NoticeKind, device: int) -> None:
         """Notify the strategy now, or as soon as the device is switched on and can be reached.
 
         There is no notice if the device can never be reached again.
@@ -74,17 +74,17 @@ class Notices:
         if when <= now:
             self._simulation.post(self._handler(kind, device))
         elif when < math.inf:
-            self.tell_at(kind, device, when)
+            self.notify_at(kind, device, when)
 
-    def tell_at(self, kind: NoticeKind, device: int, when: float) -> None:
-        """Notify the strategy as ``tell`` does, at a later time.
+    def notify_at(self, kind: NoticeKind, device: int, when: float) -> None:
+        """Notify the strategy as ``notify`` does, at a later time.
 
         Args:
             kind: kind of the notice.
             device: ID of the device.
             when: the absolute time (s), a multiple of the clock's tick.
         """
-        self._simulation.wake((kind.value, device), when, partial(self.tell, kind, device))
+        self._simulation.wake((kind.value, device), when, partial(self.notify, kind, device))
 
     def _handler(self, kind: NoticeKind, device: int) -> Handler:
         match kind:
@@ -112,7 +112,7 @@ class Notices:
         kinds = [kind for kind, number in self.postponed if number == device]
         self.postponed = [(kind, number) for kind, number in self.postponed if number != device]
         for kind in kinds:
-            self.tell_at(kind, device, self._tasks.next_on(device, self._simulation.now))
+            self.notify_at(kind, device, self._tasks.next_on(device, self._simulation.now))
 
     def snapshot(self) -> list[tuple[str, int]]:
         """Return the postponed notices for ``restore``; the clock saves the other notices."""

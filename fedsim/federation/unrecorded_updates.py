@@ -126,10 +126,11 @@ class UnrecordedUpdates:
             unlisted = [task for task in candidates if task not in weights]
             if unlisted:
                 weights[unlisted[0]] = update.weight
-        return [
-            UnrecordedTask(task, self.unrecorded[task][0], weight)
-            for task, weight in weights.items()
-        ]
+        unlisted_tasks: list[UnrecordedTask] = []
+        for task, weight in weights.items():
+            round_number, _ = self.unrecorded[task]
+            unlisted_tasks.append(UnrecordedTask(task, round_number, weight))
+        return unlisted_tasks
 
     def snapshot(self) -> UnrecordedUpdatesState:
         """Return the state that a checkpoint saves; ``restore`` sets it in a resumed run."""

@@ -126,7 +126,8 @@ def weighted_models(models: ModelAssignment) -> list[tuple[Ref, float]]:
         if served is None:
             return [(model, 1.0)]
     if "global" in models:
-        return [(models["global"][0], 1.0)]
-    pairs = [(model, float(len(served or ()))) for model, served in models.values()]
-    serving = [(model, count) for model, count in pairs if count]
-    return serving or [(model, 1.0) for model, _ in pairs]
+        global_model, _ = models["global"]
+        return [(global_model, 1.0)]
+    counts = [(model, float(len(served or ()))) for model, served in models.values()]
+    serving_models = [(model, count) for model, count in counts if count]
+    return serving_models or [(model, 1.0) for model, _ in counts]

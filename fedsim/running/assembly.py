@@ -101,6 +101,7 @@ class Run:
     # stages of building, in the order of the constructor
 
     def _choose_malicious(self) -> None:
+        """Choose the devices that attack, and turn their labels around if the attack does so."""
         scenario = self.scenario
         self._malicious: Collection[int] = []
         self._attack: Attack | None = None
@@ -134,6 +135,7 @@ class Run:
         return smaller.flops(*self._shape_and_classes) / self.learner.flops_per_sample
 
     def _build_meters(self) -> None:
+        """Build the meters, and check that no two columns of a table have one name."""
         scenario = self.scenario
         context = MeterContext(
             scenario.population.devices,
@@ -203,9 +205,9 @@ class Run:
         devices.batteries = self._batteries
         energy = scenario.energy
         if energy is not None and energy.preset is not None:
-            names = energy.preset
-            places = energy.draw_presets(self._streams, scenario.population.devices)
-            devices.link_of = lambda device: names[places.item(device)]
+            presets = energy.preset
+            preset_of_device = energy.draw_presets(self._streams, scenario.population.devices)
+            devices.link_of = lambda device: presets[preset_of_device.item(device)]
         envelopes = self.envelopes_type(
             self.learner, down, up, devices, scenario.strategy.traits.accumulated_contents
         )
@@ -250,7 +252,7 @@ class Run:
 
     def _build_strategy(self) -> None:
         params = self.scenario.strategy
-        setting = self._setting(self.capacity)
+        setting = self._make_run_info(self.capacity)
         strategy = strategy_class(params.kind)
         self.server = Server(self.dispatch, self.evaluator, self.ending, setting)
         self.strategy = strategy(params, self.server)
@@ -265,7 +267,7 @@ class Run:
         scenario = self.scenario
         dispatch = self.dispatch
         self.lifetimes = self._world.build_lifetimes(
-            partial(dispatch.notices.tell, NoticeKind.NEWCOMER)
+            partial(dispatch.notices.notify, NoticeKind.NEWCOMER)
         )
         self.drift: Drift | None = None
         if scenario.drift is not None and self.data is not None:
@@ -322,13 +324,14 @@ class Run:
             layer_count,
         )
 
-    def _setting(self, capacity: Capacity) -> RunInfo:
+    def _make_run_info(self, capacity: Capacity) -> RunInfo:
+        """Return the properties of the run that the strategy's code may read."""
         scenario = self.scenario
         lora: LoRA | None = getattr(scenario.model, "lora", None)
         return RunInfo(
             devices=scenario.population.trainable,
             parameters=int(self.learner.parameters),
-            classes=len(self._label_counts(0, None)),
+            classes=len(self._label_counts(device=0, version=None)),
             mean_epoch_s=self.population.mean_epoch_s(scenario.strategy.mean_epoch_over),
             lr_in=scenario.training.lr_in,
             planned_rounds=scenario.stop.rounds,

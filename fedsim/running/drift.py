@@ -49,7 +49,7 @@ class Drift:
         self._past_candidates: list[NDArray[np.int64]] = []
         self._last_round = -1
         dispatch.simulation.env.declare_alarm("drift", self._set_alarm)
-        self._schedule_shift(0)
+        self._schedule_shift(index=0)
 
     def begin_round(self, number: int) -> None:
         """Apply the shift of data that is due at the start of a round, if any.
@@ -98,7 +98,7 @@ class Drift:
                 fields["partner"] = change.partner
             dispatch.simulation.emit("shift", device=change.device, **fields)
         for change in changes:
-            dispatch.notices.tell(NoticeKind.SHIFT, change.device)
+            dispatch.notices.notify(NoticeKind.SHIFT, change.device)
 
     def _candidates(self) -> NDArray[np.int64]:
         """Return the devices from which a data shift may choose; int64, ascending IDs.

@@ -62,6 +62,7 @@ class LearningBuilder:
         self.tensors = cache(self._tensors)
 
     def _build_data(self) -> "FederatedData":
+        """Build the data of all devices, and check that objective and strategy can use them."""
         scenario = self._scenario
         data = scenario.data.build(scenario.population.devices, self._streams)
         self._check_sample_counts(data)
@@ -119,6 +120,7 @@ class LearningBuilder:
         return learner
 
     def _make_learner(self, replacement: type[Learner] | None) -> Learner:
+        """Make the replacement, or a learner with weights (``learning = "on"``) or without."""
         scenario = self._scenario
         if replacement is not None:
             return replacement(scenario.model, *self.shape_and_classes)

@@ -42,11 +42,11 @@ class Extension(NamedTuple):
         """
         text = str(value).strip()
         if text.isascii() and text.isdecimal() and int(text) >= 1:
-            return cls(int(text), None)
+            return cls(rounds=int(text), seconds=None)
         if isinstance(value, str) and not text.lstrip("+-").isdecimal():
             seconds = read_quantity("--more", text, Seconds)
             if seconds > 0:
-                return cls(None, seconds)
+                return cls(rounds=None, seconds=seconds)
         raise ScenarioError(
             f"--more is {show_value(value)}; allowed is a count of rounds, 1 or more, or a time such as "
             "'2 h'"

@@ -187,7 +187,7 @@ def read_change(text: str) -> SetChange:
             f"--set {text!r} is not of the form key.path=value, such as training.lr=0.01"
         )
     if not value:
-        return SetChange(text, keys, None)
+        return SetChange(text, keys, value=None)
     try:
         return SetChange(text, keys, tomllib.loads(f"value = {value}")["value"])
     except ValueError as error:

@@ -257,6 +257,7 @@ class Job:
     def _close_folder(
         self, out: Path, status: str, tensors: Models, summary: Mapping[str, object]
     ) -> None:
+        """Write models and the last tables, then the summary; remove parts of tables that are obsolete."""
         files.write_models(out, tensors)
         self._write_devices(out)
         available = self.run.availability_columns(self.recorder.last_time)

@@ -81,6 +81,7 @@ class Scenario(Sections):
         return as_html(f"scenario {self.name}", self._facts())
 
     def _facts(self) -> dict[str, str]:
+        """Return name and text of the properties that ``repr`` shows."""
         limits = self.stop.model_dump(mode="json", exclude_none=True)
         limit_texts = [f"{key.replace('_', ' ')} {value}" for key, value in limits.items()]
         return {

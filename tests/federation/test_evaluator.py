@@ -24,7 +24,7 @@ from fedsim.common.stop import StopSpec
 from fedsim.federation.ending import StopRules
 from fedsim.federation.evaluation_spec import EvaluationSpec
 from fedsim.federation.evaluator import Evaluator, WorldView
-from fedsim.federation.group_agreement import measures
+from fedsim.federation.group_agreement import measure_agreement
 from fedsim.lab.terminal import summary_lines
 from fedsim.learning import Learner, testsets
 from fedsim.learning.data.federated import FederatedData, Shard
@@ -244,7 +244,7 @@ def test_measures_are_those_of_scikit_learn_over_who_has_a_group(
         max(Counter(kind for at, kind in zip(found, real, strict=True) if at == group).values())
         for group in {*found}
     )
-    assert measures(groups, truth) == {
+    assert measure_agreement(groups, truth) == {
         "purity": pytest.approx(purity / len(real)),
         "ari": pytest.approx(adjusted_rand_score(real, found), abs=1e-12),
         "nmi": pytest.approx(normalized_mutual_info_score(real, found), abs=1e-12),
@@ -255,7 +255,7 @@ def test_many_devices_do_not_overflow() -> None:
     truth = np.random.default_rng(0).integers(0, 2, 300_000)
     groups = truth.copy()
     groups[0] = 1 - groups[0]
-    assert 0.9999 < measures(groups, truth)["ari"] < 1
+    assert 0.9999 < measure_agreement(groups, truth)["ari"] < 1
 
 
 MODELS: list[ModelSpec] = [Logistic(), Perceptron(hidden=[9]), CNN5()]

@@ -128,6 +128,7 @@ class StudyCostResult(ResultEntries):
 
 
 def _cell(cell: Cell) -> CellResult:
+    """Convert a table's cell to the form in which ``--json`` prints it."""
     if isinstance(cell, Estimate):
         return EstimatedCell.of(cell)
     if isinstance(cell, PublishedComparison):

@@ -288,6 +288,7 @@ def list_saved_fields(value: object) -> list[str]:
 
 
 def _list_fields(value: object) -> list[str]:
+    """Return the names of all fields of an object, also of those that are not saved."""
     if isinstance(value, Mapping):  # a state may have more entries than declared fields
         return list(value)
     slots: list[str] = []

@@ -380,6 +380,7 @@ def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> 
 
 
 def _restore(run: "Run", recorder: "Recorder", state: SavedRun) -> None:
+    """Restore a saved state in a run that has just been built, and set its alarms again."""
     run.simulation.env.restart(state["now"])
     run.simulation.stopped = state["stopped"]
     recorder.restore(state["recorder"])

@@ -52,46 +52,65 @@ def write(folder: Path, checkpoint: Checkpoint, linked: LinkedTensors | None = N
     Returns:
         The checkpoint's folder.
     """
-    events, tree, arrays = checkpoint
-    path = folder / FOLDER / f"{events:012d}"
+    path = folder / FOLDER / f"{checkpoint.events:012d}"
     # After a signal or a resume this checkpoint may exist: the same count of events means the same
     # state.
     if path.exists():
         return path
     unfinished = path.with_name(path.name + WRITING)
-    state = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
     linked = linked or LinkedTensors()
-    large = {name: array for name, array in arrays.items() if is_apart(array)}
-    small = {name: array for name, array in arrays.items() if name not in large}
-    hashes: dict[str, str] = {}
-    manifest: dict[str, object] = {"format": _FORMAT, "events": events, _MODELS: hashes}
-    manifest[_STATE] = hashlib.sha256(state).hexdigest()
     make_folder(path.parent)
     try:
-        unfinished.mkdir()
-        (unfinished / _STATE).write_bytes(state)
-        manifest[_ARRAYS] = write_tensors(unfinished / _ARRAYS, small)
-        if large:
-            (unfinished / _MODELS).mkdir()
-        for name, array in large.items():
-            hashes[name] = linked.write(_model_file(unfinished, name), array)
-        if large:
-            sync(unfinished / _MODELS)
-        (unfinished / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        for name in (_STATE, _ARRAYS, _MANIFEST):
-            sync(unfinished / name)
-        sync(unfinished)
+        hashes = _write_files(unfinished, checkpoint, linked)
         unfinished.replace(path)
     except OSError:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
     sync(path.parent)
-    for name, array in large.items():
-        linked.add_written(_model_file(path, name), array, hashes[name])
+    for name, sha256 in hashes.items():
+        linked.add_written(_model_file(path, name), checkpoint.arrays[name], sha256)
     for old in list_checkpoints(folder)[:-_KEPT]:
         linked.keep_readable(old)
         shutil.rmtree(old)
     return path
+
+
+def _write_files(folder: Path, checkpoint: Checkpoint, linked: LinkedTensors) -> dict[str, str]:
+    """Write a checkpoint to a new folder, and sync it to the disk.
+
+    Args:
+        folder: the folder, which does not exist yet.
+        checkpoint: the content.
+        linked: the large arrays of the run's earlier checkpoints.
+
+    Returns:
+        Name of each large array -> SHA-256 of its file.
+    """
+    events, tree, arrays = checkpoint
+    state = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
+    large = {name: array for name, array in arrays.items() if is_apart(array)}
+    small = {name: array for name, array in arrays.items() if name not in large}
+    folder.mkdir()
+    (folder / _STATE).write_bytes(state)
+    arrays_sha256 = write_tensors(folder / _ARRAYS, small)
+    hashes: dict[str, str] = {}
+    if large:
+        (folder / _MODELS).mkdir()
+        for name, array in large.items():
+            hashes[name] = linked.write(_model_file(folder, name), array)
+        sync(folder / _MODELS)
+    manifest = {
+        "format": _FORMAT,
+        "events": events,
+        _MODELS: hashes,
+        _STATE: hashlib.sha256(state).hexdigest(),
+        _ARRAYS: arrays_sha256,
+    }
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    for name in (_STATE, _ARRAYS, _MANIFEST):
+        sync(folder / name)
+    sync(folder)
+    return hashes
 
 
 def _model_file(path: Path, name: str) -> Path:
